@@ -37,7 +37,7 @@ def main() -> None:
         train, test, settings = 60, 20, MapSettings(**SKY, size=16, side_deg=1.25, hole_arcmin=(5, 10))
     with tempfile.TemporaryDirectory() as folder:
         data = str(args.data or Path(folder) / "shear")
-        build_cosmology_dataset(settings, data, train, test, workers=args.workers, progress=True)
+        build_cosmology_dataset(settings, data, train, test, workers=args.workers)
         report = {"maps": {}, "parameters": {}}
         for method in METHODS:
             draws = 0 if method == "kaiser-squires" else DRAWS

@@ -49,7 +49,7 @@ def main() -> None:
         data = args.data or Path(folder) / "maps"
         if args.data is None:
             settings = MapSettings(kind="gaussian", size=size, observable="shear", sigma_e=0.26, mask_fraction=0.3)
-            build_cosmology_dataset(settings, data, maps, workers=1 if args.quick else 2, progress=True)
+            build_cosmology_dataset(settings, data, maps, workers=1 if args.quick else 2)
         first = measure(data, "on the disk")
         found = {side: [] for side in READERS}
         for _ in range(turns):

@@ -12,8 +12,7 @@ from hrm_hf.cosmology.dataset import from_files
 from hrm_hf.cosmology.dataset.files import quijote_maps, read_quijote_cube
 from hrm_hf.cosmology.dataset.from_files import LabelTable, cube_reading, write_files_dataset
 from hrm_hf.cosmology.dataset.info import INFO_FILE
-from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
-from hrm_hf.cosmology.dataset.shards import UNFINISHED
+from hrm_hf.cosmology.dataset.rows import UNFINISHED, load_cosmology_info, read_arrays
 
 
 def contrast(seed=0):

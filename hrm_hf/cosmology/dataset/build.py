@@ -1,13 +1,13 @@
 """Draw a cosmology data set (`rows.py`) with several processes, in shards that survive an interruption.
 
-Workers draw maps, this process writes them in order; so the files are the same whatever the number of workers, and
-whether or not the build was interrupted. A shard that is there is complete; a repeated build makes the others.
+Workers draw maps and this process writes them in order, so the files depend neither on the number of workers nor on
+interruptions. Existing shards are complete; a repeated build makes the others.
 """
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice, starmap
 from pathlib import Path
@@ -21,14 +21,14 @@ from ..options import BuildCosmology
 from ..simulation.background import PRIOR
 from ..simulation.maps import DES_Y3, MapSettings, generate_columns
 from .info import SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, column_names
-from .shards import Rows, claim_folder, finish_folder, pixel_statistics, shard_names, write_shard
+from .rows import Rows, claim_folder, finish_folder, pixel_statistics, shard_names, write_shard
 
 
 BLOCK = 8  # maps that a worker draws at a time
 
 
 def build_maps(options: BuildCosmology) -> dict[str, Any]:
-    """Build the data set that a command asks for, or finish one that was interrupted; returns what it holds."""
+    """Build or finish the data set of a command, and return a report."""
     started = time.perf_counter()
     fields = (DES_Y3 if options.kind == "des" else {}) | options.settings()
     try:
@@ -39,7 +39,6 @@ def build_maps(options: BuildCosmology) -> dict[str, Any]:
             options.samples // 8 if options.test_samples is None else options.test_samples,
             prior=options.prior(),
             workers=options.workers,
-            progress=True,
             seed=options.seed,
             maps_per_cosmology=options.maps_per_cosmology,
             shard_size=options.shard_size,
@@ -60,41 +59,36 @@ def build_cosmology_dataset(
     *,
     prior: Mapping[str, tuple[float, float]] | None = None,
     workers: int = 1,
-    progress: bool = False,
     **choices: int,
 ) -> CosmologyInfo:
     """Draw maps and write them as a data set; finish one that the same call left unfinished.
 
     Args:
-        out: folder to write. samples, test_samples: maps of the train and the test split.
-        prior: bounds of parameters whose bounds are not those of `PRIOR`.
-        workers: processes that draw maps, each with one thread; 1 is this process, which saves the seconds that
-            others need to start.
-        progress: show a bar with maps per second on stderr.
+        samples, test_samples: maps of the train and the test split.
+        prior: bounds of parameters that differ from `PRIOR`.
+        workers: processes that draw maps, each with one thread; 1 draws in this process.
         choices: other fields of `CosmologyPlan`.
 
     Raises:
-        UsageError: a plan that cannot be drawn. FileExistsError: `out` holds other maps; says which.
-        OSError: the disk is full, for example. BrokenProcessPool: a worker was killed. ValueError: a map with pixels
-            that are no numbers. After each of these, finished shards are kept.
+        UsageError: an invalid plan. FileExistsError: `out` holds other maps.
+        OSError, BrokenProcessPool, ValueError: writing, a worker or a map failed; finished shards are kept.
     """
     from tqdm.auto import tqdm
 
     out, counts = Path(out), {"train": samples, "test": test_samples}
-    plan = as_usage_errors(
-        CosmologyPlan, settings=settings, counts=counts, prior=PRIOR | dict(prior or {}), **choices
-    )  # fmt: skip
-    claim_folder(out, plan.as_json())
+    plan = as_usage_errors(CosmologyPlan, settings=settings, counts=counts, prior=PRIOR | dict(prior or {}), **choices)
+    claim_folder(out, asdict(plan))
     info = CosmologyInfo(**vars(plan), pixel_mean=(), pixel_std=())
     names = {split: shard_names(split, -(-plan.counts[split] // plan.shard_size)) for split in SPLITS}
-    portions = {
-        name: _portions(split, number * plan.shard_size, min((number + 1) * plan.shard_size, plan.counts[split]))
-        for split in SPLITS for number, name in enumerate(names[split])
-    }  # fmt: skip
+    portions = {}  # of each shard, what a worker draws at a time
+    for split in SPLITS:
+        for number, name in enumerate(names[split]):
+            start, stop = number * plan.shard_size, min((number + 1) * plan.shard_size, plan.counts[split])
+            portions[name] = [(split, first, min(first + BLOCK, stop)) for first in range(start, stop, BLOCK)]
     missing = {name: of_shard for name, of_shard in portions.items() if not (out / name).exists()}
     total, left = (sum(of_shard[-1][2] - of_shard[0][1] for of_shard in some.values()) for some in (portions, missing))
     with (
-        tqdm(total=total, initial=total - left, desc="Drawing", unit=" maps", disable=not progress) as bar,
+        tqdm(total=total, initial=total - left, desc="Drawing", unit=" maps") as bar,
         _drawn(plan, [portion for of_shard in missing.values() for portion in of_shard], workers) as blocks,
     ):
         for name, of_shard in missing.items():
@@ -104,18 +98,8 @@ def build_cosmology_dataset(
     return info
 
 
-def _portions(split: str, start: int, stop: int) -> list[tuple[str, int, int]]:
-    """The parts of a shard that workers draw."""
-    return [(split, first, min(first + BLOCK, stop)) for first in range(start, stop, BLOCK)]
-
-
 def draw_rows(plan: CosmologyPlan, split: str, start: int, stop: int) -> Rows:
-    """Draw the rows `start` to `stop` of a split, as columns.
-
-    Raises:
-        ValueError: the map of a row cannot be drawn or has pixels that are no numbers; names the row, its parameters
-            and its seed.
-    """
+    """Draw rows of a split. Raises ValueError, naming the row, for a map that fails or is not finite."""
     rows: dict[str, list] = {name: [] for name in column_names(plan.settings)}
     for row in range(start, stop):
         cosmology, realisation = divmod(row, plan.maps_per_cosmology)
@@ -139,7 +123,7 @@ def draw_rows(plan: CosmologyPlan, split: str, start: int, stop: int) -> Rows:
 
 @contextmanager
 def _drawn(plan: CosmologyPlan, portions: list[tuple[str, int, int]], workers: int) -> Iterator[Iterator[Rows]]:
-    """An iterator of the rows of portions, in order."""
+    """Yield an iterator of the rows of portions, in order."""
     workers, draw = min(workers, len(portions)), partial(draw_rows, plan)
     if workers <= 1:
         yield starmap(draw, portions)

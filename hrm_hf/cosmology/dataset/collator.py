@@ -1,9 +1,8 @@
-"""Maps on their way to a regressor: rows out of arrays, batches, and what is done to a map anew at every step.
+"""Rows, batches, augmentation and noise of maps for training.
 
-Augmentation and fresh noise are functions of (seed, step, number of the map), not of a generator whose state would
-have to be saved: a resumed run, one with workers, and two processes instead of one all see the same maps. They run
-after the batch has reached its device, as tensor operations on all of it. Evaluation maps are never augmented, and
-their noise is that of (seed, number of the map) alone.
+Augmentation and fresh noise are functions of (seed, step, number of the map) without a saved generator state, so a
+resumed run, dataloader workers, and two processes instead of one all see the same maps. They are tensor operations on
+the batch, on its device. Evaluation maps are never augmented, and their noise depends on (seed, number) only.
 """
 
 from dataclasses import dataclass
@@ -18,19 +17,18 @@ from ...models.shear_operator import shear_from_convergence
 
 Batch = dict[str, torch.Tensor]
 EVALUATION = -1  # the step of maps that are not trained on
-MASK_SHARES = (0.1, 0.6, 0.2, 0.1)  # of training maps: under none, one, two and three masks at once
+MASK_SHARES = (0.1, 0.6, 0.2, 0.1)  # of training maps with zero, one, two and three masks
 
 
 class MapRows(Dataset):
     """Maps of a split, with labels.
 
     Args:
-        maps: float32 [N, C, H, W], in the unit of the data; an array, or a `MappedColumn` on the disk. So the masks.
+        maps: float32 [N, C, H, W], an array or a `MappedColumn`. masks: bool [N, H, W] or None, likewise.
         labels: float32 [N, T], in physical units and the order of the model's targets.
-        masks: bool [N, H, W], or None.
-        rows: which of them, by number; all if None. Nothing is copied.
-        training: these are trained on, so `MapCollator.at_step` may change them.
-        kappa: true convergence float32 [N, P, H, W] of shear maps, for models that make it; None for others.
+        rows: numbers of the rows to use; None for all.
+        training: whether `MapCollator.at_step` may augment the maps.
+        kappa: true convergence float32 [N, P, H, W] of shear maps, for mass mappers.
     """
 
     column_names = None  # as a `datasets.Dataset` without a table
@@ -54,7 +52,7 @@ class MapRows(Dataset):
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """A batch: `maps` [B, C, H, W], `labels` [B, T], `map_index` [B], and maybe `masks`, `kappa`, `training`."""
+        """Return `maps` [B, C, H, W], `labels` [B, T], `map_index` [B], and optional `masks`, `kappa`, `training`."""
         rows = self.rows[indices]
         batch = {
             "maps": torch.from_numpy(self.maps[rows]),
@@ -69,18 +67,16 @@ class MapRows(Dataset):
 
 @dataclass
 class MapCollator:
-    """Makes what a model takes of a batch of `MapRows`: `pixel_values`, `labels`.
+    """Turn a batch of `MapRows` into `pixel_values` and `labels`.
 
-    Batches of training rows are left as they are by the call, and finished by `at_step`, which the trainer calls.
+    A call leaves batches of training rows as they are; the trainer finishes them by `at_step`.
 
     Args:
-        extractor: that scales the maps.
         augment: turn and mirror each training map at random (the 8 symmetries of the square).
         shift: also move it by random whole pixels around the edges, for periodic maps.
-        noise_sigma: standard deviation of Gaussian noise that is added to each pixel, in the unit of the maps; new
-            noise at every step, always the same in evaluation.
-        seed: of all of it.
         shear: the maps are shear, whose components change sign as the map is turned.
+        noise_sigma: standard deviation of Gaussian noise on each pixel, in the unit of the maps; new at every step,
+            fixed in evaluation.
     """
 
     extractor: CosmoMapFeatureExtractor
@@ -94,7 +90,7 @@ class MapCollator:
         return batch if "training" in batch else self.at_step(batch, EVALUATION)
 
     def at_step(self, batch: Batch, step: int) -> Batch:
-        """A batch as the model takes it after `step` steps: with noise, scaled, and augmented unless in EVALUATION."""
+        """Add noise to a batch of step `step`, scale it, and augment it unless the step is EVALUATION."""
         maps, masks, numbers = batch["maps"], batch.get("masks"), batch["map_index"]
         if self.noise_sigma:
             maps = maps + self.noise_sigma * map_noise(maps, numbers, self.seed, step)
@@ -102,11 +98,11 @@ class MapCollator:
         if self.shear and self.augment and draws is not None:
             maps = maps * shear_signs(draws[:, 0] % 8, maps)
         finished = {"pixel_values": self.moved(self.extractor.scale(maps, masks), draws), "labels": batch["labels"]}
-        # Convergence is turned as it is: it has no direction.
+        # Convergence has no direction, so its values do not change sign.
         return finished | ({"kappa": self.moved(batch["kappa"], draws)} if "kappa" in batch else {})
 
     def moved(self, maps: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:
-        """Maps [B, C, S, S] turned and shifted by `map_draws`, as far as this collator does; as they are without."""
+        """Turn and shift maps [B, C, S, S] by `map_draws`, as the options say; None changes nothing."""
         if draws is not None and self.augment:
             maps = turned(maps, draws[:, 0] % 8)
         return maps if draws is None or not self.shift else shifted(maps, draws[:, 1], draws[:, 2])
@@ -114,22 +110,20 @@ class MapCollator:
 
 @dataclass
 class MassMapCollator(MapCollator):
-    """As `MapCollator`, of rows of shear with `kappa`, which can be observed anew at every training step.
+    """A `MapCollator` for rows of shear with `kappa`, which draws new observations at every training step.
 
-    The convergence of a data set is free of noise and complete, so a training step need not see the one observation
-    that is stored with it: it draws shape noise, and turns and moves the mask. On fixed observations a network learns
-    these by heart.
+    It computes shear from the complete convergence, draws shape noise, and turns and moves the mask, because a network
+    memorizes fixed observations.
 
     Args:
-        shear_noise: standard deviation of the shape noise that training maps get anew, with other masks; None leaves
-            them as they are stored. Only for periodic maps, whose shear can be computed from the patch alone.
+        shear_noise: standard deviation of the shape noise of new observations; None uses the stored ones. Only for
+            periodic maps, whose shear can be computed from the patch.
     """
 
     shear: bool = True
     shear_noise: float | None = None
 
     def at_step(self, batch: Batch, step: int) -> Batch:
-        """As in the base; training maps get noise and masks of their own at each step."""
         if self.shear_noise is None or step == EVALUATION:
             return super().at_step(batch, step)
         numbers = batch["map_index"]
@@ -142,7 +136,7 @@ class MassMapCollator(MapCollator):
 
 
 def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """Each map [B, C, S, S] under one of the 8 symmetries of the square, by its number 0..7 in `which` [B]."""
+    """Apply to each map [B, C, S, S] one of the 8 symmetries of the square, by its number 0..7 in `which` [B]."""
     transposed, upside_down, mirrored = (((which >> bit) & 1).bool()[:, None, None, None] for bit in range(3))
     maps = torch.where(transposed, maps.mT, maps)
     maps = torch.where(upside_down, maps.flip(-2), maps)
@@ -150,10 +144,9 @@ def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
 
 
 def shear_signs(which: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """Factors [B, C, 1, 1] of shear maps [B, C, S, S] which `turned` is to turn.
+    """Return the sign [B, C, 1, 1] of each component of shear maps [B, C, S, S] that `turned` turns.
 
-    Shear has spin 2: g1 changes sign where x and y change places, and g2 where one axis is mirrored. Without that a
-    turned map would be the shear of no mass.
+    Shear has spin 2: g1 changes sign where x and y change places, and g2 where one axis is mirrored.
     """
     transposed, upside_down, mirrored = (which >> bit & 1 for bit in range(3))
     signs = torch.stack((1 - 2 * transposed, 1 - 2 * (upside_down ^ mirrored)), dim=1)
@@ -161,7 +154,7 @@ def shear_signs(which: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 
 
 def shifted(maps: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Each map [B, C, H, W] moved by whole pixels [B]; what leaves at one edge comes in at the other."""
+    """Move each map [B, C, H, W] by whole pixels [B] around the periodic edges."""
     height, width = maps.shape[-2:]
     rows = (torch.arange(height, device=maps.device) - down[:, None]) % height
     columns = (torch.arange(width, device=maps.device) - right[:, None]) % width
@@ -170,14 +163,14 @@ def shifted(maps: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torc
 
 
 def map_draws(numbers: torch.Tensor, seed: int, step: int, count: int = 3) -> torch.Tensor:
-    """Random integers 0..2^31 - 1 [B, count] that depend on seed, step and each map's number alone."""
+    """Return random integers below 2^31 [B, count] that depend only on seed, step and each map's number."""
     start = _mixed(_mixed(numbers.new_tensor(seed) ^ 0x5DEECE66D) + step)
     streams = torch.arange(1, count + 1, device=numbers.device)
     return _mixed(_mixed(start ^ numbers)[:, None] + streams) >> 33 & 0x7FFFFFFF
 
 
 def map_noise(maps: torch.Tensor, numbers: torch.Tensor, seed: int, step: int) -> torch.Tensor:
-    """Standard normal noise in the shape of the maps, each map's own; on another kind of device it is another."""
+    """Draw standard normal noise for each map; it depends on the kind of device."""
     noise = torch.empty_like(maps)
     generator = torch.Generator(maps.device)
     for row, key in enumerate(map_draws(numbers, seed, step, count=4)[:, 3].tolist()):
@@ -194,12 +187,9 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 
 
 def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """The pixels that none, one, two or three masks leave, a row's own [B, S, S], each turned and moved another way.
+    """Combine zero to three copies of each row's mask [B, S, S], each turned and moved in another way.
 
-    So a model meets fewer and more hidden pixels than the set has, by `MASK_SHARES`.
-
-    Args:
-        draws: random integers [B, 4].
+    A model thus meets fewer and more hidden pixels than the set has, by `MASK_SHARES`; `draws` are integers [B, 4].
     """
     ends = torch.tensor(MASK_SHARES, device=masks.device).cumsum(0)
     count = torch.bucketize(draws[:, 0] % 1000 / 1000, ends, right=True)
@@ -214,16 +204,10 @@ def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 def split_rows(
     cosmology_id: np.ndarray, train_samples: int | None, val_samples: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the rows to train on, from the start, and of those to validate on, from the end.
+    """Return the numbers of the first rows to train on, and of the last rows, to validate on.
 
-    No cosmology is in both: maps of one at the border are left out of training.
-
-    Args:
-        cosmology_id: of each row. train_samples: maps to train on; all that are left if None.
-        val_samples: maps to validate on; a tenth, at most 10,000, if None.
-
-    Raises:
-        ValueError: more maps are wanted than there are.
+    No cosmology is in both: training skips maps at the border. None validates on a tenth, at most 10,000 maps, and
+    trains on all others. Raises ValueError if there are too few maps.
     """
     total = len(cosmology_id)
     wanted = min(total // 10, 10_000) if val_samples is None else val_samples

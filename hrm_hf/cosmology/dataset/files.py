@@ -1,18 +1,15 @@
-"""Reads observed and simulated maps from local files: HEALPix mass maps, FITS images, Quijote density cubes.
+"""Read observed and simulated maps from local files: HEALPix mass maps, FITS images, Quijote density cubes.
 
-Nothing is downloaded and nothing is made up: a file that is missing is an error that says where it is published,
-pixels that were not observed are False in a mask and 0 in the map, and parameters come from the user's table or not at
-all.
+Nothing is downloaded. Unobserved pixels are False in a mask and 0 in the map.
 
-- HEALPix (`read_healpix_patches`): a map of the sphere, as the DES Y3 mass maps (Jeffrey et al. 2021, arXiv
-  2105.13539), cut into flat patches in gnomonic projection.
-- FITS images (`read_fits_image`): flat maps, as they are.
-- Quijote (`read_quijote_cube`, `quijote_maps`): cubes `df_m_{N}_{CIC|PCS}_z={Z}.npy` of the matter density
-  (Villaescusa-Navarro et al. 2020, arXiv 1909.05273), projected in slabs. These are density contrasts of a slab, NOT
-  convergence: there is no lensing kernel in them, and a model trained on convergence cannot read them.
+- HEALPix: maps of the sphere like the DES Y3 mass maps (Jeffrey et al. 2021, arXiv 2105.13539), cut into flat patches
+  in gnomonic projection.
+- FITS images: flat maps, as they are.
+- Quijote: cubes `df_m_{N}_{CIC|PCS}_z={Z}.npy` of the matter density (Villaescusa-Navarro et al. 2020, arXiv
+  1909.05273), projected in slabs. These are density contrasts without a lensing kernel, NOT convergence, and a model
+  trained on convergence cannot read them.
 
-healpy and astropy are imported inside functions: pip install "hrm_hf[cosmology]". Writing a data set from what is read
-here is in `from_files.py`.
+healpy and astropy are imported inside functions: pip install "hrm_hf[cosmology]".
 """
 
 import re
@@ -42,15 +39,14 @@ QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
 
 @dataclass(frozen=True)
 class SkyPatches:
-    """Flat patches cut out of maps of the sphere.
+    """Flat patches cut out of maps of the sphere; a margin makes each side 2 margin pixels longer.
 
     Attributes:
-        maps: float32 [patches, channels, size, size], in the unit of the file; 0 where not observed. Rows run from
-            south to north and columns from west to east, so longitude grows with the column. With a margin each side
-            is 2 margin pixels longer.
-        mask: bool [patches, size, size], True where observed in every channel; with a margin as the maps.
+        maps: float32 [patches, channels, size, size] in the unit of the file. Rows run from south to north, columns
+            from west to east.
+        mask: bool [patches, size, size], True where observed in every channel.
         centres: float64 [patches, 2], longitude and latitude in degrees, in the coordinates of the file.
-        skipped: patches of the sky that were left out because less than the minimum was observed.
+        skipped: number of patches with too few observed pixels.
     """
 
     maps: np.ndarray
@@ -61,12 +57,7 @@ class SkyPatches:
 
 @dataclass(frozen=True)
 class QuijoteCube:
-    """A density cube, left on the disk until it is projected.
-
-    Attributes:
-        values: the array of the file [N, N, N], memory-mapped. mean: of its values; 0 for density contrast.
-        scheme: assignment of mass to the grid, "CIC" or "PCS". redshift: of the snapshot.
-    """
+    """A density cube [N, N, N], memory-mapped; `mean` is that of its values, 0 for density contrast."""
 
     values: np.ndarray
     mean: float
@@ -74,7 +65,7 @@ class QuijoteCube:
     redshift: float
 
     def contrast(self, start: int, stop: int, axis: int) -> np.ndarray:
-        """Density contrast, averaged over the cells `start` to `stop` of an axis: float32 [N, N]."""
+        """Return the density contrast averaged over the cells `start` to `stop` of an axis: float32 [N, N]."""
         slab = np.take(self.values, range(start, stop), axis).mean(axis, dtype=np.float64)
         return (slab / self.mean - 1 if self.mean else slab).astype(np.float32)
 
@@ -94,27 +85,25 @@ def read_healpix_patches(
     min_observed: float = 0.5,
     field: int = 0,
 ) -> SkyPatches:
-    """Cuts flat patches out of HEALPix maps.
+    """Cut flat patches out of HEALPix maps.
 
-    A pixel of a patch is the mean over the observed HEALPix pixels that it covers, nearest neighbours of a grid at
+    A pixel of a patch is the mean over the observed HEALPix pixels that it covers, nearest neighbors of a grid at
     least twice as fine as the map's own; it counts as observed if half of that grid is. Smaller pixels repeat the
     HEALPix pixel they lie in: nothing is interpolated, so noise stays as it was.
 
     Args:
-        paths: one file, or one for each channel (tomographic bins), of the same resolution.
-        mask: a HEALPix file, observed where it is above 0; without it all but UNSEEN pixels are.
-        side_deg: side of a patch at its centre. size: pixels a side.
-        margin: pixels that are read beyond each edge of a patch; patches then overlap in their margins.
+        paths: one file, or one for each channel, of the same resolution.
+        mask: a HEALPix file, observed where it is above 0; None if all but UNSEEN pixels are.
+        side_deg: side of a patch at its center. size: pixels a side.
+        margin: pixels beyond each edge that are read too; patches then overlap in their margins.
         centres: (longitude, latitude) in degrees; None tiles the sky in strips, almost without overlap.
-        count: at most so many patches, of the tiling from south to north; None for all.
-        min_observed: patches with a smaller share of observed pixels, without or with their margin, are left out, or
-            refused if `centres` asks for them.
+        count: maximum number of patches, from south to north.
+        min_observed: minimum share of observed pixels; other patches are skipped, or rejected if in `centres`.
         field: number of the map in each file, from 0.
 
     Raises:
         ImportError: no healpy. FileNotFoundError: says where such maps are published.
-        ValueError: no HEALPix file, a truncated one, one without that field; a mask of another resolution or of
-            nothing; NaN where observed; zeros that look like missing sky, and no mask; no patch with enough sky.
+        ValueError: an invalid file or mask, non-finite observed pixels, or no patch with enough sky.
     """
     widest = MAX_SIDE_DEG * size / max(size + 2 * margin, 1)
     if not 0 < side_deg <= widest:
@@ -152,7 +141,7 @@ def read_healpix_patches(
 
 
 def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndarray, np.ndarray]:
-    """Maps [channels, pixels] in RING order with 0 where not observed, and what is observed [pixels]."""
+    """Return maps [channels, pixels] in RING order, 0 where not observed, and what is observed [pixels]."""
     healpy = _extra("healpy")
     read = [_read_healpix(path, field) for path in paths]
     seen = [] if mask is None else [_read_healpix(mask, 0) > 0]  # UNSEEN is far below
@@ -163,10 +152,8 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     if seen:
         observed &= seen[0]
     elif (zeros := (sky[:, observed] == 0).all(0).mean() if observed.any() else 0) > MAX_ZEROS:
-        raise ValueError(
-            f"{paths[0]}: {zeros:.0%} of the pixels are exactly 0, which looks like sky that was not observed; give "
-            "the mask that belongs to the map"
-        )
+        looks = f"{zeros:.0%} of the pixels are exactly 0, which looks like unobserved sky"
+        raise ValueError(f"{paths[0]}: {looks}; give the mask that belongs to the map")
     if not observed.any():
         raise ValueError(f"the mask of {paths[0]} is empty: no pixel is observed")
     for path, values in zip(paths, sky):
@@ -176,7 +163,7 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
 
 
 def _read_healpix(path: str | Path, field: int) -> np.ndarray:
-    """One map of a HEALPix file in RING order."""
+    """Read one map of a HEALPix file in RING order."""
     healpy = _extra("healpy")
     with _open_fits(path, HEALPIX_SOURCE) as hdus:
         if not _is_healpix(hdus):
@@ -191,10 +178,10 @@ def _read_healpix(path: str | Path, field: int) -> np.ndarray:
 
 
 def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
-    """Centres of patches that cover the sphere in strips of equal latitude, from south to north."""
+    """Yield the centers of patches that cover the sphere in strips of equal latitude, from south to north."""
     strips = int(180 // side_deg)
     for latitude in (np.arange(strips) - (strips - 1) / 2) * side_deg:
-        # At the edge that is nearer to the pole the patches are closest together.
+        # Patches are closest together at the edge nearer to the pole.
         across = 360 * np.cos(np.radians(min(abs(latitude) + side_deg / 2, 90)))
         tiles = max(int(across // side_deg), 1)
         for longitude in np.arange(tiles) * 360 / tiles:
@@ -202,10 +189,7 @@ def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
 
 
 def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size: int, margin: int) -> np.ndarray:
-    """HEALPix pixels that a patch with its margin covers, [wide, finer, wide, finer].
-
-    That is row, row within the pixel, column, column; `wide` is size + 2 margin.
-    """
+    """Return the HEALPix pixels that a patch covers: row, row within the pixel, column, column within the pixel."""
     healpy = _extra("healpy")
     nside = healpy.npix2nside(sky_pixels)
     finer = max(1, int(np.ceil(2 * side_deg / size / healpy.nside2resol(nside, arcmin=True) * 60)))
@@ -215,11 +199,9 @@ def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size
 
 
 def gnomonic_grid(centre: tuple[float, float], side_deg: float, size: int, margin: int = 0) -> np.ndarray:
-    """Unit vectors of the pixels of a patch in gnomonic projection, [3, size, size]; rows to the north, columns east.
+    """Return unit vectors [3, rows, columns] of the pixels of a patch and its margin in gnomonic projection.
 
-    Args:
-        centre: longitude and latitude in degrees. side_deg: angle that the patch spans along its middle row.
-        margin: pixels beyond each edge that are returned too.
+    Rows run north, columns east. `centre` is longitude and latitude in degrees, `side_deg` the middle row's angle.
     """
     longitude, latitude = np.radians(centre)
     if not abs(latitude) <= np.pi / 2 or not np.isfinite(longitude):
@@ -237,16 +219,14 @@ def gnomonic_grid(centre: tuple[float, float], side_deg: float, size: int, margi
 
 
 def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray | None = None) -> np.ndarray:
-    """A flat map, float32 [channels, size, size], in the unit of the file.
+    """Read a flat map, float32 [channels, size, size], in the unit of the file.
 
     Args:
-        hdu: number of the image in the file, from 0; None for the first that has one.
-        mask: bool [size, size], True where observed; other pixels may hold anything and become 0.
+        hdu: number of the image in the file, from 0; None for the first image.
+        mask: bool [size, size], True where observed; other pixels become 0.
 
     Raises:
-        ImportError: no astropy. FileNotFoundError: no such file.
-        ValueError: no FITS file, a truncated one, no image in it; a shape other than [size, size] or
-            [channels, size, size]; pixels that are NaN or infinite; a mask of another shape, or of nothing.
+        ImportError: no astropy. FileNotFoundError: no such file. ValueError: an invalid file, image or mask.
     """
     with _open_fits(path) as hdus:
         images = [number for number, one in enumerate(hdus) if one.is_image and one.header.get("NAXIS")]
@@ -269,7 +249,7 @@ def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray |
 
 
 def is_healpix(path: str | Path) -> bool:
-    """Whether a FITS file holds a map of the sphere rather than an image."""
+    """Tell whether a FITS file holds a map of the sphere rather than an image."""
     with _open_fits(path, HEALPIX_SOURCE) as hdus:
         return _is_healpix(hdus)
 
@@ -280,7 +260,7 @@ def _is_healpix(hdus: Iterable[Any]) -> bool:
 
 @contextmanager
 def _open_fits(path: str | Path, source: str = "") -> Iterator[Any]:
-    """An open FITS file; what astropy cannot read is a ValueError."""
+    """Open a FITS file. Raises ValueError for a file that astropy cannot read."""
     fits = _extra("astropy.io.fits")
     path = _existing(path, source)
     try:
@@ -299,14 +279,10 @@ def _hdus(hdus: Iterable[Any]) -> str:
 
 
 def read_quijote_cube(path: str | Path) -> QuijoteCube:
-    """Opens a density cube and checks all of it, without loading it.
-
-    Density contrast (mean 0) is taken as it is, density (mean above 0, nothing negative) is divided by its mean.
+    """Open and check a cube of density contrast (mean 0) or density (positive, to be divided by its mean).
 
     Raises:
-        FileNotFoundError: says where the cubes are published.
-        ValueError: another kind of name; no array; another shape than the name says; NaN; neither density nor
-            contrast.
+        FileNotFoundError: says where the cubes are published. ValueError: an invalid name or array.
     """
     path = _existing(path, QUIJOTE_SOURCE)
     name = QUIJOTE_NAME.fullmatch(path.name)
@@ -329,27 +305,23 @@ def read_quijote_cube(path: str | Path) -> QuijoteCube:
     return QuijoteCube(values, 0.0 if is_contrast else mean, name[2], float(name[3]))
 
 
-def quijote_maps(
-    cube: QuijoteCube, slab_mpc: float, axes: Sequence[int] = (0, 1, 2), box_mpc: float = QUIJOTE_BOX
-) -> np.ndarray:
-    """Slabs of a cube, projected along each of the axes.
+def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
+    """Project slabs of a cube along each axis.
 
     Args:
         slab_mpc: thickness of a slab in Mpc/h; whole cells, and a whole number of slabs in the box.
-        axes: directions of projection. box_mpc: side of the box in Mpc/h.
 
     Returns:
-        density contrast of the matter in a slab (dimensionless, -1 or more; not convergence), float32
-        [len(axes) * slabs, 1, N, N]: the slabs of the first axis, then of the next. A pixel is box_mpc / N wide. All
-        are of one universe, and slabs of different axes cross each other.
+        Density contrast of the matter in a slab, not convergence, float32 [3 slabs, 1, N, N]: the slabs of the first
+        axis, then of the next. Slabs of different axes cross each other.
     """
     cells = len(cube.values)
-    thick = slab_mpc * cells / box_mpc
+    thick = slab_mpc * cells / QUIJOTE_BOX
     depth = round(thick)
     if not (depth >= 1 and abs(thick - depth) < 1e-6 and cells % depth == 0):
-        fitting = [f"{box_mpc / slabs:g}" for slabs in range(1, cells + 1) if cells % slabs == 0]
+        fitting = [f"{QUIJOTE_BOX / slabs:g}" for slabs in range(1, cells + 1) if cells % slabs == 0]
         raise ValueError(f"slab_mpc={slab_mpc:g} does not divide the box into whole cells; {', '.join(fitting)} do")
-    slabs = [cube.contrast(start, start + depth, axis) for axis in axes for start in range(0, cells, depth)]
+    slabs = [cube.contrast(start, start + depth, axis) for axis in range(3) for start in range(0, cells, depth)]
     return np.array(slabs)[:, None]
 
 
@@ -364,7 +336,7 @@ def _existing(path: str | Path, source: str = "") -> Path:
 
 
 def _extra(name: str) -> Any:
-    """healpy or astropy's FITS module."""
+    """Import healpy or astropy's FITS module."""
     package = name.partition(".")[0]
     validate_extra("cosmology", f"reading this file needs {package}", package)
     return import_module(name)

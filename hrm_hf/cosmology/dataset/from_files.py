@@ -1,16 +1,13 @@
 """Data sets of maps read from files (`files.py`), in the layout of `rows.py`.
 
-Columns: `map` float32 [channels, size, size]; `mask` bool [size, size] where there is one; of shear `kappa` float32
-[planes, size, size], the convergence; `source`, the file; for patches of the sky `longitude` and `latitude` in
-degrees; for slabs of a cube `axis`, `slab` and `redshift`. `omega_m`, `sigma_8`, `s_8` and `cosmology_id` are there if
-the user gave a table of parameters, and only then: such a set is trained on and evaluated like one that was drawn;
-maps of others can be given to a trained model.
+Further columns: `source`, the file; for patches of the sky `longitude` and `latitude` in degrees; for slabs of a cube
+`axis`, `slab` and `redshift`. Parameters are there only if the user gave a table of them; without them the maps can be
+given to a trained model, but not trained on.
 
-Shear is what a survey would see of maps of convergence, with noise and masks. `models.shear_operator` is exact on a
-sky whose opposite edges meet. A patch of a larger map is no such sky: the mass beyond its edges shears it too. So the
-relation is applied to a cut that is larger than the patch on all sides, with nothing around it, and the patch is its
-middle. What is missing is the shear by mass beyond the cut, which is smooth over the patch. Its rms over the rms of
-the shear, on log-normal maps of sources at redshift 1, and in brackets without its mean over the patch
+`models.shear_operator` is exact on a periodic sky, but a patch of a larger map is also sheared by mass beyond its
+edges. The operator is therefore applied to a cut that is larger than the patch on all sides, with nothing around it,
+and the patch is its middle. The shear by mass beyond the cut is missing, which is smooth over the patch. Its rms over
+the rms of the shear, on log-normal maps of sources at redshift 1, and in brackets without its mean over the patch
 (`test_cosmology_files_shear.py` measures it):
 
     margin on each side    patches of 5 degrees    of 2.5 degrees
@@ -19,8 +16,7 @@ the shear, on log-normal maps of sources at redshift 1, and in brackets without 
     1/2, the default       0.18 (0.09)             0.27 (0.13)
     as wide as the patch   0.10 (0.04)             0.15 (0.06)
 
-Pixels of the cut that the file does not have count as the mean of those that it has: where many are missing, near them
-and in the margin, the shear is less exact than that.
+Unobserved pixels of the cut count as the mean of the others, which makes the shear near them less exact.
 """
 
 import csv
@@ -39,7 +35,7 @@ from ..simulation.maps import observe_shear
 from ..simulation.settings import SurveySettings
 from .files import is_healpix, quijote_maps, read_fits_image, read_healpix_patches, read_quijote_cube
 from .info import PARAMETERS, SPLITS, FileSettings, FilesInfo
-from .shards import Rows, claim_folder, finish_folder, pixel_statistics, read_header, shard_names, write_shard
+from .rows import Rows, claim_folder, finish_folder, pixel_statistics, read_header, shard_names, write_shard
 
 
 READS_IN_SHARD = 50
@@ -50,14 +46,14 @@ LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
 
 @dataclass(frozen=True)
 class Reading:
-    """One or several files: `read` returns their columns of rows, all of one universe; `path` is the first file."""
+    """Files of one universe: `read` returns their rows, and `path` is the first file."""
 
     path: Path
     read: Callable[[], Rows]
 
 
 def build_from_files(options: BuildFromFiles) -> dict[str, Any]:
-    """Cut maps out of local files, as a command asks; returns what the data set holds. Nothing is downloaded."""
+    """Build the data set of a command from local files, and return a report."""
     started = time.perf_counter()
     survey = as_usage_errors(SurveySettings, **options.survey())
     try:
@@ -72,7 +68,6 @@ def build_from_files(options: BuildFromFiles) -> dict[str, Any]:
             prior=options.prior(),
             test_share=options.test_share,
             seed=options.seed,
-            progress=True,
         )
     except (FileNotFoundError, FileExistsError) as error:
         raise UsageError(str(error)) from error
@@ -84,15 +79,13 @@ def build_from_files(options: BuildFromFiles) -> dict[str, Any]:
 
 
 def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Reading]]:
-    """Kind of the files, options of their reader as they are noted, and a reading of each or of all together."""
+    """Return the kind of the files, the recorded options of their reader, and the readings."""
     paths, shear = options.paths, options.observable == "shear"
     if all(path.suffix == ".npy" for path in paths):
         noted = {"slab_mpc": 125.0} | options.reader("quijote")
         if shear:
-            raise UsageError(
-                "observable='shear': Quijote cubes hold density contrast, and shear is of convergence; give HEALPix "
-                "or FITS maps of convergence", "--observable",
-            )  # fmt: skip
+            reason = "Quijote cubes hold density contrast, not convergence; use HEALPix or FITS maps"
+            raise UsageError(f"observable='shear': {reason}", "--observable")
         return "quijote", noted, [cube_reading(path, **noted) for path in paths]
     margin = {"margin": MARGIN} if shear else {}
     if is_healpix(paths[0]):
@@ -110,15 +103,15 @@ def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Readin
 
 
 class LabelTable:
-    """Parameters of universes, from a table that the user gives.
+    """Parameters of universes, from the user's table.
 
-    The table is CSV, or columns with blanks between them as Quijote's `latin_hypercube_params.txt`; the first line,
-    with or without a #, names the columns. It needs omega_m and sigma_8 (any case, with or without underscore). A
-    column `file` says which file a row is for, by its name or the end of its path; without it a row is for the files
-    in the folder named by its number, from 0, as in `latin_hypercube/17/df_m_128_CIC_z=0.npy`.
+    The table is CSV, or columns separated by blanks like Quijote's `latin_hypercube_params.txt`. The first line, with
+    or without a #, names the columns, among them omega_m and sigma_8 (any case, with or without underscore). A column
+    `file` assigns a row to a file by its name or the end of its path. Without it a row is for the files in the folder
+    named by its number, from 0, as in `latin_hypercube/17/df_m_128_CIC_z=0.npy`.
 
     Raises:
-        FileNotFoundError: no such table. ValueError: a column is missing; a value is no number or impossible.
+        FileNotFoundError: no such table. ValueError: a missing column, or an invalid value.
     """
 
     def __init__(self, path: str | Path):
@@ -156,17 +149,13 @@ class LabelTable:
         return tuple(values)
 
     def __call__(self, path: Path) -> tuple[float, float]:
-        """omega_m and sigma_8 of a file.
-
-        Raises:
-            ValueError: no row is for this file, or several are.
-        """
+        """Return omega_m and sigma_8 of a file. Raises ValueError unless exactly one row is for it."""
         if self.files is None:
             folder = path.resolve().parent.name
             if not folder.isdigit() or int(folder) >= len(self.rows):
                 raise ValueError(
-                    f"{path}: no row of {self.path} is for it; without a column `file` its folder must be the number "
-                    f"of a row, 0 to {len(self.rows) - 1}, not {folder!r}"
+                    f"{path}: without a column `file` in {self.path} its folder must be the number of a row, 0 to "
+                    f"{len(self.rows) - 1}, not {folder!r}"
                 )
             return self.rows[int(folder)]
         parts = path.resolve().parts
@@ -176,18 +165,14 @@ class LabelTable:
         return found[0]
 
     def bounds(self, name: str) -> tuple[float, float]:
-        """Ends of the flat prior of a parameter, of which the whole table is a sample, whichever files are read.
+        """Estimate the ends of the flat prior that the table is a sample of.
 
-        The least and the greatest value, moved apart by the mean distance of neighbouring values: an unbiased
-        estimate, and no universe lies on the edge.
-
-        Raises:
-            ValueError: all rows have the same value.
+        They are the extreme values, moved apart by the mean distance of neighbors: an unbiased estimate.
         """
         values = sorted({row[PARAMETERS.index(name)] for row in self.rows})
         if len(values) < 2:
             raise ValueError(
-                f"{self.path}: all rows have {name}={values[0]:g}, which says nothing of its prior; give it with "
+                f"{self.path}: all rows have {name}={values[0]:g}, so its prior is unknown; give it with "
                 f"--{name.replace('_', '-')} LOW,HIGH"
             )
         gap = (values[-1] - values[0]) / (len(values) - 1)
@@ -195,11 +180,11 @@ class LabelTable:
         return max(values[0] - gap, low), min(values[-1] + gap, high)
 
 
-# ---- what files give ----
+# ---- readings ----
 
 
 def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
-    """Patches of the sky; one channel for each file. Options: see `read_healpix_patches`."""
+    """Read patches of the sky, one channel per file; options are those of `read_healpix_patches`."""
 
     def read() -> Rows:
         patches = read_healpix_patches(paths, **options)
@@ -213,10 +198,9 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
 
 
 def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, margin: float = 0.0) -> Reading:
-    """One flat map; `mask` is a FITS image, above 0 where observed.
+    """Read one flat map; `mask` is a FITS image, above 0 where observed.
 
-    Args:
-        margin: of the image around its middle, on each side, in sides of the middle: that is to be the patch.
+    The patch of shear is the middle of the image, with `margin` sides of the patch around it.
     """
 
     def read() -> Rows:
@@ -229,16 +213,16 @@ def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, 
     return Reading(Path(path), read)
 
 
-def cube_reading(path: Path, slab_mpc: float, axes: Sequence[int] = (0, 1, 2)) -> Reading:
-    """Slabs of a Quijote cube; see `quijote_maps`."""
+def cube_reading(path: Path, slab_mpc: float) -> Reading:
+    """Read slabs of a Quijote cube along its three axes; see `quijote_maps`."""
 
     def read() -> Rows:
         cube = read_quijote_cube(path)
-        maps = quijote_maps(cube, slab_mpc, axes)
-        slabs = len(maps) // len(axes)
+        maps = quijote_maps(cube, slab_mpc)
+        slabs = len(maps) // 3
         # The folder is the realisation; all cubes of a redshift have one name.
         rows = {"map": maps, "source": np.full(len(maps), f"{path.resolve().parent.name}/{path.name}")}
-        rows |= {"axis": np.repeat(axes, slabs), "slab": np.tile(np.arange(slabs), len(axes))}
+        rows |= {"axis": np.repeat(range(3), slabs), "slab": np.tile(np.arange(slabs), 3)}
         return rows | {"redshift": np.full(len(maps), cube.redshift)}
 
     return Reading(Path(path), read)
@@ -258,27 +242,19 @@ def write_files_dataset(
     prior: Mapping[str, tuple[float, float]] | None = None,
     test_share: float = 1.0,
     seed: int = 0,
-    progress: bool = False,
 ) -> FilesInfo:
-    """Reads files one after another and writes their maps as a data set; finishes one that the same call left.
+    """Read files one after another and write their maps as a data set; finish one that the same call left unfinished.
 
     Args:
-        out: folder to write: new, empty, or left unfinished by the same call.
-        kind: of the files, one of `FILE_COLUMNS`. options: noted in the info file.
-        survey: what is observed of the maps; None for the maps as they are. Shear is of the middle of what was read,
-            without the margins that the readings were made with.
-        labels: parameters; without them the data set has none.
-        prior: lowest and highest value of parameters, where that is known; others are `LabelTable.bounds`.
-        test_share: share of the universes whose maps go to the test split, drawn by `seed`; 1 for all of them. Other
-            shares need labels, which tell the universes apart.
-        seed: also of the noise and the mask of each patch of shear, whichever readings come after it.
-        progress: show a bar of the files on stderr.
+        kind: of the files, one of `FILE_COLUMNS`. options: recorded in the info file.
+        survey: makes shear of the middle of what was read, without the margins; None for the maps as they are.
+        labels: parameters of the maps. prior: known bounds of parameters; others are `LabelTable.bounds`.
+        test_share: share of the universes in the test split, drawn by `seed`; values below 1 need labels.
+        seed: also of the noise and the mask of each patch of shear.
 
     Raises:
         FileExistsError: `out` holds something else. FileNotFoundError: a file is missing.
-        ValueError: what the readers and the table reject; maps of several shapes; a split without a universe;
-            parameters outside the prior.
-        After an error nothing is in `out` but complete shards, and the note by which the same call goes on.
+        ValueError: invalid files or labels, an empty split, or parameters outside the prior.
     """
     out = Path(out)
     parameters = None if labels is None else [labels(reading.path) for reading in readings]
@@ -287,9 +263,6 @@ def write_files_dataset(
     start = next(iter(splits.values()))[0]
     first = readings[start].read()
     settings = _settings(first, kind, options, survey or SurveySettings())
-    if settings.observable == "shear":
-        first = sheared(first, settings, seed, start)
-        readings = [_sheared_reading(reading, settings, seed, number) for number, reading in enumerate(readings)]
     info = FilesInfo(
         settings=settings, counts=dict.fromkeys(SPLITS, 0), prior_bounds=bounds, seed=seed,
         labels=None if labels is None else labels.path.name, skipped=int(first.get("skipped", np.zeros(1))[0]),
@@ -299,9 +272,9 @@ def write_files_dataset(
         "files": [str(reading.path) for reading in readings], "parameters": parameters, "splits": splits,
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
     })  # fmt: skip
-    ready = {start: first}  # it says what the columns are, and is not read again
+    ready = {start: first}  # not read again
     files: dict[str, list[Path]] = {}
-    with tqdm(total=len(readings), desc="Reading", unit=" files", disable=not progress) as bar:
+    with tqdm(total=len(readings), desc="Reading", unit=" files") as bar:
         for split, members in splits.items():
             files[split] = [out / name for name in shard_names(split, -(-len(members) // READS_IN_SHARD))]
             for number, file in enumerate(files[split]):
@@ -316,7 +289,7 @@ def write_files_dataset(
 
 
 def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySettings) -> FileSettings:
-    """Returns the settings of one reading's maps; those of the others must be the same."""
+    """Return the settings of a reading's maps, which all readings must share."""
     channels, size = rows["map"].shape[1:3]
     side_deg, has_mask = options.get("side_deg"), "mask" in rows
     if survey.observable == "shear":
@@ -327,14 +300,10 @@ def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySett
     return FileSettings(kind, size, channels, has_mask, side_deg, options, **asdict(survey))
 
 
-def _sheared_reading(reading: Reading, settings: FileSettings, seed: int, number: int) -> Reading:
-    return replace(reading, read=lambda: sheared(reading.read(), settings, seed, number))
-
-
 def _prior_bounds(
     labels: LabelTable | None, given: Mapping[str, tuple[float, float]], readings: Sequence[Reading]
 ) -> dict[str, tuple[float, float]] | None:
-    """Returns the given bounds, else the table's; refuses labels outside."""
+    """Return the given bounds, else the table's; reject labels outside."""
     if labels is None:
         if given:
             raise ValueError(f"a prior of {', '.join(given)} is for maps with parameters; give their table too")
@@ -354,11 +323,11 @@ def _prior_bounds(
 def _split(
     parameters: list[tuple[float, float]] | None, total: int, test_share: float, seed: int
 ) -> dict[str, list[int]]:
-    """Numbers of the readings of each split; no universe is in two."""
+    """Assign the numbers of the readings to splits that share no universe."""
     if test_share == 1:
         return {"test": list(range(total))}
     if parameters is None:
-        raise ValueError(f"test_share={test_share} needs labels: a split is by universe, and nothing else tells them")
+        raise ValueError(f"test_share={test_share} needs labels, because no universe may be in two splits")
     universes = list(dict.fromkeys(parameters))
     order = np.random.default_rng(seed).permutation(len(universes))
     held_out = {universes[number] for number in order[: round(test_share * len(universes))]}
@@ -380,11 +349,13 @@ def _blocks(
     info: FilesInfo,
     parameters: list[tuple[float, float]] | None,
 ) -> Iterator[Rows]:
-    """The rows of the chosen readings, with their parameters."""
+    """Yield the rows of the chosen readings, as shear if wanted and with their parameters."""
     expected = (info.settings.channels, *(info.settings.size,) * 2)
     universes = {pair: number for number, pair in enumerate(dict.fromkeys(parameters or ()))}
     for number in chosen:
         rows = ready.pop(number) if number in ready else readings[number].read()
+        if info.settings.observable == "shear":
+            rows = sheared(rows, info.settings, info.seed, number)
         if (shape := rows["map"].shape[1:]) != expected:
             raise ValueError(f"{readings[number].path} gives maps of shape {shape}, the first file {expected}")
         if parameters is not None:
@@ -399,11 +370,11 @@ def _blocks(
 
 
 def sheared(rows: Rows, settings: FileSettings, seed: int, number: int) -> Rows:
-    """Rows of convergence with their margins as rows of shear: "map", "mask" and "kappa".
+    """Turn rows of convergence with their margins into rows of shear.
 
     Args:
-        rows: of one reading; "map" [rows, planes, wide, wide], maybe "mask" [rows, wide, wide], "margin" in pixels.
-        seed: of the data set. number: of the reading. With the number of the row they decide its noise and its mask.
+        rows: of one reading; "map" [rows, planes, wide, wide], "margin" in pixels, optional "mask" [rows, wide, wide].
+        seed: of the data set. number: of the reading. Both and the row determine noise and mask.
     """
     wide = rows["map"].shape[-1]
     margin = int(rows["margin"][0])
@@ -422,18 +393,18 @@ def sheared(rows: Rows, settings: FileSettings, seed: int, number: int) -> Rows:
 
 
 def shear_of_cut(kappa: np.ndarray) -> np.ndarray:
-    """Shear [2 planes, wide, wide] of convergence [planes, wide, wide] with nothing around it."""
-    import torch  # seconds, which maps of convergence do not need
+    """Return the shear [2 planes, wide, wide] of convergence [planes, wide, wide] in an empty sky."""
+    import torch  # takes seconds, which maps of convergence do not need
 
     from ...models.shear_operator import shear_from_convergence
 
     wide = kappa.shape[-1]
-    alone = np.zeros((len(kappa), 2 * wide, 2 * wide))  # the operator's sky is periodic: its copies are kept away
+    alone = np.zeros((len(kappa), 2 * wide, 2 * wide))  # the operator's sky is periodic: keep its copies away
     alone[:, :wide, :wide] = kappa
     return shear_from_convergence(torch.from_numpy(alone)).numpy()[:, :wide, :wide]
 
 
 def _less_mean(kappa: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    """Maps [planes, side, side] in double precision, of mean 0 over the observed pixels and 0 in the others."""
+    """Subtract the mean of the observed pixels from maps [planes, side, side]; the others become 0."""
     kappa = kappa.astype(np.float64)
     return np.where(observed, kappa - kappa[:, observed].mean(1)[:, None, None], 0)

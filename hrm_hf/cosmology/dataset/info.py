@@ -1,11 +1,9 @@
-"""The content of `cosmology.json`: how the maps of a cosmology data set were drawn, or which files they are from.
+"""The content of `cosmology.json`: how the maps of a data set were drawn, or which files they were read from.
 
-`CosmologyPlan` decides every map of a drawn set, `CosmologyInfo` is the plan of a finished one, `FilesInfo` describes
-maps that were read from files. `MapsInfo` is what the two have in common: all that a model needs to be trained on the
-maps.
+`CosmologyPlan` determines every map of a drawn set, `CosmologyInfo` is the plan of a finished one, and `FilesInfo`
+describes maps from files. `MapsInfo` is what training a model needs of either.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,15 +22,8 @@ INFO_FILE = "cosmology.json"
 SPLITS = ("train", "test")
 TEST_ID = 10**9  # cosmology_id of the first drawn test cosmology: one number names a universe in either split
 PARAMETERS = ("omega_m", "sigma_8")
-TYPES = {
-    "source": "string",
-    "longitude": "float64",
-    "latitude": "float64",
-    "axis": "int64",
-    "slab": "int64",
-    "seed": "int64",
-    "cosmology_id": "int64",
-}  # of columns that are neither pixels nor float32
+TYPES = {"source": "string", "longitude": "float64", "latitude": "float64"}  # of columns that are not float32
+TYPES |= dict.fromkeys(("axis", "slab", "seed", "cosmology_id"), "int64")
 FILE_COLUMNS = {
     "healpix": ("source", "longitude", "latitude"),
     "fits": ("source",),
@@ -61,12 +52,11 @@ MAP_UNITS = {
 
 
 class MapsInfo:
-    """Facts that a model needs about the maps of a data set, drawn or read.
+    """What a model needs to know about the maps of a data set.
 
-    Subclasses have the fields `settings` (with `kind`, `size`, `channels`, `has_mask`), `counts` of maps by split, and
-    `pixel_mean` and `pixel_std`: for each channel, in the unit of the maps, over the observed pixels of the TRAIN
-    split (of the test split, if that is all there is); `target_names`, the parameters that a model can learn; and the
-    methods `column_names`, and `notes` for the data card.
+    `pixel_mean` and `pixel_std` are per channel, in the unit of the maps, over the observed pixels of the train split,
+    or of the test split if there is no other. Subclasses add `target_names`, `column_names()`, and `notes()` for the
+    data card.
     """
 
     settings: Any
@@ -75,14 +65,13 @@ class MapsInfo:
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
     labelled = True  # whether the maps have parameters
-    origin: ClassVar[str]  # of the maps, for the data card
+    origin: ClassVar[str]
 
     @property
     def kind(self) -> str:
         return self.settings.kind
 
     def features(self) -> "datasets.Features":
-        """Columns with their types."""
         from datasets import Array2D, Array3D, Features, Value
 
         settings, size = self.settings, self.settings.size
@@ -92,15 +81,11 @@ class MapsInfo:
         return Features({name: pixels.get(name) or Value(TYPES.get(name, "float32")) for name in self.column_names()})
 
     def units(self) -> dict[str, str]:
-        """Returns the meaning and unit of each column."""
+        """Return the meaning and unit of each column."""
         return {name: self._map_unit() if name == "map" else UNITS[name] for name in self.column_names()}
 
     def config_fields(self) -> dict[str, Any]:
-        """The fields of `HrmCosmoConfig` that the data decide.
-
-        Raises:
-            ValueError: the maps have no parameters.
-        """
+        """Return the fields of a model's config that the data decide. Raises ValueError without parameters."""
         return {
             "image_size": self.settings.size,
             "num_channels": self.settings.channels + self.settings.has_mask,
@@ -120,11 +105,11 @@ class MapsInfo:
         return MAP_UNITS.get(self.kind, drawn)
 
 
-# ---- maps that were drawn ----
+# ---- drawn maps ----
 
 
 def column_names(settings: MapSettings) -> list[str]:
-    """Columns of a set of drawn maps, known without importing `datasets`, which takes a worker seconds."""
+    """Return the columns of drawn maps, without importing `datasets`, which takes seconds in each worker."""
     maps = ["map", *(["mask"] if settings.has_mask else []), *(["kappa"] if settings.observable == "shear" else [])]
     parameters = ["omega_m"] if settings.kind in LEGACY else [*PARAMETERS, "s_8"]
     return [*maps, *parameters, "seed", "cosmology_id"]
@@ -132,16 +117,13 @@ def column_names(settings: MapSettings) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CosmologyPlan:
-    """The choices that decide every map of a data set, whoever draws it.
+    """The options that determine every map of a data set.
 
     Args:
-        settings: of the maps.
-        counts: maps of each split; the first maps of a larger set are those of a smaller one.
-        seed: of the whole set, 0 or more.
+        counts: maps of each split; a larger set begins with the maps of a smaller one.
         prior: lowest and highest value of `omega_m` and `sigma_8`, drawn uniformly.
-        maps_per_cosmology: maps drawn of each pair of parameters.
-        shard_size: maps in a file.
-        generator_version: of `cosmology_maps`; another version may draw other maps from the same seed.
+        maps_per_cosmology: maps of each pair of parameters. shard_size: maps in a file.
+        generator_version: another version may draw other maps from the same seed.
     """
 
     settings: MapSettings
@@ -156,34 +138,31 @@ class CosmologyPlan:
         for name, (low, high) in self.prior.items():
             if not low < high:
                 raise ValueError(f"prior of {name} from {low} to {high} is empty")
-        for end in (0, 1):  # what lies between is sound when the ends are
+        for end in (0, 1):  # values between valid ends are valid
             Cosmology(self.prior["omega_m"][end], self.prior["sigma_8"][end])
         if self.settings.kind == "2lpt":
             widest = Cosmology(self.prior["omega_m"][0], self.prior["sigma_8"][0])
             validate_width(widest, self.settings.box_mpc, self.settings)
 
-    def as_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))
-
     def parameters(self, split: str, cosmology: int) -> dict[str, float]:
-        """Parameters of the cosmology of a number, as float32 values: those that the data set stores."""
+        """Draw the parameters of a cosmology by its number, rounded to float32 as the data set stores them."""
         uniform = self._generator(split, cosmology, 0).random(len(PRIOR))
         ends = [self.prior[name] for name in PRIOR]
         return {name: float(np.float32(low + (high - low) * x)) for name, (low, high), x in zip(PRIOR, ends, uniform)}
 
     def map_seed(self, split: str, cosmology: int, realisation: int) -> int:
-        """Seed of a map, 0 to 2^63 - 1."""
+        """Return the seed of a map, below 2^63."""
         return int(self._generator(split, cosmology, 1 + realisation).integers(2**63))
 
     def _generator(self, split: str, cosmology: int, purpose: int) -> np.random.Generator:
-        """Random numbers of one purpose: 0 for the parameters of a cosmology, 1 + r for its realisation r."""
+        """Return the generator of one purpose: 0 for the parameters of a cosmology, 1 + r for its realisation r."""
         entropy = [self.seed, SPLITS.index(split), cosmology, purpose]
         return np.random.default_rng(np.random.SeedSequence(entropy))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosmologyInfo(CosmologyPlan, MapsInfo):
-    """A finished set of drawn maps: its plan, and `pixel_mean` and `pixel_std` of each channel (see `MapsInfo`)."""
+    """A finished set of drawn maps."""
 
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
@@ -200,18 +179,16 @@ class CosmologyInfo(CosmologyPlan, MapsInfo):
         return asdict(self.settings) | {"seed": self.seed, "generator_version": self.generator_version}
 
 
-# ---- maps that were read ----
+# ---- maps from files ----
 
 
 @dataclass(frozen=True)
 class FileSettings(SurveySettings):
-    """How maps were read from files, and what was made of them.
+    """How maps were read from files; noise and masks of `SurveySettings` are added to shear only.
 
     Args:
-        kind: of the files, one of FILE_COLUMNS. size: pixels a side. channels: maps in a row, a mask not counted.
-        has_mask: there is a mask of observed pixels. side_deg: side of a patch in degrees, None if it is not known.
-        options: of the reader.
-        The others: see `SurveySettings`. Convergence stays as it is in the files; noise and masks are of shear.
+        kind: one of FILE_COLUMNS. size: pixels a side. channels: maps in a row without the mask.
+        side_deg: side of a patch in degrees, None if unknown. options: of the reader.
     """
 
     kind: str
@@ -220,30 +197,26 @@ class FileSettings(SurveySettings):
     has_mask: bool
     side_deg: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    source_redshifts: ClassVar[None] = None  # nobody told them
+    source_redshifts: ClassVar[None] = None  # unknown
 
     def __post_init__(self):
         super().__post_init__()
         if self.observable == "shear" and not (self.side_deg and 0 < self.side_deg < np.inf):
-            raise ValueError(f"side_deg={self.side_deg} of shear must be positive: noise and masks hang on the pixels")
+            raise ValueError(f"side_deg={self.side_deg} of shear must be positive: noise and masks depend on it")
 
     @property
     def planes(self) -> int:
-        """Maps of the files behind a row."""
         return self.channels // 2 if self.observable == "shear" else self.channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilesInfo(MapsInfo):
-    """A set of maps that were read from files; no generator gives them again.
+    """A set of maps that were read from files.
 
     Args:
-        settings: how they were read. counts: maps of each split.
         seed: of the split by universe, and of the noise and masks of shear.
-        labels: file of the table of parameters, None without.
-        prior_bounds: lowest and highest value of each parameter that a model is to consider; None without labels.
-        skipped: patches of the sky left out because too little of them was observed.
-        pixel_mean, pixel_std: see `MapsInfo`.
+        labels: name of the table of parameters, or None. prior_bounds: of each parameter; None without labels.
+        skipped: patches of the sky that were skipped because too little of them was observed.
     """
 
     settings: FileSettings
@@ -262,7 +235,7 @@ class FilesInfo(MapsInfo):
 
     @property
     def prior(self) -> Mapping[str, tuple[float, float]]:
-        """The `prior_bounds`. Raises ValueError without labels, as all that a regression needs does."""
+        """Return the `prior_bounds`. Raises ValueError without labels."""
         if self.prior_bounds is None:
             raise ValueError(
                 f"the {self.kind} maps of this data set have no parameters {' and '.join(PARAMETERS)}, so no model "
@@ -286,13 +259,9 @@ class FilesInfo(MapsInfo):
         noted = {"kind": self.kind, **self.settings.options, "labels": self.labels, "patches left out": self.skipped}
         return noted | (survey if self.settings.observable == "shear" else {})
 
-    def as_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))
-
 
 def info_from_json(values: dict[str, Any]) -> CosmologyInfo | FilesInfo:
-    """The info that `as_json` made a dictionary of. Raises ValueError, TypeError or KeyError for another one."""
-    values = {name: value for name, value in values.items() if name != "units"}  # of older sets
+    """Return the info that `cosmology.json` holds. Raises ValueError, TypeError or KeyError for other contents."""
     read = values["settings"]["kind"] in FILE_COLUMNS
     values["settings"] = (FileSettings if read else MapSettings)(**values["settings"])
     bounds = "prior_bounds" if read else "prior"

@@ -1,45 +1,58 @@
-"""Read a cosmology data set: maps with the parameters of the universes that made them.
+"""Read and write cosmology data sets: maps with the parameters of the universes that made them.
 
 A data set is a folder that `datasets.load_dataset(folder)` reads and that can be pushed to the Hub as it is:
 
     README.md          a data card; its YAML header names the files of each split
     train/*.parquet, test/*.parquet
-    cosmology.json     `CosmologyInfo`: how the maps were made, their prior, mean and standard deviation of a pixel;
-                       or `FilesInfo`: from which files they were read
+    cosmology.json     `CosmologyInfo`: how the maps were drawn, their prior, mean and standard deviation of a pixel;
+                       or `FilesInfo`: which files they were read from
+    unfinished.json    what an interrupted build was asked for, in place of the former
 
-One row is one map: `map` float32 [channels, size, size]; `mask` bool [size, size] (True: observed) for kinds that have
-one; of shear `kappa` float32 [planes, size, size], the convergence; `omega_m`, `sigma_8`, `s_8` (legacy kinds:
-`omega_m` alone); `seed`, which with these gives the map again through `generate_map`; `cosmology_id`. No cosmology is
-in two splits. Maps from files have no seed but their `source`, and parameters only if a table of them was given.
+Each row is one map: `map` float32 [channels, size, size]; `mask` bool [size, size] (True: observed) if the kind has
+one; for shear `kappa` float32 [planes, size, size], the convergence; `omega_m`, `sigma_8`, `s_8` (legacy kinds:
+`omega_m` alone); `seed`, from which `generate_map` draws the map again; `cosmology_id`. No cosmology is in two splits.
+Maps from files have a `source` instead of a seed, and parameters only if a table of them was given.
 
-`datasets` decodes rows one by one, about 100 times slower than an array; `map_arrays` leaves maps on the disk, where
+A shard is a parquet file that is complete or absent, without compression because noise does not shrink. A JSON header
+in its metadata holds the number of rows and the moments of their pixels.
+
+`datasets` decodes rows one by one, about 100 times slower than an array. `map_arrays` leaves maps on the disk, where
 all processes of a machine share them, and `read_arrays` reads them into memory.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...io.files import TEMPORARY, complete_file, write_text
 from ...io.usage import UsageError
 from .info import INFO_FILE, SPLITS, CosmologyInfo, FilesInfo, info_from_json
 
 
 if TYPE_CHECKING:
+    import datasets
     import pyarrow as pa
 
 BUILD_COMMAND = "hrm-hf data cosmology --kind lognormal --samples 8000 --out DIR"
+HEADER = b"hrm_hf_cosmology"
+GROUP_BYTES = 2**24  # of maps in a row group: what a streaming reader fetches at a time
+UNFINISHED = "unfinished.json"
+
+Rows = dict[str, np.ndarray]  # column name to array [rows, ...]
+
+
+# ---- reading ----
 
 
 def load_cosmology_info(path: str | Path) -> CosmologyInfo | FilesInfo:
-    """Read `cosmology.json` of a local folder or a Hub data set repository.
+    """Read `cosmology.json` of a local folder or a Hub data set.
 
     Raises:
-        FileNotFoundError: no such data set, or one that was not built to its end.
-        ValueError: `cosmology.json` is broken or of another version.
+        FileNotFoundError: no such data set, or an unfinished one. ValueError: an invalid `cosmology.json`.
     """
     file = _local_folder(path, [INFO_FILE]) / INFO_FILE
     if not file.exists():
@@ -77,7 +90,7 @@ class MapSet:
 
     @classmethod
     def read(cls, data: str, split: str, limit: int | None = None, kappa: bool = False) -> "MapSet":
-        """Read the first `limit` rows of a split, or all; with `kappa`, of a data set of shear alone."""
+        """Read the first `limit` rows of a split, or all; `kappa` needs a data set of shear."""
         info = load_cosmology_info(data)
         if kappa:
             validate_shear(data, info)
@@ -96,12 +109,9 @@ class MapSet:
 
 
 class MappedColumn:
-    """Maps or masks in Arrow files that are mapped into memory: only the rows that are asked for are read.
+    """Maps or masks in memory-mapped Arrow files, of which only the requested rows are read.
 
-    The system keeps what it has memory for, once for all processes, and drops it when others need the memory.
-
-    Args:
-        chunks: of the column, as `datasets` stores Array2D and Array3D. feature: of the column.
+    `chunks` and `feature` are those of a column of Array2D or Array3D in `datasets`.
     """
 
     def __init__(self, chunks: "pa.ChunkedArray", feature: Any):
@@ -121,22 +131,15 @@ class MappedColumn:
         parts = np.searchsorted(self._starts, rows, side="right") - 1
         for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
             values = self._values[part].slice((row - self._starts[part]) * self._length, self._length)
-            # Masks are stored as bits, so that there is no array of theirs to look at.
+            # Masks are stored as bits, so there is no array to view.
             found[place] = values.to_numpy(zero_copy_only=False).reshape(self.shape[1:])
         return found
 
 
 def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -> dict[str, Any]:
-    """Open one split: maps and masks as a `MappedColumn` each, the other columns as arrays.
+    """Open columns of one split (all if None): pixels as a `MappedColumn` each, other columns as arrays.
 
-    The first call writes the columns as Arrow files to the cache of `datasets` (`HF_DATASETS_CACHE`), once a data set.
-
-    Args:
-        columns: those wanted, for example ["omega_m", "sigma_8"]; None for all.
-
-    Returns:
-        map: float32 [rows, channels, size, size]. mask: bool [rows, size, size], if the kind has one. The others
-        [rows]: float32 parameters, int64 `seed` and `cosmology_id`; of maps from files see `FILE_COLUMNS`.
+    The first call writes the columns as Arrow files to the cache of `datasets` (`HF_DATASETS_CACHE`).
 
     Raises:
         FileNotFoundError: no such data set.
@@ -171,16 +174,12 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
 
 
 def read_arrays(path: str | Path, split: str, columns: list[str] | None = None, limit: int | None = None) -> dict:
-    """Read the first `limit` rows of a split into memory, or all: arrays as those of `map_arrays`.
-
-    Raises:
-        FileNotFoundError, ValueError: as `map_arrays`.
-    """
+    """Read the columns of `map_arrays` into memory, the first `limit` rows or all."""
     return {name: values[:limit] for name, values in map_arrays(path, split, columns).items()}
 
 
 def _numbers_of(array: "pa.Array") -> "pa.Array":
-    """The numbers in lists of lists, one after the other, where they lie."""
+    """Return the numbers in nested lists without copying them."""
     import pyarrow as pa
 
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
@@ -190,7 +189,7 @@ def _numbers_of(array: "pa.Array") -> "pa.Array":
 
 
 def _local_folder(path: str | Path, patterns: list[str]) -> Path:
-    """`path` if it is a folder, else the files of a Hub data set that match the patterns."""
+    """Return `path` if it is a folder, else download the files of a Hub data set that match the patterns."""
     if Path(path).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download
@@ -201,3 +200,129 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
         raise FileNotFoundError(
             f"{path} does not exist, here or on the Hub; build a cosmology data set with `{BUILD_COMMAND}`. {error}"
         ) from error
+
+
+# ---- writing a folder ----
+
+
+def claim_folder(out: Path, asked: dict[str, Any]) -> None:
+    """Record the options of a build in a new folder, or raise FileExistsError if it holds another build."""
+    note = next((out / name for name in (INFO_FILE, UNFINISHED) if (out / name).is_file()), None)
+    if note is None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise FileExistsError(f"out={out}: not an empty folder; choose another or delete it")
+        write_text(out / UNFINISHED, json.dumps(asked, indent=1))
+        return
+    found, asked = (_flat(json.loads(text)) for text in (note.read_text(encoding="utf-8"), json.dumps(asked)))
+    changes = [
+        f"{name} is {found.get(name)!s:.80}, asked {value!s:.80}" for name, value in asked.items()
+        if found.get(name) != value
+    ]  # fmt: skip
+    if changes:
+        raise FileExistsError(
+            f"out={out}: holds maps of another command ({'; '.join(changes)}); choose another folder or delete it"
+        )
+
+
+def _flat(asked: dict[str, Any]) -> dict[str, Any]:
+    groups = {name: value for name, value in asked.items() if isinstance(value, dict)}
+    inner = {
+        name if group == "settings" else f"{group} {name}": value
+        for group, values in groups.items() for name, value in values.items()
+    }  # fmt: skip
+    return {name: value for name, value in asked.items() if name not in groups} | inner
+
+
+def shard_names(split: str, total: int) -> list[str]:
+    """Return the names of a split's files."""
+    return [f"{split}/{number:05d}-of-{total:05d}.parquet" for number in range(total)]
+
+
+def pixel_statistics(files: Iterable[Path]) -> dict[str, tuple[float, ...]]:
+    """Compute `pixel_mean` and `pixel_std` of each channel from the headers of shards."""
+    count, total, squares = sum(np.array(read_header(file)["moments"]) for file in files)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    # Nine digits are what float32 has; beyond them the sums depend on the sizes of the shards.
+    mean, std = (tuple(float(f"{value:.9g}") for value in values) for values in (mean, std))
+    return {"pixel_mean": mean, "pixel_std": std}
+
+
+def finish_folder(out: Path, info: CosmologyInfo | FilesInfo) -> None:
+    """Write the data card and, last, `cosmology.json`."""
+    write_text(out / "README.md", data_card(info))
+    write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1))
+    (out / UNFINISHED).unlink(missing_ok=True)
+    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
+
+
+def data_card(info: CosmologyInfo | FilesInfo) -> str:
+    """Return the README of a data set; its YAML header names the files of each split."""
+    counts = {split: count for split, count in info.counts.items() if count}
+    files = "".join(f"  - split: {split}\n    path: {split}/*.parquet\n" for split in counts)
+    columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units().items())
+    notes = "".join(f"- {name}: {value}\n" for name, value in info.notes().items())
+    sizes = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+    mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (info.pixel_mean, info.pixel_std))
+    prior = "The maps have no parameters."
+    if info.labelled:
+        bounds = ", ".join(f"{name} from {low:.6g} to {high:.6g}" for name, (low, high) in info.prior.items())
+        prior = f"No cosmology is in two splits. Prior, uniform: {bounds}."
+    return (
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- cosmology\n---\n\n"
+        f"# Maps of kind {info.kind}, {info.settings.size} x {info.settings.size}\n\n{info.origin} Maps: {sizes}. "
+        f"{prior} Pixels have mean {mean} and standard deviation {std}, by channel.\n\n"
+        f"| column | what it is |\n|---|---|\n{columns}\n## How the maps were made\n\n{notes}"
+    )
+
+
+# ---- writing a shard ----
+
+
+def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows]) -> None:
+    """Write blocks of rows as one parquet file, which appears only when it is complete.
+
+    Its header gets `rows` and `moments`: for each channel the number of observed pixels, their sum and sum of squares.
+    Rows are added one by one, so the sums do not depend on the blocks.
+    """
+    import pyarrow.parquet as pq
+    from datasets import Dataset
+
+    moments, rows = np.zeros((3, features["map"].shape[0])), 0
+    with complete_file(file) as stream:
+        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        with pq.ParquetWriter(stream, features.arrow_schema, **options) as writer:
+            for block in _grouped(blocks):
+                writer.write_table(Dataset.from_dict(block, features).data.table)
+                rows += len(block["map"])
+                for row in range(len(block["map"])):
+                    moments += _moments(block["map"][row], block["mask"][row] if "mask" in block else None)
+            writer.add_key_value_metadata({HEADER: json.dumps({"rows": rows, "moments": moments.tolist()})})
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """Read the header that `write_shard` wrote."""
+    import pyarrow.parquet as pq
+
+    return json.loads(pq.read_metadata(file).metadata[HEADER])
+
+
+def _grouped(blocks: Iterable[Rows]) -> Iterator[Rows]:
+    """Join blocks into row groups of about GROUP_BYTES."""
+    group: list[Rows] = []
+    for block in blocks:
+        group.append(block)
+        if sum(part["map"].nbytes for part in group) >= GROUP_BYTES:
+            yield {name: np.concatenate([part[name] for part in group]) for name in block}
+            group = []
+    if group:
+        yield {name: np.concatenate([part[name] for part in group]) for name in group[0]}
+
+
+def _moments(maps: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """Return count, sum and sum of squares of the observed pixels of a map [channels, size, size]: [3, channels]."""
+    values = maps.reshape(len(maps), -1).astype(np.float64)
+    if mask is not None:
+        values = values[:, mask.reshape(-1)]
+    return np.stack([np.full(len(maps), values.shape[1]), values.sum(1), (values**2).sum(1)])

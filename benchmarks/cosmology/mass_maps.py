@@ -10,11 +10,15 @@ regressions on the estimated maps (the usual two steps), and on the spectra of t
 
 import tempfile
 from pathlib import Path
+from typing import get_args
 
+from hrm_hf.cosmology.baselines import run_baseline
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
-from hrm_hf.cosmology.evaluation_run import evaluate_baseline
-from hrm_hf.cosmology.map_evaluation import METHODS, evaluate_reconstruction
-from hrm_hf.cosmology.options import EvaluateBaseline, EvaluateMassMaps
+from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
+from hrm_hf.cosmology.evaluation import evaluate_predictions
+from hrm_hf.cosmology.evaluation_run import evaluate_baseline, evaluate_reconstruction
+from hrm_hf.cosmology.options import EvaluateBaseline, EvaluateMassMaps, MapMethod
+from hrm_hf.cosmology.reconstruction import estimate_maps, map_estimator
 from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.trainer.recipes import library_versions
 
@@ -39,21 +43,29 @@ def main() -> None:
         data = str(args.data or Path(folder) / "shear")
         build_cosmology_dataset(settings, data, train, test, workers=args.workers)
         report = {"maps": {}, "parameters": {}}
-        for method in METHODS:
+        for method in get_args(MapMethod):
             draws = 0 if method == "kaiser-squires" else DRAWS
-            regression = None if method == "wiener" else REGRESSION
-            options = EvaluateMassMaps(data=data, method=method, train=train, draws=draws, regression=regression)
+            options = EvaluateMassMaps(data=data, method=method, train=train, draws=draws)
             found = evaluate_reconstruction(options)
             report["maps"][method] = {"settings": found["settings"], **found["metrics"]}
             print(f"{method:15} error {found['metrics']['error']}")
-            if "regression" in found:
-                report["parameters"][method] = parameters(found["regression"]["metrics"], REGRESSION)
+            if method != "wiener":  # which knows the parameters of each map
+                report["parameters"][method] = parameters(regression(method, data, train), REGRESSION)
         direct = evaluate_baseline(EvaluateBaseline(data=data, method=SHEAR_REGRESSION, train=train))
         report["parameters"]["masked shear"] = parameters(direct["metrics"], SHEAR_REGRESSION)
     for name, found in report["parameters"].items():
         print(f"{name:15} {found}")
     report |= {"train": train, "test": test, "draws": DRAWS, "versions": library_versions()}
     write_report(args, "cosmology_mass_maps", report)
+
+
+def regression(method: MapMethod, data: str, train: int) -> dict:
+    """Metrics of parameters that are inferred from the mass maps of a method."""
+    info = load_cosmology_info(data)
+    training, test = (MapSet.read(data, split, limit, True) for split, limit in (("train", train), ("test", None)))
+    estimator, _ = map_estimator(method, info.settings, training)
+    maps = [MapSet(estimate_maps(estimator, rows, 100)[0], rows.labels, rows.masks) for rows in (training, test)]
+    return evaluate_predictions(run_baseline(REGRESSION, *maps), info.prior)
 
 
 def parameters(metrics: dict, regression: str) -> dict:

@@ -29,10 +29,10 @@ from transformers import AutoFeatureExtractor, AutoModelForImageToImage
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
-from hrm_hf.cosmology.map_evaluation import estimate_maps, map_estimator, network_metrics
-from hrm_hf.cosmology.map_metrics import MassMaps, error_ratio, relative_error, squared_errors
+from hrm_hf.cosmology.evaluation import MassMaps, error_ratio, relative_error, squared_errors
+from hrm_hf.cosmology.evaluation_run import map_distances, network_metrics, predict_maps
 from hrm_hf.cosmology.plots import plot_mass_maps, plot_segments
-from hrm_hf.cosmology.prediction import map_distances, predict_maps
+from hrm_hf.cosmology.reconstruction import estimate_maps, map_estimator
 from hrm_hf.trainer.plots import ACCENT, EXTRA, MUTED, new_figure, save_figure
 from hrm_hf.trainer.recipes import library_versions
 

@@ -26,7 +26,7 @@ from transformers import AutoFeatureExtractor, AutoModelForImageClassification
 from hrm_hf.cosmology.baselines import run_baseline
 from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
 from hrm_hf.cosmology.evaluation import compare, evaluate_predictions
-from hrm_hf.cosmology.prediction import predict_maps
+from hrm_hf.cosmology.evaluation_run import predict_maps
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report

@@ -17,9 +17,8 @@ import torch
 
 from hrm_hf.cosmology.dataset.collator import MapRows, shifted, split_rows
 from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
-from hrm_hf.cosmology.map_evaluation import estimate_maps, map_estimator
-from hrm_hf.cosmology.regression import CosmologyMaps
-from hrm_hf.cosmology.run import RegressionRun
+from hrm_hf.cosmology.reconstruction import estimate_maps, map_estimator
+from hrm_hf.cosmology.run import CosmologyMaps, RegressionRun
 from hrm_hf.cosmology.trainer import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.models.shear_operator import shear_from_convergence
 from hrm_hf.trainer.run import run_training

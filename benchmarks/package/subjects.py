@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer
 
 from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
 from hrm_hf.cosmology.evaluation import parameter_metrics
-from hrm_hf.cosmology.prediction import predict_maps
+from hrm_hf.cosmology.evaluation_run import predict_maps
 from hrm_hf.golang.data.records import read_records
 from hrm_hf.golang.data.streams import GoStreamBuilder, TooLongError
 from hrm_hf.golang.evaluation.metrics import ratio_interval

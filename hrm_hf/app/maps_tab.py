@@ -14,7 +14,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ..cosmology.map_metrics import MassMaps, squared_errors
+from ..cosmology.evaluation import MassMaps, squared_errors
 from ..cosmology.plots import corner_figure, map_panels, shear_amplitude
 from ..cosmology.simulation.maps import MapSettings, generate_columns
 from ..models.feature_extraction_cosmo import FILE_KINDS

@@ -109,10 +109,10 @@ def cosmo_map(options: EvaluateMassMaps, as_json: bool):
     """
     if options.model is not None:
         validate_model(options.model, "MASS_MAPPER")
-    from ..cosmology.map_evaluation import evaluate_model, evaluate_reconstruction, lines
+    from ..cosmology.evaluation_run import evaluate_model, evaluate_reconstruction, map_lines
 
     result = evaluate_reconstruction(options) if options.model is None else evaluate_model(options)
-    report(result, as_json, lines(result))
+    report(result, as_json, map_lines(result))
 
 
 @app.command()

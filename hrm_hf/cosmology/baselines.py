@@ -1,10 +1,9 @@
-"""Regressions on hand-made summaries of maps: what a network on the maps themselves has to beat.
+"""Regressions on hand-made summaries of maps: the baseline of networks on maps.
 
-Summaries are the binned power spectrum (the whole information of a Gaussian field), and with it moments and histograms
-at four scales, which hold much of what a log-normal field has beyond it. Models are ridge regressions, linear or
-quadratic, and Gaussian processes, all of scikit-learn; each gives Gaussian posteriors, with errors from held-out
-residuals or from the process. Spectra of masked maps are pseudo spectra over the observed share of the sky: a mask's
-mixing of modes is left to the regression, which sees the same mixing in training if the masks are alike.
+Summaries are the binned power spectrum (all information of a Gaussian field), and optionally moments and histograms at
+four scales. Models are scikit-learn's ridge regressions, linear or quadratic, and Gaussian processes, with Gaussian
+posteriors whose errors come from held-out residuals or from the process. Spectra of masked maps are pseudo spectra
+over the observed share of the sky: the regression sees the same mixing of modes in training if the masks are alike.
 """
 
 import warnings
@@ -33,23 +32,9 @@ CHUNK_PIXELS = 2**22  # of maps worked on at a time
 
 
 def run_baseline(
-    method: str,
-    train: MapSet,
-    test: MapSet,
-    *,
-    num_samples: int = 1000,
-    seed: int = 0,
+    method: str, train: MapSet, test: MapSet, *, num_samples: int = 1000, seed: int = 0
 ) -> CosmologyPredictions:
-    """Fits a baseline to one set of maps and predicts another.
-
-    Args:
-        method: one of METHODS. train, test: of the same shape and names, both with masks or both without.
-        num_samples: draws from each posterior.
-        seed: of the draws.
-
-    Raises:
-        ImportError: scikit-learn is missing.
-    """
+    """Fit a baseline (one of METHODS) to one set of maps and predict another of the same form."""
     validate_extra("cosmology", "baselines need scikit-learn", "sklearn")
     names = list(train.labels)
     scale = pixel_scales(train)
@@ -63,8 +48,8 @@ def run_baseline(
     fit = _gaussian_process if method.endswith("-gp") else _ridge
     mean, std, correlation = fit(inputs, (targets - centre) / spread, queries)
     mean, std = mean * spread + centre, std * spread
-    # The draws are not cut off at the prior: a regression knows it already through its training maps, and to apply it
-    # again makes the posteriors too narrow.
+    # Draws are not cut off at the prior: a regression knows it through its training maps, and posteriors would become
+    # too narrow.
     factor = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(names)))
     noise = np.random.default_rng(seed).standard_normal((len(mean), num_samples, len(names)))
     samples = mean[:, None] + std[:, None] * (noise @ factor.T)
@@ -72,7 +57,7 @@ def run_baseline(
 
 
 def _chunks(maps: MapSet) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Maps in float64 and masks, some at a time."""
+    """Yield some maps at a time in float64, with their masks."""
     size = max(1, CHUNK_PIXELS // int(np.prod(maps.maps.shape[1:])))
     for start in range(0, len(maps), size):
         part = maps[start : start + size]
@@ -81,39 +66,33 @@ def _chunks(maps: MapSet) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
 
 def _features(method: str, maps: MapSet, scale: np.ndarray) -> np.ndarray:
     features = spectrum_features(maps)
-    if "-pdf-" in method:
-        features = np.concatenate((features, shape_features(maps, scale)), axis=1)
-    return features
+    return np.concatenate((features, shape_features(maps, scale)), axis=1) if "-pdf-" in method else features
 
 
 def _standardized(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """In units of the training features; those that never vary are dropped."""
+    """Scale features by those of training, and drop constant ones."""
     centre, spread = inputs.mean(axis=0), inputs.std(axis=0)
     used = spread > 1e-9 * np.maximum(np.abs(centre), 1e-30)
     return tuple((features[:, used] - centre[used]) / spread[used] for features in (inputs, queries))
 
 
 def _with_products(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Features with the squares and products of their leading principal components, of which there would otherwise be
-    more than maps."""
+    """Append the products of the leading principal components to the features."""
     axes = np.linalg.eigh(inputs.T @ inputs)[1][:, -QUADRATIC_COMPONENTS:]
     first, second = np.triu_indices(axes.shape[1])
-    joined = []
-    for features in (inputs, queries):
-        leading = features @ axes
-        joined.append(np.concatenate((features, leading[:, first] * leading[:, second]), axis=1))
-    return joined[0], joined[1]
+    leading = [features @ axes for features in (inputs, queries)]
+    products = [components[:, first] * components[:, second] for components in leading]
+    return tuple(np.concatenate(pair, axis=1) for pair in zip((inputs, queries), products))
 
 
 # Summaries
 
 
 def spectrum_features(maps: MapSet) -> np.ndarray:
-    """log10 of the binned power spectra of all channels, and for each pair of channels their coherence.
+    """Return log10 of the binned power spectra of all channels, and the coherence of each pair of channels.
 
-    Coherence C_ij / sqrt(C_ii C_jj) stands for a cross spectrum because noise lets that be negative, where a logarithm
-    is not. Masked maps lose their observed mean, unobserved pixels are 0, and the power is divided by the observed
-    share.
+    Coherence C_ij / sqrt(C_ii C_jj) replaces the cross spectrum, which noise can make negative. Masked maps lose their
+    observed mean, unobserved pixels are 0, and the power is divided by the observed share.
     """
     bins = round(SPECTRUM_BINS * np.log(maps.maps.shape[-1] / 2) / np.log(32))
     return np.concatenate([_spectra(fields, masks, max(bins, 2)) for fields, masks in _chunks(maps)])
@@ -125,7 +104,7 @@ def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndar
         weight = masks[:, None].astype(np.float64)
         share = weight.mean(axis=(2, 3))[..., None]
         fields = (fields - (fields * weight).mean(axis=(2, 3), keepdims=True) / share[..., None]) * weight
-    # The side drops out of logarithms but for a constant, which standardizing takes away.
+    # The side only adds a constant to the logarithms, which standardizing removes.
     power = map_power_spectrum(fields, 1.0, bins)[1] / share
     tiny = np.finfo(np.float64).tiny
     parts = [np.log10(np.maximum(power, tiny)).reshape(len(fields), -1)]
@@ -138,7 +117,7 @@ def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndar
 
 
 def pixel_scales(maps: MapSet) -> np.ndarray:
-    """Standard deviation of the pixels of a data set for each of SCALES and channels, [scales, channels]."""
+    """Return the standard deviation of the pixels for each of SCALES and channels, [scales, channels]."""
     totals = np.zeros((3, len(SCALES), maps.maps.shape[1]))
     for fields, masks in _chunks(maps):
         for index, scale in enumerate(SCALES):
@@ -150,25 +129,20 @@ def pixel_scales(maps: MapSet) -> np.ndarray:
 
 
 def shape_features(maps: MapSet, scale: np.ndarray) -> np.ndarray:
-    """Mean, logarithm of the standard deviation, skewness, excess kurtosis and histogram of the pixels at each scale.
+    """Return mean, log standard deviation, skewness, excess kurtosis and histogram of the pixels at each scale.
 
-    Args:
-        scale: standard deviations of the training set, from `pixel_scales`: units of mean and histogram.
-
-    Returns:
-        [N, scales * channels * (4 + len(HISTOGRAM_EDGES) + 1)].
+    Mean and histogram are in units of `scale`, the `pixel_scales` of the training set. The shape is
+    [N, scales * channels * (4 + len(HISTOGRAM_EDGES) + 1)].
     """
-    parts = []
-    for fields, masks in _chunks(maps):
-        averaged = (_averaged(fields, masks, size) for size in SCALES)
-        parts.append(
-            np.concatenate([_shape(values, weight, unit) for (values, weight), unit in zip(averaged, scale)], axis=1)
-        )
+    parts = [
+        np.concatenate([_shape(*_averaged(fields, masks, size), unit) for size, unit in zip(SCALES, scale)], axis=1)
+        for fields, masks in _chunks(maps)
+    ]
     return np.concatenate(parts)
 
 
 def _averaged(fields: np.ndarray, masks: np.ndarray | None, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means over blocks of `size` pixels a side, and weights: 0 where less than half a block is observed."""
+    """Average blocks of `size` pixels a side; weights are 0 where less than half a block is observed."""
     number, channels, height, _ = fields.shape
     blocks = height // size
     cut = (slice(None), slice(None), slice(blocks * size), slice(blocks * size))
@@ -183,7 +157,7 @@ def _averaged(fields: np.ndarray, masks: np.ndarray | None, size: int) -> tuple[
 
 
 def _shape(values: np.ndarray, weight: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Moments and histogram of pixels [N, C, P, P] -> [N, C * figures]."""
+    """Return moments and histogram of pixels [N, C, P, P] -> [N, C * features]."""
     number, channels = values.shape[:2]
     values, weight = (array.reshape(number, channels, -1) for array in (values / unit[:, None, None], weight))
     weight = weight / np.maximum(weight.sum(axis=2, keepdims=True), 1)
@@ -192,11 +166,9 @@ def _shape(values: np.ndarray, weight: np.ndarray, unit: np.ndarray) -> np.ndarr
     variance = np.maximum((weight * deviation**2).sum(axis=2), 1e-30)
     third, fourth = ((weight * deviation**power).sum(axis=2) for power in (3, 4))
     figures = np.stack((mean, np.log(variance) / 2, third / variance**1.5, fourth / variance**2 - 3), axis=2)
-    cell = np.digitize(values, HISTOGRAM_EDGES) + (len(HISTOGRAM_EDGES) + 1) * np.arange(number * channels).reshape(
-        number, channels, 1
-    )
-    length = number * channels * (len(HISTOGRAM_EDGES) + 1)
-    histogram = np.bincount(cell.ravel(), weight.ravel(), length).reshape(number, channels, -1)
+    bins, planes = len(HISTOGRAM_EDGES) + 1, np.arange(number * channels).reshape(number, channels, 1)
+    cell = np.digitize(values, HISTOGRAM_EDGES) + bins * planes
+    histogram = np.bincount(cell.ravel(), weight.ravel(), bins * planes.size).reshape(number, channels, -1)
     return np.concatenate((figures, histogram), axis=2).reshape(number, -1)
 
 
@@ -219,7 +191,7 @@ def _ridge(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
 
 
 def _gaussian_process(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
-    """One process for each target, with a length scale for each summary and white noise."""
+    """Fit one process for each target, with a length scale for each summary and white noise."""
     from scipy.linalg import cho_solve
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
@@ -231,7 +203,7 @@ def _gaussian_process(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarr
         kernel = ConstantKernel(1.0, (1e-2, 1e3)) * RBF(np.full(inputs.shape[1], 5.0), (0.3, 1e3))
         kernel += WhiteKernel(0.1, (1e-4, 2.0))
         with warnings.catch_warnings():
-            # A length scale at its upper bound is a summary that does not matter: nothing to warn of.
+            # A length scale at its upper bound only means that the summary does not matter.
             warnings.simplefilter("ignore", ConvergenceWarning)
             tuned = GaussianProcessRegressor(kernel).fit(inputs[:GP_TUNING_MAPS], target[:GP_TUNING_MAPS])
         process = GaussianProcessRegressor(tuned.kernel_, optimizer=None).fit(inputs, target)

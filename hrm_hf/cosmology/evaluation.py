@@ -1,9 +1,10 @@
-"""The quality of posteriors over cosmological parameters: accuracy, calibration, and the area of their contours.
+"""The quality of posteriors over cosmological parameters, and of mass maps, in numpy and whatever the model.
 
-Plain numpy on a `CosmologyPredictions`, whoever made it: a network, or a regression on power spectra. Accuracy is
-always given beside the standard deviation of the prior, for R^2 alone hides that a parameter is unconstrained.
-Calibration is judged per parameter by coverage and simulation-based ranks, and over the free parameters together by
-expected coverage with random points (TARP). Left out: posteriors of more than one map, and evidence.
+Accuracy of posteriors is reported with the standard deviation of the prior, because R^2 alone hides that a parameter
+is unconstrained. Calibration is judged per parameter by coverage and simulation-based ranks, and over the free
+parameters together by expected coverage with random points (TARP).
+
+Shear does not determine the mean of a map, so every mass map loses its mean. N maps of P planes, S pixels a side.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+
+from .simulation.fields import map_power_spectrum
 
 
 Prior = Mapping[str, tuple[float, float]]  # lowest and highest value of each free parameter; flat in between
@@ -22,17 +25,19 @@ SBC_BINS = 16
 TARP_LEVELS = 50
 # A standard normal pair lies in a disc of squared radius -2 ln(1 - p) with probability p.
 RADIUS_68 = -2 * np.log(1 - LEVELS["coverage_68"])
+PEAK_HEIGHTS = (1.0, 2.0, 3.0, 4.0, 5.0)  # in units of the true maps' standard deviation
+WIDTHS = {"coverage_68": 1.0, "coverage_95": 2.0}  # half widths of intervals of pixels in standard deviations
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class CosmologyPredictions:
-    """Posteriors of N maps over R named parameters, in physical units (omega_m, sigma_8, s_8: no dimension).
+    """Posteriors of N maps over R named parameters, in physical units.
 
     Args:
-        names: the R parameters.
         truth: [N, R]. mean, std: of each posterior, [N, R].
         samples: S draws from each posterior, [N, S, R].
-        steps: ACT steps used on each map, [N]; None for what has no steps.
+        steps: segments used on each map, [N], of a recurrent model.
     """
 
     names: tuple[str, ...]
@@ -57,30 +62,25 @@ class CosmologyPredictions:
 
     @property
     def free_names(self) -> list[str]:
-        """The parameters without S_8 where it follows from the others."""
+        """The parameters, without S_8 if it follows from the others."""
         derived = {"omega_m", "sigma_8"} <= set(self.names)
         return [name for name in self.names if not (derived and name == "s_8")]
 
     def columns(self, names) -> list[int]:
-        """Places of `names` among the parameters."""
         return [self.names.index(name) for name in names]
 
 
 def evaluate_predictions(predictions: CosmologyPredictions, prior: Prior, seed: int = 0) -> dict[str, Any]:
-    """All figures of a set of posteriors; numbers, lists and strings only, ready for JSON.
+    """Compute all metrics of a set of posteriors, ready for JSON.
 
     Args:
-        predictions: posteriors with known truths.
         prior: bounds of the free parameters (omega_m and sigma_8 give those of s_8).
         seed: of the reference points and the bootstrap of TARP.
 
     Returns:
         count, num_samples; parameters: per name `parameter_metrics` and `simulation_based_ranks`;
         chi2_per_parameter (`joint_chi2`); tarp (`expected_coverage`), over the free parameters;
-        contour_area_68: medians over maps, by plane, as `contour_areas`; average_steps and steps_histogram, if any.
-
-    Raises:
-        ValueError: the prior lacks a parameter.
+        contour_area_68: medians over maps, by plane, of `contour_areas`; average_steps and steps_histogram, if any.
     """
     result: dict[str, Any] = {
         "count": len(predictions.truth),
@@ -104,13 +104,13 @@ def evaluate_predictions(predictions: CosmologyPredictions, prior: Prior, seed: 
 
 
 def card_figures(metrics: dict[str, Any]) -> dict[str, float]:
-    """Returns the values of `evaluate_predictions` for a model card; results.json has all."""
+    """Return the values of `evaluate_predictions` for a model card."""
     figures = {f"{name}_{key}": found[key] for name, found in metrics["parameters"].items() for key in CARD_METRICS}
     return figures | {"tarp_deviation": metrics["tarp"]["deviation"]}
 
 
 def summary(metrics: dict[str, Any]) -> dict[str, str]:
-    """A line for each parameter, and one for each joint figure."""
+    """Return a line for each parameter and each joint metric to print."""
     lines = {
         name: (
             f"rmse {found['rmse']:.4f} ± {found['rmse_standard_error']:.4f} "
@@ -138,11 +138,7 @@ def summary(metrics: dict[str, Any]) -> dict[str, str]:
 
 
 def prior_moments(name: str, prior: Prior) -> tuple[float, float]:
-    """Mean and standard deviation of a parameter under a flat prior; of S_8 = sigma_8 sqrt(omega_m / 0.3) too.
-
-    Raises:
-        ValueError: the prior has no bounds for it.
-    """
+    """Return mean and standard deviation of a parameter, or of S_8, under a flat prior."""
     if name == "s_8" and name not in prior and {"omega_m", "sigma_8"} <= set(prior):
         (low, high), amplitude = prior["omega_m"], prior_moments("sigma_8", prior)
         root = (high**1.5 - low**1.5) / (1.5 * (high - low))  # E[sqrt(omega_m)]
@@ -158,13 +154,13 @@ def prior_moments(name: str, prior: Prior) -> tuple[float, float]:
 
 
 def parameter_metrics(predictions: CosmologyPredictions, name: str, prior: Prior) -> dict[str, float]:
-    """Accuracy and calibration of one parameter.
+    """Compute accuracy and calibration of one parameter.
 
     Returns:
         rmse with its standard error over maps, and rmse_over_prior_std (1: nothing learned);
-        r2, 1 - mse / variance of the truth (0 where that does not vary);
+        r2, 1 - mse / variance of the truth (0 if it does not vary);
         bias, mean of prediction minus truth; mean_z2, of (truth - mean) / std, 1 if calibrated;
-        coverage_68, coverage_95: share of truths inside the central credible interval of 68.27 and 95.45 % of draws.
+        coverage_68, coverage_95: share of truths inside the central interval of 68.27 and 95.45 % of the draws.
     """
     column = predictions.names.index(name)
     truth, std = predictions.truth[:, column], predictions.std[:, column]
@@ -184,7 +180,7 @@ def parameter_metrics(predictions: CosmologyPredictions, name: str, prior: Prior
 
 
 def central_coverage(predictions: CosmologyPredictions, name: str, probabilities: np.ndarray) -> np.ndarray:
-    """Share of truths inside the central credible interval, for each probability."""
+    """Return the share of truths inside the central credible interval, for each probability."""
     column = predictions.names.index(name)
     samples, truth = predictions.samples[:, :, column], predictions.truth[:, column]
     low, high = (np.quantile(samples, ends, axis=1) for ends in ((1 - probabilities) / 2, (1 + probabilities) / 2))
@@ -192,12 +188,12 @@ def central_coverage(predictions: CosmologyPredictions, name: str, probabilities
 
 
 def simulation_based_ranks(predictions: CosmologyPredictions, name: str, num_bins: int = SBC_BINS) -> dict[str, Any]:
-    """Simulation-based calibration: ranks of truths among draws, flat if calibrated (Talts et al. 2018, 1804.06788).
+    """Rank truths among draws: flat if calibrated (Talts et al. 2018, arXiv 1804.06788).
 
-    Returns:
-        histogram [num_bins] of ranks 0..S; chi2 against a flat one, whose bins hold equally many of the S + 1 ranks
-        as far as they can, and its p_value.
+    Returns the histogram [num_bins] of ranks 0..S, its chi2 against a flat one, and the p_value.
     """
+    import torch
+
     column = predictions.names.index(name)
     samples, truth = predictions.samples[:, :, column], predictions.truth[:, column]
     num_ranks = samples.shape[1] + 1
@@ -206,35 +202,24 @@ def simulation_based_ranks(predictions: CosmologyPredictions, name: str, num_bin
     histogram = np.bincount(bin_of_rank[(samples < truth[:, None]).sum(axis=1)], minlength=num_bins)
     expected = np.bincount(bin_of_rank) * len(truth) / num_ranks
     chi2 = float(((histogram - expected) ** 2 / expected).sum())
-    return {"histogram": histogram.tolist(), "chi2": chi2, "p_value": _chi2_tail(chi2, num_bins - 1)}
-
-
-def _chi2_tail(chi2: float, degrees: int) -> float:
-    """Probability of a larger chi^2."""
-    import torch
-
-    half = torch.tensor([degrees / 2, chi2 / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+    half = torch.tensor([(num_bins - 1) / 2, chi2 / 2], dtype=torch.float64)
+    p_value = float(torch.special.gammaincc(half[0], half[1]))
+    return {"histogram": histogram.tolist(), "chi2": chi2, "p_value": p_value}
 
 
 def expected_coverage(
-    predictions: CosmologyPredictions,
-    *,
-    num_references: int = 20,
-    num_bootstrap: int = 100,
-    seed: int = 0,
+    predictions: CosmologyPredictions, *, num_references: int = 20, num_bootstrap: int = 100, seed: int = 0
 ) -> dict[str, Any]:
-    """TARP: expected coverage of balls around random points (Lemos et al. 2023, arXiv 2302.03026, algorithm 2).
+    """Compute TARP, the expected coverage of balls around random points (Lemos et al. 2023, arXiv 2302.03026).
 
-    A posterior's credibility at a reference point is the share of draws closer to it than the truth. Calibrated
-    posteriors have flat credibilities, whatever the points; these are uniform over the range of the truths, each
-    parameter being scaled to [0, 1]. Unlike the paper we average over `num_references` points of each map, since the
-    curve of one draw of points is noisier.
+    A posterior's credibility at a reference point is the share of draws closer to it than the truth; credibilities of
+    calibrated posteriors are flat. The points are uniform over the range of the truths, each parameter scaled to
+    [0, 1]. Unlike algorithm 2 of the paper we average over several points of each map, which is less noisy.
 
     Returns:
-        names: the parameters taken together, all but a derived S_8; credibility [TARP_LEVELS + 1], from 0 to 1;
-        expected_coverage, of the same length, and its band of 95 % ([lowest, highest]) under resampling of maps;
-        deviation, the largest of |expected coverage - credibility|, with deviation_interval (95 %, resampled).
+        names: the free parameters; credibility [TARP_LEVELS + 1], from 0 to 1;
+        expected_coverage, of the same length, and its 95 % band ([lowest, highest]) under resampling of maps;
+        deviation, the largest |expected coverage - credibility|, with deviation_interval (95 %, resampled).
     """
     names = predictions.free_names
     columns = predictions.columns(names)
@@ -249,7 +234,7 @@ def expected_coverage(
         reference = rng.uniform(size=truth.shape)
         distance = np.linalg.norm(truth - reference, axis=1)
         share = (np.linalg.norm(samples - reference[:, None], axis=2) < distance[:, None]).mean(axis=1)
-        # Ties at a level count half, so that shares of few draws make no step in favour of one side.
+        # Ties at a level count half, so that shares of few draws favor neither side.
         below += (share[:, None] < levels) / 2 + (share[:, None] <= levels) / 2
     below /= num_references
     below[:, [0, -1]] = 0, 1
@@ -267,56 +252,47 @@ def expected_coverage(
 
 
 def joint_chi2(predictions: CosmologyPredictions) -> float:
-    """Mean of (truth - mean) C^-1 (truth - mean) over the number of free parameters, C being the draws' covariance."""
+    """Return the mean of (truth - mean) C^-1 (truth - mean) per free parameter, C being the draws' covariance."""
     columns = predictions.columns(predictions.free_names)
     covariance = covariances(predictions.samples[:, :, columns])
     error = predictions.truth[:, columns] - predictions.samples[:, :, columns].mean(axis=1)
-    # pinv: draws that a prior's edge squeezed onto a line have no inverse.
+    # The covariance of draws that a prior's edge squeezed onto a line has no inverse, only a pseudo-inverse.
     chi2 = np.einsum("ni,nij,nj->n", error, np.linalg.pinv(covariance, hermitian=True), error)
     return float(chi2.mean() / len(columns))
 
 
 def contour_areas(predictions: CosmologyPredictions, plane: tuple[str, str]) -> dict[str, np.ndarray]:
-    """Area of the region that holds 68.27 % of each posterior in a plane of two parameters.
+    """Measure the area that holds 68.27 % of each posterior in a plane of two parameters.
 
     Returns:
         gaussian [N]: pi (-2 ln(1 - 0.6827)) sqrt(det C), C being the draws' covariance;
-        density [N]: of the smallest region, by a smoothed histogram of the draws; smaller than the first where the
-        posterior is bent or cut off by the prior.
+        density [N]: of the smallest region, by a smoothed histogram; smaller where the posterior is bent or cut off.
     """
     samples = predictions.samples[:, :, predictions.columns(plane)]
     covariance = covariances(samples)
     root = np.sqrt(np.clip(np.linalg.det(covariance), 0, None))
-    density = [
-        _density_area(draws, matrix) if size > 0 else 0.0 for draws, matrix, size in zip(samples, covariance, root)
-    ]
-    return {"gaussian": np.pi * RADIUS_68 * root, "density": np.array(density)}
+    areas = np.zeros(len(root))
+    for row in np.flatnonzero(root > 0):
+        _, density, (level,), cell = smoothed_density(samples[row], covariance[row], (LEVELS["coverage_68"],))
+        areas[row] = (density >= level).sum() * cell
+    return {"gaussian": np.pi * RADIUS_68 * root, "density": areas}
 
 
 def covariances(samples: np.ndarray) -> np.ndarray:
-    """Covariance of the draws of each map, [N, S, R] -> [N, R, R]."""
+    """Return the covariance of the draws of each map, [N, S, R] -> [N, R, R]."""
     centred = samples - samples.mean(axis=1, keepdims=True)
     return np.einsum("nsi,nsj->nij", centred, centred) / (samples.shape[1] - 1)
-
-
-def _density_area(draws: np.ndarray, covariance: np.ndarray) -> float:
-    """Area where the density of draws [S, 2] is above the level that 68.27 % of the draws exceed."""
-    _, density, (level,), cell_area = smoothed_density(draws, covariance, (LEVELS["coverage_68"],))
-    return float((density >= level).sum() * cell_area)
 
 
 def smoothed_density(
     draws: np.ndarray, covariance: np.ndarray, probabilities: tuple[float, ...], cells: int = 60, reach: float = 5.0
 ) -> tuple[np.ndarray, np.ndarray, list[float], float]:
-    """A smoothed histogram of draws [S, 2], and the levels above which it holds shares of the draws.
+    """Smooth a histogram of draws [S, 2], and find the levels above which it holds shares of the draws.
 
-    The draws are whitened first, so that one grid and one kernel (Scott's rule) suit every posterior. Taking levels
-    from the draws, not from the smoothed mass, keeps the area of a Gaussian what it is: smoothing moves its level
-    lines, but not their shape.
+    The draws are whitened first, so that one grid and one kernel (Scott's rule) suit every posterior. Levels are taken
+    from the draws, not from the smoothed mass, which keeps the area of a Gaussian unchanged.
 
-    Returns:
-        centres of the cells in the plane [cells, cells, 2]; density [cells, cells]; a level for each probability;
-        area of a cell in the plane.
+    Returns the centers of the cells [cells, cells, 2], the density [cells, cells], the levels, and the area of a cell.
     """
     factor, centre = np.linalg.cholesky(covariance), draws.mean(axis=0)
     white = np.linalg.solve(factor, (draws - centre).T).T
@@ -334,13 +310,9 @@ def smoothed_density(
 
 
 def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
-    """Ratios of a set of figures to a baseline's, both from `evaluate_predictions`; below 1 is better.
+    """Return rmse_ratio per parameter and contour_area_ratio per plane over a baseline's; below 1 is better.
 
-    Returns:
-        rmse_ratio per shared parameter; contour_area_ratio per shared plane, each way of measuring it.
-
-    Raises:
-        ValueError: they share no parameter.
+    Both arguments are from `evaluate_predictions`. Raises ValueError if they share no parameter.
     """
     shared = [name for name in metrics["parameters"] if name in baseline.get("parameters", {})]
     if not shared:
@@ -359,3 +331,112 @@ def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]
             if plane in baseline["contour_area_68"]
         },
     }
+
+
+# ---- mass maps ----
+
+
+@dataclass(frozen=True)
+class MassMaps:
+    """Estimated convergence of N maps, with the truth.
+
+    Args:
+        truth, estimate: [N, P, S, S]. masks: bool [N, S, S], True where observed; None if everything is.
+        std: of each pixel, [N, P, S, S], if the method gives it.
+    """
+
+    truth: np.ndarray
+    estimate: np.ndarray
+    masks: np.ndarray | None = None
+    std: np.ndarray | None = None
+
+    def __post_init__(self):
+        for name in ("truth", "estimate"):
+            values = getattr(self, name).astype(np.float64)
+            object.__setattr__(self, name, values - values.mean((2, 3), keepdims=True))
+
+
+def evaluate_mass_maps(maps: MassMaps, side_rad: float, seed: int = 0) -> dict[str, Any]:
+    """Compute all metrics of estimated maps, ready for JSON; `side_rad` is the side of the patch.
+
+    Returns:
+        count; error, error_observed, error_hidden: `relative_error` over all, the observed and the hidden pixels;
+        spectra: `compare_spectra`; peaks: `compare_peaks`; uncertainty: `pixel_calibration`, if there is one.
+    """
+    result: dict[str, Any] = {"count": len(maps.truth), "error": relative_error(maps, None, seed)}
+    if maps.masks is not None:
+        result["error_observed"] = relative_error(maps, maps.masks, seed)
+        if not maps.masks.all():
+            result["error_hidden"] = relative_error(maps, ~maps.masks, seed)
+    result |= {"spectra": compare_spectra(maps, side_rad), "peaks": compare_peaks(maps)}
+    if maps.std is not None:
+        result["uncertainty"] = pixel_calibration(maps)
+    return result
+
+
+def squared_errors(maps: MassMaps, where: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Sum (estimate - truth)^2 and truth^2 over the pixels `where` [N, S, S] of each map [N]."""
+    weight = 1.0 if where is None else where[:, None].astype(np.float64)
+    error = (weight * (maps.estimate - maps.truth) ** 2).sum((1, 2, 3))
+    return error, (weight * maps.truth**2).sum((1, 2, 3))
+
+
+def relative_error(maps: MassMaps, where: np.ndarray | None = None, seed: int = 0) -> dict[str, float]:
+    """Return the rms error over the rms of the truth (1 for an empty map), with a 95 % interval."""
+    return error_ratio(*squared_errors(maps, where), seed)
+
+
+def error_ratio(error: np.ndarray, other: np.ndarray, seed: int = 0) -> dict[str, float]:
+    """Return the root of the ratio of two sums over the same maps [N], such as `squared_errors` of two methods.
+
+    low and high are the 95 % interval of a bootstrap over maps.
+    """
+    drawn = np.random.default_rng(seed).integers(len(error), size=(RESAMPLES, len(error)))
+    value, drawn = (np.sqrt(error[rows].sum(-1) / other[rows].sum(-1)) for rows in (np.arange(len(error)), drawn))
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return {"value": float(value), "low": float(low), "high": float(high)}
+
+
+def compare_spectra(maps: MassMaps, side_rad: float, bins: int = 13) -> dict[str, list[float]]:
+    """Compare estimate and truth in rings of multipoles, over all maps and planes together.
+
+    Returns:
+        ell; correlation of the modes; transfer: the regression of the estimate's modes on the true ones; power: the
+        estimate's power over the true power.
+    """
+    ell, true = map_power_spectrum(maps.truth, side_rad, bins)
+    own = map_power_spectrum(maps.estimate, side_rad, bins)[1]
+    cross = map_power_spectrum(maps.estimate, side_rad, bins, other=maps.truth)[1]
+    true, own, cross = (values.mean((0, 1)) for values in (true, own, cross))
+    correlation = cross / np.sqrt(np.maximum(true * own, np.finfo(float).tiny))
+    found = {"ell": ell, "correlation": correlation, "transfer": cross / true, "power": own / true}
+    return {name: values.tolist() for name, values in found.items()}
+
+
+def compare_peaks(maps: MassMaps) -> dict[str, Any]:
+    """Count peaks per map and plane above heights in units of the true maps' standard deviation."""
+    unit = maps.truth.std()
+    counts = {
+        name: [float(count) for count in peak_counts(values / unit, PEAK_HEIGHTS).mean((0, 1))]
+        for name, values in (("true", maps.truth), ("estimated", maps.estimate))
+    }
+    return {"heights": list(PEAK_HEIGHTS), **counts}
+
+
+def peak_counts(values: np.ndarray, heights: tuple[float, ...]) -> np.ndarray:
+    """Count pixels above their eight neighbors and each height in periodic maps [..., S, S]: [..., heights]."""
+    steps = (-1, 0, 1)
+    neighbours = [np.roll(values, (y, x), (-2, -1)) for y in steps for x in steps if y or x]
+    peak = np.logical_and.reduce([values > other for other in neighbours])
+    return np.stack([(peak & (values > height)).sum((-2, -1)) for height in heights], axis=-1)
+
+
+def pixel_calibration(maps: MassMaps) -> dict[str, float]:
+    """Compare the errors of pixels with their predicted standard deviations.
+
+    Returns mean_z2 (1 if calibrated), coverage_68 and coverage_95 within one and two standard deviations, and mean_std
+    over that of the truth.
+    """
+    z = np.abs(maps.estimate - maps.truth) / maps.std
+    shares = {name: float((z <= width).mean()) for name, width in WIDTHS.items()}
+    return {"mean_z2": float((z**2).mean()), **shares, "mean_std": float(maps.std.mean() / maps.truth.std())}

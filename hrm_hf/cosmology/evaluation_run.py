@@ -1,97 +1,196 @@
-"""Evaluate a saved regressor, or a baseline, on a data set: predictions, metrics, pictures, the model's card."""
+"""Evaluate regressors, mass mappers, and methods without training: predictions, metrics, plots, the model's card."""
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import transformers
+from tqdm.auto import tqdm
 from transformers import AutoFeatureExtractor, PreTrainedModel
 
 from ..hub.cards import record_evaluation
-from ..hub.kinds import REGRESSOR, Kind, load_config
+from ..hub.kinds import MASS_MAPPER, REGRESSOR, Kind, load_config
 from ..io.evaluation import RESULTS_FILE, chosen_device, write_results
 from ..io.usage import UsageError
 from ..trainer.recipes import library_versions
 from . import plots
 from .baselines import run_baseline
+from .dataset.info import CosmologyInfo
 from .dataset.rows import MapSet, load_cosmology_info
-from .evaluation import CosmologyPredictions, card_figures, compare, evaluate_predictions, summary
+from .evaluation import (
+    CosmologyPredictions,
+    MassMaps,
+    card_figures,
+    compare,
+    error_ratio,
+    evaluate_mass_maps,
+    evaluate_predictions,
+    squared_errors,
+    summary,
+)
 from .options import EvaluateBaseline, EvaluateCosmo, EvaluateMassMaps
-from .prediction import map_distances, predict_maps, segments_of
+from .reconstruction import estimate_maps, map_estimator
 
 
-TASK = "cosmology-regression"
+TASK, MAP_TASK = "cosmology-regression", "mass-mapping"
+
+
+# ---- predictions ----
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers of a model to N maps.
+
+    Attributes:
+        segment_means: posterior means after each segment [N, segments, R].
+        maps_per_second: of the model alone.
+        mass_maps: of a mass mapper, the estimates beside the truth.
+        map_errors: squared error of its maps after each segment, summed over pixels [N, segments].
+        shown: its maps of the first row after each segment [segments, P, S, S].
+    """
+
+    predictions: CosmologyPredictions
+    segment_means: np.ndarray
+    maps_per_second: float
+    mass_maps: MassMaps | None = None
+    map_errors: np.ndarray | None = None
+    shown: np.ndarray | None = None
+
+    def rmse_per_step(self) -> dict[str, list[float]]:
+        """Return the RMSE of each parameter after each segment."""
+        error = self.segment_means - self.predictions.truth[:, None]
+        rmse = np.sqrt(np.mean(error**2, axis=0))
+        return {name: rmse[:, column].tolist() for column, name in enumerate(self.predictions.names)}
+
+
+def segments_of(config: Any) -> int:
+    """Return the number of segments of recurrence that a model chooses from; 1 for a baseline."""
+    return config.to_dict().get("halt_max_steps", 1)
+
+
+@torch.no_grad()
+def predict_maps(
+    model: Any,
+    extractor: Any,
+    maps: MapSet,
+    *,
+    halt: str = "fixed",
+    max_steps: int | None = None,
+    num_samples: int = 1000,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Answers:
+    """Predict maps with known parameters.
+
+    Args:
+        extractor: the `CosmoMapFeatureExtractor` of the model.
+        halt, max_steps: as in the model's forward. num_samples: draws from each posterior.
+
+    Raises:
+        ValueError: labels lack a parameter that the model reports, or the extractor or the model reject the maps.
+    """
+    names = model.config.reported_names
+    missing = [name for name in names if name not in maps.labels]
+    if missing:
+        raise ValueError(f"the data have labels {sorted(maps.labels)}; the model also reports {', '.join(missing)}")
+    generator = torch.Generator(model.device).manual_seed(seed)
+    depth = {"max_steps": max_steps, "halt": halt} if segments_of(model.config) > 1 else {}
+    parts: list[list[np.ndarray]] = []
+    shown, seconds, was_training = None, 0.0, model.training
+    model.eval()
+    for start in tqdm(range(0, len(maps), batch_size), desc="Predicting", unit="batch", disable=None, leave=False):
+        batch = maps[start : start + batch_size]
+        inputs = extractor(batch.maps, mask=batch.masks)["pixel_values"].to(model.device)
+        started = time.perf_counter()
+        output = model(inputs, **depth)
+        tensors = [output.reported_means, output.reported_stds, output.steps, output.segment_means]
+        tensors += [output.kappa, output.kappa_std, output.segment_maps] if "segment_maps" in output else []
+        found = [tensor.float().cpu().numpy() for tensor in tensors]  # waits for the device
+        seconds += time.perf_counter() - started
+        if "segment_maps" in output:
+            segments = found.pop()
+            shown = segments[0] if shown is None else shown
+            pairs = [MassMaps(batch.kappa, segments[:, number]) for number in range(segments.shape[1])]
+            found.append(np.stack([squared_errors(pair)[0] for pair in pairs], axis=1))
+        parts.append([model.sample_posterior(output, num_samples, generator).float().cpu().numpy(), *found])
+    model.train(was_training)
+    samples, mean, std, steps, segment_means, *of_maps = (np.concatenate(columns) for columns in zip(*parts))
+    truth = np.stack([maps.labels[name] for name in names], axis=1)
+    predictions = CosmologyPredictions(names, truth, mean, std, samples, steps)
+    speed = len(mean) / max(seconds, 1e-9)
+    if not of_maps:
+        return Answers(predictions, segment_means, speed)
+    kappa, kappa_std, errors = of_maps
+    mass_maps = MassMaps(maps.kappa, kappa, maps.masks, kappa_std)
+    return Answers(predictions, segment_means, speed, mass_maps, errors, shown)
+
+
+@torch.no_grad()
+def map_distances(model: Any, extractor: Any, maps: MapSet, batch_size: int = 64) -> dict[str, float] | None:
+    """Compare maps with those of training by `RecurrentHeadMixin.map_distance`; None for a model without a limit.
+
+    Returns the median of the distances, the limit `config.max_map_distance`, and the share of maps beyond it.
+    """
+    limit = getattr(model.config, "max_map_distance", None)
+    if limit is None:
+        return None
+    found = []
+    for start in range(0, len(maps), batch_size):
+        batch = maps[start : start + batch_size]
+        inputs = extractor(batch.maps, mask=batch.masks)["pixel_values"].to(model.device)
+        found.append(model.map_distance(inputs).float().cpu())
+    distances = torch.cat(found)
+    beyond = (distances > limit).float().mean().item()
+    return {"median": distances.median().item(), "limit": limit, "share_beyond": beyond}
+
+
+# ---- parameters ----
 
 
 def evaluate_checkpoint(options: EvaluateCosmo) -> dict[str, Any]:
     """Evaluate the posteriors of a regressor: accuracy, calibration, contour area, accuracy per segment.
 
     Returns:
-        What results.json holds, and the names of the files that were written.
+        The content of results.json, and the names of the written files.
 
     Raises:
-        UsageError: a path, a device or a baseline that is none, or a choice of segments of a model with one.
+        UsageError: an invalid path, device or baseline, or a choice of segments for a model that has one.
         ModelError: no such model, or one of another kind. ValueError: data sets of different skies.
     """
-    load_config(options.model, REGRESSOR)
     reference = _read_results(options.baseline) if options.baseline else None
     if options.shift_data:
         _validate_same_sky(options.data, options.shift_data)
-    model, extractor = load_model(options, REGRESSOR)
+    model, extractor = _load_model(options, REGRESSOR)
     found, predictions = _evaluate(model, extractor, options, options.data)
-    result = {"task": TASK, "model": options.model, "dataset": options.data, "split": options.split}
-    result |= {"settings": model_settings(options, model), **found}
-    result |= {"parameters": model.num_parameters(), "versions": library_versions()}
+    result = _of_model(TASK, options, model) | found
     if reference:
         ratios = compare(found["metrics"], reference["metrics"])
         result["baseline"] = {"results": str(options.baseline), **ratios}
     if options.shift_data:
         shifted, _ = _evaluate(model, extractor, options, options.shift_data)
         result["shift"] = {"dataset": options.shift_data, **shifted}
-    title = f"{Path(options.model).name}, {Path(options.data).name} ({options.split})"
-    written = _write(result, predictions, options.out, title)
+    written = _write(result, predictions, options.out, _title(options))
     if options.update_card:
         steps = {name: value for name, value in found["metrics"].items() if name == "average_steps"}
-        written["card"] = update_card(options, result, card_figures(found["metrics"]) | steps)
+        written["card"] = _update_card(options, result, card_figures(found["metrics"]) | steps)
     return result | written
-
-
-def load_model(options: EvaluateCosmo | EvaluateMassMaps, kind: Kind) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its feature extractor. Raises UsageError for a choice of segments of a model with one."""
-    if segments_of(load_config(options.model, kind)) == 1 and (options.steps == "adaptive" or options.max_steps):
-        raise UsageError(f"{options.model} has one segment only; there is none to choose, so leave it out", "--steps")
-    model = getattr(transformers, kind.auto_class).from_pretrained(options.model)
-    return model.to(chosen_device(options.device)).eval(), AutoFeatureExtractor.from_pretrained(options.model)
-
-
-def model_settings(options: EvaluateCosmo | EvaluateMassMaps, model: PreTrainedModel) -> dict[str, Any]:
-    """Return the settings that results.json names."""
-    settings = {"steps": options.steps, "max_steps": options.max_steps or segments_of(model.config)}
-    return settings | {"num_samples": options.num_samples, "seed": options.seed, "limit": options.limit}
-
-
-def update_card(options: EvaluateCosmo | EvaluateMassMaps, result: dict[str, Any], figures: dict[str, float]) -> str:
-    """Write metrics into the model's card; returns its path."""
-    settings = {name: value for name, value in result["settings"].items() if value is not None}
-    card = record_evaluation(
-        options.model, figures, options.data, options.split, result["parameters"], **settings
-    )  # fmt: skip
-    return str(card)
 
 
 def _evaluate(
     model: PreTrainedModel, extractor: Any, options: EvaluateCosmo, data: str
 ) -> tuple[dict[str, Any], CosmologyPredictions]:
-    """Metrics, and `per_step`: RMSE after each segment, and adaptive halting beside it; and the predictions."""
+    """Return the metrics with `per_step` (RMSE after each segment, and adaptive halting), and the predictions."""
     maps = MapSet.read(data, options.split, options.limit)
     prior = load_cosmology_info(data).prior
-    shared = {"max_steps": options.max_steps, "num_samples": options.num_samples}
-    shared |= {"batch_size": options.batch_size, "seed": options.seed}
-    answers = predict_maps(model, extractor, maps, **shared)
+    answers = predict_maps(model, extractor, maps, **_depth(options))
     per_step: dict[str, Any] = {"rmse": answers.rmse_per_step()}
     if options.steps == "adaptive":
-        answers = predict_maps(model, extractor, maps, halt="adaptive", **shared)
+        answers = predict_maps(model, extractor, maps, halt="adaptive", **_depth(options))
     metrics = evaluate_predictions(answers.predictions, prior, options.seed)
     metrics["maps_per_second"] = answers.maps_per_second
     if distances := map_distances(model, extractor, maps, options.batch_size):
@@ -127,7 +226,7 @@ def evaluate_baseline(options: EvaluateBaseline) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> dict[str, str]:
-    """Return what the screen shows of a result: a line for each metric."""
+    """Return a line for each metric to print."""
     shown = summary(result["metrics"])
     for name, value in result.get("baseline", {}).get("rmse_ratio", {}).items():
         shown[f"rmse of {name} over the baseline's"] = f"{value:.3f}"
@@ -140,14 +239,12 @@ def lines(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _validate_same_sky(data: str, other: str) -> None:
-    """A model has learnt the angular size of a pixel and the depth of its sources."""
+    """Reject another angular size of a pixel or depth of the sources, which the model has learned."""
     first, second = (load_cosmology_info(name).settings for name in (data, other))
     for field in ("size", "side_deg", "source_redshifts"):
         if getattr(first, field) != getattr(second, field):
-            raise ValueError(
-                f"{other} has {field}={getattr(second, field)}, {data} has {getattr(first, field)}: a shift test "
-                "changes the generator alone; build the set with the same"
-            )
+            found = f"{other} has {field}={getattr(second, field)}, {data} has {getattr(first, field)}"
+            raise ValueError(f"{found}: a shift test changes only the generator; build the set with the same")
 
 
 def _read_results(path: Path) -> dict[str, Any]:
@@ -168,3 +265,158 @@ def _write(result: dict[str, Any], predictions: CosmologyPredictions, out: Path 
     if "per_step" in result:
         plots.plot_steps(result["per_step"], out / "steps.png", title)
     return written | {"plots": str(out)}
+
+
+# ---- mass maps ----
+
+
+def evaluate_model(options: EvaluateMassMaps) -> dict[str, Any]:
+    """Evaluate the maps and posteriors of a trained model, after each segment and at the end.
+
+    Returns and raises what `evaluate_checkpoint` does; the data set must hold shear.
+    """
+    model, extractor = _load_model(options, MASS_MAPPER)
+    maps = MapSet.read(options.data, options.split, options.limit, kappa=True)
+    answers = predict_maps(model, extractor, maps, halt=options.steps, **_depth(options))
+    metrics = network_metrics(answers, load_cosmology_info(options.data), options.seed)
+    if distances := map_distances(model, extractor, maps, options.batch_size):
+        metrics["map_distance"] = distances
+    result = _of_model(MAP_TASK, options, model)
+    result |= {"maps_per_second": answers.maps_per_second, "metrics": metrics}
+    if options.out is not None:
+        result |= write_results(result, options.out)
+        result["plots"] = str(plot_network(answers, maps.maps, metrics, options.out, _title(options)))
+    if options.update_card:
+        result["card"] = _update_card(options, result, map_card_figures(metrics))
+    return result
+
+
+def network_metrics(answers: Answers, info: CosmologyInfo, seed: int = 0) -> dict[str, Any]:
+    """Compute `evaluate_mass_maps` of a model's answers, with entries per_step and posterior.
+
+    per_step: error and the parameters' RMSE after each segment, and the last error over the first (`error_ratio`).
+    posterior: `evaluate_predictions`.
+    """
+    metrics = evaluate_mass_maps(answers.mass_maps, info.settings.side_rad, seed)
+    errors, signal = answers.map_errors, squared_errors(answers.mass_maps)[1].sum()
+    metrics["per_step"] = {
+        "error": np.sqrt(errors.sum(0) / signal).tolist(),
+        "last_over_first": error_ratio(errors[:, -1], errors[:, 0], seed),
+        "rmse": answers.rmse_per_step(),
+    }
+    return metrics | {"posterior": evaluate_predictions(answers.predictions, info.prior, seed)}
+
+
+def plot_network(answers: Answers, shear: np.ndarray, metrics: dict[str, Any], out: Path, title: str) -> Path:
+    """Draw maps, spectra, segments, posteriors and their calibration in `out`."""
+    plots.plot_mass_maps(answers.mass_maps, shear, out / "maps.png", title)
+    plots.plot_spectra(metrics, out / "spectra.png", title)
+    truth, errors = answers.mass_maps.truth[0], metrics["per_step"]["error"]
+    plots.plot_segments(answers.shown, truth, errors, out / "segments.png", title)
+    plots.plot_posteriors(answers.predictions, metrics["posterior"], out, title)
+    return out
+
+
+def map_card_figures(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the values of `network_metrics` for a model card."""
+    names = [name for name in ("error", "error_observed", "error_hidden") if name in metrics]
+    return {name: metrics[name]["value"] for name in names} | card_figures(metrics["posterior"])
+
+
+def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
+    """Evaluate mass maps of the test split that need no trained model.
+
+    Returns what `evaluate_checkpoint` does. Raises UsageError for a data set without shear, or without what the method
+    needs.
+    """
+    data, method = options.data, options.method
+    info = load_cosmology_info(data)
+    if method != "kaiser-squires" and info.settings.source_redshifts is None:
+        reason = "and maps from files do not say the redshifts of their sources: take kaiser-squires"
+        raise UsageError(f"{method} takes the spectrum from theory, {reason}", "--method")
+    # First, because the error about maps without a training split says how to get one.
+    training = None if method == "wiener" else MapSet.read(data, "train", options.train, kappa=True)
+    test = MapSet.read(data, "test", options.limit, kappa=True)
+    started = time.perf_counter()
+    estimator, fitted = map_estimator(method, info.settings, training, options.batch_size)
+    estimate, std = estimate_maps(estimator, test, options.batch_size, options.draws, options.seed)
+    seconds = time.perf_counter() - started
+    maps = MassMaps(test.kappa, estimate, test.masks, std)
+    settings = {"train": options.train, "limit": options.limit, "draws": options.draws, "seed": options.seed}
+    result = {
+        "task": MAP_TASK,
+        "method": method,
+        "dataset": data,
+        "split": "test",
+        "settings": settings | fitted,
+        "maps_per_second": len(estimate) / seconds,
+        "metrics": evaluate_mass_maps(maps, info.settings.side_rad, options.seed),
+        "versions": library_versions(),
+    }
+    if options.out is None:
+        return result
+    written = write_results(result, options.out)
+    title = f"{method}, {Path(data).name} (test)"
+    plots.plot_mass_maps(maps, test.maps, options.out / "maps.png", title)
+    plots.plot_spectra(result["metrics"], options.out / "spectra.png", title)
+    return result | written | {"plots": str(options.out)}
+
+
+def map_lines(result: dict[str, Any]) -> dict[str, str]:
+    """Return a line for each metric of mass maps to print."""
+    metrics = result["metrics"]
+    names = {"error": "error, all pixels", "error_observed": "observed pixels", "error_hidden": "hidden pixels"}
+    shown = {
+        label: "{value:.4f} of the maps' own rms ({low:.4f} to {high:.4f})".format(**metrics[name])
+        for name, label in names.items()
+        if name in metrics
+    }
+    if "per_step" in metrics:
+        shown["error after each segment"] = ", ".join(f"{error:.4f}" for error in metrics["per_step"]["error"])
+    spectra = metrics["spectra"]
+    shown["correlation with the truth"] = ", ".join(
+        f"{value:.2f} at ell {ell:.0f}" for ell, value in list(zip(spectra["ell"], spectra["correlation"]))[::3]
+    )
+    if "uncertainty" in metrics:
+        shown["uncertainty"] = "mean z^2 {mean_z2:.3f}, coverage {coverage_68:.3f} and {coverage_95:.3f}".format(
+            **metrics["uncertainty"]
+        )
+    if "posterior" in metrics:
+        distance = {name: value for name, value in metrics.items() if name == "map_distance"}
+        return shown | summary(metrics["posterior"] | distance)
+    return shown
+
+
+# ---- models ----
+
+
+def _load_model(options: EvaluateCosmo | EvaluateMassMaps, kind: Kind) -> tuple[PreTrainedModel, Any]:
+    """Load a model and its extractor. Raises UsageError for a choice of segments for a model that has one."""
+    if segments_of(load_config(options.model, kind)) == 1 and (options.steps == "adaptive" or options.max_steps):
+        raise UsageError(f"{options.model} has one segment only; there is none to choose, so leave it out", "--steps")
+    model = getattr(transformers, kind.auto_class).from_pretrained(options.model)
+    return model.to(chosen_device(options.device)).eval(), AutoFeatureExtractor.from_pretrained(options.model)
+
+
+def _depth(options: EvaluateCosmo | EvaluateMassMaps) -> dict[str, Any]:
+    """Return the arguments of `predict_maps` that options give."""
+    return {name: getattr(options, name) for name in ("max_steps", "num_samples", "batch_size", "seed")}
+
+
+def _of_model(task: str, options: EvaluateCosmo | EvaluateMassMaps, model: PreTrainedModel) -> dict[str, Any]:
+    """Return what results.json says about a model and its data."""
+    settings = {"steps": options.steps, "max_steps": options.max_steps or segments_of(model.config)}
+    settings |= {"num_samples": options.num_samples, "seed": options.seed, "limit": options.limit}
+    result = {"task": task, "model": options.model, "dataset": options.data, "split": options.split}
+    return result | {"settings": settings, "parameters": model.num_parameters(), "versions": library_versions()}
+
+
+def _title(options: EvaluateCosmo | EvaluateMassMaps) -> str:
+    return f"{Path(options.model).name}, {Path(options.data).name} ({options.split})"
+
+
+def _update_card(options: EvaluateCosmo | EvaluateMassMaps, result: dict[str, Any], figures: dict[str, float]) -> str:
+    """Write metrics into the model's card, and return its path."""
+    settings = {name: value for name, value in result["settings"].items() if value is not None}
+    evaluated = options.model, figures, options.data, options.split, result["parameters"]
+    return str(record_evaluation(*evaluated, **settings))

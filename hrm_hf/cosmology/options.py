@@ -19,7 +19,7 @@ MapMethod = Literal["kaiser-squires", "wiener", "wiener-mean"]
 Steps = Literal["fixed", "adaptive"]
 
 NOISE_AND_MASKS = ("sigma_e", "galaxies", "mask_fraction", "mask_edge_share", "hole_arcmin")
-# What the reader of each kind of file takes, and what it takes besides to make shear.
+# Options of the reader of each kind of file, and its further options for shear.
 READS = {
     "healpix": ("mask", "side_deg", "size", "count", "centre", "min_observed", "field"),
     "fits": ("mask", "hdu"),
@@ -29,7 +29,7 @@ READS_FOR_SHEAR = {"healpix": ("margin",), "fits": ("margin", "pixel_arcmin"), "
 
 
 def numbers(name: str, text: str, count: int | None = None) -> tuple[float, ...]:
-    """Parse numbers with commas between them. Raises UsageError for other text, or another count than `count`."""
+    """Parse numbers separated by commas. Raises UsageError for other text, or another count than `count`."""
     try:
         values = tuple(map(float, text.split(",")))
     except ValueError:
@@ -45,7 +45,7 @@ def _flag(name: str) -> str:
 
 @dataclasses.dataclass(kw_only=True)
 class SurveyOptions(Options):
-    """What every data set of maps has: the observable, its noise and masks, the prior and a seed."""
+    """Options of every data set of maps."""
 
     out: Path = option("Folder to write.")
     observable: Observable = option(
@@ -65,14 +65,14 @@ class SurveyOptions(Options):
     seed: int = option("Seed of everything that is drawn.", 0, min=0)
 
     def survey(self) -> dict[str, Any]:
-        """Return the fields of `SurveySettings` that were given."""
+        """Return the given fields of `SurveySettings`."""
         holes = None if self.hole_arcmin is None else numbers("hole_arcmin", self.hole_arcmin, 2)
         fields = {"observable": self.observable, "sigma_e": self.sigma_e, "galaxies_per_arcmin2": self.galaxies}
         fields |= {"mask_fraction": self.mask_fraction, "mask_edge_share": self.mask_edge_share, "hole_arcmin": holes}
         return {name: value for name, value in fields.items() if value is not None}
 
     def prior(self) -> dict[str, tuple[float, float]]:
-        """Return the bounds of the parameters that were given."""
+        """Return the given bounds of parameters."""
         given = {name: getattr(self, name) for name in ("omega_m", "sigma_8")}
         return {name: numbers(name, text, 2) for name, text in given.items() if text is not None}
 
@@ -112,7 +112,7 @@ class BuildCosmology(SurveyOptions):
         self._refuse(unused, f"maps of kind {self.kind}")
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of `MapSettings` that were given."""
+        """Return the given fields of `MapSettings`."""
         planes = self.source_redshifts
         fields = {"kind": self.kind, "size": self.size, "side_deg": self.side_deg, "box_mpc": self.box_mpc}
         fields |= {"box_grid": self.box_grid}
@@ -157,7 +157,7 @@ class BuildFromFiles(SurveyOptions):
             self._refuse(("omega_m", "sigma_8"), "maps without --labels")
 
     def reader(self, kind: str) -> dict[str, Any]:
-        """Return the options of the reader of this kind of files that were given. Raises UsageError for others."""
+        """Return the given options of the reader of a kind of files. Raises UsageError for others."""
         known = READS[kind] + (READS_FOR_SHEAR[kind] if self.observable == "shear" else ())
         every = dict.fromkeys(name for reads in (READS, READS_FOR_SHEAR) for names in reads.values() for name in names)
         self._refuse([name for name in every if name not in known], f"{self.observable} of {kind} files")
@@ -169,7 +169,7 @@ class BuildFromFiles(SurveyOptions):
 
 @dataclasses.dataclass(kw_only=True)
 class EvaluateMaps(Options):
-    """What every evaluation on maps has."""
+    """Options of every evaluation on maps."""
 
     data: str = option("Cosmology data set: folder, or a data set on the Hub.")
     limit: int | None = option("Only the first maps of the split.", None, min=2)
@@ -237,7 +237,6 @@ class EvaluateMassMaps(EvaluateMaps):
     max_steps: int | None = option("Of a model: most segments; the config's by default.", None, min=1)
     num_samples: int | None = option("Of a model: draws from each posterior; 1000 by default.", None, min=100)
     train: int | None = option("Of a method: first training maps that are used; 1000 by default.", None, min=10)
-    regression: Baseline | None = option("Of a method: also infer parameters from the mass maps, by this way.", None)
     draws: int | None = option(
         "Of a Wiener filter: draws of its error, for the uncertainty of pixels; none by default.", None, min=0
     )
@@ -250,17 +249,15 @@ class EvaluateMassMaps(EvaluateMaps):
         if (self.model is None) == (self.method is None):
             found = "neither is given" if self.model is None else "both are given"
             raise UsageError(f"{found}; expected one: a trained model, or a method", "MODEL or --method")
-        others = ("train", "regression", "draws") if self.model else (*list(OF_MODELS)[:3], "max_steps", "device")
-        for name in (*others, *(() if self.model else ("update_card",))):
+        of_models = ("split", "steps", "num_samples", "max_steps", "device", "update_card")
+        wanted, others = ("--method", ("train", "draws")) if self.model else ("MODEL", of_models)
+        for name in others:
             if getattr(self, name):
-                wanted = "--method" if self.model else "MODEL"
                 raise UsageError(f"goes with {wanted} only, which is not given; leave it out", _flag(name))
         for name, value in (OF_MODELS if self.model else OF_METHODS).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         if self.model:
             validate_evaluation(self.model, self.out, self.update_card)
-        if self.regression and self.method == "wiener":
-            raise UsageError("wiener knows each map's parameters: take wiener-mean", "--regression")
         if self.draws and self.method == "kaiser-squires":
             raise UsageError("kaiser-squires has no posterior to draw from: take a Wiener filter", "--draws")

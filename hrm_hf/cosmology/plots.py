@@ -1,4 +1,4 @@
-"""Pictures of posteriors over cosmological parameters, and of mass maps."""
+"""Plots of posteriors over cosmological parameters, and of mass maps."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,24 +7,23 @@ from typing import Any
 import numpy as np
 
 from ..trainer.plots import ACCENT, EXTRA, INK, MUTED, new_figure, save_figure
-from .evaluation import CosmologyPredictions, central_coverage, covariances, smoothed_density
-from .map_metrics import MassMaps, squared_errors
+from .evaluation import CosmologyPredictions, MassMaps, central_coverage, covariances, smoothed_density, squared_errors
 
 
 SYMBOLS = {"omega_m": r"$\Omega_\mathrm{m}$", "sigma_8": r"$\sigma_8$", "s_8": r"$S_8$"}
 COLORS = (ACCENT, *EXTRA, "#7a4fa3")
-SHOWN_POINTS = 400  # of a scatter plot; more hide each other
+SHOWN_POINTS = 400  # of a scatter plot
 
 
 def plot_posteriors(predictions: CosmologyPredictions, metrics: dict[str, Any], out: Path, title: str) -> None:
-    """Draw corner.png, predictions.png and calibration.png; `metrics` of `evaluate_predictions`."""
+    """Draw corner.png, predictions.png and calibration.png, with metrics of `evaluate_predictions`."""
     plot_corner(predictions, out / "corner.png", title=title)
     plot_predictions(predictions, out / "predictions.png", metrics, title)
     plot_calibration(predictions, out / "calibration.png", metrics, title)
 
 
 def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int = 3, title: str = "") -> Path:
-    """Posteriors of a few maps, from low to high in the first parameter: 68 and 95 % regions, truths as crosses."""
+    """Plot posteriors of a few maps, ordered by the first parameter: 68 and 95 % regions, truths as crosses."""
     order = np.argsort(predictions.truth[:, 0])
     chosen = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
     truths = [dict(zip(predictions.names, predictions.truth[row])) for row in chosen]
@@ -33,7 +32,7 @@ def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int 
 
 
 def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mapping[str, float]]]) -> Any:
-    """Histograms and regions of the draws [S, R] of each posterior, with the true values that are known."""
+    """Plot histograms and regions of the draws [S, R] of each posterior, with known true values."""
     figure, axes = _panels(len(names), len(names), 2.3)
     for row, column in np.ndindex(len(names), len(names)):
         panel, first, second = axes[row, column], names[column], names[row]
@@ -58,20 +57,19 @@ def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mappi
 
 
 def draw_region(panel, draws: np.ndarray, color: str) -> None:
-    """68 and 95 % regions of draws [S, 2] as contours; nothing where all draws lie on a line."""
+    """Draw 68 and 95 % regions of draws [S, 2] as contours, unless all draws lie on a line."""
     covariance = covariances(draws[None])[0]
     if np.linalg.det(covariance) <= 0:
         return
     plane, density, levels, _ = smoothed_density(draws, covariance, (0.9545, 0.6827))
-    # Equal levels cannot be drawn; they come of very few draws.
-    levels = sorted(set(levels))
+    levels = sorted(set(levels))  # with very few draws they are equal, which cannot be drawn
     panel.contour(plane[..., 0], plane[..., 1], density, levels=levels, colors=color, linewidths=(0.8, 1.4))
 
 
 def plot_predictions(
     predictions: CosmologyPredictions, path: str | Path, metrics: dict[str, Any], title: str = ""
 ) -> Path:
-    """Posterior mean and standard deviation of each map against the truth; `metrics` of `evaluate_predictions`."""
+    """Plot posterior mean and standard deviation of each map against the truth."""
     figure, axes = _panels(1, len(predictions.names), 3.6)
     shown = slice(None, None, max(1, len(predictions.truth) // SHOWN_POINTS))
     for column, (name, panel) in enumerate(zip(predictions.names, axes[0])):
@@ -90,7 +88,7 @@ def plot_predictions(
 def plot_calibration(
     predictions: CosmologyPredictions, path: str | Path, metrics: dict[str, Any], title: str = ""
 ) -> Path:
-    """Coverage of credible intervals, TARP's expected coverage, and the ranks of each parameter's truths."""
+    """Plot coverage of credible intervals, TARP's expected coverage, and the ranks of each parameter's truths."""
     names = predictions.names
     figure, axes = _panels(1, 2 + len(names), 3.2)
     coverage, tarp = axes[0, :2]
@@ -119,7 +117,7 @@ def plot_calibration(
 
 
 def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> Path:
-    """RMSE after each segment, and where maps halted adaptively; what `hrm-hf eval cosmo` writes as "per_step"."""
+    """Plot the RMSE after each segment and where maps halted, from "per_step" of `hrm-hf eval cosmo`."""
     adaptive = per_step.get("adaptive")
     figure, axes = _panels(1, 2 if adaptive else 1, 3.8)
     curve = axes[0, 0]
@@ -146,10 +144,9 @@ def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> P
 
 
 def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: str = "", count: int = 3) -> Path:
-    """Truth, observed |shear|, estimate, what is left, and the uncertainty if there is one, a map a row.
+    """Plot truth, observed |shear|, estimate, error and optional uncertainty, one map per row.
 
-    The maps are those whose relative errors are at equal steps from the best to the worst; their first plane is shown.
-    Where nothing is observed the data are left blank.
+    The first plane is shown of maps whose relative errors are at equal steps from the best to the worst.
     """
     error, signal = squared_errors(maps)
     order = np.argsort(error / signal)
@@ -166,47 +163,40 @@ def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: s
 
 
 def plot_segments(maps: np.ndarray, truth: np.ndarray, errors: list[float], path: str | Path, title: str = "") -> Path:
-    """The first plane of a map after each segment [segments, P, S, S], with the error of all maps, and its truth."""
+    """Plot the first plane of a map after each segment [segments, P, S, S], with the error of all maps."""
     most = np.abs(truth[0]).max()
     panels = [(f"segment {n}, error {error:.3f}", one[0], most) for n, (one, error) in enumerate(zip(maps, errors), 1)]
     return save_figure(map_panels([*panels, ("truth", truth[0], most)], len(panels) + 1, bars=False), path, title)
 
 
 def map_panels(panels: list[tuple[str, np.ndarray, float | None]], columns: int, bars: bool) -> Any:
-    """A figure of titles, maps and their limits as `draw_map` takes them, in rows of `columns`."""
+    """Plot maps [S, S] with titles in rows of `columns`.
+
+    A map with a limit is drawn in red and blue from -limit to limit, another in its own range.
+    """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = new_figure(rows, columns, (2.8 * columns, 2.6 * rows))
     for panel in axes.flat[len(panels) :]:
         panel.set_visible(False)
     for panel, (title, values, most) in zip(axes.flat, panels):
-        image = draw_map(panel, values, title, most)
+        colors = {"cmap": "viridis"} if most is None else {"cmap": "RdBu_r", "vmin": -most, "vmax": most}
+        image = panel.imshow(values, origin="lower", **colors)
+        panel.set(xticks=[], yticks=[])
+        panel.set_title(title, fontsize="medium")
         if bars:
             figure.colorbar(image, ax=panel, shrink=0.8)
     return figure
 
 
-def draw_map(panel: Any, values: np.ndarray, title: str = "", most: float | None = None) -> Any:
-    """Draws one plane [S, S]: in red and blue from -most to most, or a positive quantity in its own range.
-
-    Returns:
-        The image, for a color bar.
-    """
-    colors = {"cmap": "viridis"} if most is None else {"cmap": "RdBu_r", "vmin": -most, "vmax": most}
-    image = panel.imshow(values, origin="lower", **colors)
-    panel.set(xticks=[], yticks=[])
-    panel.set_title(title, fontsize="medium")
-    return image
-
-
 def shear_amplitude(shear: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """|shear| [P, S, S] of shear [2P, S, S]; NaN, which is drawn blank, where a mask [S, S] says that it is hidden."""
+    """Return |shear| [P, S, S] of shear [2P, S, S]; NaN, which is drawn blank, outside the mask [S, S]."""
     amplitude = np.hypot(shear[::2], shear[1::2])
     return amplitude if mask is None else np.where(mask, amplitude, np.nan)
 
 
 def plot_spectra(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
-    """Correlation, transfer function and power over the true ones by multipole; peaks by height."""
+    """Plot correlation, transfer function and relative power by multipole, and peaks by height."""
     figure, axes = new_figure(1, 2, (9, 3.8))
     spectra, peaks = metrics["spectra"], metrics["peaks"]
     curves, bars = axes[0]
@@ -230,5 +220,5 @@ def _symbol(name: str) -> str:
 
 
 def _panels(rows: int, columns: int, side: float):
-    """A figure of nearly square panels, `side` inches each."""
+    """Make a figure of nearly square panels, `side` inches each."""
     return new_figure(rows, columns, (side * columns + 0.4, side * rows + 0.2))

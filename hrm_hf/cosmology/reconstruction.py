@@ -1,37 +1,43 @@
-"""Mass maps from noisy, masked shear without training: what a network that iterates has to beat.
+"""Mass maps from noisy, masked shear without a trained model.
 
-Two estimates of the convergence kappa behind shear d = A kappa + n, where A is `models.shear_operator` under a mask:
+There are two estimates of the convergence kappa behind shear d = A kappa + n, where A is `models.shear_operator`
+under a mask:
 
 - Kaiser and Squires, smoothed: A's inverse as if the hidden pixels had no shear, then a Gaussian;
-- Wiener filter: the most likely map of a Gaussian field with a known spectrum S, and of all linear estimates the one
-  with the least squared error, kappa = (S^-1 + A^T N^-1 A)^-1 A^T N^-1 d. Under a mask this is no filter of each mode
-  by itself, and the equations are solved by conjugate gradients.
+- Wiener filter: the most likely map of a Gaussian field with a known spectrum S, and the linear estimate with the
+  least squared error, kappa = (S^-1 + A^T N^-1 A)^-1 A^T N^-1 d. A mask couples the modes, so the equations are solved
+  by conjugate gradients.
 
 B maps of P planes of sources, S pixels a side. Sources: Kaiser & Squires 1993 (ApJ 404, 441); Jeffrey et al. 2018
 (arXiv 1801.08945) for the Wiener filter of weak lensing; Shewchuk 1994 for conjugate gradients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tqdm.auto import tqdm
 
 from ..models.shear_operator import adjoint_shear, kaiser_squires, shear_from_convergence
+from .dataset.rows import MapSet
+from .evaluation import MassMaps, relative_error
+from .options import MapMethod
 from .simulation.background import Cosmology
 from .simulation.fields import lower_roots, spectra_on_modes
 from .simulation.settings import MapSettings
 
 
+SMOOTHINGS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # pixels; the best on training maps is used
+SPECTRUM_MAPS = 500  # of the training split, for a mean spectrum
 MOST_ITERATIONS = 500
+TINY = torch.finfo(torch.float64).tiny
+# Of rows of shear, a number of draws and a generator: maps [B, P, S, S], and the std of their pixels or None.
+Estimator = Callable[[MapSet, int, torch.Generator], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def smoothed_kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None, smoothing_pixels: float) -> torch.Tensor:
-    """Convergence [B, P, S, S] of shear [B, 2P, S, S] under a mask [B, 1, S, S], smoothed by a Gaussian.
-
-    Args:
-        smoothing_pixels: standard deviation of the Gaussian in pixels; 0 for none.
-    """
+    """Return the convergence of shear [B, 2P, S, S] under a mask [B, 1, S, S], smoothed by a Gaussian."""
     kappa = kaiser_squires(shear, mask)
     size = kappa.shape[-1]
     y, x = torch.fft.fftfreq(size, 1 / size), torch.arange(size // 2 + 1)
@@ -45,9 +51,9 @@ class WienerMaps:
     """Wiener-filtered maps.
 
     Attributes:
-        kappa: [B, P, S, S], the mean of the posterior of a Gaussian field; its own mean is 0.
+        kappa: [B, P, S, S], the mean of the posterior of a Gaussian field, with mean 0 over pixels.
         iterations: of the conjugate gradients.
-        residual: of each map [B], the norm of what is left of its equations over that of their right side.
+        residual: norm of the residual of each map's equations over the norm of their right side [B].
     """
 
     kappa: torch.Tensor
@@ -56,14 +62,9 @@ class WienerMaps:
 
 
 class WienerFilter:
-    """The Wiener filter of maps with one spectrum each, or with one spectrum of all.
+    """The Wiener filter of maps that share a spectrum or have one each. Raises ValueError for shear without noise.
 
-    Args:
-        settings: of the data set: pixels, patch, planes and noise.
-        spectra: in steradian, [P, P, S, S // 2 + 1] of all maps, or [B, P, P, S, S // 2 + 1], as `spectra_on_modes`.
-
-    Raises:
-        ValueError: shear without noise, for which there is nothing to weigh the spectrum against.
+    `spectra` are those of `spectra_on_modes` in steradian: [P, P, S, S // 2 + 1], or [B, P, P, S, S // 2 + 1].
     """
 
     def __init__(self, settings: MapSettings, spectra: np.ndarray):
@@ -73,17 +74,13 @@ class WienerFilter:
         self.size = settings.size
         spectra = spectra if spectra.ndim == 5 else spectra[None]
         roots = np.stack([lower_roots(one) for one in spectra])
-        # Of modes as rfft2 gives them: the field is `_colored` of white noise of variance 1 in each pixel.
+        # Of the modes of rfft2: the field is `_colored` of white noise of variance 1 in each pixel.
         self.roots = torch.from_numpy(roots * settings.size / settings.side_rad)
 
     def __call__(self, shear: torch.Tensor, mask: torch.Tensor | None, tolerance: float = 1e-5) -> WienerMaps:
-        """Filters shear [B, 2P, S, S] under a mask [B, 1, S, S]; in double precision.
+        """Filter shear [B, 2P, S, S] under a mask [B, 1, S, S] in double precision.
 
-        Args:
-            tolerance: iterates until `WienerMaps.residual` of every map is below.
-
-        Raises:
-            RuntimeError: that is not reached.
+        Raises RuntimeError unless `WienerMaps.residual` of every map falls to `tolerance`.
         """
         shear = shear.double()
         mask = None if mask is None else mask.double()
@@ -92,35 +89,32 @@ class WienerFilter:
         white, rest = torch.zeros_like(right), right.clone()
         direction, size, first = rest.clone(), _dot(rest, rest), _dot(right, right)
         for iteration in range(MOST_ITERATIONS + 1):
-            residual = (size / first.clamp_min(torch.finfo(torch.float64).tiny)).sqrt().flatten()
+            residual = (size / first.clamp_min(TINY)).sqrt().flatten()
             if residual.max() <= tolerance:
                 return WienerMaps(self._colored(white), iteration, residual)
             image = direction + self._normal(direction, mask)
-            step = size / _dot(direction, image).clamp_min(torch.finfo(torch.float64).tiny)
+            step = size / _dot(direction, image).clamp_min(TINY)
             white, rest = white + step * direction, rest - step * image
             size, before = _dot(rest, rest), size
-            direction = rest + size / before.clamp_min(torch.finfo(torch.float64).tiny) * direction
+            direction = rest + size / before.clamp_min(TINY) * direction
         raise RuntimeError(
             f"the Wiener filter left {residual.max():.2g} of its equations after {MOST_ITERATIONS} iterations; "
             f"expected {tolerance:g}: use a larger tolerance, or single out maps with little noise"
         )
 
     def draw_errors(self, mask: torch.Tensor | None, generator: torch.Generator, count: int) -> torch.Tensor:
-        """Draws of the error [count, B, P, S, S] that the filter makes under a mask [B, 1, S, S].
+        """Draw errors [count, B, P, S, S] of the filter under a mask [B, 1, S, S].
 
-        The error of a Gaussian field is independent of the data, so that filtering drawn fields with drawn noise gives
-        draws from the posterior: its width, hidden pixels included.
+        The error of a Gaussian field is independent of the data, so filtering drawn fields with drawn noise gives the
+        width of the posterior, hidden pixels included.
         """
         rows = len(self.roots) if mask is None else len(mask)
         draws = []
         for _ in range(count):
-            white = torch.randn(
-                rows, self.roots.shape[1], self.size, self.size, generator=generator, dtype=torch.float64
-            )
-            kappa = self._colored(white)
-            shear = shear_from_convergence(kappa, None)
-            noise = torch.randn(shear.shape, generator=generator, dtype=torch.float64)
-            shear = shear + self.noise * noise
+            shape = rows, self.roots.shape[1], self.size, self.size
+            kappa = self._colored(torch.randn(shape, generator=generator, dtype=torch.float64))
+            shear = shear_from_convergence(kappa)
+            shear = shear + self.noise * torch.randn(shear.shape, generator=generator, dtype=torch.float64)
             draws.append(self(shear, mask).kappa - kappa)
         return torch.stack(draws)
 
@@ -132,7 +126,7 @@ class WienerFilter:
         return self._with_roots("bijxy,bjxy->bixy", white)
 
     def _colored_back(self, maps: torch.Tensor) -> torch.Tensor:
-        """The adjoint of `_colored`: the roots are real, so that of a mode's matrix is its transpose."""
+        """The adjoint of `_colored`: the roots are real, so the adjoint of a mode's matrix is its transpose."""
         return self._with_roots("bjixy,bjxy->bixy", maps)
 
     def _with_roots(self, product: str, maps: torch.Tensor) -> torch.Tensor:
@@ -142,7 +136,7 @@ class WienerFilter:
 
 
 def spectra_of_cosmologies(settings: MapSettings, labels: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the spectra of maps with these parameters, by name [N]: [N, P, P, S, S // 2 + 1] in steradian."""
+    """Return the spectra [N, P, P, S, S // 2 + 1] in steradian of maps with parameters [N]."""
     redshifts = settings.source_redshifts
     return np.stack([
         spectra_on_modes(Cosmology(float(one), float(other)), settings.size, settings.side_rad, redshifts)
@@ -152,3 +146,58 @@ def spectra_of_cosmologies(settings: MapSettings, labels: Mapping[str, np.ndarra
 
 def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return (first * second).sum((1, 2, 3), keepdim=True)
+
+
+# ---- methods of `hrm-hf eval cosmo-map` ----
+
+
+def map_estimator(
+    method: MapMethod, settings: MapSettings, training: MapSet | None, batch_size: int = 100
+) -> tuple[Estimator, dict[str, float]]:
+    """Return the estimator of a method, and what it took from training maps (None for "wiener")."""
+    if method == "kaiser-squires":
+        errors = {}
+        for smoothing in SMOOTHINGS:
+            estimate, _ = estimate_maps(_kaiser_squires(smoothing), training, batch_size)
+            errors[smoothing] = relative_error(MassMaps(training.kappa, estimate))["value"]
+        best = min(errors, key=errors.get)
+        return _kaiser_squires(best), {"smoothing_pixels": best}
+    if method == "wiener":
+        return _wiener(lambda maps: WienerFilter(settings, spectra_of_cosmologies(settings, maps.labels))), {}
+    spectrum = spectra_of_cosmologies(settings, training[:SPECTRUM_MAPS].labels).mean(0)
+    common = WienerFilter(settings, spectrum)
+    return _wiener(lambda maps: common), {}
+
+
+def _kaiser_squires(smoothing_pixels: float) -> Estimator:
+    return lambda maps, draws, generator: (smoothed_kaiser_squires(*_observed(maps), smoothing_pixels), None)
+
+
+def _wiener(filter_of: Callable[[MapSet], WienerFilter]) -> Estimator:
+    def estimate(maps: MapSet, draws: int, generator: torch.Generator):
+        wiener, (shear, mask) = filter_of(maps), _observed(maps)
+        errors = wiener.draw_errors(mask, generator, draws) if draws else None
+        # The mean of the errors is 0.
+        return wiener(shear, mask).kappa, None if errors is None else errors.square().mean(0).sqrt()
+
+    return estimate
+
+
+def _observed(maps: MapSet) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return shear and mask [B, 1, S, S] in the shear's dtype."""
+    shear = torch.from_numpy(maps.maps)
+    return shear, torch.from_numpy(maps.masks)[:, None].to(shear)
+
+
+def estimate_maps(
+    estimator: Estimator, maps: MapSet, batch_size: int, draws: int = 0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Estimate maps [N, P, S, S] and the standard deviation of their pixels, if the method gives one."""
+    generator = torch.Generator().manual_seed(seed)
+    estimates, stds = [], []
+    for start in tqdm(range(0, len(maps), batch_size), desc="Mapping", unit="batch", disable=None, leave=False):
+        estimate, std = estimator(maps[start : start + batch_size], draws, generator)
+        estimates.append(estimate.float().numpy())
+        if std is not None:
+            stds.append(std.float().numpy())
+    return np.concatenate(estimates), np.concatenate(stds) if stds else None

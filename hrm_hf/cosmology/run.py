@@ -1,42 +1,220 @@
-"""`RegressionRun` and `MassMapRun`: runs of `training/run_cosmo.py` and `training/run_mass_mapping.py`."""
+"""Runs of `training/run_cosmo.py` and `training/run_mass_mapping.py`: maps, model, feature extractor, training, test.
 
+The numbers that scale the maps come from the data set for a fresh model, and from the checkpoint for saved weights.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+import transformers
+from transformers import CONFIG_MAPPING, AutoFeatureExtractor, BitsAndBytesConfig, PreTrainedModel, set_seed
 
-from ..hub.kinds import MASS_MAPPER, REGRESSOR
+from ..hub.kinds import MASS_MAPPER, REGRESSOR, Kind
+from ..io.options import parse_command
 from ..io.usage import UsageError
+from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from ..models.posterior_head import Posterior
+from ..registry import ARCHITECTURES, has_ability
 from ..trainer.plots import plot_cosmo_training
+from ..trainer.recipes import ModelArguments, build_config
 from ..trainer.run import TrainingRun
-from . import map_evaluation, plots
-from .dataset.collator import MapCollator, MassMapCollator
-from .dataset.rows import MapSet
+from . import plots
+from .dataset.build import build_maps
+from .dataset.collator import EVALUATION, Batch, MapCollator, MapRows, MassMapCollator, map_noise, split_rows
+from .dataset.from_files import build_from_files
+from .dataset.info import CosmologyInfo
+from .dataset.rows import MapSet, load_cosmology_info, map_arrays, validate_shear
 from .evaluation import card_figures, evaluate_predictions
-from .prediction import predict_maps
-from .regression import (
-    CosmologyMaps,
-    ensure_maps,
-    fit_map_distance,
-    fit_posterior_scale,
-    fit_statistics,
-    load_maps,
-    load_regressor,
-    load_test_maps,
-)
+from .evaluation_run import map_card_figures, network_metrics, plot_network, predict_maps
+from .options import BuildCosmology, BuildFromFiles
 from .simulation.settings import PERIODIC
-from .trainer import MassMapTrainer, RegressionTrainer
+from .trainer import CosmoDataArguments, MassMapTrainer, RegressionTrainer
 
 
+# What `build_data` may call, as the commands of `hrm-hf data`.
+BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (BuildFromFiles, build_from_files)}
+SAME = ("image_size", "num_channels", "mask_channel", "target_names")  # in saved weights and in the data
+STATISTICS_MAPS = 4000  # enough for means and standard deviations, and for any memory
+USUAL_SHARE = 0.995  # of held-out maps are within `max_map_distance`
 SCALE_MAPS = 2000  # of the training split, for the standard deviation of their convergence
 
 
+@dataclass
+class CosmologyMaps:
+    """Maps to train on and to validate on (or None), with the info of their data set."""
+
+    info: CosmologyInfo
+    train: MapRows
+    validation: MapRows | None
+
+
+def ensure_maps(data_args: CosmoDataArguments) -> None:
+    """Build or finish the data set at `data_path` with the arguments of `build_data`, if given.
+
+    Raises:
+        ValueError: no path, too few maps, or another data set at the path.
+    """
+    path, command = data_args.data_path, data_args.build_data
+    if path is None:
+        raise ValueError("no data set: give --data_path, a cosmology data set's folder or its name on the Hub")
+    if not command:
+        return
+    wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
+    try:
+        name, options = parse_command(command, {each: kind for each, (kind, _) in BUILDERS.items()}, out=Path(path))
+        if isinstance(options, BuildCosmology) and options.samples < wanted:  # drawing them may take hours
+            raise UsageError(
+                f"draws {options.samples} maps, and max_train_samples and val_samples want {wanted}; ask for fewer, "
+                "or build a larger set before and give it: --data_path DIR --build_data ''"
+            )
+        BUILDERS[name][1](options)
+    except UsageError as error:
+        raise ValueError(f"build_data={command!r}: {error}") from error
+
+
+def load_maps(data_args: CosmoDataArguments, kappa: bool = False) -> CosmologyMaps:
+    """Open the train split, with `kappa` if wanted, and hold out its end; maps stay on the disk.
+
+    Raises:
+        UsageError: no shear. ValueError: too few maps, or noise for maps that have some.
+    """
+    info = load_cosmology_info(data_args.data_path)
+    if kappa:
+        validate_shear(data_args.data_path, info)
+    if data_args.noise_sigma and info.settings.sigma_e:
+        raise ValueError(
+            f"noise_sigma={data_args.noise_sigma}, but the maps of {data_args.data_path} have shape noise already "
+            f"(sigma_e={info.settings.sigma_e}); use noiseless maps, or leave it out"
+        )
+    columns = [name for name in info.column_names() if kappa or name != "kappa"]
+    rows = map_arrays(data_args.data_path, "train", columns)
+    labels = np.stack([rows[name] for name in info.target_names], axis=1)
+    try:
+        train, held_out = split_rows(rows["cosmology_id"], data_args.max_train_samples, data_args.val_samples)
+    except ValueError as error:
+        raise ValueError(f"{data_args.data_path}: {error}") from error
+    parts = {"maps": rows["map"], "labels": labels, "masks": rows.get("mask"), "kappa": rows.get("kappa")}
+    validation = MapRows(**parts, rows=held_out) if len(held_out) else None
+    return CosmologyMaps(info, MapRows(**parts, rows=train, training=True), validation)
+
+
+def load_test_maps(data_args: CosmoDataArguments, seed: int, kappa: bool = False) -> MapSet:
+    """Read the first `max_test_samples` maps of the test split, with fixed noise."""
+    wanted, count = data_args.max_test_samples, load_cosmology_info(data_args.data_path).counts["test"]
+    if (wanted or 0) > count:
+        raise ValueError(f"max_test_samples={wanted}: the test split of {data_args.data_path} has {count}")
+    maps = MapSet.read(data_args.data_path, "test", wanted, kappa)
+    if not data_args.noise_sigma:
+        return maps
+    pixels = torch.from_numpy(maps.maps)
+    # Not the seed of training, whose validation maps have the same numbers.
+    noise = map_noise(pixels, torch.arange(len(maps)), seed + 1, EVALUATION)
+    return replace(maps, maps=(pixels + data_args.noise_sigma * noise).numpy())
+
+
+def load_regressor(
+    model_args: ModelArguments,
+    data_args: CosmoDataArguments,
+    info: CosmologyInfo,
+    seed: int,
+    quantization_config: BitsAndBytesConfig | None = None,
+    kind: Kind = REGRESSOR,
+    **figures: Any,
+) -> tuple[PreTrainedModel, CosmoMapFeatureExtractor]:
+    """Build a model and a feature extractor for these maps, or load saved ones.
+
+    Args:
+        kind: required kind of the model. figures: further fields of a fresh model's config.
+
+    Raises:
+        ValueError: unknown type, preset or field; a model of another kind; saved weights for other maps.
+    """
+    set_seed(seed)
+    auto_class = getattr(transformers, kind.auto_class)
+    options = {"attn_implementation": model_args.attn_implementation}
+    fields = info.config_fields() | figures
+    # Maps are scaled with their noise.
+    fields["pixel_std"] = [float(np.hypot(std, data_args.noise_sigma)) for std in fields["pixel_std"]]
+    if model_args.model_name_or_path is None:
+        asked = model_args.model_type
+        if asked in CONFIG_MAPPING and not kind.takes(CONFIG_MAPPING[asked]):
+            known = " or ".join(row.model_type for row in ARCHITECTURES.values() if kind.has(row))
+            raise ValueError(f"model_type={asked!r} is not {kind.title}; choose {known}")
+        config = build_config(model_args, **fields)
+        return auto_class.from_config(config, **options), CosmoMapFeatureExtractor.from_config(
+            config, stretch=data_args.stretch
+        )
+    model = auto_class.from_pretrained(
+        model_args.model_name_or_path, quantization_config=quantization_config, **options
+    )
+    for name in SAME:
+        if getattr(model.config, name) != fields[name]:
+            raise ValueError(
+                f"{model_args.model_name_or_path} was made for {name}={getattr(model.config, name)}, the maps of "
+                f"{data_args.data_path} have {fields[name]}; train a fresh model, or build such maps"
+            )
+    for name, (low, high) in zip(fields["target_names"], model.config.prior_bounds or ()):
+        if info.prior[name][0] < low or info.prior[name][1] > high:
+            raise ValueError(
+                f"{model_args.model_name_or_path} knows {name} from {low} to {high}, the maps of "
+                f"{data_args.data_path} have {info.prior[name][0]} to {info.prior[name][1]}; train a fresh model"
+            )
+    return model, AutoFeatureExtractor.from_pretrained(model_args.model_name_or_path)
+
+
+def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:
+    """Scale the statistics that a fresh model reads by the first training maps."""
+    if not has_ability(model, "statistics"):
+        return
+    batches = _plain_batches(train, collator, batch_size, STATISTICS_MAPS)
+    model.fit_statistics([batch["pixel_values"] for batch in batches])
+
+
+def _plain_batches(rows: MapRows, collator: MapCollator, batch_size: int, most: int | None = None) -> Iterator[Batch]:
+    """Yield batches of the first `most` rows, or all, in order and as in evaluation."""
+    numbers = list(range(len(rows)))[:most]
+    for start in range(0, len(numbers), batch_size):
+        yield collator.at_step(rows.__getitems__(numbers[start : start + batch_size]), EVALUATION)
+
+
+@torch.no_grad()
+def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float:
+    """Fit `posterior_scale`, the factor on all standard deviations, to held-out maps; returns it."""
+    model.eval()
+    parts, labels = [], []
+    for batch in _plain_batches(rows, collator, batch_size):
+        outputs = model(batch["pixel_values"].to(model.device))
+        parts.append((outputs.log_weights, outputs.loc, outputs.scale_tril))
+        labels.append(batch["labels"].to(model.device))
+    posterior = Posterior(*(torch.cat(column) for column in zip(*parts)))
+    model.config.posterior_scale *= model.posterior_head.best_scale(posterior, torch.cat(labels))
+    return model.config.posterior_scale
+
+
+@torch.no_grad()
+def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float | None:
+    """Set `max_map_distance` from held-out maps; returns it, or None for a model without statistics."""
+    if not has_ability(model, "statistics"):
+        return None
+    distances = []
+    for batch in _plain_batches(rows, collator, batch_size):
+        distance = model.map_distance(batch["pixel_values"].to(model.device))
+        if distance is None:
+            return None
+        distances.append(distance.float().cpu())
+    model.config.max_map_distance = torch.cat(distances).quantile(USUAL_SHARE).item()
+    return model.config.max_map_distance
+
+
 class RegressionRun(TrainingRun):
-    """Trains a regressor on maps; `data_args` is a `CosmoDataArguments`, `args` a `CosmoTrainingArguments`."""
+    """Train a regressor on maps, with `CosmoDataArguments` and `CosmoTrainingArguments`."""
 
     task, kind, trainer_class = "cosmology-regression", REGRESSOR, RegressionTrainer
-    reads_kappa = False  # the convergence behind shear, from which a model of mass maps learns
+    reads_kappa = False  # the convergence behind shear, which a model of mass maps learns
 
     def load_data(self) -> None:
         with self.args.main_process_first(desc="building the data set"):
@@ -45,7 +223,6 @@ class RegressionRun(TrainingRun):
         self.train, self.validation = self.maps.train, self.maps.validation
 
     def open_maps(self) -> CosmologyMaps:
-        """Open the data set, which exists by now."""
         return load_maps(self.data_args, self.reads_kappa)
 
     def load_model(self, quantized, **figures: Any) -> PreTrainedModel:
@@ -55,7 +232,8 @@ class RegressionRun(TrainingRun):
         return model
 
     def describe(self) -> str:
-        return f"{self.maps.describe()}\n{self.args.describe_learning_rate()}"
+        counts = f"{len(self.train):,} to train on, {len(self.validation or ()):,} held out"
+        return f"{self.maps.info.kind} maps: {counts}\n{self.args.describe_learning_rate()}"
 
     def make_trainer(self, model: Any) -> RegressionTrainer:
         if self.args.channels_last:
@@ -63,17 +241,13 @@ class RegressionRun(TrainingRun):
         collator = self.make_collator(model)
         if self.model_args.model_name_or_path is None:
             fit_statistics(model, self.train, collator)
+        datasets = {"train_dataset": self.train, "eval_dataset": self.validation}
         return self.trainer_class(
-            model,
-            self.args,
-            train_dataset=self.train,
-            eval_dataset=self.validation,
-            data_collator=collator,
-            processing_class=self.extractor,
+            model, self.args, data_collator=collator, processing_class=self.extractor, **datasets
         )
 
     def make_collator(self, model: PreTrainedModel) -> MapCollator:
-        """Return the collator of training and held-out maps; it shifts maps if the model takes edges to meet."""
+        """Return the collator of all maps, which shifts them if the model is periodic."""
         return MapCollator(
             self.extractor,
             augment=self.data_args.augment,
@@ -84,7 +258,7 @@ class RegressionRun(TrainingRun):
         )
 
     def before_saving(self, trainer: RegressionTrainer) -> None:
-        """Fits the scale of all standard deviations, and how far from training maps is too far: fields of the config.
+        """Fit `posterior_scale` and `max_map_distance` of the config to held-out maps.
 
         Sharded weights cannot run in one process, and an adapter has no config.
         """
@@ -97,7 +271,6 @@ class RegressionRun(TrainingRun):
                     fit_posterior_scale(trainer.model, *held_out)
 
     def results(self, trainer: RegressionTrainer, metrics: dict[str, Any]):
-        """Metrics of the test split, those of validation beside them."""
         noise = self.data_args.noise_sigma
         return self._test(trainer), {
             "validation": metrics,
@@ -116,11 +289,10 @@ class RegressionRun(TrainingRun):
             return self.evaluate_rows(trainer.model, self.load_test_rows())
 
     def load_test_rows(self) -> MapSet:
-        """Test maps for `evaluate_rows`."""
         return load_test_maps(self.data_args, self.args.seed, self.reads_kappa)
 
     def evaluate_rows(self, model: PreTrainedModel, rows: MapSet) -> dict[str, Any]:
-        """Metrics of test maps; pictures in the run's folder."""
+        """Return metrics of test maps; plots go into the run's folder."""
         answers = predict_maps(model, self.extractor, rows, batch_size=self.args.per_device_eval_batch_size)
         metrics = evaluate_predictions(answers.predictions, self.maps.info.prior)
         title = f"{len(rows)} test maps, {self.maps.info.kind}"
@@ -136,12 +308,12 @@ class RegressionRun(TrainingRun):
         return entry | self.parameters | settings
 
     def card_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
-        """Those of `results` that a card shows."""
+        """Return the metrics of `results` for the model card."""
         return card_figures(metrics)
 
 
 class MassMapRun(RegressionRun):
-    """Trains a model of mass maps; `data_args` is a `MassMapDataArguments`, `args` a `MassMapTrainingArguments`."""
+    """Train a model of mass maps, with `MassMapDataArguments` and `MassMapTrainingArguments`."""
 
     task, kind, trainer_class = "mass-mapping", MASS_MAPPER, MassMapTrainer
     reads_kappa = True
@@ -150,7 +322,7 @@ class MassMapRun(RegressionRun):
         if self.data_args.noise_sigma:
             raise UsageError(
                 f"noise_sigma={self.data_args.noise_sigma} is for convergence; the noise of shear is that of the data "
-                "set, drawn anew with --fresh_observations true"
+                "set, and new in every step with --fresh_observations true"
             )
 
     def load_model(self, quantized) -> PreTrainedModel:
@@ -174,12 +346,11 @@ class MassMapRun(RegressionRun):
         )
 
     def evaluate_rows(self, model: Any, rows: MapSet) -> dict[str, Any]:
-        """As `hrm-hf eval cosmo-map` of the test split."""
         answers = predict_maps(model, self.extractor, rows, batch_size=self.args.per_device_eval_batch_size)
-        metrics = map_evaluation.network_metrics(answers, self.maps.info)
+        metrics = network_metrics(answers, self.maps.info)
         title = f"{len(rows)} test maps, {self.maps.info.kind}"
-        map_evaluation.plot_network(answers, rows.maps, metrics, self.out, title)
+        plot_network(answers, rows.maps, metrics, self.out, title)
         return metrics
 
     def card_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
-        return map_evaluation.card_figures(metrics)
+        return map_card_figures(metrics)

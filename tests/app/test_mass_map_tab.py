@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers import pipeline
 
-from hrm_hf.app import build_app
+from hrm_hf.app import build_app, maps_tab
 from hrm_hf.app.maps_tab import (
     SIGMA_E,
     error_remark,
@@ -15,7 +15,6 @@ from hrm_hf.app.maps_tab import (
     sample_shear,
     segments_image,
 )
-from hrm_hf.cosmology import plots
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.models.configuration_hrm_mass_mapping import HrmMassMappingConfig
 
@@ -38,13 +37,13 @@ def page(checkpoints):
 @pytest.fixture
 def drawn_panels(monkeypatch):
     """Title and values of each panel that is drawn."""
-    panels, draw = [], plots.draw_map
+    panels, draw = [], maps_tab.map_panels
 
-    def recorded(panel, values, title, most):
-        panels.append((title, values))
-        return draw(panel, values, title, most)
+    def recorded(drawn, **options):
+        panels.extend((title, values) for title, values, _ in drawn)
+        return draw(drawn, **options)
 
-    monkeypatch.setattr(plots, "draw_map", recorded)
+    monkeypatch.setattr(maps_tab, "map_panels", recorded)
     return panels
 
 

@@ -21,8 +21,8 @@ from hrm_hf.cosmology.evaluation import (
     prior_moments,
     simulation_based_ranks,
 )
+from hrm_hf.cosmology.evaluation_run import predict_maps
 from hrm_hf.cosmology.plots import plot_calibration, plot_corner, plot_predictions, plot_steps
-from hrm_hf.cosmology.prediction import predict_maps
 
 
 REFEREES = Path(__file__).parents[1] / "fixtures" / "cosmology"

@@ -13,10 +13,9 @@ from hrm_hf.app.maps_tab import summary as remarks
 from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows
 from hrm_hf.cosmology.dataset.rows import MapSet
 from hrm_hf.cosmology.evaluation import summary
-from hrm_hf.cosmology.evaluation_run import evaluate_checkpoint
+from hrm_hf.cosmology.evaluation_run import evaluate_checkpoint, map_distances
 from hrm_hf.cosmology.options import EvaluateCosmo
-from hrm_hf.cosmology.prediction import map_distances
-from hrm_hf.cosmology.regression import fit_map_distance
+from hrm_hf.cosmology.run import fit_map_distance
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_map
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.models.pipeline_cosmo import CosmologyRegressionPipeline

@@ -100,7 +100,6 @@ def test_a_u_net_is_evaluated_and_the_results_go_into_its_card(files):
         ((), "MODEL or --method: neither is given; expected one"),
         (("MODEL", "--method", "wiener"), "MODEL or --method: both are given; expected one"),
         (("MODEL", "--train", 10), "--train: goes with --method only"),
-        (("MODEL", "--regression", "spectrum-gp"), "--regression: goes with --method only"),
         (("--method", "wiener", "--split", "train"), "--split: goes with MODEL only"),
         (("--method", "wiener", "--update-card"), "--update-card: goes with MODEL only"),
         (("UNET", "--steps", "adaptive"), "--steps: "),

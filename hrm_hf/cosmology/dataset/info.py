@@ -49,6 +49,7 @@ MAP_UNITS = {
     "fits": "as in the file",
     "quijote": "density contrast of matter in a slab, dimensionless; NOT convergence",
 }  # others: convergence, or a grey value of a legacy kind
+SHEAR_UNIT = "shear, dimensionless: g1 and g2 of each plane in turn, 0 where not observed"
 
 
 class MapsInfo:
@@ -82,7 +83,9 @@ class MapsInfo:
 
     def units(self) -> dict[str, str]:
         """Return the meaning and unit of each column."""
-        return {name: self._map_unit() if name == "map" else UNITS[name] for name in self.column_names()}
+        drawn = "grey value, 0 to 1" if self.kind in LEGACY else "convergence kappa, dimensionless"
+        maps = SHEAR_UNIT if self.settings.observable == "shear" else MAP_UNITS.get(self.kind, drawn)
+        return {name: maps if name == "map" else UNITS[name] for name in self.column_names()}
 
     def config_fields(self) -> dict[str, Any]:
         """Return the fields of a model's config that the data decide. Raises ValueError without parameters."""
@@ -97,12 +100,6 @@ class MapsInfo:
             "pixel_std": list(self.pixel_std),
             "padding_mode": "circular" if self.kind in PERIODIC else "zeros",
         }
-
-    def _map_unit(self) -> str:
-        if self.settings.observable == "shear":
-            return "shear, dimensionless: g1 and g2 of each plane in turn, 0 where not observed"
-        drawn = "grey value, 0 to 1" if self.kind in LEGACY else "convergence kappa, dimensionless"
-        return MAP_UNITS.get(self.kind, drawn)
 
 
 # ---- drawn maps ----

@@ -1,4 +1,4 @@
-"""Fields that every model of maps has: the maps, the targets and their posterior, and those of mass maps."""
+"""Fields of every model of maps: the maps, the targets and their posterior, and fields of mass maps."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -70,17 +70,11 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.target_names is None:
             self.target_names = ["omega_m", "sigma_8"]
+        targets = f"target_names={self.target_names}: the labels are the targets, so give target_names instead"
         if kwargs.get("num_labels") not in (None, len(self.target_names)):
-            raise ValueError(
-                f"num_labels={kwargs['num_labels']}, but target_names={self.target_names}: the labels "
-                "are the targets, so give target_names instead"
-            )
-        unnamed = [f"LABEL_{index}" for index in range(len(self.target_names))]  # in older checkpoints
-        if self.id2label is not None and list(self.id2label.values()) not in (self.target_names, unnamed):
-            raise ValueError(
-                f"id2label={self.id2label}, but target_names={self.target_names}: the labels are the targets, so "
-                "give target_names instead"
-            )
+            raise ValueError(f"num_labels={kwargs['num_labels']}, but {targets}")
+        if self.id2label is not None and list(self.id2label.values()) != self.target_names:
+            raise ValueError(f"id2label={self.id2label}, but {targets}")
         super().__post_init__(**kwargs)
         self.id2label = dict(enumerate(self.target_names))
         self.label2id = {name: index for index, name in self.id2label.items()}
@@ -94,32 +88,27 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         }.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
-        if self.num_channels < 1 + self.mask_channel:
-            raise ValueError(
-                f"num_channels={self.num_channels} with mask_channel={self.mask_channel}: at least one map is needed"
-            )
+        if self.num_map_channels < 1:
+            raise ValueError(f"num_channels={self.num_channels}: expected at least one map besides the mask")
         if self.derived_s8 and not {"omega_m", "sigma_8"} <= set(self.target_names):
             raise ValueError(f"derived_s8 needs omega_m and sigma_8 in target_names={self.target_names}")
-        for name in ("prior_bounds", "target_mean", "target_std"):
-            value = getattr(self, name)
-            if value is not None and len(value) != len(self.target_names):
-                raise ValueError(f"{name} has {len(value)} entries for {len(self.target_names)} targets")
+        lengths = dict.fromkeys(("prior_bounds", "target_mean", "target_std"), (len(self.target_names), "targets"))
+        lengths |= dict.fromkeys(("pixel_mean", "pixel_std"), (self.num_map_channels, "maps"))
+        for name, (length, what) in lengths.items():
+            if (value := getattr(self, name)) is not None and len(value) != length:
+                raise ValueError(f"{name} has {len(value)} entries for {length} {what}")
         for name, bounds in zip(self.target_names, self.prior_bounds or (), strict=False):
             if len(bounds) != 2 or not bounds[0] < bounds[1]:
                 raise ValueError(f"prior_bounds of {name} must be [low, high], not {bounds}")
-        for name in ("pixel_mean", "pixel_std"):
-            value = getattr(self, name)
-            if value is not None and len(value) != self.num_map_channels:
-                raise ValueError(f"{name} has {len(value)} entries for {self.num_map_channels} maps")
 
     @property
     def num_map_channels(self) -> int:
-        """Channels without the mask."""
+        """Number of channels without the mask."""
         return self.num_channels - self.mask_channel
 
     @property
     def reported_names(self) -> list[str]:
-        """Names of the columns of posterior samples and of `CosmoRegressionOutput.reported_means`."""
+        """Names of the columns of posterior samples."""
         return [*self.target_names, S_8] if self.derived_s8 else list(self.target_names)
 
 
@@ -127,8 +116,8 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 class MassMappingConfig(CosmoRegressionConfig):
     r"""Fields shared by `hrm_mass_mapping` and its U-Net baseline.
 
-    Maps, targets and posterior of the parameters are those of `CosmoRegressionConfig`; the channels are g1 and g2 of
-    each plane of sources in turn, and maybe the mask.
+    Maps, targets and posterior are those of `CosmoRegressionConfig`; the channels are g1 and g2 of each plane of
+    sources in turn, and optionally the mask.
 
     Args:
         kappa_std (`list[float]`, *optional*): standard deviation of the convergence in each plane over the training
@@ -156,16 +145,13 @@ class MassMappingConfig(CosmoRegressionConfig):
         """Part of `@strict` validation: relations between fields."""
         super().validate_architecture()
         if self.num_map_channels % 2:
-            raise ValueError(
-                f"num_channels={self.num_channels} with mask_channel={self.mask_channel} leaves "
-                f"{self.num_map_channels} maps; expected an even number: g1 and g2 of each plane"
-            )
+            channels = f"num_channels={self.num_channels} with mask_channel={self.mask_channel}"
+            raise ValueError(f"{channels} leaves {self.num_map_channels} maps; expected an even number: g1 and g2")
         if self.kappa_std is not None and len(self.kappa_std) != self.num_planes:
             raise ValueError(f"kappa_std has {len(self.kappa_std)} entries for {self.num_planes} planes")
 
     @property
     def num_planes(self) -> int:
-        """Convergence maps that are made."""
         return self.num_map_channels // 2
 
 

@@ -10,10 +10,9 @@ from .configuration_cosmo import CosmoRegressionConfig
 
 @strict
 class CosmoCnnConfig(CosmoRegressionConfig):
-    r"""Configuration of `cosmo_cnn`: a residual network without recurrence, beside which `hrm_cosmo` is judged.
+    r"""Configuration of `cosmo_cnn`: a residual network without recurrence, the baseline of `hrm_cosmo`.
 
-    The fields for maps, targets and posterior are those of `CosmoRegressionConfig`. Batch norms are those of all
-    processes of a training run together.
+    The fields for maps, targets and posterior are those of `CosmoRegressionConfig`.
 
     Args:
         embedding_size (`int`, defaults to 24): channels of the stem, which keeps the resolution.
@@ -33,12 +32,9 @@ class CosmoCnnConfig(CosmoRegressionConfig):
         "test": {"image_size": 16, "embedding_size": 4, "hidden_sizes": [8, 16]},
         "cosmo-64": {"num_components": 4, "mse_loss_weight": 0.5},
         "cosmo-256": {
-            "image_size": 256,
-            "hidden_sizes": [32, 64, 96, 128, 128],
-            "num_components": 4,
-            "mse_loss_weight": 0.5,
+            "image_size": 256, "hidden_sizes": [32, 64, 96, 128, 128], "num_components": 4, "mse_loss_weight": 0.5,
         },
-    }
+    }  # fmt: skip
 
     def __post_init__(self, **kwargs):
         if self.hidden_sizes is None:
@@ -55,9 +51,7 @@ class CosmoCnnConfig(CosmoRegressionConfig):
                 f"depths={self.depths} must hold a number for each of {len(self.hidden_sizes)} hidden_sizes"
             )
         if self.image_size < 2 ** len(self.hidden_sizes):
-            raise ValueError(
-                f"image_size={self.image_size} leaves nothing after {len(self.hidden_sizes)} stages that halve it"
-            )
+            raise ValueError(f"image_size={self.image_size} cannot be halved by {len(self.hidden_sizes)} stages")
 
 
 __all__ = ["CosmoCnnConfig"]

@@ -10,7 +10,7 @@ from .configuration_cosmo import MassMappingConfig
 
 @strict
 class CosmoUnetConfig(MassMappingConfig):
-    r"""Configuration of `cosmo_unet`: a U-Net without recurrence, beside which `hrm_mass_mapping` is judged.
+    r"""Configuration of `cosmo_unet`: a U-Net without recurrence, the baseline of `hrm_mass_mapping`.
 
     The fields for maps, targets and posterior are those of `MassMappingConfig`.
 

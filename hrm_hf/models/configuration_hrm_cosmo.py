@@ -18,23 +18,22 @@ class HrmCosmoConfig(CosmoRegressionConfig):
         stem (`str`, defaults to "conv"): "conv", or "patch" for one linear layer of each patch, as in ViT.
         stem_channels (`list[int]`, defaults to `[16, 48, 96, 96]`): channels after each stage; each halves the
             side. With "patch" only their number counts: a patch has 2^stages pixels a side.
-        use_summary_tokens (`bool`, defaults to `True`): the mean of each stage's features over the map as a token.
+        use_summary_tokens (`bool`, defaults to `True`): add the mean of each stage's features over the map as a token.
         use_power_spectrum (`bool`, defaults to `True`): add binned log power spectra of the maps to the CLS token.
         num_ps_bins (`int`, defaults to 12): rings of that spectrum, up to the Nyquist frequency.
         use_histogram (`bool`, defaults to `True`): also add histograms and moments at four scales.
         statistics_dropout (`float`, defaults to 0.3): on the hidden layer that reads both.
-        max_map_distance (`float`, *optional*): a map whose statistics are further from those of the training maps
-            (`HrmCosmoForRegression.map_distance`) is not like them, and its posterior means nothing. Training sets it
-            so that one in 200 held-out maps is further; None knows no limit.
+        max_map_distance (`float`, *optional*): limit of `HrmCosmoForRegression.map_distance`; the posterior of a map
+            beyond it is not trustworthy. Training sets it so that one in 200 held-out maps is beyond.
         pos_encodings (`str`, defaults to "none"): "none" (the sky has no preferred place) or "learned".
         hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4): of both levels.
         expansion (`float`, defaults to 4): the SwiGLU width is round(expansion * D * 2 / 3), up to a multiple of 256.
         H_layers, L_layers (`int`, defaults to 1): blocks of the high- and of the low-level module.
         H_cycles, L_cycles (`int`, defaults to 2): high-level cycles per segment, low-level steps per cycle.
-        halt_max_steps (`int`, defaults to 4): segments in training, and most segments in use.
-        halt_threshold (`float`, defaults to 0.01): with adaptive halting, a map is done when the gain in nats that is
-            expected from more segments is below this.
-        halt_loss_weight (`float`, defaults to 0.1): of the loss of that expectation.
+        halt_max_steps (`int`, defaults to 4): segments in training, and at most in inference.
+        halt_threshold (`float`, defaults to 0.01): adaptive halting stops a map when the expected gain in nats from
+            more segments is below this.
+        halt_loss_weight (`float`, defaults to 0.1): of the loss of the expected gain.
         rms_norm_eps (`float`, defaults to 1e-5): epsilon of the gain-free RMS norms.
     """
 
@@ -97,7 +96,7 @@ class HrmCosmoConfig(CosmoRegressionConfig):
 
     @property
     def patch_size(self) -> int:
-        """Pixels a side that a token of the map stands for."""
+        """Pixels a side of a token's patch."""
         return 2 ** len(self.stem_channels)
 
     @property

@@ -13,9 +13,8 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
     r"""Configuration of `hrm_mass_mapping`: a low level of convolutions over pixels, a high level of attention.
 
-    The fields for maps are those of `MassMappingConfig`. Those of the stem, of the statistics beside it and of the
-    high level (`hidden_size`, `num_attention_heads`, `expansion`, `H_layers`) are those of `HrmCosmoConfig`, and so
-    are the numbers of cycles, segments and the halting threshold, which is here a share of the map's squared error.
+    The fields for maps are those of `MassMappingConfig`; those of the stem, its statistics, the high level, cycles and
+    halting are those of `HrmCosmoConfig`. The halting threshold is a share of the map's squared error.
 
     Args:
         cell_size (`int`, defaults to 2): pixels a side of a cell of the low level.

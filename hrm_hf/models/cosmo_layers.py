@@ -1,6 +1,6 @@
 """From maps to tokens: a convolutional (or patch) stem, means of its features, and statistics of the map.
 
-No normalization over a map anywhere: its amplitude is the signal. B maps of C channels, side S; D is the width.
+No layer normalizes over a map, because its amplitude is the signal. B maps of C channels, side S; D is the width.
 """
 
 import math
@@ -15,12 +15,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_cosmo import CosmoRegressionConfig
 from .configuration_hrm_cosmo import HrmCosmoConfig
-from .modeling_utils import Float32Buffers
+from .modeling_utils import Float32Buffers, Float32Linear
 
 
-SCALES = (1, 2, 4, 8)  # pixels a side over which maps are averaged for histograms and moments
+SCALES = (1, 2, 4, 8)  # pixels a side over which histograms and moments average
 THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in units of the set's spread
-VARIANCE_FLOOR = 1e-3  # of the statistics' principal components, to not blow up what is noise alone
+VARIANCE_FLOOR = 1e-3  # of the statistics' principal components, to not amplify noise
 
 
 class StemStage(GradientCheckpointingLayer):
@@ -28,7 +28,7 @@ class StemStage(GradientCheckpointingLayer):
 
     def __init__(self, c_in: int, c_out: int, padding_mode: str):
         super().__init__()
-        middle = max(1, c_out // 2)  # at full resolution channels cost most
+        middle = max(1, c_out // 2)  # channels cost most at full resolution
         self.wraps = padding_mode == "circular"
         padding = 0 if self.wraps else 1
         self.conv = nn.Conv2d(c_in, middle, 3, padding=padding)
@@ -41,39 +41,32 @@ class StemStage(GradientCheckpointingLayer):
 
 
 def validate_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConfig) -> None:
-    """Raises ValueError unless they are floats [B, C, S, S] of the config's channels and size."""
-    channels, size = config.num_channels, config.image_size
+    """Raise ValueError unless maps are floats [B, C, S, S] of the config's channels and size."""
+    shape = (config.num_channels, config.image_size, config.image_size)
+    expected = f"expected [batch, {', '.join(map(str, shape))}]"
     if pixel_values is None:
-        raise ValueError(f"pixel_values is missing: maps [batch, {channels}, {size}, {size}]")
-    if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != (channels, size, size):
-        raise ValueError(
-            f"pixel_values has shape {list(pixel_values.shape)}; expected [batch, {channels}, {size}, {size}]"
-        )
+        raise ValueError(f"pixel_values is missing; {expected}")
+    if tuple(pixel_values.shape[1:]) != shape:
+        raise ValueError(f"pixel_values has shape {list(pixel_values.shape)}; {expected}")
     if not pixel_values.is_floating_point():
-        raise ValueError(
-            f"pixel_values are {pixel_values.dtype}; expected floats, as CosmoMapFeatureExtractor scales maps"
-        )
+        raise ValueError(f"pixel_values are {pixel_values.dtype}; expected floats of CosmoMapFeatureExtractor")
 
 
 def wrap(maps: torch.Tensor) -> torch.Tensor:
-    """One pixel of periodic padding on each side of the last two axes.
-
-    As F.pad(mode="circular"), whose backward pass is three times slower on the CPU.
-    """
+    """Pad one periodic pixel on each side, as F.pad(mode="circular") does three times slower backward on CPUs."""
     maps = torch.cat((maps[..., -1:], maps, maps[..., :1]), dim=-1)
     return torch.cat((maps[..., -1:, :], maps, maps[..., :1, :]), dim=-2)
 
 
 class MapStatistics(Float32Buffers):
-    """Summary statistics of maps as features, decorrelated: mean 0 and covariance 1 over the training set.
+    """Summary statistics of maps as features with mean 0 and covariance 1 over the training set.
 
-    Of each map: log power in rings of equal width in log |k|; and, at four scales, the share of pixels below
-    thresholds, the log of the standard deviation, skewness and kurtosis. Of each pair of maps: their correlation in
-    the rings. Pixels that are not observed are left out, and power is over the share that is observed.
+    Per map: log power in rings of equal width in log |k|; and, at four scales, the share of pixels below thresholds,
+    the log of the standard deviation, skewness and kurtosis. Per pair of maps: their correlation in the rings.
+    Unobserved pixels do not count, and power is over the observed share.
 
-    Neighbouring statistics are nearly equal, and what tells maps apart is in their differences: without decorrelation
-    a gradient descent finds it late. The transformation and the thresholds' units are buffers, which `fit` takes from
-    the training set.
+    Neighboring statistics are nearly equal and maps differ in their differences, which gradient descent finds late
+    without decorrelation. `fit` takes the transformation and the units of the thresholds from the training set.
     """
 
     def __init__(self, config: HrmCosmoConfig):
@@ -93,8 +86,8 @@ class MapStatistics(Float32Buffers):
         self.spread = nn.Buffer(torch.empty(len(self.scales), self.maps, dtype=torch.float32))
         self.reset()
 
-    def reset(self) -> None:
-        """Fills the buffers; called by `_init_weights` too, for a model that was built without memory."""
+    def reset(self, std: float | None = None) -> None:
+        """Fill the buffers, also for a model that was built without memory."""
         init.copy_(self.rings, ring_weights(self.size, self.bins))
         init.copy_(self.thresholds, torch.tensor(THRESHOLDS))
         init.zeros_(self.mean)
@@ -103,7 +96,7 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def fit(self, batches: Sequence[torch.Tensor]) -> None:
-        """Takes the transformation from the training set; `batches` of pixel_values are read twice."""
+        """Take the transformation from batches of training maps, which are read twice."""
         spreads = [self._moments(batch, scale)[1].mean(0) for scale in self.scales for batch in batches]
         if self.scales:
             self.spread.copy_(torch.stack(spreads).view(len(self.scales), len(batches), -1).mean(1).sqrt())
@@ -115,15 +108,12 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """pixel_values [B, C, S, S] to features [B, F]. Without gradient: nothing before them is trained."""
+        """Turn pixel_values [B, C, S, S] into features [B, F], without gradient: nothing before them is trained."""
         return self._whitened(pixel_values).clamp(-10, 10)
 
     @torch.no_grad()
     def distance(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """How far each map [B, C, S, S] is from the training maps: [B], about 1 for one of them.
-
-        The Mahalanobis distance of its statistics over the root of their number.
-        """
+        """Return each map's Mahalanobis distance over the root of the number of statistics, [B]."""
         return self._whitened(pixel_values).square().mean(1).sqrt()
 
     def _whitened(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -131,12 +121,12 @@ class MapStatistics(Float32Buffers):
             return (self.features(pixel_values) - self.mean) @ self.whitening
 
     def features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """The features [B, F] in their own units."""
+        """Return the features [B, F] in their own units."""
         parts = [self._shape(pixel_values, index) for index in range(len(self.scales))]
         return torch.cat(([self._power(pixel_values)] if self.bins else []) + parts, dim=1)
 
     def _power(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """In units of white noise of variance 1; the log over 2."""
+        """Return half the log power in units of white noise of variance 1, and correlations."""
         maps, share = pixel_values[:, : self.maps].float(), 1.0
         if self.masked:
             mask = pixel_values[:, -1:].float()
@@ -150,7 +140,7 @@ class MapStatistics(Float32Buffers):
         return torch.cat(features, dim=1).flatten(1)
 
     def _shape(self, pixel_values: torch.Tensor, index: int) -> torch.Tensor:
-        """Shares below thresholds, and moments, at one scale: [B, maps * features]."""
+        """Return shares below thresholds and moments at one scale, [B, maps * features]."""
         centred, variance, weight, count = self._moments(pixel_values, self.scales[index])
         scaled = centred / self.spread[index].view(-1, 1)
         below = [(weight * (scaled < threshold)).sum(-1) / count for threshold in self.thresholds]
@@ -161,11 +151,10 @@ class MapStatistics(Float32Buffers):
         return torch.stack((*below, std.log(), torch.asinh(skewness), torch.asinh(kurtosis)), dim=-1).flatten(1)
 
     def _moments(self, pixel_values: torch.Tensor, scale: int) -> tuple[torch.Tensor, ...]:
-        """Maps averaged over `scale` pixels a side.
+        """Average maps over `scale` pixels a side.
 
-        Returns:
-            The pixels less their mean [B, maps, P], the variance [B, maps], the weight of each pixel, which is 0 where
-            less than half of it is observed, and the sum of the weights.
+        Returns the centered pixels [B, maps, P], their variance [B, maps], the weight of each pixel (0 if less than
+        half of it is observed), and the sum of the weights.
         """
         maps = pixel_values[:, : self.maps].float()
         if self.masked:
@@ -181,13 +170,13 @@ class MapStatistics(Float32Buffers):
 
 
 def ring_weights(size: int, bins: int) -> torch.Tensor:
-    """Weight of each mode of `rfft2` in each ring's mean power, [size * (size // 2 + 1), rings].
+    """Return the weight of each mode of `rfft2` in each ring's mean power, [size * (size // 2 + 1), rings].
 
-    Rings of equal width in log |k| from the fundamental to the Nyquist frequency; those without a mode are left out.
+    Rings have equal width in log |k| from the fundamental to the Nyquist frequency; rings without a mode are dropped.
     """
     if not bins:
         return torch.empty(size * (size // 2 + 1), 0, device="cpu")
-    real = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built without memory
+    real = {"dtype": torch.float64, "device": "cpu"}  # also for a model that is built without memory
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
     weight = torch.full((size, size // 2 + 1), 2.0, **real)  # each mode stands for its conjugate too
@@ -199,6 +188,14 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
     onto = F.one_hot(torch.where(inside, ring, 0), bins) * (weight.flatten() * inside).unsqueeze(-1)
     onto = onto[:, onto.sum(0) > 0]
     return (onto / onto.sum(0)).float()
+
+
+class ZeroLinear(Float32Linear):
+    """A linear layer in float32 that starts at 0."""
+
+    def reset(self, std: float | None = None) -> None:
+        init.zeros_(self.weight)
+        init.zeros_(self.bias)
 
 
 class CosmoStem(nn.Module):
@@ -226,13 +223,16 @@ class CosmoStem(nn.Module):
         if config.pos_encodings == "learned":
             self.positions = nn.Embedding((config.image_size // config.patch_size) ** 2, width)
 
+    def reset(self, std: float | None) -> None:
+        init.normal_(self.cls, std=std or 1.0)
+
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         validate_maps(pixel_values, self.config)
         dtype = self.cls.dtype  # that of weights may be an integer's, of quantized ones
         cls = self.cls.expand(pixel_values.shape[0], -1)  # len() would be a constant in torch.export
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))
-            # They do not change when a map is turned or shifted, so augmentation does not keep them from overfitting.
+            # Turning and shifting maps does not change them, so augmentation does not keep them from overfitting.
             cls = cls + self.statistics_out(F.dropout(hidden, self.config.statistics_dropout, self.training))
         tokens = [cls.unsqueeze(1)]
         features, means = pixel_values.to(dtype), []
@@ -242,13 +242,9 @@ class CosmoStem(nn.Module):
         for stage in self.stages:
             features = stage(features)
             means.append(features.mean((2, 3)))
-        # With a patch stem or without summaries there is nothing to pair.
         tokens.extend(summary(mean).unsqueeze(1) for summary, mean in zip(self.summaries, means, strict=False))
-        if self.stages:
-            grid = self.project(features.flatten(2).mT)
-        else:
-            grid = self.project(features).flatten(2).mT
+        grid = self.project(features.flatten(2).mT) if self.stages else self.project(features).flatten(2).mT
         if self.config.pos_encodings == "learned":
-            # A call, not the bare weight: what is offloaded comes back when a module is called.
+            # A call, not the bare weight: calling a module brings back offloaded weights.
             grid = grid + self.positions(torch.arange(grid.shape[1], device=grid.device))
         return torch.cat((*(token.to(grid.dtype) for token in tokens), grid), dim=1)

@@ -1,8 +1,7 @@
-"""`CosmoMapFeatureExtractor`: maps of the sky, as arrays or files, to what the cosmology regressors take.
+"""`CosmoMapFeatureExtractor`: turn maps of the sky, as arrays or files, into `pixel_values`.
 
-Scaling uses two figures per channel that belong to the data set, never to the map: the amplitude of a convergence map
-is the signal. Standardizing each map by itself, as is usual for photographs, would delete it. No resizing either: the
-angular size of a pixel is part of what the model has learnt.
+Maps are scaled by mean and standard deviation of the data set, never of the map, whose amplitude is the signal. They
+are not resized, because the model has learned the angular size of a pixel.
 """
 
 from pathlib import Path
@@ -19,13 +18,13 @@ MAP_NAMES, MASK_NAMES = ("map", "maps", "kappa"), ("mask", "masks")
 
 
 class CosmoMapFeatureExtractor(FeatureExtractionMixin):
-    """Scales maps with the figures of a training set, and appends the mask as a channel.
+    """Scale maps by the statistics of a training set, and append the mask as a channel.
 
     Args:
         image_size: pixels a side.
-        pixel_mean, pixel_std: of the training set, one figure per map channel, in the unit of the maps.
+        pixel_mean, pixel_std: of the training set, per map channel, in the unit of the maps.
         mask_channel: whether the model has one more channel for the mask (1: observed, 0: not).
-        stretch: "linear", (map - mean) / std; or "asinh" of that, which tames the bright tail.
+        stretch: "linear", (map - mean) / std; or "asinh" of that, which compresses bright pixels.
     """
 
     model_input_names = ["pixel_values"]
@@ -44,56 +43,43 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         self.pixel_mean = [0.0] if pixel_mean is None else [float(value) for value in pixel_mean]
         self.pixel_std = [1.0] * len(self.pixel_mean) if pixel_std is None else [float(value) for value in pixel_std]
         if len(self.pixel_mean) != len(self.pixel_std):
-            raise ValueError(
-                f"pixel_mean has {len(self.pixel_mean)} channels and pixel_std {len(self.pixel_std)}; expected as many"
-            )
+            raise ValueError(f"pixel_std={self.pixel_std} must have {len(self.pixel_mean)} entries, as pixel_mean")
         if not np.isfinite(self.pixel_mean).all() or not all(0 < value < np.inf for value in self.pixel_std):
-            raise ValueError(
-                f"pixel_mean={self.pixel_mean} must be finite, and pixel_std={self.pixel_std} positive and finite"
-            )
+            raise ValueError(f"pixel_mean={self.pixel_mean} must be finite, and pixel_std={self.pixel_std} positive")
         if stretch not in STRETCHES:
             raise ValueError(f"stretch={stretch!r} is not one of {', '.join(STRETCHES)}")
 
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> "CosmoMapFeatureExtractor":
-        """That of a model's config, which keeps the same figures."""
+        """Build the extractor of a model's config."""
         mean = config.pixel_mean or [0.0] * config.num_map_channels
         return cls(config.image_size, mean, config.pixel_std, config.mask_channel, **kwargs)
 
     @property
     def num_map_channels(self) -> int:
-        """Channels of the maps; the mask comes on top."""
+        """Number of channels without the mask."""
         return len(self.pixel_mean)
 
     def __call__(self, maps: Any, mask: Any = None, return_tensors: str | None = "pt") -> BatchFeature:
-        """Checks and scales maps.
+        """Check and scale maps.
 
         Args:
             maps: one map or several: an array or tensor [H, W], [C, H, W] or [B, C, H, W] (with one channel also
                 [B, H, W]), nested lists of these, the path of a .npy, .npz or .fits file, or a list of any of them.
-            mask: pixels that are observed, [H, W] for all maps or [B, H, W]; that in the file, or everything, if None.
-                What is not observed may hold anything, NaN included.
-            return_tensors: as in the library; torch by default.
+            mask: observed pixels, [H, W] for all maps or [B, H, W]; None for the mask in the file, or everything.
+                Unobserved pixels may hold anything.
 
         Returns:
             `pixel_values` float32 [B, C (+ 1), H, W].
 
         Raises:
-            ValueError: another shape, values that are not finite, a mask without an observed pixel, or a mask for a
-                model that takes none. FileNotFoundError: no such file.
+            ValueError: an invalid shape, mask or pixel. FileNotFoundError: no such file.
         """
         values, masks = self.read(maps, mask)
         return BatchFeature({"pixel_values": self.scale(values, masks)}, tensor_type=return_tensors)
 
     def scale(self, maps: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
-        """Scaled maps with the mask as their last channel, without any check.
-
-        Args:
-            maps: float32 [B, C, H, W], in the unit of the data. masks: bool [B, H, W], or None: all is observed.
-
-        Returns:
-            float32 [B, C (+ 1), H, W]; 0 where nothing is observed.
-        """
+        """Scale maps float32 [B, C, H, W] and append their masks, bool [B, H, W] or None, without any check."""
         mean, std = (
             torch.tensor(figures, dtype=torch.float32, device=maps.device)[:, None, None]
             for figures in (self.pixel_mean, self.pixel_std)
@@ -111,7 +97,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
     # ---- reading and checking ----
 
     def read(self, maps: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Checked maps float32 [B, C, H, W] in their own unit, and masks bool [B, H, W] or None; see `__call__`."""
+        """Return checked maps float32 [B, C, H, W] in their own unit, and masks bool [B, H, W] or None."""
         parts = [self._one(item, place) for item, place in _items(maps)]
         values = np.concatenate([part for part, _, _ in parts])
         places = [
@@ -122,16 +108,15 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
                 np.ones((len(part), *part.shape[-2:]), bool) if found is None else found for part, found, _ in parts
             ])  # fmt: skip
         masks = None if mask is None else self._masks(mask, len(values), places)
-        _validate_finite(values, masks, places)
-        if masks is not None:
-            values = np.where(masks[:, None], values, 0.0)
         with np.errstate(over="ignore"):
-            narrow = np.ascontiguousarray(values, dtype=np.float32)
-        _validate_finite(narrow, None, places, what="too large for float32")
-        return torch.from_numpy(narrow), None if masks is None else torch.from_numpy(masks)
+            values = np.ascontiguousarray(values, dtype=np.float32)
+        _validate_finite(values, masks, places)
+        if masks is None:
+            return torch.from_numpy(values), None
+        return torch.from_numpy(np.where(masks[:, None], values, np.float32(0))), torch.from_numpy(masks)
 
     def _one(self, item: Any, place: str) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """Maps [B, C, H, W] of one item, its mask [B, H, W] if it is a file that has one, and its place in errors."""
+        """Return maps [B, C, H, W] of one item, the mask [B, H, W] in its file, and its place in errors."""
         mask = None
         if isinstance(item, (str, Path)):
             place = f"{place}{item}: "
@@ -151,8 +136,8 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         if values.ndim != 4 or values.shape[1:] != (channels, size, size) or not len(values):
             one = f"[{size}, {size}] or [1, {size}, {size}]" if channels == 1 else f"[{channels}, {size}, {size}]"
             raise ValueError(
-                f"{place}maps have the shape {list(shape)}; expected {one}, or [maps, {channels}, {size}, {size}] for "
-                f"several. The model knows maps of {size} x {size} pixels; cut patches of that size and angular scale"
+                f"{place}maps have the shape {list(shape)}; expected {one}, or several, [maps, {channels}, ...]; "
+                "cut patches of that size and of the angular scale of the training maps"
             )
         return values
 
@@ -164,29 +149,22 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         if values.ndim == 4 and values.shape[1] == 1:
             values = values[:, 0]
         if values.shape not in ((size, size), (count, size, size)):
-            raise ValueError(
-                f"{places[0]}the mask has the shape {list(values.shape)}; expected [{size}, {size}]"
-                + (f" or [{count}, {size}, {size}]" if count > 1 else "")
-            )
+            found = f"the mask has the shape {list(values.shape)}"
+            raise ValueError(f"{places[0]}{found}; expected [{size}, {size}] or [{count}, {size}, {size}]")
         if values.dtype != bool and not np.isin(values, (0, 1)).all():
             raise ValueError(f"{places[0]}a mask holds 1 (observed) and 0 alone, this one {np.unique(values)[:5]}")
         values = np.broadcast_to(values.astype(bool), (count, size, size)).copy()
-        for row, observed in enumerate(values):
+        for place, observed in zip(places, values):
             if not observed.any():
-                raise ValueError(
-                    f"{places[row]}the mask is empty: no pixel is observed, and there is nothing to infer"
-                )
+                raise ValueError(f"{place}the mask is empty: no pixel is observed")
         return values
 
 
 def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read maps and mask, if there is one, of a .npy, .npz (`map`, `mask`) or FITS file (first image, and `MASK`).
-
-    Nothing is unpickled.
+    """Read maps and optional mask from a .npy, .npz (`map`, `mask`) or FITS file (first image, and `MASK`).
 
     Raises:
-        FileNotFoundError: no such file. ImportError: FITS without astropy.
-        ValueError: another kind of file, a corrupted one, or one without a map.
+        FileNotFoundError: no such file. ImportError: FITS without astropy. ValueError: an invalid file.
     """
     path = Path(path)
     if not path.name.lower().endswith(FILE_KINDS):
@@ -229,16 +207,15 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _native(data: np.ndarray) -> np.ndarray:
-    """In this machine's byte order; FITS is big-endian."""
+    """Convert FITS's big-endian numbers to this machine's byte order."""
     return data.astype(data.dtype.newbyteorder("="))
 
 
 def _items(maps: Any) -> list[tuple[Any, str]]:
-    """The items of a list of maps or files, each with its place for errors; anything else is one item."""
-    if isinstance(maps, (list, tuple)) and len(maps):
-        first = maps[0]
-        if isinstance(first, (str, Path, np.ndarray, torch.Tensor)):
-            return [(item, f"item {i}: " if len(maps) > 1 else "") for i, item in enumerate(maps)]
+    """Return the items of a list of maps or files with their places for errors; anything else is one item."""
+    listed = isinstance(maps, (list, tuple)) and len(maps)
+    if listed and isinstance(maps[0], (str, Path, np.ndarray, torch.Tensor)):
+        return [(item, f"item {i}: " if len(maps) > 1 else "") for i, item in enumerate(maps)]
     return [(maps, "")]
 
 
@@ -252,19 +229,15 @@ def _numbers(item: Any, place: str) -> np.ndarray:
     return values
 
 
-def _validate_finite(
-    values: np.ndarray, masks: np.ndarray | None, places: list[str], what: str = "not finite (NaN or infinite)"
-) -> None:
+def _validate_finite(values: np.ndarray, masks: np.ndarray | None, places: list[str]) -> None:
     bad = ~np.isfinite(values)
     if masks is not None:
         bad &= masks[:, None]
     if bad.any():
         row, channel, y, x = np.argwhere(bad)[0]
-        where = f"[{channel}, {y}, {x}]"
-        raise ValueError(
-            f"{places[row]}{bad[row].sum()} of {bad[row].size} pixels are {what}, the first at {where}"
-            + ("; give a mask of observed pixels if they are gaps" if masks is None else " although it is observed")
-        )
+        count = f"{bad[row].sum()} of {bad[row].size} pixels are not finite (NaN, infinite or too large for float32)"
+        hint = "; give a mask of observed pixels if they are gaps" if masks is None else " although it is observed"
+        raise ValueError(f"{places[row]}{count}, the first at [{channel}, {y}, {x}]{hint}")
 
 
 __all__ = ["CosmoMapFeatureExtractor", "read_map_file"]

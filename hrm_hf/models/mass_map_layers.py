@@ -1,7 +1,6 @@
 """Parts of models that make mass maps: filters by multipole, the likelihood of a map, their output.
 
-Inside a model maps of convergence are in units of `config.kappa_std` and have mean 0, which shear leaves open. B maps
-of P planes, S pixels a side.
+Convergence maps in a model are in units of `config.kappa_std` and have mean 0. B maps of P planes, S pixels a side.
 """
 
 import math
@@ -14,7 +13,7 @@ from transformers import initialization as init
 
 from .configuration_cosmo import MassMappingConfig
 from .cosmo_layers import ring_weights
-from .modeling_utils import Float32Buffers, Float32Linear
+from .modeling_utils import Float32Buffers
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorMixin
 
 
@@ -26,15 +25,13 @@ LOG_STD_LIMIT = 5.0  # predicted standard deviations are within e^-5 and e^5 of 
 
 @dataclass
 class MassMappingOutput(CosmoRegressionOutput):
-    """Result of a model that makes mass maps: that of a regressor, and the maps.
+    """Output of a model that makes mass maps.
 
     Attributes:
-        map_loss: negative log likelihood of the true map in nats a pixel, in units of `config.kappa_std`; of the last
-            segment.
-        harmonic_loss: the same of its modes, nats a mode, with the error's power by ring of multipoles.
-        kappa: convergence [B, P, S, S], dimensionless, each plane of mean 0.
-        kappa_std: standard deviation of each pixel's error [B, P, S, S].
-        segment_maps: `kappa` after each segment [B, segments, P, S, S]; a map that has halted repeats itself.
+        map_loss: negative log likelihood of the true map in nats per pixel, after the last segment.
+        harmonic_loss: the same of its modes, in nats per mode, with the error's power by ring of multipoles.
+        kappa: convergence [B, P, S, S], each plane of mean 0. kappa_std: standard deviation of its error.
+        segment_maps: `kappa` after each segment [B, segments, P, S, S]; a halted map repeats itself.
     """
 
     map_loss: torch.Tensor | None = None
@@ -46,7 +43,7 @@ class MassMappingOutput(CosmoRegressionOutput):
 
 @dataclass
 class MapEstimate:
-    """A map [B, P, S, S], the log of its error's standard deviation in pixels and of its power in rings [B, P, R]."""
+    """A map [B, P, S, S], the log std of its error per pixel, and the log power of its error in rings [B, P, R]."""
 
     kappa: torch.Tensor
     log_std: torch.Tensor
@@ -54,38 +51,32 @@ class MapEstimate:
 
 
 def shear_and_mask(pixel_values: torch.Tensor, config: MassMappingConfig) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The shear [B, 2P, S, S] in its own unit, 0 where not observed, and the mask [B, 1, S, S], of scaled maps."""
+    """Recover the shear [B, 2P, S, S], 0 where not observed, and the mask [B, 1, S, S] from scaled maps."""
     channels = config.num_map_channels
-    maps, mask = pixel_values[:, :channels].float(), None
-    for name in ("pixel_std", "pixel_mean"):
-        if (figures := getattr(config, name)) is not None:
-            figures = maps.new_tensor(figures).view(-1, 1, 1)
-            maps = maps * figures if name == "pixel_std" else maps + figures
-    if config.mask_channel:
-        mask = pixel_values[:, channels:].float()
-        maps = maps * mask
-    return maps, mask
-
-
-class ErrorHead(Float32Linear):
-    """How wrong a map is, in logarithms. A class of its own: it starts at 0."""
+    maps = pixel_values[:, :channels].float()
+    std, mean = config.pixel_std or [1.0], config.pixel_mean or [0.0]
+    maps = maps * maps.new_tensor(std).view(-1, 1, 1) + maps.new_tensor(mean).view(-1, 1, 1)
+    if not config.mask_channel:
+        return maps, None
+    mask = pixel_values[:, channels:].float()
+    return maps * mask, mask
 
 
 def soft_limited(log_std: torch.Tensor) -> torch.Tensor:
-    """Within `LOG_STD_LIMIT`; a clamp would cut the gradient of what is outside for good."""
+    """Limit values to `LOG_STD_LIMIT`, with a gradient everywhere."""
     return LOG_STD_LIMIT * torch.tanh(log_std / LOG_STD_LIMIT)
 
 
 def map_units(config: MassMappingConfig, like: torch.Tensor) -> torch.Tensor:
-    """`config.kappa_std` [P, 1, 1], float32."""
+    """Return `config.kappa_std` as float32 [P, 1, 1]."""
     return torch.tensor(config.kappa_std or [1.0] * config.num_planes, device=like.device).view(-1, 1, 1)
 
 
 class MultipoleGains(Float32Buffers):
-    """Sums maps [B, C, S, S], each times a gain by multipole: [B, P, S, S].
+    """Sum maps [B, C, S, S], each times a gain by multipole, to maps [B, P, S, S] of mean 0.
 
-    The gains are given at nodes, from the fundamental frequency to the corner of the modes, and linear between them in
-    the logarithm of the multipole. The mean of the result is 0.
+    Gains are given at nodes from the fundamental frequency to the corner of the modes, and linear between them in the
+    logarithm of the multipole.
     """
 
     def __init__(self, size: int, nodes: int):
@@ -94,19 +85,18 @@ class MultipoleGains(Float32Buffers):
         self.hats = nn.Buffer(torch.empty(nodes, size * (size // 2 + 1), dtype=torch.float32), persistent=False)
         self.reset()
 
-    def reset(self) -> None:
-        """Fills the buffer; called by `_init_weights` too, for a model that was built without memory."""
+    def reset(self, std: float | None = None) -> None:
         init.copy_(self.hats, hat_functions(self.size, self.nodes))
 
     def forward(self, maps: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
-        """maps: [B, C, S, S]. gains: [B, P, C, nodes]."""
+        """Filter maps [B, C, S, S] by gains [B, P, C, nodes]."""
         modes = torch.fft.rfft2(maps.float()).flatten(2)
         summed = ((gains @ self.hats) * modes.unsqueeze(1)).sum(2)
         return torch.fft.irfft2(summed.unflatten(-1, (self.size, -1)), s=(self.size, self.size))
 
 
 def hat_functions(size: int, nodes: int) -> torch.Tensor:
-    """Weight of each node at each mode of `rfft2`, [nodes, size * (size // 2 + 1)]; 0 at the mean."""
+    """Return the weight of each node at each mode of `rfft2`, [nodes, size * (size // 2 + 1)]; 0 at the mean."""
     real = {"dtype": torch.float64, "device": "cpu"}
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
@@ -116,7 +106,7 @@ def hat_functions(size: int, nodes: int) -> torch.Tensor:
 
 
 class MapLikelihood(Float32Buffers):
-    """The two likelihoods of a map, each in nats and with a Gaussian of its own."""
+    """The two Gaussian likelihoods of a map, in nats."""
 
     def __init__(self, config: MassMappingConfig):
         super().__init__()
@@ -126,34 +116,33 @@ class MapLikelihood(Float32Buffers):
         self.rings = nn.Buffer(torch.empty(rings.shape, dtype=torch.float32), persistent=False)
         self.reset()
 
-    def reset(self) -> None:
-        """Fills the buffer, as `MultipoleGains.reset`."""
+    def reset(self, std: float | None = None) -> None:
         init.copy_(self.rings, ring_weights(self.size, self.bins))
 
     def log_power(self, maps: torch.Tensor) -> torch.Tensor:
-        """Log of the mean power of maps [B, C, S, S] in each ring [B, C, R]; white noise of variance 1 has 0."""
+        """Return the log mean power of maps [B, C, S, S] in each ring [B, C, R]; 0 for white noise of variance 1."""
         modes = torch.fft.rfft2(maps.float(), norm="ortho").flatten(2)
         with torch.autocast(maps.device.type, enabled=False):  # half precision would round the power by 0.4 %
             power = (modes.real.square() + modes.imag.square()) @ self.rings
         return torch.log(power.clamp_min(1e-8))
 
     def pixels(self, estimate: MapEstimate, truth: torch.Tensor) -> torch.Tensor:
-        """Negative log likelihood of true maps [B, P, S, S], nats a pixel [B]."""
+        """Return the negative log likelihood of true maps [B, P, S, S] in nats per pixel [B]."""
         error = (truth - estimate.kappa).square()
         nll = estimate.log_std + 0.5 * error * torch.exp(-2 * estimate.log_std)
         return nll.mean((1, 2, 3)) + 0.5 * math.log(2 * math.pi)
 
     def harmonic(self, estimate: MapEstimate, truth: torch.Tensor) -> torch.Tensor:
-        """The same of the error's modes with the predicted power of each ring, nats a ring's mean mode [B].
+        """Return the same of the error's modes with the predicted power of each ring [B].
 
-        All rings count alike: by the number of their modes the smallest scales, which are noise, would be all of it.
+        All rings count equally: weighted by their modes, the smallest scales, which are noise, would dominate.
         """
         found = self.log_power(truth - estimate.kappa)
         return 0.5 * (estimate.log_power + torch.exp(found - estimate.log_power)).mean((1, 2))
 
 
 class MassMappingMixin(PosteriorMixin):
-    """Output and losses of a head whose `model.likelihood` is a `MapLikelihood`, from the answers of its segments."""
+    """Output and losses of a head whose `model.likelihood` is a `MapLikelihood`."""
 
     _custom_pipelines = {
         "mass-mapping": {
@@ -166,7 +155,7 @@ class MassMappingMixin(PosteriorMixin):
     def maps_and_posteriors(
         self, estimates: list[MapEstimate], posteriors: list[Posterior], used: torch.Tensor
     ) -> MassMappingOutput:
-        """The output without losses, in physical units."""
+        """Return the output without losses, in physical units."""
         units = map_units(self.config, used)
         maps = torch.stack([estimate.kappa for estimate in estimates], dim=1) * units
         fields = {"kappa": maps[:, -1], "kappa_std": estimates[-1].log_std.exp() * units, "segment_maps": maps}
@@ -180,11 +169,10 @@ class MassMappingMixin(PosteriorMixin):
         labels: torch.Tensor | None,
         kappa: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Adds loss and metrics of the truth that is given, each loss the mean over segments.
+        """Add losses (means over segments) and metrics of the given truth.
 
-        Returns:
-            The squared error of each map after each segment, over the training set's variance, [B, segments]; None
-            without kappa. It has no gradient.
+        Returns the squared error of each map after each segment over the training set's variance, [B, segments],
+        without gradient; None without kappa.
         """
         config, likelihood, errors = self.config, self.model.likelihood, None
         parts, output.metrics = [], {}
@@ -192,7 +180,10 @@ class MassMappingMixin(PosteriorMixin):
             nll, mse = self.posterior_losses(output, posteriors, labels)
             parts += [config.nll_loss_weight * nll, config.mse_loss_weight * mse]
         if kappa is not None:
-            truth = self._true_maps(output, kappa)
+            if kappa.shape != output.kappa.shape:
+                raise ValueError(f"kappa has shape {list(kappa.shape)}; expected {list(output.kappa.shape)}")
+            truth = kappa.float()
+            truth = (truth - truth.mean((2, 3), keepdim=True)) / map_units(config, truth)
             pixels = torch.stack([likelihood.pixels(estimate, truth) for estimate in estimates], dim=1)
             modes = torch.stack([likelihood.harmonic(estimate, truth) for estimate in estimates], dim=1)
             output.map_loss, output.harmonic_loss = pixels[:, -1].mean(), modes[:, -1].mean()
@@ -204,23 +195,3 @@ class MassMappingMixin(PosteriorMixin):
         if parts:
             output.loss = sum(part.mean() for part in parts)
         return errors
-
-    def _true_maps(self, output: MassMappingOutput, kappa: torch.Tensor) -> torch.Tensor:
-        """True maps in the model's units, of mean 0. Raises ValueError for another shape than the estimate's."""
-        if kappa.shape != output.kappa.shape:
-            raise ValueError(f"kappa has shape {list(kappa.shape)}; expected {list(output.kappa.shape)}")
-        kappa = kappa.float()
-        return (kappa - kappa.mean((2, 3), keepdim=True)) / map_units(self.config, kappa)
-
-
-__all__ = [
-    "ErrorHead",
-    "MapEstimate",
-    "MapLikelihood",
-    "MassMappingMixin",
-    "MassMappingOutput",
-    "MultipoleGains",
-    "map_units",
-    "shear_and_mask",
-    "soft_limited",
-]

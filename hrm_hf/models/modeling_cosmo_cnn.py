@@ -1,10 +1,10 @@
 """A residual network that regresses cosmological parameters from maps: the baseline without recurrence.
 
 The blocks are those of transformers' ResNet (He et al. 2015, arXiv 1512.03385). Changed for maps: the stem is a 3x3
-convolution at full resolution, for pooling there would average away the small scales that hold most information;
-convolutions may wrap around, since opposite edges of simulated maps meet; and batch norms take the statistics of a
-training step over the maps of all processes, so that what is learnt does not hang on how a batch is divided. The
-posterior head, its losses and its output are those of `hrm_cosmo`, so that the two differ in their trunk alone.
+convolution at full resolution, because pooling would average away the small scales that hold most information;
+convolutions may wrap around periodic edges; and batch norms use the maps of all processes, so that training does not
+depend on how a batch is divided. Posterior head, losses and output are those of `hrm_cosmo`, so that the two differ
+only in their trunk.
 """
 
 from typing import TYPE_CHECKING
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """Sum of a tensor over all processes; in the backward pass the sum of its gradients.
-
-    `torch.distributed.nn.functional.all_reduce` is the same, and deprecated.
-    """
+    """Sum a tensor over all processes, and its gradients too; torch.distributed.nn's version is deprecated."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor) -> torch.Tensor:
@@ -46,11 +43,7 @@ class SumOverProcesses(torch.autograd.Function):
 
 
 class ProcessBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm whose statistics in training are those of the maps of all processes; else nn.BatchNorm2d.
-
-    Not nn.SyncBatchNorm, which refuses tensors on the CPU: so GPUs run the code that is tested without one. As with
-    it, all processes of the group have to train in step.
-    """
+    """Batch norm over the maps of all processes in training, unlike nn.SyncBatchNorm also on the CPU."""
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -66,10 +59,10 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
         return torch.addcmul(shift.view(-1, 1, 1), maps, scale.view(-1, 1, 1)).to(maps.dtype)
 
     def _statistics(self, maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean and biased variance of each channel [C] over all maps of all processes, and the number of values."""
+        """Return mean and biased variance of each channel [C] over all processes, and the number of values."""
         variance, mean = torch.var_mean(maps.float(), dim=(0, 2, 3), correction=0)
         channels, count = len(mean), mean.new_full((1,), maps.numel() / maps.shape[1])
-        # A row of each process, and not sums of squares: their difference would lose digits where means are large.
+        # One row per process instead of sums of squares, whose difference would lose digits where means are large.
         rows = mean.new_zeros(dist.get_world_size(), 2 * channels + 1)
         rows[dist.get_rank()] = torch.cat((mean, variance, count))
         means, variances, counts = SumOverProcesses.apply(rows).split((channels, channels, 1), dim=1)
@@ -98,11 +91,7 @@ class CosmoCnnPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrained
             else:
                 init.normal_(module.weight, std=self.config.initializer_range)
         elif isinstance(module, nn.BatchNorm2d):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-            init.zeros_(module.running_mean)
-            init.ones_(module.running_var)
-            init.zeros_(module.num_batches_tracked)
+            super()._init_weights(module)
 
 
 def _wrap_maps(layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
@@ -114,14 +103,8 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
 
     def __init__(self, config: CosmoCnnConfig):
         super().__init__(config)
-        resnet = ResNetConfig(
-            embedding_size=config.embedding_size,
-            hidden_sizes=config.hidden_sizes,
-            depths=config.depths,
-            layer_type="basic",
-            hidden_act=config.hidden_act,
-            downsample_in_first_stage=True,
-        )
+        shared = {name: getattr(config, name) for name in ("embedding_size", "hidden_sizes", "depths", "hidden_act")}
+        resnet = ResNetConfig(layer_type="basic", downsample_in_first_stage=True, **shared)
         self.stem = ResNetConvLayer(config.num_channels, config.embedding_size, activation=config.hidden_act)
         self.encoder = ResNetEncoder(resnet)
         for module in self.modules():
@@ -130,7 +113,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         if config.padding_mode == "circular":  # ResNet has no option for it
             for module in self.modules():
                 if isinstance(module, ResNetConvLayer):
-                    # Not the convolution's own padding_mode, which an adapter beside it does not take over.
+                    # Not the convolution's own padding_mode, which an adapter does not copy.
                     module.convolution.padding = (0, 0)
                     module.register_forward_pre_hook(_wrap_maps)
         self.post_init()
@@ -142,14 +125,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Features of each pixel after the last stage, and their mean over the map as `pooler_output` [B, F].
-
-        Args:
-            pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.
-
-        Raises:
-            ValueError: maps of another shape than the config's, or of integers; or attention weights are asked for.
-        """
+        """Return features of each pixel after the last stage, and their mean as `pooler_output` [B, F]."""
         validate_no_attentions(self, output_attentions)
         validate_maps(pixel_values, self.config)
         if output_hidden_states is None:
@@ -182,19 +158,14 @@ class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> CosmoRegressionOutput:
-        """Predicts, and scores the prediction if the truth is given.
+        """Predict posteriors, and score them if labels are given.
 
         Args:
             pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.
             labels: [B, T] in physical units, in the order of `config.target_names`.
             output_hidden_states: also return the features of each stage.
         """
-        features = self.model(
-            pixel_values,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-        )
+        features = self.model(pixel_values, output_hidden_states, output_attentions, return_dict=True)
         posteriors = [self.posterior_head(features.pooler_output)]
         used = torch.ones(features.pooler_output.shape[0], dtype=torch.int64, device=features.pooler_output.device)
         output = self.posterior_output(posteriors, used, hidden_states=features.hidden_states)

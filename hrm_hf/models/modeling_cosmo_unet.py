@@ -1,10 +1,9 @@
 """A U-Net that makes mass maps of shear in one pass: the baseline without recurrence.
 
-Ronneberger et al. 2015 (arXiv 1505.04597) for the network, Jeffrey et al. 2020 (arXiv 1908.00543, DeepMass) for its
-use on weak lensing. As there, it gets a first estimate of the map beside the data, here the adjoint A^T d, so that it
-need not learn the operator. No normalization layers, for the amplitude is the signal; convolutions wrap around where
-opposite edges meet. Likelihoods, posterior head and output are those of `hrm_mass_mapping`, so that the two differ in
-their trunk alone.
+The network is that of Ronneberger et al. 2015 (arXiv 1505.04597), used on weak lensing by Jeffrey et al. 2020 (arXiv
+1908.00543, DeepMass). As there, it gets a first estimate of the map with the data, here the adjoint A^T d. It has no
+normalization layers, because the amplitude is the signal, and convolutions wrap around periodic edges. Likelihoods,
+posterior head and output are those of `hrm_mass_mapping`, so that the two differ only in their trunk.
 """
 
 from itertools import pairwise
@@ -18,9 +17,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttenti
 from transformers.utils import can_return_tuple
 
 from .configuration_cosmo_unet import CosmoUnetConfig
-from .cosmo_layers import validate_maps, wrap
+from .cosmo_layers import ZeroLinear, validate_maps, wrap
 from .mass_map_layers import (
-    ErrorHead,
     MapEstimate,
     MapLikelihood,
     MassMappingMixin,
@@ -47,13 +45,8 @@ class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTraine
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
-        if isinstance(module, PosteriorHead):
+        if hasattr(module, "reset"):
             module.reset(std)
-        elif isinstance(module, MapLikelihood):
-            module.reset()
-        elif isinstance(module, ErrorHead):
-            init.zeros_(module.weight)
-            init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d):
             init.normal_(module.weight, std=std or (2 / module.weight[0].numel()) ** 0.5)
             init.zeros_(module.bias)
@@ -94,14 +87,11 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Features of each pixel [B, F, S, S], and as `pooler_output` the mean of the lowest level [B, W].
+        """Return features of each pixel [B, F, S, S], and as `pooler_output` the mean of the lowest level [B, W].
 
         Args:
             pixel_values: [B, 2P (+ 1), S, S], as `CosmoMapFeatureExtractor` makes them.
             output_hidden_states: also return the features of each level on the way down.
-
-        Raises:
-            ValueError: maps of another shape than the config's, or of integers; or attention weights are asked for.
         """
         validate_no_attentions(self, output_attentions)
         validate_maps(pixel_values, self.config)
@@ -133,7 +123,7 @@ class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
         self.model = CosmoUnetModel(config)
         planes, width = config.num_planes, config.hidden_sizes[-1]
         self.maps = nn.Conv2d(config.hidden_sizes[0], 2 * planes, 1)
-        self.errors = ErrorHead(width, planes * self.model.likelihood.num_rings)
+        self.errors = ZeroLinear(width, planes * self.model.likelihood.num_rings)
         self.posterior_head = PosteriorHead(config, width)
         self.post_init()
 
@@ -146,13 +136,8 @@ class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """Estimates, and scores the estimates if the truth is given; see `HrmCosmoForMassMapping.forward`."""
-        features = self.model(
-            pixel_values,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            return_dict=True,
-        )
+        """Estimate maps and parameters; arguments are those of `HrmCosmoForMassMapping.forward`."""
+        features = self.model(pixel_values, output_hidden_states, output_attentions, return_dict=True)
         estimated, log_std = self.maps(features.last_hidden_state).float().split(self.config.num_planes, dim=1)
         with torch.autocast(estimated.device.type, enabled=False):
             log_power = self.errors(features.pooler_output).unflatten(-1, (self.config.num_planes, -1))

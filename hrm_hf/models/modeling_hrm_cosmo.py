@@ -2,10 +2,10 @@
 
 A stem turns a map into tokens once. Then segments of H_cycles * L_cycles low-level and H_cycles high-level updates
 refine the two states; only the last update of each is differentiated (the one-step gradient of Wang et al. 2025,
-arXiv 2506.21734), and the posterior that is read after each segment has its own loss (deep supervision). A head
-predicts how many nats the segments that are left would gain: with adaptive halting a map is done when it is too few.
+arXiv 2506.21734), and the posterior after each segment has its own loss (deep supervision). A head predicts how many
+nats the remaining segments would gain; adaptive halting stops a map when it is too few.
 
-Unlike the puzzles, a training step runs all segments of a batch: the stem costs as much as they do.
+Unlike for puzzles, a training step runs all segments of a batch, because the stem costs as much as they do.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_hrm_cosmo import HrmCosmoConfig
-from .cosmo_layers import CosmoStem, MapStatistics
-from .modeling_utils import CheckpointCodeMixin, Float32Linear, validate_no_attentions
+from .cosmo_layers import CosmoStem, ZeroLinear
+from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead, PosteriorMixin
 from .puzzle_layers import ReasoningLevel, one_step_gradient
 
@@ -28,12 +28,12 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 if TYPE_CHECKING:
     from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - so that it travels
 
-GAIN_LIMITS = (-1.0, 3.0)  # nats; beyond, a single map would dominate the loss of the expected gain
+GAIN_LIMITS = (-1.0, 3.0)  # nats, so that no single map dominates the loss of the expected gain
 
 
 @dataclass
 class HrmCosmoModelOutput(ModelOutput):
-    """States [B, tokens, D] after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H) if asked for."""
+    """States [B, tokens, D] after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H) if requested."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
@@ -59,15 +59,8 @@ class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
-        if isinstance(module, PosteriorHead):
+        if hasattr(module, "reset"):
             module.reset(std)
-        elif isinstance(module, MapStatistics):
-            module.reset()
-        elif isinstance(module, CosmoStem):
-            init.normal_(module.cls, std=std or 1.0)
-        elif isinstance(module, HaltHead):
-            init.zeros_(module.weight)
-            init.zeros_(module.bias)
         elif isinstance(module, nn.Conv2d):
             fan_in = module.weight[0].numel()
             init.normal_(module.weight, std=std or (2 / fan_in) ** 0.5)
@@ -78,10 +71,6 @@ class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=std or 0.1)
-
-
-class HaltHead(Float32Linear):
-    """The gain in nats that is expected from the segments that are left. A class of its own: it starts at 0."""
 
 
 class HrmCosmoModel(HrmCosmoPreTrainedModel):
@@ -95,7 +84,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         self.post_init()
 
     def embed(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Tokens [B, tokens, D] of maps [B, C, S, S]; the first is CLS."""
+        """Turn maps [B, C, S, S] into tokens [B, tokens, D]; the first is CLS."""
         return self.stem(pixel_values)
 
     @can_return_tuple
@@ -108,7 +97,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> HrmCosmoModelOutput:
-        """One segment on maps, or on `tokens` of `embed`, from the states z_H, z_L [B, tokens, D] (zeros if None)."""
+        """Run one segment on maps, or on `tokens` of `embed`, from the states z_H, z_L (zeros if None)."""
         validate_no_attentions(self, output_attentions)
         if (pixel_values is None) == (tokens is None):
             raise ValueError("give either pixel_values or tokens, which embed(pixel_values) returns")
@@ -121,35 +110,30 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
 
 
 def _tensors(state: ModelOutput) -> dict[str, torch.Tensor]:
-    """Its tensors by name; `hidden_states` is made of the others."""
+    """Return the tensors of a state by name, without `hidden_states`, which repeats them."""
     return {name: values for name, values in state.items() if torch.is_tensor(values)}
 
 
 class RecurrentHeadMixin:
     """Shared by heads of recurrent models: a `halt_head`, the loop over segments, and statistics in `model.stem`."""
 
-    def segments(self, max_steps: int | None, halt: str) -> int:
-        """The number of segments. Raises ValueError for options that are out of range."""
+    def run_segments(
+        self, segment: Callable[[torch.Tensor | None, Any], Any], max_steps: int | None, halt: str
+    ) -> tuple[list[Any], torch.Tensor]:
+        """Run the segments of a batch, with halt="adaptive" only for maps that have not halted.
+
+        Args:
+            segment: runs one segment of the rows [N] (all if None) from their state (None at first), and returns the
+                next state, an output with z_H.
+
+        Returns:
+            The state after each segment, where a halted map repeats itself, and the segments of each map [B].
+        """
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
             raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
         if halt == "adaptive" and self.training:
             raise ValueError('halt="adaptive" is for inference: call model.eval(), or use halt="fixed"')
-        return steps
-
-    def run_segments(
-        self, segment: Callable[[torch.Tensor | None, Any], Any], steps: int, halt: str
-    ) -> tuple[list[Any], torch.Tensor]:
-        """Run the segments of a batch; with halt="adaptive" on the maps that have not halted alone.
-
-        Args:
-            segment: runs one segment of the rows [N] (all of the batch if None) from their state (None at first), and
-                returns the next state, an output with z_H.
-
-        Returns:
-            The state after each segment, in which a map that has halted repeats itself, and the segments of each map
-            [B].
-        """
         states = [segment(None, None)]
         while halt == "fixed" and len(states) < steps:
             states.append(segment(None, states[-1]))
@@ -170,28 +154,20 @@ class RecurrentHeadMixin:
         return states, used
 
     def expected_gain(self, z_H: torch.Tensor) -> torch.Tensor:
-        """[B]. The state is detached: expecting a gain is not to change the answer."""
+        """Predict the gain [B]; the state is detached, so that this does not change the answer."""
         with torch.autocast(z_H.device.type, enabled=False):
             return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
     def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
-        """Scales the statistics of maps by those of the training set; once, before training.
-
-        Args:
-            batches: pixel_values [B, C, S, S] of training maps, some thousand in all, with noise if they get any.
-        """
+        """Scale the statistics by some thousand training maps, in batches of pixel_values, once before training."""
         if self.model.stem.statistics is not None:
             self.model.stem.statistics.fit(batches)
 
     def map_distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
-        """How far the statistics of each map are from those of the training maps; None for a model without statistics.
+        """Return how far the statistics of each map are from those of the training maps, float32 [B].
 
-        Args:
-            pixel_values: [B, C, S, S] as in `forward`.
-
-        Returns:
-            float32 [B]: the Mahalanobis distance over the root of the number of statistics, about 1 for a map of the
-            training kind. Beyond `config.max_map_distance` a posterior can be sure and wrong.
+        This is the Mahalanobis distance over the root of the number of statistics, about 1 for a training map; None
+        for a model without statistics. Beyond `config.max_map_distance` a posterior can be confident and wrong.
         """
         statistics = self.model.stem.statistics
         return None if statistics is None else statistics.distance(pixel_values)
@@ -201,14 +177,14 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
     """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
-    # This list is what is not quantized; transformers wants no name to be in both.
+    # This list excludes modules from quantization; transformers allows no name in both.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__(config)
         self.model = HrmCosmoModel(config)
         self.posterior_head = PosteriorHead(config, config.hidden_size)
-        self.halt_head = HaltHead(config.hidden_size, 1)
+        self.halt_head = ZeroLinear(config.hidden_size, 1)
         self.post_init()
 
     @can_return_tuple
@@ -221,28 +197,24 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> CosmoRegressionOutput:
-        """All segments of a batch of maps.
+        """Run all segments of a batch of maps.
 
         Args:
             pixel_values: [B, C, S, S] as `CosmoMapFeatureExtractor` scales them, the mask last if there is one.
             labels: [B, T] in physical units, in the order of `config.target_names`.
             max_steps: segments, `config.halt_max_steps` by default.
-            halt: "fixed" runs all of them, "adaptive" ends a map's when the expected gain is below
+            halt: "fixed" runs all segments, "adaptive" stops a map when the expected gain is below
                 `config.halt_threshold` (not in training).
             output_hidden_states: also return (z_L, z_H) [B, tokens, D] after the last segment.
-
-        Raises:
-            ValueError: an option that is out of range, or attention weights, which are not kept.
         """
         validate_no_attentions(self, output_attentions)
-        steps = self.segments(max_steps, halt)
         tokens = self.model.embed(pixel_values)
 
         def segment(rows: torch.Tensor | None, state: HrmCosmoModelOutput | None) -> HrmCosmoModelOutput:
             z_H, z_L = (None, None) if state is None else (state.z_H, state.z_L)
             return self.model(tokens=tokens if rows is None else tokens[rows], z_H=z_H, z_L=z_L, return_dict=True)
 
-        states, used = self.run_segments(segment, steps, halt)
+        states, used = self.run_segments(segment, max_steps, halt)
         posteriors = [self.posterior_head(state.z_H[:, 0]) for state in states]
         output = self.posterior_output(posteriors, used)
         output.halt_logits = torch.stack([self.expected_gain(state.z_H) for state in states], dim=1)

@@ -1,21 +1,20 @@
 """Mass maps and cosmological parameters from noisy, masked shear, by HRM's two levels around the forward operator.
 
 The data are d = A kappa + n, with A the shear of a convergence map under the survey's mask (`shear_operator`). Every
-segment m begins with what its map leaves unexplained and brings that back by the adjoint,
+segment m begins with the residual of its map,
 
     r = d - A kappa_m,    b = A^T r,
 
 and ends with kappa_(m+1) = kappa_m + sum over proposals u of gain_u(ell) * u, where the proposals are b, kappa_m
-itself, the last change, and maps that the low level makes. With b and kappa_m alone and the gains of a spectrum this
-is the iteration that converges to the Wiener filter of a masked field (messenger field: Elsner & Wandelt 2013, A&A
-549, A111); which spectrum it is, the high level has to find out. Between r and the new map are HRM's two levels (Wang
-et al. 2025, arXiv 2506.21734): the low one convolutions over cells of pixels, the high one attention over the tokens
-of patches and CLS, which reads statistics of the shear. From CLS come gains, the error's power and the posterior of
-the parameters.
+itself, the last change, and maps of the low level. With only b, kappa_m and the gains of a spectrum this iteration
+converges to the Wiener filter of a masked field (messenger field: Elsner & Wandelt 2013, A&A 549, A111); the high
+level has to infer the spectrum. Between r and the new map are HRM's two levels (Wang et al. 2025, arXiv 2506.21734):
+the low level convolves cells of pixels, the high level attends to the tokens of patches and to CLS, which reads
+statistics of the shear. CLS determines the gains, the error's power and the posterior of the parameters.
 
-Changed from HRM: a segment is differentiated as a whole, not its last update alone, as one segment has few updates;
-the states and the map are detached between segments, and the loss of each is its own (deep supervision). Halting goes
-by the share of the map's squared error that the segments which are left are expected to take away.
+Changed from HRM: a complete segment is differentiated, not only its last update, because it has few; states and map
+are detached between segments, and each has its own loss (deep supervision). Halting compares the expected reduction of
+the map's squared error with a threshold.
 """
 
 import math
@@ -29,9 +28,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_hrm_mass_mapping import HrmMassMappingConfig
-from .cosmo_layers import CosmoStem, wrap
+from .cosmo_layers import CosmoStem, ZeroLinear, wrap
 from .mass_map_layers import (
-    ErrorHead,
     MapEstimate,
     MapLikelihood,
     MassMappingMixin,
@@ -41,25 +39,24 @@ from .mass_map_layers import (
     shear_and_mask,
     soft_limited,
 )
-from .modeling_hrm_cosmo import HaltHead, HrmCosmoPreTrainedModel, RecurrentHeadMixin, wants_hidden_states
+from .modeling_hrm_cosmo import HrmCosmoPreTrainedModel, RecurrentHeadMixin, wants_hidden_states
 from .modeling_utils import Float32Linear, validate_no_attentions
 from .posterior_head import PosteriorHead
 from .puzzle_layers import ReasoningLevel, rms_norm
 from .shear_operator import adjoint_shear, shear_from_convergence
 
 
-FIRST_GAIN = 0.3  # of b before training: between what signal and noise deserve
-PROPOSAL_GAIN = 0.1  # of the maps that the low level makes, before training
-LOG_STD_SCALE = 0.1  # of what cells say of the error: before training it is nearly the same everywhere
+FIRST_GAIN = 0.3  # of b before training
+PROPOSAL_GAIN = 0.1  # of the low level's maps before training
+LOG_STD_SCALE = 0.1  # of the cells' log_std: before training the error is nearly the same everywhere
 
 
 @dataclass
 class HrmMassMappingModelOutput(ModelOutput):
-    """The state after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H) if asked for.
+    """The state after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H) if requested.
 
-    z_H: [B, tokens, D]. z_L: [B, C, cells, cells]. kappa, change: the map and what the segment added to it [B, P, S,
-    S], in units of `config.kappa_std`. log_std [B, P, S, S] and log_power [B, P, R]: of the map's error, see
-    `MapEstimate`.
+    z_H: [B, tokens, D]. z_L: [B, C, cells, cells]. kappa, change: the map and its change [B, P, S, S], in units of
+    `config.kappa_std`. log_std, log_power: see `MapEstimate`.
     """
 
     last_hidden_state: torch.Tensor | None = None
@@ -88,7 +85,7 @@ class MapBlock(GradientCheckpointingLayer):
 
 
 class MapLevel(nn.Module):
-    """The low level: refines the states of cells [B, C, h, w] after one injection at its entry."""
+    """The low level: refines the states of cells [B, C, h, w] after one injection."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -104,7 +101,7 @@ class MapLevel(nn.Module):
 class GainHead(Float32Linear):
     """The gain of each map in the change of each plane at each node, from CLS: [B, P, maps, nodes].
 
-    A class of its own: before training, b and the low level's maps of a plane change that plane alone, a little.
+    Before training, b and the low level's maps of a plane change that plane only, a little.
     """
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -112,7 +109,6 @@ class GainHead(Float32Linear):
         super().__init__(config.hidden_size, math.prod(self.shape))
 
     def reset(self, std: float | None) -> None:
-        """Fills the weights; called by `_init_weights` of the model."""
         planes, maps, _ = self.shape
         first = torch.zeros(maps)
         first[:planes], first[3 * planes :] = FIRST_GAIN, PROPOSAL_GAIN
@@ -125,7 +121,7 @@ class GainHead(Float32Linear):
 
 
 class MapReadout(nn.Module):
-    """From both states to the next map and how wrong it is."""
+    """From both states to the change of the map and its error."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -134,12 +130,12 @@ class MapReadout(nn.Module):
         self.cells = nn.Conv2d(config.cell_channels, (config.num_proposals + 1) * planes * config.cell_size**2, 1)
         self.gains = GainHead(config)
         self.filter = MultipoleGains(config.image_size, config.num_gain_nodes)
-        self.errors = ErrorHead(config.hidden_size, planes * (1 + MapLikelihood(config).num_rings))
+        self.errors = ZeroLinear(config.hidden_size, planes * (1 + MapLikelihood(config).num_rings))
 
     def forward(
         self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The map's change, `log_std` and `log_power` of `MapEstimate`; maps: b, kappa, last change [B, 3P, S, S]."""
+        """Return change, `log_std` and `log_power`, from maps b, kappa and last change [B, 3P, S, S]."""
         config, planes = self.config, self.config.num_planes
         proposed = F.pixel_shuffle(self.cells(z_L), config.cell_size).float()
         proposals, log_std = proposed.split((config.num_proposals * planes, planes), dim=1)
@@ -156,18 +152,6 @@ class HrmMassMappingPreTrainedModel(HrmCosmoPreTrainedModel):
     config: HrmMassMappingConfig
     _no_split_modules = ["PuzzleBlock", "StemStage", "MapBlock"]
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, GainHead):
-            module.reset(self.config.initializer_range)
-        elif isinstance(module, ErrorHead):
-            init.zeros_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, (MultipoleGains, MapLikelihood)):
-            module.reset()
-        else:
-            super()._init_weights(module)
-
 
 class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     """The recurrence without the posterior. `forward` runs one segment; `embed` makes the tokens it reads."""
@@ -175,7 +159,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # This list is what is not quantized; transformers wants no name to be in both.
+    # This list excludes modules from quantization; transformers allows no name in both.
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -194,7 +178,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         self.post_init()
 
     def embed(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Tokens [B, tokens, D] of shear maps [B, C, S, S]; the first is CLS."""
+        """Turn shear maps [B, C, S, S] into tokens [B, tokens, D]; the first is CLS."""
         return self.stem(pixel_values)
 
     @can_return_tuple
@@ -206,11 +190,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> HrmMassMappingModelOutput:
-        """One segment on shear maps [B, C, S, S], from a state (an empty map if None).
-
-        Args:
-            tokens: of `embed(pixel_values)`, which are made if None.
-        """
+        """Run one segment on shear maps [B, C, S, S] and their tokens, from a state (an empty map if None)."""
         validate_no_attentions(self, output_attentions)
         x = self.embed(pixel_values) if tokens is None else tokens
         z_H, z_L, kappa, change = self._begin(x, state)
@@ -218,22 +198,16 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         units = map_units(self.config, kappa)
         rest = shear - shear_from_convergence(kappa * units, mask)
         maps = torch.cat((adjoint_shear(rest, mask) / units, kappa, change), dim=1)
-        z_H, z_L = self._reason(x, self._cells(maps, mask), self._spectra(maps, x.dtype), z_H, z_L)
+        powers = self.likelihood.log_power(maps[:, : 2 * self.config.num_planes]).flatten(1)
+        spectra = self.spectra_in(powers.to(x.dtype))  # of b and kappa, read by CLS
+        z_H, z_L = self._reason(x, self._cells(maps, mask), spectra, z_H, z_L)
         change, log_std, log_power = self.readout(z_H, z_L, maps)
-        wanted = wants_hidden_states(self.config, output_hidden_states)
-        return HrmMassMappingModelOutput(
-            last_hidden_state=z_H,
-            z_H=z_H,
-            z_L=z_L,
-            kappa=kappa + change,
-            change=change,
-            log_std=log_std,
-            log_power=log_power,
-            hidden_states=(z_L, z_H) if wanted else None,
-        )
+        states = (z_L, z_H) if wants_hidden_states(self.config, output_hidden_states) else None
+        maps = {"kappa": kappa + change, "change": change, "log_std": log_std, "log_power": log_power}
+        return HrmMassMappingModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states, **maps)
 
     def _begin(self, x: torch.Tensor, state: HrmMassMappingModelOutput | None) -> tuple[torch.Tensor, ...]:
-        """z_H, z_L, kappa and change to begin with, without gradients."""
+        """Return the first z_H, z_L, kappa and change, without gradients."""
         if state is not None:
             return tuple(values.detach() for values in (state.z_H, state.z_L, state.kappa, state.change))
         config = self.config
@@ -242,18 +216,13 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         return torch.zeros_like(x), x.new_zeros(len(x), config.cell_channels, side, side), kappa, kappa
 
     def _cells(self, maps: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Maps and mask as the low level reads them, [B, C, cells, cells]."""
+        """Embed maps and mask for the low level, [B, C, cells, cells]."""
         maps = maps if mask is None else torch.cat((maps, mask), dim=1)
         cells = F.pixel_unshuffle(maps.to(self.cells_in.weight.dtype), self.config.cell_size)
         return self.cells_in(wrap(cells) if self.wraps else cells)
 
-    def _spectra(self, maps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The spectra of b and kappa as CLS reads them, [B, D]."""
-        powers = self.likelihood.log_power(maps[:, : 2 * self.config.num_planes]).flatten(1)
-        return self.spectra_in(powers.to(dtype))
-
     def _reason(self, x, cells, spectra, z_H, z_L) -> tuple[torch.Tensor, torch.Tensor]:
-        """H_cycles of L_cycles updates of the low level and one of the high level."""
+        """Run H_cycles of L_cycles updates of the low level and one of the high level."""
         config = self.config
         grid, ratio = config.image_size // config.patch_size, config.patch_size // config.cell_size
         first = x.shape[1] - grid**2  # CLS and the means of the stem's stages come before the patches
@@ -279,7 +248,7 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         super().__init__(config)
         self.model = HrmMassMappingModel(config)
         self.posterior_head = PosteriorHead(config, config.hidden_size)
-        self.halt_head = HaltHead(config.hidden_size, 1)
+        self.halt_head = ZeroLinear(config.hidden_size, 1)
         self.post_init()
 
     @can_return_tuple
@@ -293,26 +262,25 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """All segments of a batch of shear maps; `loss` is of whatever truth is given, labels or kappa.
+        """Run all segments of a batch of shear maps; `loss` is that of the given labels, kappa, or both.
 
         Args:
             pixel_values: [B, 2P (+ 1), S, S] as `CosmoMapFeatureExtractor` scales them: g1 and g2 of each plane, and
                 the mask.
             labels: [B, T] in physical units, in the order of `config.target_names`.
-            kappa: true convergence [B, P, S, S], dimensionless; its mean does not count.
-            max_steps, halt: as in `HrmCosmoForRegression.forward`; a map is done when the segments that are left are
-                expected to take away less of its squared error than `config.halt_threshold`.
+            kappa: true convergence [B, P, S, S]; its mean does not count.
+            max_steps, halt: as in `HrmCosmoForRegression.forward`; a map halts when the remaining segments are
+                expected to reduce its squared error by a smaller share than `config.halt_threshold`.
             output_hidden_states: also return (z_L, z_H) after the last segment.
         """
         validate_no_attentions(self, output_attentions)
-        steps = self.segments(max_steps, halt)
         tokens = self.model.embed(pixel_values)
 
         def segment(rows: torch.Tensor | None, state: HrmMassMappingModelOutput | None) -> HrmMassMappingModelOutput:
             maps, x = (pixel_values, tokens) if rows is None else (pixel_values[rows], tokens[rows])
             return self.model(maps, tokens=x, state=state, return_dict=True)
 
-        states, used = self.run_segments(segment, steps, halt)
+        states, used = self.run_segments(segment, max_steps, halt)
         posteriors = [self.posterior_head(state.z_H[:, 0]) for state in states]
         estimates = [MapEstimate(state.kappa, state.log_std, state.log_power) for state in states]
         output = self.maps_and_posteriors(estimates, posteriors, used)
@@ -325,7 +293,7 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         return output
 
     def _add_halt_loss(self, output: MassMappingOutput, errors: torch.Tensor) -> None:
-        """Expect the share of a map's squared error [B, segments] that the segments after each one took away."""
+        """Score the predicted reduction of a map's squared error [B, segments] after each segment."""
         gained = (1 - errors[:, -1:] / errors).clamp(-1, 1)
         output.halt_loss = (output.halt_logits - gained).square().mean()
         output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss

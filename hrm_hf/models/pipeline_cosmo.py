@@ -26,27 +26,26 @@ INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
 
 
 class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
-    """Infers cosmological parameters with any regressor of the package.
+    """Infer cosmological parameters with any regressor of the package.
 
     A map is an array or tensor [H, W] or [C, H, W], nested lists of that, the path of a .npy, .npz or .fits file with
     one map, or a dict `{"map": ..., "mask": ...}` of these, the mask True where the sky is observed. A list of maps, a
     generator of them, an array [B, C, H, W] or a file with several gives a list of results.
 
     Parameters of the constructor and of every call:
-        max_steps (`int`): most segments, by default `config.halt_max_steps`; more is allowed.
-        halt (`str`, "fixed"): "fixed" uses all of them, "adaptive" stops when little more is expected.
-        num_samples (`int`, 2000): draws from each posterior, which the intervals are taken of.
+        max_steps (`int`): maximum number of segments, by default `config.halt_max_steps`; more is allowed.
+        halt (`str`, "fixed"): "fixed" uses all segments, "adaptive" stops when little gain is expected.
+        num_samples (`int`, 2000): draws from each posterior, from which the intervals are computed.
         return_samples (`bool`, False): adds "samples", float32 [num_samples, parameters], columns as the names.
-        seed (`int`, 0): of the draws. A map's are the same whatever is beside it in the batch.
+        seed (`int`, 0): of the draws, which do not depend on other maps of the batch.
         batch_size (`int`): maps at a time.
 
     Returns, per map, a dict:
         a dict for each of `config.reported_names`, in physical units: mean, std, and the central credible intervals
         interval_68 and interval_95, [low, high].
         steps: segments used.
-        map_distance, max_map_distance: how far the map's statistics are from those of the training maps, and how far
-            all but one in 200 of these are, if the model knows that. A map beyond is logged as a warning: its
-            posterior can be sure and wrong.
+        map_distance, max_map_distance: distance of the map's statistics from those of the training maps, and the limit
+            that one in 200 of these exceeds, if the model has one. Maps beyond it log a warning.
     """
 
     _load_feature_extractor = True
@@ -67,7 +66,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return tuple({name: value for name, value in part.items() if value is not None} for part in parts)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Infers the parameters of one map, or of a list, file, array or generator; see the class."""
+        """Infer the parameters of one map, or of a list, file, array or generator; see the class."""
         if isinstance(inputs, (GeneratorType, Dataset)):
             return super().__call__(inputs, **kwargs)
         if isinstance(inputs, (list, tuple)) and not len(inputs):
@@ -77,7 +76,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return super().__call__(items[0] if single else items, **kwargs)
 
     def _read(self, inputs: Any) -> list[dict[str, torch.Tensor]]:
-        """One dict of a checked map for each map of `inputs`."""
+        """Return one dict with a checked map for each map of `inputs`."""
         if isinstance(inputs, (list, tuple)) and isinstance(inputs[0], dict):
             return [item for one in inputs for item in self._read(one)]
         mask = None
@@ -90,7 +89,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return [{"pixel_values": one[None]} for one in pixel_values]
 
     def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
-        """`pixel_values` float32 [1, C, H, W] of one map."""
+        """Return `pixel_values` float32 [1, C, H, W] of one map."""
         if isinstance(input_, dict) and "pixel_values" in input_:
             return input_
         items = self._read(input_)
@@ -108,25 +107,22 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return self._answers(self.model(**input_tensors, **forward_params), input_tensors, POSTERIOR)
 
     def _answers(self, outputs: Any, input_tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> dict:
-        """Of a model's output these tensors, as far as it has them, with the segments and distances of the maps."""
-        parts = {name: outputs[name].float() for name in names if name in outputs}
-        distance = self._distance(input_tensors["pixel_values"])
-        return parts | {"steps": outputs["steps"]} | ({} if distance is None else {"map_distance": distance})
+        """Return these tensors of a model's output, and the segments and distances of the maps.
 
-    def _distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
-        """[B], with a warning for maps that are not like the training maps; None if the model knows no limit."""
+        Warn about maps that are not like the training maps, if the model has a limit of distances.
+        """
+        parts = {name: outputs[name].float() for name in names if name in outputs} | {"steps": outputs["steps"]}
         limit = getattr(self.model.config, "max_map_distance", None)
         if limit is None:
-            return None
-        distance = self.model.map_distance(pixel_values)
-        beyond = int((distance > limit).sum())
-        if beyond:
+            return parts
+        distance = self.model.map_distance(input_tensors["pixel_values"])
+        if beyond := int((distance > limit).sum()):
             logger.warning(
                 f"{beyond} of {len(distance)} maps are not like the training maps: their statistics are up to "
                 f"{distance.max().item():.2f} from those, where all but one in 200 are within {limit:.2f}. Their "
                 "posteriors can be sure and wrong; see map_distance of each."
             )
-        return distance
+        return parts | {"map_distance": distance}
 
     def postprocess(
         self,
@@ -135,7 +131,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return_samples: bool = False,
         seed: int = 0,
     ) -> dict[str, Any]:
-        """Means, standard deviations and intervals of one map's posterior."""
+        """Return means, standard deviations and intervals of one map's posterior."""
         generator = torch.Generator().manual_seed(seed)
         distance = model_outputs.get("map_distance")
         model_outputs = {name: value for name, value in model_outputs.items() if name != "map_distance"}
@@ -156,7 +152,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
 
 
 def _is_many(inputs: Any) -> bool:
-    """Whether a result of it is a list even if it holds one map."""
+    """Tell whether the result is a list even for one map."""
     if isinstance(inputs, dict):
         return _is_many(inputs["map"])
     if isinstance(inputs, (str, Path)):

@@ -15,10 +15,10 @@ MAPS = ("kappa", "kappa_std", "segment_maps")  # of a model's output
 
 
 class MassMappingPipeline(CosmologyRegressionPipeline):
-    """Makes mass maps with any model of the package that does.
+    """Make mass maps with any mass mapper of the package.
 
-    Inputs, parameters and the warning of maps that are not like the training maps are those of
-    `CosmologyRegressionPipeline`; a map is shear, [2P, H, W]: g1 and g2 of each plane in turn, with its mask.
+    Inputs and parameters are those of `CosmologyRegressionPipeline`; a map is shear, [2P, H, W]: g1 and g2 of each
+    plane in turn, with its mask.
 
     Parameters of the constructor and of every call, besides:
         return_segments (`bool`, False): adds "segment_maps", float32 [segments, P, H, W].
@@ -39,7 +39,7 @@ class MassMappingPipeline(CosmologyRegressionPipeline):
     def postprocess(
         self, model_outputs: dict[str, torch.Tensor], return_segments: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """The maps of one item beside its posterior."""
+        """Return the maps of one item and its posterior."""
         kappa, std, segments = (model_outputs.pop(name)[0].cpu() for name in MAPS)
         planes = slice(None) if len(kappa) > 1 else 0
         maps = {"kappa": kappa[planes].numpy(), "kappa_std": std[planes].numpy()}

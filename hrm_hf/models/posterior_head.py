@@ -1,8 +1,8 @@
 """The posterior of cosmological parameters as a network's output: a mixture of Gaussians on the box of a flat prior.
 
-With a flat prior on [low, high] a target y is taken to u = sqrt(2) erfinv(2 (y - low) / (high - low) - 1), which is a
-standard normal under the prior: a map that says nothing has the posterior N(0, 1) exactly, and no probability is
-outside the box, where a plain Gaussian would put it. Without bounds u = (y - mean) / std.
+With a flat prior on [low, high] a target y is mapped to u = sqrt(2) erfinv(2 (y - low) / (high - low) - 1), a standard
+normal under the prior: an uninformative map has the posterior N(0, 1) exactly, and no probability is outside the box.
+Without bounds u = (y - mean) / std.
 
 B is the batch, T the free targets, K the Gaussians of the mixture, R the reported parameters (s_8 included).
 Sources: Bishop 1994 for mixture density networks; Jeffrey & Wandelt 2020 (arXiv 2011.05991) for regression in
@@ -24,27 +24,26 @@ from .modeling_utils import Float32Buffers, Float32Linear
 
 
 NUM_POINTS = 128  # of each Gaussian, for moments; quasi-random, so exact to about 1 % of a standard deviation
-EDGE = 1e-6  # share of the box next to its edges that counts as this far inside: u is infinite on the edge
+EDGE = 1e-6  # share of the box at its edges that counts as this far inside, because u is infinite on the edge
 
 
 @dataclass
 class CosmoRegressionOutput(ModelOutput):
-    """Result of a regressor of cosmological parameters.
+    """Output of a regressor of cosmological parameters.
 
     Attributes:
-        loss: weighted sum of the parts below, of all segments.
-        nll_loss: negative log likelihood of the labels in nats, the density per physical unit; of the last segment.
-        mse_loss: mean squared error of the targets' posterior means over their prior variance; of the last segment.
+        loss: weighted sum of the parts below, over all segments.
+        nll_loss: negative log likelihood of the labels in nats per physical unit, after the last segment.
+        mse_loss: squared error of the targets' means over their prior variance, after the last segment.
         halt_loss: squared error of the expected gains.
-        logits: posterior means [B, T] in physical units, in the order of `config.target_names` and so of the labels.
-        std: posterior standard deviations [B, T].
-        s_8, s_8_std: posterior mean and standard deviation of s_8 [B]; None without `config.derived_s8`.
+        logits, std: posterior means and standard deviations [B, T] in physical units, ordered like the labels.
+        s_8, s_8_std: the same of s_8 [B]; None without `config.derived_s8`.
         log_weights: [B, K] of the mixture. loc: [B, K, T] and scale_tril: [B, K, T, T] of its Gaussians, in u.
-        halt_logits: gain in nats that is expected from the segments that were left, after each segment [B, segments].
+        halt_logits: expected gain from the remaining segments in nats, after each segment [B, segments].
         steps: int64 [B], segments used.
-        segment_means: posterior means after each segment [B, segments, R]; a map that has halted repeats its answer.
+        segment_means: posterior means after each segment [B, segments, R]; a halted map repeats its answer.
         metrics: 0-d means over the maps.
-        hidden_states: (z_L, z_H) after the last segment, if asked for.
+        hidden_states: (z_L, z_H) after the last segment, if requested.
     """
 
     loss: torch.Tensor | None = None
@@ -66,12 +65,12 @@ class CosmoRegressionOutput(ModelOutput):
 
     @property
     def reported_means(self) -> torch.Tensor:
-        """Posterior means [B, R], in the order of `config.reported_names`."""
+        """Posterior means [B, R] in the order of `config.reported_names`."""
         return _with_column(self.logits, self.s_8)
 
     @property
     def reported_stds(self) -> torch.Tensor:
-        """Posterior standard deviations [B, R], in the order of `config.reported_names`."""
+        """Posterior standard deviations [B, R] in the order of `config.reported_names`."""
         return _with_column(self.std, self.s_8_std)
 
 
@@ -99,11 +98,10 @@ class PosteriorHead(Float32Buffers):
         self.off_diagonal = targets * (targets - 1) // 2 if config.covariance == "cholesky" else 0
         self.hidden = Float32Linear(in_features, in_features)
         self.out = Float32Linear(in_features, components * (1 + 2 * targets + self.off_diagonal))
-        # Sampled again in `reset`, for a model that was built without memory.
         self.points = nn.Buffer(normal_points(NUM_POINTS, targets), persistent=False)
 
     def reset(self, std: float | None) -> None:
-        """Fills weights and points; called by `_init_weights` of the model."""
+        """Fill weights and points."""
         init.normal_(self.hidden.weight, std=std or self.hidden.in_features**-0.5)
         init.zeros_(self.hidden.bias)
         init.normal_(self.out.weight, std=std or 0.1 * self.out.in_features**-0.5)
@@ -119,7 +117,7 @@ class PosteriorHead(Float32Buffers):
             raw = self.out(F.gelu(self.hidden(features))).unflatten(-1, (components, -1))
         log_weights, loc, log_std, rest = raw.split((1, targets, targets, self.off_diagonal), dim=-1)
         middle, half = (config.max_log_std + config.min_log_std) / 2, (config.max_log_std - config.min_log_std) / 2
-        # Soft limits: a clamp would cut the gradient of what is outside for good.
+        # Soft limits, because a clamp would have no gradient outside.
         log_std = middle + half * torch.tanh((log_std - middle) / half)
         scale_tril = torch.diag_embed(log_std.exp())
         if self.off_diagonal:
@@ -130,12 +128,10 @@ class PosteriorHead(Float32Buffers):
         return Posterior(log_weights.squeeze(-1).log_softmax(-1), loc, config.posterior_scale * scale_tril)
 
     def nll(self, posterior: Posterior, labels: torch.Tensor) -> torch.Tensor:
-        """-log p(labels) in nats [B], for labels [B, T] in physical units. Raises ValueError outside the prior."""
+        """Return -log p of labels [B, T] in nats [B]. Raises ValueError outside the prior."""
         expected = [posterior.loc.shape[0], self.shape[1]]
         if list(labels.shape) != expected:
-            raise ValueError(
-                f"labels has shape {list(labels.shape)}; expected {expected}: {self.config.target_names} of each map"
-            )
+            raise ValueError(f"labels has shape {list(labels.shape)}; expected {expected}: {self.config.target_names}")
         u, log_slope = self.normalize(labels)
         residual = (u.unsqueeze(1) - posterior.loc).unsqueeze(-1)
         z = torch.linalg.solve_triangular(posterior.scale_tril, residual, upper=False).squeeze(-1)
@@ -144,15 +140,15 @@ class PosteriorHead(Float32Buffers):
         return -(torch.logsumexp(posterior.log_weights + log_density, dim=-1) + log_slope)
 
     def normalize(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """u [B, T] and log |du/dy| summed over the targets [B], of labels [B, T] in physical units."""
+        """Return u [B, T] and log |du/dy| summed over the targets [B] of labels [B, T]."""
         labels = labels.float()
         first, second = self._scaling(labels)
         if self.config.prior_bounds is None:
             return (labels - first) / second, -second.log().sum().expand(len(labels))
         share = (labels - first) / (second - first)
-        # On another device looking would wait for it, and in a graph there is nobody to look.
-        looks = labels.device.type == "cpu" and not torch.compiler.is_compiling()
-        if looks and not ((share > -EDGE) & (share < 1 + EDGE)).all():
+        # Checking on another device would wait for it, and a graph cannot check.
+        checks = labels.device.type == "cpu" and not torch.compiler.is_compiling()
+        if checks and not ((share > -EDGE) & (share < 1 + EDGE)).all():
             row, column = ((share <= -EDGE) | (share >= 1 + EDGE) | share.isnan()).nonzero()[0].tolist()
             raise ValueError(
                 f"label {self.config.target_names[column]}={labels[row, column]:g} of row {row} is outside the prior "
@@ -163,16 +159,14 @@ class PosteriorHead(Float32Buffers):
         return u, log_slope.sum(-1)
 
     def physical(self, u: torch.Tensor) -> torch.Tensor:
-        """Reported parameters [..., R] in physical units, of u [..., T]; s_8 is computed from the others."""
+        """Return reported parameters [..., R] in physical units of u [..., T]."""
         first, second = self._scaling(u)
         if self.config.prior_bounds is None:
-            values = first + second * u
-        else:
-            values = first + (second - first) * torch.special.ndtr(u)
-        return self.reported(values)
+            return self.reported(first + second * u)
+        return self.reported(first + (second - first) * torch.special.ndtr(u))
 
     def reported(self, values: torch.Tensor) -> torch.Tensor:
-        """Targets [..., T] in physical units with what is derived from them, [..., R]."""
+        """Append s_8 to targets [..., T] in physical units if the config derives it, [..., R]."""
         if not self.config.derived_s8:
             return values
         names = self.config.target_names
@@ -181,7 +175,7 @@ class PosteriorHead(Float32Buffers):
         return torch.cat((values, s_8.unsqueeze(-1)), dim=-1)
 
     def moments(self, posterior: Posterior) -> tuple[torch.Tensor, torch.Tensor]:
-        """Means and standard deviations [B, R] in physical units."""
+        """Return means and standard deviations [B, R] in physical units."""
         with torch.autocast(posterior.loc.device.type, enabled=False):  # half precision would round by 0.4 %
             u = posterior.loc.unsqueeze(-2) + self.points @ posterior.scale_tril.mT  # [B, K, points, T]
         values = self.physical(u)
@@ -190,30 +184,21 @@ class PosteriorHead(Float32Buffers):
         variance = (weights * (values - mean[:, None, None]).square()).sum((1, 2))
         return mean, variance.clamp_min(1e-12).sqrt()
 
-    def summary(self, mean: torch.Tensor, std: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The fields of the output for means and standard deviations [B, R]."""
-        targets = self.shape[1]
-        fields = {"logits": mean[:, :targets], "std": std[:, :targets]}
-        return fields | ({"s_8": mean[:, targets], "s_8_std": std[:, targets]} if self.config.derived_s8 else {})
-
     def squared_error(self, mean: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Squared error of the targets' means [B, R] over their variance under the prior, averaged over targets, [B].
-
-        Without bounds, over `target_std` squared.
-        """
+        """Return the squared error over the prior variance or `target_std`^2, averaged over targets [B]."""
         first, second = self._scaling(mean)
         spread = second if self.config.prior_bounds is None else (second - first) / math.sqrt(12)
         return ((mean[:, : self.shape[1]] - labels.float()) / spread).square().mean(-1)
 
     def metrics(self, mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Mean squared error of each reported parameter `mse_<name>`, and mean z^2 over all of them, detached."""
+        """Return the mean squared error `mse_<name>` of each reported parameter, and the mean z^2, detached."""
         truth = self.reported(labels.float())
         squared = (mean.detach() - truth).square()
         metrics = {f"mse_{name}": squared[:, i].mean() for i, name in enumerate(self.config.reported_names)}
         return metrics | {"z_squared": (squared / std.detach().square()).mean()}
 
     def sample(self, posterior: Posterior, num_samples: int, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Samples of the posterior [B, num_samples, R] in physical units."""
+        """Draw samples of the posterior [B, num_samples, R] in physical units."""
         weights, loc = posterior.log_weights.exp(), posterior.loc
         which = torch.multinomial(weights, num_samples, replacement=True, generator=generator)
         rows = torch.arange(len(loc), device=loc.device).unsqueeze(-1)
@@ -223,10 +208,10 @@ class PosteriorHead(Float32Buffers):
         return self.physical(u)
 
     def best_scale(self, posterior: Posterior, labels: torch.Tensor) -> float:
-        """The factor on all standard deviations under which `labels` [B, T], of held-out maps, are most likely.
+        """Find the factor on all standard deviations under which labels [B, T] of held-out maps are most likely.
 
-        One number, so it cannot overfit (temperature scaling: Guo et al. 2017, arXiv 1706.04599). It is found to 1 %
-        between 0.37 and 2.7, and is over the present `config.posterior_scale`.
+        This is temperature scaling (Guo et al. 2017, arXiv 1706.04599), relative to the present
+        `config.posterior_scale`, to 1 % between 0.37 and 2.7.
         """
         scales = torch.linspace(-1, 1, 201).exp().tolist()
         likely = [
@@ -236,18 +221,14 @@ class PosteriorHead(Float32Buffers):
         return scales[int(torch.stack(likely).argmin())]
 
     def _scaling(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bounds of the prior, or mean and standard deviation, [T] each."""
+        """Return the bounds of the prior, or mean and standard deviation, [T] each."""
         config, targets = self.config, self.shape[1]
-        if config.prior_bounds is not None:
-            pairs = config.prior_bounds
-        else:
-            pairs = list(zip(config.target_mean or [0.0] * targets, config.target_std or [1.0] * targets, strict=True))
-        first, second = like.new_tensor(pairs).unbind(-1)
-        return first, second
+        scaling = zip(config.target_mean or [0.0] * targets, config.target_std or [1.0] * targets, strict=True)
+        return like.new_tensor(config.prior_bounds or list(scaling)).unbind(-1)
 
 
 class PosteriorMixin:
-    """Methods of a model with a `posterior_head` besides its forward."""
+    """Output, losses and samples of a model with a `posterior_head`."""
 
     posterior_head: PosteriorHead
     _custom_pipelines = {
@@ -265,14 +246,17 @@ class PosteriorMixin:
         kind: type[CosmoRegressionOutput] = CosmoRegressionOutput,
         **fields: Any,
     ) -> Any:
-        """The output without losses, of the posterior after each segment and the segments of each map [B].
+        """Return an output without losses from the posteriors after each segment and the used segments [B].
 
-        Args:
-            kind: class of the output. fields: others of it.
+        `kind` is the class of the output, `fields` are further fields.
         """
         moments, last = [self.posterior_head.moments(posterior) for posterior in posteriors], posteriors[-1]
+        (mean, std), targets = moments[-1], len(self.config.target_names)
+        if self.config.derived_s8:
+            fields |= {"s_8": mean[:, targets], "s_8_std": std[:, targets]}
         return kind(
-            **self.posterior_head.summary(*moments[-1]),
+            logits=mean[:, :targets],
+            std=std[:, :targets],
             log_weights=last.log_weights,
             loc=last.loc,
             scale_tril=last.scale_tril,
@@ -284,7 +268,7 @@ class PosteriorMixin:
     def posterior_losses(
         self, output: CosmoRegressionOutput, posteriors: list[Posterior], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Set losses and metrics of the last segment; returns nll and squared error of each segment [B, segments]."""
+        """Set losses and metrics of the last segment; return nll and squared error of each segment [B, segments]."""
         head = self.posterior_head
         nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
         mse = torch.stack([head.squared_error(mean, labels) for mean in output.segment_means.unbind(1)], dim=1)
@@ -295,16 +279,13 @@ class PosteriorMixin:
     def sample_posterior(
         self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        """Samples [B, num_samples, R] of the posteriors of `outputs`.
-
-        They are in physical units, in the order of `config.reported_names`.
-        """
+        """Draw samples [B, num_samples, R] in physical units, in the order of `config.reported_names`."""
         posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
         return self.posterior_head.sample(posterior, num_samples, generator)
 
 
 def normal_points(count: int, dim: int) -> torch.Tensor:
-    """Quasi-random points [count, dim] of a standard normal, with mean 0 and covariance 1 exactly."""
+    """Return quasi-random points [count, dim] of a standard normal with mean 0 and covariance 1 exactly."""
     sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(count, dtype=torch.float64)
     points = math.sqrt(2) * torch.erfinv(2 * sobol.clamp(1e-6, 1 - 1e-6) - 1)
     points = points - points.mean(0)

@@ -2,26 +2,23 @@
 
 With the lensing potential psi, kappa = (psi_xx + psi_yy) / 2, g1 = (psi_xx - psi_yy) / 2 and g2 = psi_xy, so that in
 Fourier space g1 = (lx^2 - ly^2) / l^2 kappa and g2 = 2 lx ly / l^2 kappa (Kaiser & Squires 1993, ApJ 404, 441).
-x runs along the last axis, y along the one before it. Shear is linear here: reduced shear, g / (1 - kappa), is not
-made.
+x runs along the last axis, y along the one before it. Shear is linear, not reduced.
 
-What shear does not tell, and no inverse gives back: the mean of the map (the mass-sheet degeneracy), and for an even
-number of pixels the one mode that is at the Nyquist frequency of both axes.
+No inverse recovers the mean of the map (the mass-sheet degeneracy), and for an even number of pixels the mode at the
+Nyquist frequency of both axes.
 """
 
 import torch
 
 
 def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """The forward operator A: shear of convergence maps, 0 where nothing is observed.
+    """Apply the forward operator A: shear of convergence maps, 0 where nothing is observed.
 
     Args:
-        kappa: [..., planes, size, size], dimensionless.
-        mask: [..., 1, size, size] or what broadcasts to it, 1 or True where observed; None for everywhere.
+        kappa: [..., planes, size, size]. mask: [..., 1, size, size], 1 or True where observed; None for everywhere.
 
     Returns:
-        [..., 2 planes, size, size]: g1 and g2 of the first plane, then of the next. The dtype is that of `kappa`, but
-        half precision becomes float32, in which the transforms are.
+        [..., 2 planes, size, size]: g1 and g2 of the first plane, then of the next, in at least float32.
     """
     _validate_square(kappa, "kappa")
     kappa = _full_precision(kappa)
@@ -31,23 +28,17 @@ def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None
 
 
 def adjoint_shear(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """The adjoint A^T: <A kappa, shear> = <kappa, A^T shear> for all maps, under the same mask.
+    """Apply the adjoint A^T under a mask to shear [..., 2 planes, size, size]; returns [..., planes, size, size].
 
-    Args:
-        shear: [..., 2 planes, size, size], as of `shear_from_convergence`. mask: see there.
-
-    Returns:
-        [..., planes, size, size]. Without a mask this is the estimate of Kaiser and Squires up to the modes at a
-        Nyquist frequency.
+    Without a mask this is the estimate of Kaiser and Squires, except for modes at a Nyquist frequency.
     """
     return _combined(shear, mask, inverse=False)
 
 
 def kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """The convergence with the least squares deviation from the shear, where everything is observed.
+    """Return the least-squares convergence of mean 0; arguments are those of `adjoint_shear`.
 
-    Unobserved pixels count as shear 0, which is wrong wherever there is mass: with a mask this is the usual first
-    guess, not the best map. Arguments and result as in `adjoint_shear`; the mean of each map is 0.
+    Unobserved pixels count as shear 0, so with a mask this is the usual first guess, not the best map.
     """
     return _combined(shear, mask, inverse=True)
 
@@ -63,21 +54,21 @@ def _combined(shear: torch.Tensor, mask: torch.Tensor | None, inverse: bool) -> 
     multipliers = _multipliers(shear)
     modes = (torch.fft.rfft2(shear).unflatten(-3, (-1, 2)) * multipliers).sum(-3)
     if inverse:
-        # 1 but at Nyquist frequencies, where g2 has no part; 0 for what shear does not tell.
+        # 1 except at Nyquist frequencies, where g2 vanishes; 0 for modes that shear does not determine.
         power = multipliers.square().sum(0)
         modes = torch.where(power > 0, modes / power.clamp_min(torch.finfo(power.dtype).tiny), 0)
     return torch.fft.irfft2(modes, s=shear.shape[-2:])
 
 
 def _multipliers(maps: torch.Tensor) -> torch.Tensor:
-    """Of the modes of `rfft2` in g1 and g2, [2, size, size // 2 + 1], in the dtype and on the device of the maps."""
+    """Return the factors of the modes of `rfft2` in g1 and g2, [2, size, size // 2 + 1], like the maps."""
     size = maps.shape[-1]
-    # In double precision on the CPU: the same numbers on every device.
+    # Double precision on the CPU gives the same numbers on every device.
     real = {"dtype": torch.float64, "device": "cpu"}
     y = torch.fft.fftfreq(size, 1 / size, **real)[:, None]
     x = torch.arange(size // 2 + 1, **real)
     square = (x**2 + y**2).clamp_min(1)  # 0 at the mean alone, where both numerators are 0 too
-    # At a Nyquist frequency of one axis l and -l are the same mode: 2 lx ly has no sign there, and a real map no part.
+    # At a Nyquist frequency of one axis l and -l are the same mode, so 2 lx ly has no sign there.
     signed = (2 * y.abs() < size) & (2 * x < size)
     return torch.stack(((x**2 - y**2) / square, 2 * x * y / square * signed)).to(maps)
 

@@ -183,7 +183,6 @@ def test_labels_of_another_shape_are_refused(kind, shape):
 def test_labels_are_named_by_the_targets_alone(kind):
     named = config_of(kind)
     assert type(named).from_dict(json.loads(named.to_json_string())).id2label == {0: "omega_m", 1: "sigma_8"}
-    assert config_of(kind, id2label={0: "LABEL_0", 1: "LABEL_1"}).id2label == named.id2label  # of an older checkpoint
     with pytest.raises(ValueError, match=r"id2label=.*give target_names instead"):
         config_of(kind, id2label={0: "a", 1: "b"})
 

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from hrm_hf.cosmology.dataset.rows import MapSet
-from hrm_hf.cosmology.simulation.background import Cosmology
-from hrm_hf.cosmology.simulation.fields import gaussian_under_lognormal, lower_roots
+from hrm_hf.cosmology.simulation.fields import Cosmology, gaussian_under_lognormal, lower_roots
 from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.models.shear_operator import shear_from_convergence
 

@@ -20,7 +20,7 @@ from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows
 from hrm_hf.cosmology.dataset.rows import MapSet
 from hrm_hf.cosmology.evaluation_run import map_distances
 from hrm_hf.cosmology.run import fit_map_distance
-from hrm_hf.cosmology.simulation.background import PRIOR
+from hrm_hf.cosmology.simulation.fields import PRIOR
 from hrm_hf.cosmology.simulation.maps import generate_columns
 from hrm_hf.cosmology.simulation.settings import PERIODIC, MapSettings
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor

@@ -314,21 +314,17 @@ def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]
 
     Both arguments are from `evaluate_predictions`. Raises ValueError if they share no parameter.
     """
-    shared = [name for name in metrics["parameters"] if name in baseline.get("parameters", {})]
+    ours, theirs = metrics["parameters"], baseline.get("parameters", {})
+    shared = [name for name in ours if name in theirs]
     if not shared:
-        raise ValueError(
-            f"the baseline has figures for {sorted(baseline.get('parameters', {}))}; expected some for "
-            f"{', '.join(metrics['parameters'])}"
-        )
-    areas = metrics["contour_area_68"]
+        raise ValueError(f"the baseline has figures for {sorted(theirs)}; expected some for {', '.join(ours)}")
+    areas, others = metrics["contour_area_68"], baseline["contour_area_68"]
     return {
-        "rmse_ratio": {
-            name: metrics["parameters"][name]["rmse"] / baseline["parameters"][name]["rmse"] for name in shared
-        },
+        "rmse_ratio": {name: ours[name]["rmse"] / theirs[name]["rmse"] for name in shared},
         "contour_area_ratio": {
-            plane: {how: areas[plane][how] / area for how, area in baseline["contour_area_68"][plane].items() if area}
+            plane: {how: areas[plane][how] / area for how, area in others[plane].items() if area}
             for plane in areas
-            if plane in baseline["contour_area_68"]
+            if plane in others
         },
     }
 

@@ -155,12 +155,8 @@ def map_distances(model: Any, extractor: Any, maps: MapSet, batch_size: int = 64
 def evaluate_checkpoint(options: EvaluateCosmo) -> dict[str, Any]:
     """Evaluate the posteriors of a regressor: accuracy, calibration, contour area, accuracy per segment.
 
-    Returns:
-        The content of results.json, and the names of the written files.
-
-    Raises:
-        UsageError: an invalid path, device or baseline, or a choice of segments for a model that has one.
-        ModelError: no such model, or one of another kind. ValueError: data sets of different skies.
+    Returns the content of results.json, and the names of the written files. Raises UsageError for invalid options,
+    ModelError for a missing or wrong model, and ValueError for data sets of different skies.
     """
     reference = _read_results(options.baseline) if options.baseline else None
     if options.shift_data:
@@ -212,16 +208,9 @@ def evaluate_baseline(options: EvaluateBaseline) -> dict[str, Any]:
     started = time.perf_counter()
     predictions = run_baseline(options.method, train, test, num_samples=options.num_samples, seed=options.seed)
     settings = {"train": len(train), "limit": options.limit, "num_samples": options.num_samples, "seed": options.seed}
-    result = {
-        "task": TASK,
-        "method": options.method,
-        "dataset": options.data,
-        "split": "test",
-        "settings": settings,
-        "seconds": time.perf_counter() - started,
-        "metrics": evaluate_predictions(predictions, load_cosmology_info(options.data).prior, options.seed),
-        "versions": library_versions(),
-    }
+    seconds = time.perf_counter() - started
+    metrics = evaluate_predictions(predictions, load_cosmology_info(options.data).prior, options.seed)
+    result = _of_method(TASK, options, settings=settings, seconds=seconds, metrics=metrics)
     return result | _write(result, predictions, options.out, f"{options.method}, {Path(options.data).name} (test)")
 
 
@@ -271,10 +260,7 @@ def _write(result: dict[str, Any], predictions: CosmologyPredictions, out: Path 
 
 
 def evaluate_model(options: EvaluateMassMaps) -> dict[str, Any]:
-    """Evaluate the maps and posteriors of a trained model, after each segment and at the end.
-
-    Returns and raises what `evaluate_checkpoint` does; the data set must hold shear.
-    """
+    """Evaluate maps and posteriors of a trained model on shear; returns what `evaluate_checkpoint` does."""
     model, extractor = _load_model(options, MASS_MAPPER)
     maps = MapSet.read(options.data, options.split, options.limit, kappa=True)
     answers = predict_maps(model, extractor, maps, halt=options.steps, **_depth(options))
@@ -326,8 +312,7 @@ def map_card_figures(metrics: dict[str, Any]) -> dict[str, float]:
 def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
     """Evaluate mass maps of the test split that need no trained model.
 
-    Returns what `evaluate_checkpoint` does. Raises UsageError for a data set without shear, or without what the method
-    needs.
+    Returns what `evaluate_checkpoint` does. Raises UsageError for a data set that lacks shear or the redshifts.
     """
     data, method = options.data, options.method
     info = load_cosmology_info(data)
@@ -340,19 +325,11 @@ def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
     started = time.perf_counter()
     estimator, fitted = map_estimator(method, info.settings, training, options.batch_size)
     estimate, std = estimate_maps(estimator, test, options.batch_size, options.draws, options.seed)
-    seconds = time.perf_counter() - started
+    speed = len(estimate) / (time.perf_counter() - started)
     maps = MassMaps(test.kappa, estimate, test.masks, std)
-    settings = {"train": options.train, "limit": options.limit, "draws": options.draws, "seed": options.seed}
-    result = {
-        "task": MAP_TASK,
-        "method": method,
-        "dataset": data,
-        "split": "test",
-        "settings": settings | fitted,
-        "maps_per_second": len(estimate) / seconds,
-        "metrics": evaluate_mass_maps(maps, info.settings.side_rad, options.seed),
-        "versions": library_versions(),
-    }
+    metrics = evaluate_mass_maps(maps, info.settings.side_rad, options.seed)
+    settings = {name: getattr(options, name) for name in ("train", "limit", "draws", "seed")} | fitted
+    result = _of_method(MAP_TASK, options, settings=settings, maps_per_second=speed, metrics=metrics)
     if options.out is None:
         return result
     written = write_results(result, options.out)
@@ -387,7 +364,13 @@ def map_lines(result: dict[str, Any]) -> dict[str, str]:
     return shown
 
 
-# ---- models ----
+# ---- shared ----
+
+
+def _of_method(task: str, options: EvaluateBaseline | EvaluateMassMaps, **found: Any) -> dict[str, Any]:
+    """Return what results.json says about a method without a trained model."""
+    result = {"task": task, "method": options.method, "dataset": options.data, "split": "test"}
+    return result | found | {"versions": library_versions()}
 
 
 def _load_model(options: EvaluateCosmo | EvaluateMassMaps, kind: Kind) -> tuple[PreTrainedModel, Any]:

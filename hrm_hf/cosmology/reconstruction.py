@@ -13,7 +13,6 @@ B maps of P planes of sources, S pixels a side. Sources: Kaiser & Squires 1993 (
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,8 +22,7 @@ from ..models.shear_operator import adjoint_shear, kaiser_squires, shear_from_co
 from .dataset.rows import MapSet
 from .evaluation import MassMaps, relative_error
 from .options import MapMethod
-from .simulation.background import Cosmology
-from .simulation.fields import lower_roots, spectra_on_modes
+from .simulation.fields import Cosmology, lower_roots, spectra_on_modes
 from .simulation.settings import MapSettings
 
 
@@ -46,21 +44,6 @@ def smoothed_kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None, smoo
     return torch.fft.irfft2(torch.fft.rfft2(kappa) * window, s=(size, size))
 
 
-@dataclass(frozen=True)
-class WienerMaps:
-    """Wiener-filtered maps.
-
-    Attributes:
-        kappa: [B, P, S, S], the mean of the posterior of a Gaussian field, with mean 0 over pixels.
-        iterations: of the conjugate gradients.
-        residual: norm of the residual of each map's equations over the norm of their right side [B].
-    """
-
-    kappa: torch.Tensor
-    iterations: int
-    residual: torch.Tensor
-
-
 class WienerFilter:
     """The Wiener filter of maps that share a spectrum or have one each. Raises ValueError for shear without noise.
 
@@ -77,10 +60,10 @@ class WienerFilter:
         # Of the modes of rfft2: the field is `_colored` of white noise of variance 1 in each pixel.
         self.roots = torch.from_numpy(roots * settings.size / settings.side_rad)
 
-    def __call__(self, shear: torch.Tensor, mask: torch.Tensor | None, tolerance: float = 1e-5) -> WienerMaps:
+    def __call__(self, shear: torch.Tensor, mask: torch.Tensor | None, tolerance: float = 1e-5) -> torch.Tensor:
         """Filter shear [B, 2P, S, S] under a mask [B, 1, S, S] in double precision.
 
-        Raises RuntimeError unless `WienerMaps.residual` of every map falls to `tolerance`.
+        Raises RuntimeError unless the residual over the right side of every map's equations falls to `tolerance`.
         """
         shear = shear.double()
         mask = None if mask is None else mask.double()
@@ -88,10 +71,10 @@ class WienerFilter:
         right = self._colored_back(adjoint_shear(shear, mask)) / self.noise**2
         white, rest = torch.zeros_like(right), right.clone()
         direction, size, first = rest.clone(), _dot(rest, rest), _dot(right, right)
-        for iteration in range(MOST_ITERATIONS + 1):
+        for _ in range(MOST_ITERATIONS + 1):
             residual = (size / first.clamp_min(TINY)).sqrt().flatten()
             if residual.max() <= tolerance:
-                return WienerMaps(self._colored(white), iteration, residual)
+                return self._colored(white)
             image = direction + self._normal(direction, mask)
             step = size / _dot(direction, image).clamp_min(TINY)
             white, rest = white + step * direction, rest - step * image
@@ -115,7 +98,7 @@ class WienerFilter:
             kappa = self._colored(torch.randn(shape, generator=generator, dtype=torch.float64))
             shear = shear_from_convergence(kappa)
             shear = shear + self.noise * torch.randn(shear.shape, generator=generator, dtype=torch.float64)
-            draws.append(self(shear, mask).kappa - kappa)
+            draws.append(self(shear, mask) - kappa)
         return torch.stack(draws)
 
     def _normal(self, white: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -178,7 +161,7 @@ def _wiener(filter_of: Callable[[MapSet], WienerFilter]) -> Estimator:
         wiener, (shear, mask) = filter_of(maps), _observed(maps)
         errors = wiener.draw_errors(mask, generator, draws) if draws else None
         # The mean of the errors is 0.
-        return wiener(shear, mask).kappa, None if errors is None else errors.square().mean(0).sqrt()
+        return wiener(shear, mask), None if errors is None else errors.square().mean(0).sqrt()
 
     return estimate
 

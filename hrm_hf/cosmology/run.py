@@ -145,25 +145,19 @@ def load_regressor(
             known = " or ".join(row.model_type for row in ARCHITECTURES.values() if kind.has(row))
             raise ValueError(f"model_type={asked!r} is not {kind.title}; choose {known}")
         config = build_config(model_args, **fields)
-        return auto_class.from_config(config, **options), CosmoMapFeatureExtractor.from_config(
-            config, stretch=data_args.stretch
-        )
-    model = auto_class.from_pretrained(
-        model_args.model_name_or_path, quantization_config=quantization_config, **options
-    )
+        return auto_class.from_config(config, **options), CosmoMapFeatureExtractor.from_config(config)
+    path, maps = model_args.model_name_or_path, f"the maps of {data_args.data_path}"
+    model = auto_class.from_pretrained(path, quantization_config=quantization_config, **options)
     for name in SAME:
-        if getattr(model.config, name) != fields[name]:
-            raise ValueError(
-                f"{model_args.model_name_or_path} was made for {name}={getattr(model.config, name)}, the maps of "
-                f"{data_args.data_path} have {fields[name]}; train a fresh model, or build such maps"
-            )
+        if (found := getattr(model.config, name)) != fields[name]:
+            wanted = f"{maps} have {fields[name]}; train a fresh model, or build such maps"
+            raise ValueError(f"{path} was made for {name}={found}, {wanted}")
     for name, (low, high) in zip(fields["target_names"], model.config.prior_bounds or ()):
-        if info.prior[name][0] < low or info.prior[name][1] > high:
-            raise ValueError(
-                f"{model_args.model_name_or_path} knows {name} from {low} to {high}, the maps of "
-                f"{data_args.data_path} have {info.prior[name][0]} to {info.prior[name][1]}; train a fresh model"
-            )
-    return model, AutoFeatureExtractor.from_pretrained(model_args.model_name_or_path)
+        first, last = info.prior[name]
+        if first < low or last > high:
+            wanted = f"{maps} have {first} to {last}; train a fresh model"
+            raise ValueError(f"{path} knows {name} from {low} to {high}, {wanted}")
+    return model, AutoFeatureExtractor.from_pretrained(path)
 
 
 def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:

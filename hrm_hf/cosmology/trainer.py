@@ -41,7 +41,6 @@ class CosmoDataArguments:
         default=0.0,
         metadata={"help": "Standard deviation of fresh noise on each pixel of noiseless maps, in their unit."},
     )
-    stretch: str = field(default="linear", metadata={"help": "linear, or asinh to tame bright pixels."})
 
     def __post_init__(self):
         for name, least in {"max_train_samples": 1, "val_samples": 0, "max_test_samples": 0}.items():
@@ -49,8 +48,6 @@ class CosmoDataArguments:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if not 0 <= self.noise_sigma < float("inf"):
             raise ValueError(f"noise_sigma={self.noise_sigma} must be 0 or more")
-        if self.stretch not in ("linear", "asinh"):
-            raise ValueError(f"stretch={self.stretch!r} is not one of linear, asinh")
 
 
 @dataclass

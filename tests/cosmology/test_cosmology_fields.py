@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power
 from hrm_hf.cosmology.simulation.fields import (
+    Cosmology,
     _correlated_fields,
+    convergence_power,
     gaussian_convergence,
     gaussian_correlation,
     lognormal_convergence,

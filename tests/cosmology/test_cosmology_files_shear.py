@@ -16,8 +16,7 @@ from hrm_hf.cosmology.dataset.files import read_healpix_patches
 from hrm_hf.cosmology.dataset.from_files import MARGIN, sheared
 from hrm_hf.cosmology.dataset.info import FileSettings
 from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
-from hrm_hf.cosmology.simulation.background import Cosmology
-from hrm_hf.cosmology.simulation.fields import ARCMIN, lognormal_convergence, shape_noise
+from hrm_hf.cosmology.simulation.fields import ARCMIN, Cosmology, lognormal_convergence, shape_noise
 from hrm_hf.models.shear_operator import shear_from_convergence
 
 

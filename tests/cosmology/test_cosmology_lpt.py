@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from hrm_hf.cosmology.dataset.info import CosmologyPlan
-from hrm_hf.cosmology.simulation.background import Cosmology
-from hrm_hf.cosmology.simulation.fields import gaussian_convergence, map_power_spectrum
+from hrm_hf.cosmology.simulation.fields import Cosmology, gaussian_convergence, map_power_spectrum
 from hrm_hf.cosmology.simulation.lpt import (
     LptBox,
     _along,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power, empty_beam, lensing_kernel
+from hrm_hf.cosmology.simulation.fields import Cosmology, convergence_power, empty_beam, lensing_kernel
 
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "cosmology"

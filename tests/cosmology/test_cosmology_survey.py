@@ -6,8 +6,7 @@ The referee of spectra is Limber's integral, checked against pyccl in `test_cosm
 import numpy as np
 import pytest
 
-from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power
-from hrm_hf.cosmology.simulation.fields import multipole_grid
+from hrm_hf.cosmology.simulation.fields import Cosmology, convergence_power, multipole_grid
 from hrm_hf.cosmology.simulation.maps import DES_Y3, MARGIN, MapSettings, generate_map, survey_mask
 
 

@@ -65,10 +65,9 @@ def test_the_wiener_filter_is_the_posterior_mean_of_dense_matrices(problem):
     for row in range(2):
         gain, _ = dense(settings, spectra[row], mask[row])
         # Hidden pixels are observations of 0 = 0 with noise in the dense form: they say nothing, as in the filter.
-        expected = (gain @ shear[row].flatten()).view_as(found.kappa[row])
+        expected = (gain @ shear[row].flatten()).view_as(found[row])
         # Ten digits of the equations, through matrices whose condition is about 100.
-        torch.testing.assert_close(found.kappa[row], expected, rtol=0, atol=1e-7 * expected.abs().max().item())
-    assert found.residual.max() <= 1e-10 and 1 < found.iterations < 100
+        torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-7 * expected.abs().max().item())
 
 
 def test_draws_of_its_error_have_the_covariance_of_the_posterior(problem):
@@ -88,7 +87,7 @@ def test_where_nothing_is_hidden_every_mode_is_scaled_by_itself():
     columns = generate_columns(settings, 0.3, 0.8, 3)
     shear = torch.from_numpy(columns["map"])[None].double()
     spectra = spectra_of_cosmologies(settings, {"omega_m": np.array([0.3]), "sigma_8": np.array([0.8])})
-    found = torch.fft.rfft2(WienerFilter(settings, spectra)(shear, None, tolerance=1e-12).kappa[0, 0])
+    found = torch.fft.rfft2(WienerFilter(settings, spectra)(shear, None, tolerance=1e-12)[0, 0])
     direct = torch.fft.rfft2(kaiser_squires(shear)[0, 0])
     power = torch.from_numpy(spectra[0, 0, 0]) * (SIZE / settings.side_rad) ** 2
     inner = slice(1, SIZE // 2)  # at a Nyquist frequency less of the shear is known

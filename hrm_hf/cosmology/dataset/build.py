@@ -18,7 +18,7 @@ import numpy as np
 from ...io.usage import UsageError, as_usage_errors
 from ...io.workers import worker_pool
 from ..options import BuildCosmology
-from ..simulation.background import PRIOR
+from ..simulation.fields import PRIOR
 from ..simulation.maps import DES_Y3, MapSettings, generate_columns
 from .info import SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, column_names
 from .rows import Rows, claim_folder, finish_folder, pixel_statistics, shard_names, write_shard

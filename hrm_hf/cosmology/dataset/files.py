@@ -107,8 +107,8 @@ def read_healpix_patches(
     """
     widest = MAX_SIDE_DEG * size / max(size + 2 * margin, 1)
     if not 0 < side_deg <= widest:
-        around = f" with a margin of {margin} pixels around {size}" if margin else ""
-        raise ValueError(f"side_deg={side_deg} must be above 0 and at most {widest:g}{around}: the projection is flat")
+        limit = f"at most {widest:g} with a margin of {margin} pixels around {size}"
+        raise ValueError(f"side_deg={side_deg} must be above 0 and {limit}: the projection is flat")
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     sky, observed = _read_sky(paths, mask, field)
     found: list[tuple] = []
@@ -167,8 +167,9 @@ def _read_healpix(path: str | Path, field: int) -> np.ndarray:
     healpy = _extra("healpy")
     with _open_fits(path, HEALPIX_SOURCE) as hdus:
         if not _is_healpix(hdus):
-            wanted = "a HEALPix map, which is a table with ORDERING in its header"
-            raise ValueError(f"{path} holds {_hdus(hdus)}; expected {wanted}")
+            raise ValueError(
+                f"{path} holds {_hdus(hdus)}; expected a HEALPix map: a table with ORDERING in its header"
+            )
     try:
         return np.asarray(healpy.read_map(path, field=field, dtype=np.float64))
     except IndexError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..simulation.background import PRIOR, Cosmology
+from ..simulation.fields import PRIOR, Cosmology
 from ..simulation.lpt import validate_width
 from ..simulation.settings import GENERATOR_VERSION, LEGACY, PERIODIC, MapSettings, SurveySettings
 
@@ -60,11 +60,6 @@ class MapsInfo:
     data card.
     """
 
-    settings: Any
-    counts: Mapping[str, int]
-    prior: Mapping[str, tuple[float, float]]
-    pixel_mean: tuple[float, ...]
-    pixel_std: tuple[float, ...]
     labelled = True  # whether the maps have parameters
     origin: ClassVar[str]
 

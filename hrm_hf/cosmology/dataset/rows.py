@@ -4,9 +4,8 @@ A data set is a folder that `datasets.load_dataset(folder)` reads and that can b
 
     README.md          a data card; its YAML header names the files of each split
     train/*.parquet, test/*.parquet
-    cosmology.json     `CosmologyInfo`: how the maps were drawn, their prior, mean and standard deviation of a pixel;
-                       or `FilesInfo`: which files they were read from
-    unfinished.json    what an interrupted build was asked for, in place of the former
+    cosmology.json     a `CosmologyInfo` of drawn maps, or a `FilesInfo` of maps that were read from files
+    unfinished.json    the options of an interrupted build, instead of cosmology.json
 
 Each row is one map: `map` float32 [channels, size, size]; `mask` bool [size, size] (True: observed) if the kind has
 one; for shear `kappa` float32 [planes, size, size], the convergence; `omega_m`, `sigma_8`, `s_8` (legacy kinds:

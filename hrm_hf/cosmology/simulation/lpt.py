@@ -16,7 +16,7 @@ from itertools import product
 
 import numpy as np
 
-from .background import Cosmology, lensing_kernel
+from .fields import Cosmology, lensing_kernel
 from .settings import MapSettings
 
 
@@ -36,7 +36,6 @@ class LptBox:
 
     @property
     def grid(self) -> int:
-        """Particles a side."""
         return self.first.shape[-1]
 
 

@@ -18,16 +18,14 @@ The `legacy-*` kinds are the generators of the original repository (cosmo-scanne
   pixel is 1 Mpc/h in the spectrum and 1 arcmin in the noise of "legacy-des".
 - They standardize or stretch each map by itself, which deletes the amplitude that lensing measures: sigma_8 has no
   meaning, and omega_m is the one label. "legacy-2lpt" has pixel rms 0.8, which is not sigma_8.
-- Their masks are grey discs painted over the map. Their fields are Gaussian (the first two kinds), so no network can
-  beat the best estimator from the spectrum. Only the original's JPEG compression is left out.
+- Their masks are grey discs painted over the map. Only the original's JPEG compression is omitted.
 """
 
 from typing import Any
 
 import numpy as np
 
-from .background import Cosmology
-from .fields import gaussian_convergence, lognormal_convergence
+from .fields import Cosmology, gaussian_convergence, lognormal_convergence
 from .lpt import lpt_convergence
 from .settings import EDGE_SHARE, HOLE_ARCMIN, LEGACY, MapSettings, SurveySettings
 

@@ -89,7 +89,7 @@ def _with_products(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray,
 
 
 def spectrum_features(maps: MapSet) -> np.ndarray:
-    """Return log10 of the binned power spectra of all channels, and the coherence of each pair of channels.
+    """Return log10 of the binned power spectra of all channels, and the coherence of each pair.
 
     Coherence C_ij / sqrt(C_ii C_jj) replaces the cross spectrum, which noise can make negative. Masked maps lose their
     observed mean, unobserved pixels are 0, and the power is divided by the observed share.
@@ -129,7 +129,7 @@ def pixel_scales(maps: MapSet) -> np.ndarray:
 
 
 def shape_features(maps: MapSet, scale: np.ndarray) -> np.ndarray:
-    """Return mean, log standard deviation, skewness, excess kurtosis and histogram of the pixels at each scale.
+    """Return mean, log std, skewness, excess kurtosis and histogram of the pixels at each scale.
 
     Mean and histogram are in units of `scale`, the `pixel_scales` of the training set. The shape is
     [N, scales * channels * (4 + len(HISTOGRAM_EDGES) + 1)].

@@ -210,7 +210,7 @@ def simulation_based_ranks(predictions: CosmologyPredictions, name: str, num_bin
 def expected_coverage(
     predictions: CosmologyPredictions, *, num_references: int = 20, num_bootstrap: int = 100, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute TARP, the expected coverage of balls around random points (Lemos et al. 2023, arXiv 2302.03026).
+    """Compute TARP, the expected coverage of balls around random points (arXiv 2302.03026).
 
     A posterior's credibility at a reference point is the share of draws closer to it than the truth; credibilities of
     calibrated posteriors are flat. The points are uniform over the range of the truths, each parameter scaled to
@@ -252,7 +252,7 @@ def expected_coverage(
 
 
 def joint_chi2(predictions: CosmologyPredictions) -> float:
-    """Return the mean of (truth - mean) C^-1 (truth - mean) per free parameter, C being the draws' covariance."""
+    """Return the mean of (truth - mean) C^-1 (truth - mean) per free parameter, C the covariance."""
     columns = predictions.columns(predictions.free_names)
     covariance = covariances(predictions.samples[:, :, columns])
     error = predictions.truth[:, columns] - predictions.samples[:, :, columns].mean(axis=1)
@@ -310,7 +310,7 @@ def smoothed_density(
 
 
 def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
-    """Return rmse_ratio per parameter and contour_area_ratio per plane over a baseline's; below 1 is better.
+    """Return rmse_ratio per parameter and contour_area_ratio per plane over a baseline's.
 
     Both arguments are from `evaluate_predictions`. Raises ValueError if they share no parameter.
     """
@@ -383,7 +383,7 @@ def relative_error(maps: MassMaps, where: np.ndarray | None = None, seed: int = 
 
 
 def error_ratio(error: np.ndarray, other: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """Return the root of the ratio of two sums over the same maps [N], such as `squared_errors` of two methods.
+    """Return the root of the ratio of two sums over maps [N], as `squared_errors` of two methods.
 
     low and high are the 95 % interval of a bootstrap over maps.
     """
@@ -420,7 +420,7 @@ def compare_peaks(maps: MassMaps) -> dict[str, Any]:
 
 
 def peak_counts(values: np.ndarray, heights: tuple[float, ...]) -> np.ndarray:
-    """Count pixels above their eight neighbors and each height in periodic maps [..., S, S]: [..., heights]."""
+    """Count pixels above their eight neighbors and each height in periodic maps: [..., heights]."""
     steps = (-1, 0, 1)
     neighbours = [np.roll(values, (y, x), (-2, -1)) for y in steps for x in steps if y or x]
     peak = np.logical_and.reduce([values > other for other in neighbours])

@@ -132,7 +132,7 @@ def predict_maps(
 
 @torch.no_grad()
 def map_distances(model: Any, extractor: Any, maps: MapSet, batch_size: int = 64) -> dict[str, float] | None:
-    """Compare maps with those of training by `RecurrentHeadMixin.map_distance`; None for a model without a limit.
+    """Compare maps with those of training by `RecurrentHeadMixin.map_distance`, if the model has a limit.
 
     Returns the median of the distances, the limit `config.max_map_distance`, and the share of maps beyond it.
     """
@@ -180,7 +180,7 @@ def evaluate_checkpoint(options: EvaluateCosmo) -> dict[str, Any]:
 def _evaluate(
     model: PreTrainedModel, extractor: Any, options: EvaluateCosmo, data: str
 ) -> tuple[dict[str, Any], CosmologyPredictions]:
-    """Return the metrics with `per_step` (RMSE after each segment, and adaptive halting), and the predictions."""
+    """Return metrics, `per_step` (RMSE after each segment, adaptive halting), and predictions."""
     maps = MapSet.read(data, options.split, options.limit)
     prior = load_cosmology_info(data).prior
     answers = predict_maps(model, extractor, maps, **_depth(options))

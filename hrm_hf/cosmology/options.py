@@ -85,7 +85,7 @@ class SurveyOptions(Options):
 
 @dataclasses.dataclass(kw_only=True)
 class BuildCosmology(SurveyOptions):
-    """Options of `hrm-hf data cosmology`. Those without a default take that of `MapSettings`, or of its kind."""
+    """Options of `hrm-hf data cosmology`; None stands for the default of `MapSettings` or of the kind."""
 
     samples: int = option("Maps of the train split.", min=1)
     kind: Kind = option(

@@ -23,7 +23,7 @@ def plot_posteriors(predictions: CosmologyPredictions, metrics: dict[str, Any], 
 
 
 def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int = 3, title: str = "") -> Path:
-    """Plot posteriors of a few maps, ordered by the first parameter: 68 and 95 % regions, truths as crosses."""
+    """Plot posteriors of a few maps: 68 and 95 % regions, truths as crosses."""
     order = np.argsort(predictions.truth[:, 0])
     chosen = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
     truths = [dict(zip(predictions.names, predictions.truth[row])) for row in chosen]
@@ -88,7 +88,7 @@ def plot_predictions(
 def plot_calibration(
     predictions: CosmologyPredictions, path: str | Path, metrics: dict[str, Any], title: str = ""
 ) -> Path:
-    """Plot coverage of credible intervals, TARP's expected coverage, and the ranks of each parameter's truths."""
+    """Plot coverage of credible intervals, TARP's expected coverage, and ranks of the truths."""
     names = predictions.names
     figure, axes = _panels(1, 2 + len(names), 3.2)
     coverage, tarp = axes[0, :2]

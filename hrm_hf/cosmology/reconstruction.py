@@ -45,7 +45,7 @@ def smoothed_kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None, smoo
 
 
 class WienerFilter:
-    """The Wiener filter of maps that share a spectrum or have one each. Raises ValueError for shear without noise.
+    """The Wiener filter of noisy maps that share a spectrum or have one each.
 
     `spectra` are those of `spectra_on_modes` in steradian: [P, P, S, S // 2 + 1], or [B, P, P, S, S // 2 + 1].
     """

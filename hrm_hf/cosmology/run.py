@@ -53,11 +53,7 @@ class CosmologyMaps:
 
 
 def ensure_maps(data_args: CosmoDataArguments) -> None:
-    """Build or finish the data set at `data_path` with the arguments of `build_data`, if given.
-
-    Raises:
-        ValueError: no path, too few maps, or another data set at the path.
-    """
+    """Build or finish the data set at `data_path` with the arguments of `build_data`, if given."""
     path, command = data_args.data_path, data_args.build_data
     if path is None:
         raise ValueError("no data set: give --data_path, a cosmology data set's folder or its name on the Hub")
@@ -77,11 +73,7 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
 
 
 def load_maps(data_args: CosmoDataArguments, kappa: bool = False) -> CosmologyMaps:
-    """Open the train split, with `kappa` if wanted, and hold out its end; maps stay on the disk.
-
-    Raises:
-        UsageError: no shear. ValueError: too few maps, or noise for maps that have some.
-    """
+    """Open the train split, with `kappa` if wanted, and hold out its end; maps stay on the disk."""
     info = load_cosmology_info(data_args.data_path)
     if kappa:
         validate_shear(data_args.data_path, info)

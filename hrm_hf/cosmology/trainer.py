@@ -124,7 +124,7 @@ class MassMapTrainingArguments(CosmoTrainingArguments):
 
 
 class RegressionTrainer(HrmTrainer):
-    """Trainer for a model whose labels are numbers [B, T] (`config.problem_type` "regression"); see `HrmTrainer`."""
+    """Trainer for models whose labels are numbers [B, T] (`config.problem_type` "regression")."""
 
     arguments_class = CosmoTrainingArguments
     pipeline = "cosmology-regression"

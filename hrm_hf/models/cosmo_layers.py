@@ -53,7 +53,7 @@ def validate_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConf
 
 
 def wrap(maps: torch.Tensor) -> torch.Tensor:
-    """Pad one periodic pixel on each side, as F.pad(mode="circular") does three times slower backward on CPUs."""
+    """Pad one periodic pixel on each side; F.pad(mode="circular") is slower backward on CPUs."""
     maps = torch.cat((maps[..., -1:], maps, maps[..., :1]), dim=-1)
     return torch.cat((maps[..., -1:, :], maps, maps[..., :1, :]), dim=-2)
 
@@ -108,7 +108,7 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Turn pixel_values [B, C, S, S] into features [B, F], without gradient: nothing before them is trained."""
+        """Turn pixel_values [B, C, S, S] into features [B, F], without gradient."""
         return self._whitened(pixel_values).clamp(-10, 10)
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ class MapStatistics(Float32Buffers):
 
 
 def ring_weights(size: int, bins: int) -> torch.Tensor:
-    """Return the weight of each mode of `rfft2` in each ring's mean power, [size * (size // 2 + 1), rings].
+    """Return the weight of each mode of `rfft2` in each ring's mean power, [modes, rings].
 
     Rings have equal width in log |k| from the fundamental to the Nyquist frequency; rings without a mode are dropped.
     """

@@ -161,7 +161,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
 
 
 def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read maps and optional mask from a .npy, .npz (`map`, `mask`) or FITS file (first image, and `MASK`).
+    """Read maps and optional mask from a .npy, .npz (`map`, `mask`) or FITS file (image, `MASK`).
 
     Raises:
         FileNotFoundError: no such file. ImportError: FITS without astropy. ValueError: an invalid file.

@@ -43,7 +43,7 @@ class MassMappingOutput(CosmoRegressionOutput):
 
 @dataclass
 class MapEstimate:
-    """A map [B, P, S, S], the log std of its error per pixel, and the log power of its error in rings [B, P, R]."""
+    """A map [B, P, S, S], the log std of its error, and the log power of its error in rings [B, P, R]."""
 
     kappa: torch.Tensor
     log_std: torch.Tensor
@@ -96,7 +96,7 @@ class MultipoleGains(Float32Buffers):
 
 
 def hat_functions(size: int, nodes: int) -> torch.Tensor:
-    """Return the weight of each node at each mode of `rfft2`, [nodes, size * (size // 2 + 1)]; 0 at the mean."""
+    """Return the weight of each node at each mode of `rfft2`, [nodes, modes], 0 at the mean."""
     real = {"dtype": torch.float64, "device": "cpu"}
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
@@ -120,7 +120,7 @@ class MapLikelihood(Float32Buffers):
         init.copy_(self.rings, ring_weights(self.size, self.bins))
 
     def log_power(self, maps: torch.Tensor) -> torch.Tensor:
-        """Return the log mean power of maps [B, C, S, S] in each ring [B, C, R]; 0 for white noise of variance 1."""
+        """Return the log mean power of maps in each ring [B, C, R], 0 for white noise of variance 1."""
         modes = torch.fft.rfft2(maps.float(), norm="ortho").flatten(2)
         with torch.autocast(maps.device.type, enabled=False):  # half precision would round the power by 0.4 %
             power = (modes.real.square() + modes.imag.square()) @ self.rings

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """Sum a tensor over all processes, and its gradients too; torch.distributed.nn's version is deprecated."""
+    """Sum a tensor and its gradients over all processes; torch.distributed.nn's version is deprecated."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor) -> torch.Tensor:

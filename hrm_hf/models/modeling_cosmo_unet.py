@@ -87,7 +87,7 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Return features of each pixel [B, F, S, S], and as `pooler_output` the mean of the lowest level [B, W].
+        """Return features [B, F, S, S], and as `pooler_output` the mean of the lowest level [B, W].
 
         Args:
             pixel_values: [B, 2P (+ 1), S, S], as `CosmoMapFeatureExtractor` makes them.

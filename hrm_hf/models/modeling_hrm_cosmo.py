@@ -33,7 +33,7 @@ GAIN_LIMITS = (-1.0, 3.0)  # nats, so that no single map dominates the loss of t
 
 @dataclass
 class HrmCosmoModelOutput(ModelOutput):
-    """States [B, tokens, D] after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H) if requested."""
+    """States [B, tokens, D] after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H)."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
@@ -115,7 +115,7 @@ def _tensors(state: ModelOutput) -> dict[str, torch.Tensor]:
 
 
 class RecurrentHeadMixin:
-    """Shared by heads of recurrent models: a `halt_head`, the loop over segments, and statistics in `model.stem`."""
+    """Shared by recurrent heads: a `halt_head`, the loop over segments, statistics in `model.stem`."""
 
     def run_segments(
         self, segment: Callable[[torch.Tensor | None, Any], Any], max_steps: int | None, halt: str
@@ -159,7 +159,7 @@ class RecurrentHeadMixin:
             return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
     def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
-        """Scale the statistics by some thousand training maps, in batches of pixel_values, once before training."""
+        """Scale the statistics by batches of some thousand training maps, once before training."""
         if self.model.stem.statistics is not None:
             self.model.stem.statistics.fit(batches)
 

@@ -88,7 +88,7 @@ class Posterior:
 
 
 class PosteriorHead(Float32Buffers):
-    """Features [B, F] to a `Posterior`, with its density, moments and samples in physical units; all in float32."""
+    """Features [B, F] to a `Posterior` with density, moments and samples in physical units, in float32."""
 
     def __init__(self, config: CosmoRegressionConfig, in_features: int):
         super().__init__()
@@ -208,7 +208,7 @@ class PosteriorHead(Float32Buffers):
         return self.physical(u)
 
     def best_scale(self, posterior: Posterior, labels: torch.Tensor) -> float:
-        """Find the factor on all standard deviations under which labels [B, T] of held-out maps are most likely.
+        """Find the factor on all standard deviations under which held-out labels [B, T] are most likely.
 
         This is temperature scaling (Guo et al. 2017, arXiv 1706.04599), relative to the present
         `config.posterior_scale`, to 1 % between 0.37 and 2.7.
@@ -268,7 +268,7 @@ class PosteriorMixin:
     def posterior_losses(
         self, output: CosmoRegressionOutput, posteriors: list[Posterior], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Set losses and metrics of the last segment; return nll and squared error of each segment [B, segments]."""
+        """Set losses and metrics, and return nll and squared error of each segment [B, segments]."""
         head = self.posterior_head
         nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
         mse = torch.stack([head.squared_error(mean, labels) for mean in output.segment_means.unbind(1)], dim=1)

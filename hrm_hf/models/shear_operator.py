@@ -28,7 +28,7 @@ def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None
 
 
 def adjoint_shear(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply the adjoint A^T under a mask to shear [..., 2 planes, size, size]; returns [..., planes, size, size].
+    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S]; returns [..., planes, S, S].
 
     Without a mask this is the estimate of Kaiser and Squires, except for modes at a Nyquist frequency.
     """

@@ -52,7 +52,7 @@ class MapRows(Dataset):
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """Return `maps` [B, C, H, W], `labels` [B, T], `map_index` [B], and optional `masks`, `kappa`, `training`."""
+        """Return `maps`, `labels` [B, T], `map_index` [B], and optional `masks`, `kappa`, `training`."""
         rows = self.rows[indices]
         batch = {
             "maps": torch.from_numpy(self.maps[rows]),
@@ -136,7 +136,7 @@ class MassMapCollator(MapCollator):
 
 
 def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """Apply to each map [B, C, S, S] one of the 8 symmetries of the square, by its number 0..7 in `which` [B]."""
+    """Apply to each map [B, C, S, S] the symmetry of the square of number `which` [B], 0 to 7."""
     transposed, upside_down, mirrored = (((which >> bit) & 1).bool()[:, None, None, None] for bit in range(3))
     maps = torch.where(transposed, maps.mT, maps)
     maps = torch.where(upside_down, maps.flip(-2), maps)

@@ -101,9 +101,7 @@ def read_healpix_patches(
         min_observed: minimum share of observed pixels; other patches are skipped, or rejected if in `centres`.
         field: number of the map in each file, from 0.
 
-    Raises:
-        ImportError: no healpy. FileNotFoundError: says where such maps are published.
-        ValueError: an invalid file or mask, non-finite observed pixels, or no patch with enough sky.
+    Raises ValueError for an invalid file or mask, non-finite observed pixels, or too little observed sky.
     """
     widest = MAX_SIDE_DEG * size / max(size + 2 * margin, 1)
     if not 0 < side_deg <= widest:
@@ -190,7 +188,7 @@ def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
 
 
 def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size: int, margin: int) -> np.ndarray:
-    """Return the HEALPix pixels that a patch covers: row, row within the pixel, column, column within the pixel."""
+    """Return the HEALPix pixels of a patch by row, row in the pixel, column, column in the pixel."""
     healpy = _extra("healpy")
     nside = healpy.npix2nside(sky_pixels)
     finer = max(1, int(np.ceil(2 * side_deg / size / healpy.nside2resol(nside, arcmin=True) * 60)))
@@ -200,7 +198,7 @@ def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size
 
 
 def gnomonic_grid(centre: tuple[float, float], side_deg: float, size: int, margin: int = 0) -> np.ndarray:
-    """Return unit vectors [3, rows, columns] of the pixels of a patch and its margin in gnomonic projection.
+    """Return unit vectors [3, rows, columns] of a patch and its margin in gnomonic projection.
 
     Rows run north, columns east. `centre` is longitude and latitude in degrees, `side_deg` the middle row's angle.
     """
@@ -225,9 +223,6 @@ def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray |
     Args:
         hdu: number of the image in the file, from 0; None for the first image.
         mask: bool [size, size], True where observed; other pixels become 0.
-
-    Raises:
-        ImportError: no astropy. FileNotFoundError: no such file. ValueError: an invalid file, image or mask.
     """
     with _open_fits(path) as hdus:
         images = [number for number, one in enumerate(hdus) if one.is_image and one.header.get("NAXIS")]
@@ -280,11 +275,7 @@ def _hdus(hdus: Iterable[Any]) -> str:
 
 
 def read_quijote_cube(path: str | Path) -> QuijoteCube:
-    """Open and check a cube of density contrast (mean 0) or density (positive, to be divided by its mean).
-
-    Raises:
-        FileNotFoundError: says where the cubes are published. ValueError: an invalid name or array.
-    """
+    """Open and check a cube of density contrast (mean 0) or density (positive, to be divided by its mean)."""
     path = _existing(path, QUIJOTE_SOURCE)
     name = QUIJOTE_NAME.fullmatch(path.name)
     if name is None or name[2] not in ("CIC", "PCS"):

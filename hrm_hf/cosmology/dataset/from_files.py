@@ -109,9 +109,6 @@ class LabelTable:
     or without a #, names the columns, among them omega_m and sigma_8 (any case, with or without underscore). A column
     `file` assigns a row to a file by its name or the end of its path. Without it a row is for the files in the folder
     named by its number, from 0, as in `latin_hypercube/17/df_m_128_CIC_z=0.npy`.
-
-    Raises:
-        FileNotFoundError: no such table. ValueError: a missing column, or an invalid value.
     """
 
     def __init__(self, path: str | Path):
@@ -243,7 +240,7 @@ def write_files_dataset(
     test_share: float = 1.0,
     seed: int = 0,
 ) -> FilesInfo:
-    """Read files one after another and write their maps as a data set; finish one that the same call left unfinished.
+    """Write the maps of files as a data set, or finish one that the same call left unfinished.
 
     Args:
         kind: of the files, one of `FILE_COLUMNS`. options: recorded in the info file.
@@ -252,9 +249,7 @@ def write_files_dataset(
         test_share: share of the universes in the test split, drawn by `seed`; values below 1 need labels.
         seed: also of the noise and the mask of each patch of shear.
 
-    Raises:
-        FileExistsError: `out` holds something else. FileNotFoundError: a file is missing.
-        ValueError: invalid files or labels, an empty split, or parameters outside the prior.
+    Raises FileExistsError if `out` holds something else, and ValueError for invalid files, labels, priors or splits.
     """
     out = Path(out)
     parameters = None if labels is None else [labels(reading.path) for reading in readings]

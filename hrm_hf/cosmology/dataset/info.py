@@ -147,7 +147,7 @@ class CosmologyPlan:
         return int(self._generator(split, cosmology, 1 + realisation).integers(2**63))
 
     def _generator(self, split: str, cosmology: int, purpose: int) -> np.random.Generator:
-        """Return the generator of one purpose: 0 for the parameters of a cosmology, 1 + r for its realisation r."""
+        """Return the generator of purpose 0, parameters of a cosmology, or 1 + r, its realization r."""
         entropy = [self.seed, SPLITS.index(split), cosmology, purpose]
         return np.random.default_rng(np.random.SeedSequence(entropy))
 
@@ -253,7 +253,7 @@ class FilesInfo(MapsInfo):
 
 
 def info_from_json(values: dict[str, Any]) -> CosmologyInfo | FilesInfo:
-    """Return the info that `cosmology.json` holds. Raises ValueError, TypeError or KeyError for other contents."""
+    """Return the info in `cosmology.json`. Raises ValueError, TypeError or KeyError for other contents."""
     read = values["settings"]["kind"] in FILE_COLUMNS
     values["settings"] = (FileSettings if read else MapSettings)(**values["settings"])
     bounds = "prior_bounds" if read else "prior"

@@ -139,10 +139,7 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
     """Open columns of one split (all if None): pixels as a `MappedColumn` each, other columns as arrays.
 
     The first call writes the columns as Arrow files to the cache of `datasets` (`HF_DATASETS_CACHE`).
-
-    Raises:
-        FileNotFoundError: no such data set.
-        ValueError: no such split or column, a missing shard, maps that `cosmology.json` does not describe.
+    Raises ValueError for an unknown split or column, and for files that `cosmology.json` does not describe.
     """
     from datasets import load_dataset
 
@@ -320,7 +317,7 @@ def _grouped(blocks: Iterable[Rows]) -> Iterator[Rows]:
 
 
 def _moments(maps: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Return count, sum and sum of squares of the observed pixels of a map [channels, size, size]: [3, channels]."""
+    """Return count, sum and sum of squares of a map's observed pixels, [3, channels]."""
     values = maps.reshape(len(maps), -1).astype(np.float64)
     if mask is not None:
         values = values[:, mask.reshape(-1)]

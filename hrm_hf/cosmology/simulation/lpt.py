@@ -113,7 +113,7 @@ def _turned_layers(
     light_cone: tuple[np.ndarray, np.ndarray],
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Project the density contrast [layers, grid, grid] of a randomly turned box that begins at `start` Mpc/h.
+    """Project the density contrast [layers, grid, grid] of a randomly turned box from `start` Mpc/h on.
 
     `light_cone` is a table of comoving distances and their redshifts.
     """
@@ -155,7 +155,7 @@ def _deposit(counts: np.ndarray, layer: np.ndarray, positions: list[np.ndarray])
 
 
 def _sharpen(planes: np.ndarray) -> np.ndarray:
-    """Undo the blur of the cloud-in-cell deposit and of the interpolation that follows, each a squared sinc.
+    """Undo the blur of the cloud-in-cell deposit and of the interpolation, each a squared sinc.
 
     Waves beyond the Nyquist circle, where noise would be amplified, are dropped.
     """

@@ -48,7 +48,7 @@ DES_BLUR = 10.0  # pixels
 def generate_map(
     settings: MapSettings, omega_m: float, sigma_8: float, seed: int | np.random.SeedSequence
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Draw a map, float32 [channels, size, size], and its mask, bool [size, size] (True: observed) or None.
+    """Draw a map, float32 [channels, size, size], and its mask, bool [size, size] or None.
 
     The same arguments give the same map in every process. Physical kinds are dimensionless convergence whose observed
     pixels have mean 0 before noise, or shear, 0 where not observed. Legacy kinds are grey values from 0 to 1.
@@ -120,7 +120,7 @@ def _without_mean(kappa: np.ndarray) -> np.ndarray:
 def survey_maps(
     cosmology: Cosmology, settings: MapSettings, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a patch of kind "des": convergence, float32 [planes, size, size], and its mask, bool [size, size]."""
+    """Draw convergence of kind "des", float32 [planes, size, size], and its mask, bool [size, size]."""
     wide = int(np.ceil(MARGIN * settings.size))
     side = settings.side_rad * wide / settings.size
     kappa = lognormal_convergence(cosmology, wide, side, rng, settings.source_redshifts)
@@ -184,7 +184,7 @@ def _punch(mask: np.ndarray, row: int, column: int, radius: float, most: int) ->
 
 
 def _edge(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Signed distance in sides from a rough line across the patch, [size, size]; the survey has the low values."""
+    """Return the signed distance in sides from a rough line across the patch, [size, size]."""
     direction = rng.uniform(0, 2 * np.pi)
     place = (np.arange(size) + 0.5) / size - 0.5
     straight = np.cos(direction) * place[:, None] + np.sin(direction) * place
@@ -208,7 +208,7 @@ def legacy_synthetic(omega_m: float, size: int, rng: np.random.Generator) -> np.
 
 
 def legacy_des(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw a Gaussian field whose rms grows as omega_m^0.8, with white noise and a blur, stretched to [0, 1].
+    """Draw a Gaussian field whose rms grows as omega_m^0.8, with noise and a blur, stretched to [0, 1].
 
     The label is in the shape of the spectrum and in the ratio of signal to noise, not in the amplitude. The ratio can
     be read by accident: the blur's kernel ends at 4 sigma and leaves a trace of the noise (see `_blur`).
@@ -248,7 +248,7 @@ def _wave_numbers(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _matter_field(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw a Gaussian field with spectrum k^0.965 T(k)^2, T of Bardeen et al. 1986 (BBKS), in arbitrary units."""
+    """Draw a Gaussian field with spectrum k^0.965 T(k)^2, T of Bardeen et al. 1986 (BBKS)."""
     if not 0 < omega_m <= 1:
         raise ValueError(f"omega_m={omega_m} is not in (0, 1]")
     kx, ky = _wave_numbers(size)
@@ -287,7 +287,7 @@ def _stretch(field: np.ndarray) -> np.ndarray:
 
 
 def _deposit(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the density [size, size] of one particle per pixel, moved by so many pixels: cloud in cell, periodic."""
+    """Return the cloud-in-cell density [size, size] of one displaced particle per pixel."""
     size = len(rows)
     x, y = np.arange(size)[:, None] + rows, np.arange(size) + columns
     left, top = np.floor(x).astype(int), np.floor(y).astype(int)

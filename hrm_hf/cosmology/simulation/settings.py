@@ -22,7 +22,7 @@ LARGEST_GRID = 512  # 2 GB for the displacements alone
 
 @dataclass(frozen=True, kw_only=True)
 class SurveySettings:
-    """Observable, noise and mask of maps of a patch of sky. Subclasses add `size`, `side_deg` and `planes`.
+    """Observable, noise and mask of a patch of sky. Subclasses add `size`, `side_deg`, `planes`.
 
     Args:
         observable: "convergence", or "shear": components g1 and g2 of each plane, and the convergence that made them.

@@ -158,6 +158,12 @@ class RecurrentHeadMixin:
         with torch.autocast(z_H.device.type, enabled=False):
             return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
+    def add_halt_loss(self, output: CosmoRegressionOutput, gained: torch.Tensor) -> None:
+        """Add the loss of the predicted gains, given the true gains after each segment [B, segments]."""
+        output.halt_loss = (output.halt_logits - gained).square().mean()
+        output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
+        output.metrics["steps"] = output.steps.float().mean()
+
     def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
         """Scale the statistics by batches of some thousand training maps, once before training."""
         if self.model.stem.statistics is not None:
@@ -228,10 +234,8 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
         config = self.config
         nll, mse = self.posterior_losses(output, posteriors, labels)
         gained = (nll - nll[:, -1:]).detach().clamp(*GAIN_LIMITS)
-        output.halt_loss = (output.halt_logits - gained).square().mean()
-        parts = config.nll_loss_weight * nll + config.mse_loss_weight * mse
-        output.loss = parts.mean() + config.halt_loss_weight * output.halt_loss
-        output.metrics["steps"] = output.steps.float().mean()
+        output.loss = (config.nll_loss_weight * nll + config.mse_loss_weight * mse).mean()
+        self.add_halt_loss(output, gained)
 
 
 def wants_hidden_states(config: HrmCosmoConfig, asked: bool | None) -> bool:

@@ -288,16 +288,9 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         if wants_hidden_states(self.config, output_hidden_states):
             output.hidden_states = (states[-1].z_L, states[-1].z_H)
         errors = self.add_losses(output, estimates, posteriors, labels, kappa)
-        if errors is not None:
-            self._add_halt_loss(output, errors)
+        if errors is not None:  # the share of the squared error that later segments remove
+            self.add_halt_loss(output, (1 - errors[:, -1:] / errors).clamp(-1, 1))
         return output
-
-    def _add_halt_loss(self, output: MassMappingOutput, errors: torch.Tensor) -> None:
-        """Score the predicted reduction of a map's squared error [B, segments] after each segment."""
-        gained = (1 - errors[:, -1:] / errors).clamp(-1, 1)
-        output.halt_loss = (output.halt_logits - gained).square().mean()
-        output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
-        output.metrics["steps"] = output.steps.float().mean()
 
 
 __all__ = ["HrmCosmoForMassMapping", "HrmMassMappingModel"]

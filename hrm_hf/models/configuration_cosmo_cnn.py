@@ -51,7 +51,7 @@ class CosmoCnnConfig(CosmoRegressionConfig):
                 f"depths={self.depths} must hold a number for each of {len(self.hidden_sizes)} hidden_sizes"
             )
         if self.image_size < 2 ** len(self.hidden_sizes):
-            raise ValueError(f"image_size={self.image_size} cannot be halved by {len(self.hidden_sizes)} stages")
+            raise ValueError(f"image_size={self.image_size} leaves nothing after {len(self.hidden_sizes)} halvings")
 
 
 __all__ = ["CosmoCnnConfig"]

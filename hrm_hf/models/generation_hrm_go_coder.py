@@ -77,13 +77,13 @@ class GoCoderGenerateOutput(GenerateBeamDecoderOnlyOutput):
 
 @dataclass
 class Task:
-    """One prompt: the hidden stream before its plan, the given beginning of its code, and what was written for it.
+    """One prompt and the segments written for it.
 
     Attributes:
         head: ids up to and including </PROBLEM> or </CONTEXT>.
-        prefix: ids of the code's beginning.
+        prefix: ids of the given beginning of the code.
         plan: ids of the current plan with its tags.
-        history: segments behind the head: earlier plans, attempts and verdicts, and the current plan.
+        history: segments after the head: earlier plans, attempts and verdicts, and the current plan.
     """
 
     head: list[int]
@@ -96,11 +96,7 @@ class Task:
 
 
 class RowLimits(StoppingCriteria):
-    """Ends each row at a length of its own.
-
-    Args:
-        lengths: of each row in columns, prompt and padding included. Beams of a row stand together.
-    """
+    """Ends each row at its own length in columns, prompt and padding included; beams of a row are adjacent."""
 
     def __init__(self, lengths: Sequence[int]):
         self.lengths = torch.tensor(lengths)
@@ -111,7 +107,7 @@ class RowLimits(StoppingCriteria):
 
 
 class CodeStreamer(BaseStreamer):
-    """Shows a user's streamer the visible prompt instead of the hidden stream, and no tags."""
+    """Passes the visible prompt instead of the hidden stream, and no tags, to a user's streamer."""
 
     def __init__(self, streamer: BaseStreamer, prompt: torch.Tensor | None):
         self.streamer, self.prompt = streamer, prompt
@@ -130,7 +126,7 @@ class CodeStreamer(BaseStreamer):
 
 
 class GoCoderGenerationMixin(GenerationMixin):
-    """`generate` of `HrmGoCoderForCausalLM`, and what its loop of attempts writes with."""
+    """`generate` of `HrmGoCoderForCausalLM`, also used by its loop of attempts."""
 
     @torch.no_grad()
     def generate(
@@ -185,7 +181,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         return self._generate_planned(ids, rows, generation_config, return_plan, **kwargs)
 
     def _tasks(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[Task] | None:
-        """The rows of a batch as tasks, or None if they are streams."""
+        """Return the rows of a batch as tasks, or None if they are streams."""
         if ids.dim() != 2 or ids.dtype.is_floating_point:
             return None
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask
@@ -246,12 +242,12 @@ class GoCoderGenerationMixin(GenerationMixin):
         return GoCoderGenerateOutput(**parts)
 
     def _write_plans(self, rows: list[Task], settings, kwargs) -> None:
-        """Gives each row a plan with its tags."""
+        """Write a plan for each row."""
         settings = for_ids_alone(settings)
         settings.min_new_tokens, settings.stop_strings, settings.min_length = None, None, 0
         kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY} | {"planner_only": True}
         prompts = [[*row.stream(), PLAN] for row in rows]
-        # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
+        # After the plan come its end, <CODE>, the given beginning and the new code.
         room = self.config.max_position_embeddings - 2 - LEAST_CODE
         rooms = [room - len(prompt) - len(row.prefix) for prompt, row in zip(prompts, rows)]
         budgets = [max(1, min(self.config.plan_budget, room)) for room in rooms]
@@ -308,7 +304,7 @@ class GoCoderGenerationMixin(GenerationMixin):
 
 
 def _read_prompt(prompt: list[int]) -> Task | None:
-    """A prompt as a task: the stream before its plan, and the beginning of its code; None for any other stream."""
+    """Return a prompt as a task, or None if it is a stream."""
     text = [token for token in prompt if token not in NO_TAGS]
     tags = {token for token in text if token < len(SPECIAL_TOKENS)}
     bos = TOKEN_IDS[BOS]
@@ -323,7 +319,7 @@ def _read_prompt(prompt: list[int]) -> Task | None:
 
 
 def for_ids_alone(settings):
-    """A copy of generation settings that returns one sequence a prompt, and nothing else."""
+    """Return a copy of generation settings that returns only one sequence per prompt."""
     settings = copy.deepcopy(settings)
     settings.num_return_sequences = 1
     for name in ("return_dict_in_generate", *(name for name in vars(settings) if name.startswith("output_"))):
@@ -332,7 +328,7 @@ def for_ids_alone(settings):
 
 
 def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:
-    """A caller's criteria, processors and prefix function, shown `prompts` [B, W] instead of `start` hidden tokens."""
+    """Wrap criteria, processors and prefix function so that they see `prompts` [B, W] for `start` hidden tokens."""
 
     def visible(streams: torch.Tensor) -> torch.Tensor:  # [B * beams, T]
         shown = prompts.to(streams.device).repeat_interleave(len(streams) // len(prompts), dim=0)
@@ -356,12 +352,12 @@ def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> d
 
 
 def _with_visible_end(written: torch.Tensor) -> torch.Tensor:
-    """</CODE> is shown as </s>, which every tokenizer's user takes for an end."""
+    """Replace </CODE> by </s>, the end that users of any tokenizer expect."""
     return torch.where(written == END_CODE, TOKEN_IDS[EOS], written)
 
 
 def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indices: torch.Tensor | None) -> None:
-    """Exchanges the scores [B * beams, V] of </CODE> and </s> where </CODE> was written, in place."""
+    """Swap the scores [B * beams, V] of </CODE> and </s> in place where </CODE> was written."""
     ends = [TOKEN_IDS[EOS], END_CODE]
     places = (written == END_CODE).nonzero().tolist()
     rows = {(step, row if beam_indices is None else int(beam_indices[row, step])) for row, step in places}
@@ -370,7 +366,7 @@ def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indi
 
 
 def until(tokens: Sequence[int], ends: Container[int], kept: int = 0) -> list[int]:
-    """Tokens before the first end, and `kept` more."""
+    """Return the tokens before the first end, and `kept` more."""
     return next((list(tokens[: i + kept]) for i, token in enumerate(tokens) if token in ends), list(tokens))
 
 

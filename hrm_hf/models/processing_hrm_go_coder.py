@@ -1,4 +1,4 @@
-"""The token stream of the Go coder: its special tokens, its segments, and what a validator says in it.
+"""The token stream of the Go coder: its special tokens, its segments, and the verdicts of validators.
 
     <s> <PROBLEM>title, body</PROBLEM> [<CONTEXT><FILE>path</FILE>text before</CONTEXT>]
     <PLAN><INTENT:ADD><TARGET:func>name<STEP>text<STEP>text</PLAN>
@@ -8,8 +8,8 @@
 
 <RETRY> (class CONTINUE) is followed by new code for the same plan, <REFINE> by a new plan, <DONE> by the end. A token
 belongs to the phase of the last opener up to and including itself: <CODE> opens the generator's phase, every other
-opener the planner's; before the first opener it is the generator's, so that plain Go text is code. Every function here
-adds text by `encode_text`, which never makes a special token of what users wrote.
+opener the planner's. Tokens before the first opener belong to the generator, so plain Go text is code. Every function
+here encodes text by `encode_text`, which never turns user text into a special token.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ SPECIAL_TOKENS = (
 )  # fmt: skip
 TOKEN_IDS = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
 
-# What is wrong with an attempt; the id of a category is its index. 1 to 6 are syntax errors, 7 and 8 type errors.
+# Categories of errors; the id of a category is its index. 1 to 6 are syntax errors, 7 and 8 type errors.
 CATEGORIES = (
     "none",  # nothing is wrong
     "unexpected token",
@@ -54,20 +54,20 @@ CATEGORIES = (
     "other",  # a failed test, a time limit, and what fits nowhere else
 )
 LINE_BUCKETS = 32  # of the feedback encoder's embedding of where an error is
-LEAST_TEXT = 16  # tokens; less of a cut problem or context says nothing
+LEAST_TEXT = 16  # tokens that a truncated problem or context must keep
 MAX_MESSAGE = 120  # characters of a validator's message that enter the stream
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """A validator's verdict on one attempt; None where it did not look.
+    """A validator's verdict on one attempt; None stands for parts that it did not check.
 
     Attributes:
-        syntax_ok: the code parses.
-        types_ok: the code type-checks.
-        tests_pass: its tests pass.
+        syntax_ok: whether the code parses.
+        types_ok: whether the code type-checks.
+        tests_pass: whether its tests pass.
         category: one of CATEGORIES.
-        line: line of the first error, from 1, in the code that was given.
+        line: line of the first error in the given code, from 1.
         message: the first error, one line.
     """
 
@@ -84,24 +84,24 @@ class Feedback:
 
     @classmethod
     def of_record(cls, values: dict[str, Any]) -> "Feedback":
-        """The feedback of a record; what a record lacks or has as null is unknown."""
+        """Return the feedback of a record; fields that are missing or null are unknown."""
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names and value is not None})
 
     @property
     def failed(self) -> bool:
-        """Something that the validator looked at is wrong."""
+        """Whether the validator found an error."""
         return False in (self.syntax_ok, self.types_ok, self.tests_pass)
 
     def of_syntax(self) -> "Feedback":
-        """The same as of a validator that looks at syntax alone."""
+        """Return the verdict of a validator that checks syntax alone."""
         return self if self.syntax_ok is False else Feedback(syntax_ok=self.syntax_ok)
 
     def token_ids(self, lines: int) -> list[int]:
-        """Ids that the feedback encoder reads: [syntax, tests, category, line bucket] of an attempt of `lines` lines.
+        """Return the feedback encoder's ids [syntax, tests, category, line bucket] for an attempt of `lines` lines.
 
-        syntax and tests are 0 unknown, 1 good, 2 bad; the first two 0 stand for "no validator". A type error is a
-        failed test in this code, and its category tells it apart.
+        syntax and tests are 0 unknown, 1 good, 2 bad; both 0 mean "no validator". A type error is encoded as a failed
+        test with its own category.
         """
         tests = self.tests_pass if self.types_ok is not False else False
         bucket = 0 if self.line is None else min(LINE_BUCKETS - 1, (self.line - 1) * LINE_BUCKETS // max(lines, 1))
@@ -119,7 +119,7 @@ def is_go_tokenizer(tokenizer: Any) -> bool:
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Ids of user text; a tag in it is ordinary characters."""
+    """Return the ids of user text, in which tags are ordinary characters."""
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
 
 
@@ -137,7 +137,7 @@ def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
 
 
 def cut_middle(context: list[int], room: int) -> list[int]:
-    """A context segment in `room` ids: path, beginning and end of its text; nothing if too little would be left."""
+    """Truncate a context segment to `room` ids of path, beginning and end; return nothing if too little is left."""
     if len(context) <= room:
         return context
     file_end = TOKEN_IDS["</FILE>"]
@@ -152,7 +152,7 @@ def cut_middle(context: list[int], room: int) -> list[int]:
 def fit_task(
     problem: list[int], context: list[int], problem_budget: int, context_budget: int, room: int | None = None
 ) -> list[int]:
-    """<s>, problem and context, each cut to its budget and together to `room` ids."""
+    """Return <s>, problem and context, each truncated to its budget and together to `room` ids."""
     room = 1 + problem_budget + context_budget if room is None else room
     limit = min(problem_budget, room - 1)
     problem = problem if len(problem) <= limit else [*problem[: limit - 1], problem[-1]]
@@ -179,9 +179,9 @@ def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Ite
 
 
 def code_segment(tokenizer: Any, prefix: str, body: str) -> tuple[list[int], int]:
-    """<CODE>prefix body</CODE>, and how many of its first ids are given rather than written (<CODE> and the prefix).
+    """Return <CODE>prefix body</CODE>, and how many of its first ids are given (<CODE> and the prefix).
 
-    Prefix and body are encoded apart, as a prompt and its continuation are.
+    Prefix and body are encoded separately, as a prompt and its continuation.
     """
     given = [TOKEN_IDS["<CODE>"], *encode_text(tokenizer, prefix)]
     return [*given, *encode_text(tokenizer, body), TOKEN_IDS["</CODE>"]], len(given)
@@ -208,7 +208,7 @@ def decision_segment(tokenizer: Any, feedback: Feedback | None, decision: int) -
 
 
 def parse_plan(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
-    """The plan in ids (with or without its tags) as {"intent": str | None, "targets": [...], "steps": [...]}."""
+    """Parse ids of a plan into {"intent": str | None, "targets": [...], "steps": [...]}."""
     plan: dict[str, Any] = {"intent": None, "targets": [], "steps": []}
     parts: list[tuple[str, list[int]]] = []
     for token in ids:

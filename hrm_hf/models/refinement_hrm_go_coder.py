@@ -1,8 +1,8 @@
-"""The Go coder's loop of attempts: plan, write, have it validated, decide, repair.
+"""The Go coder's loop of attempts: plan, write, validate, decide, repair.
 
-`generate_with_refinement` begins as `generate` does. After an attempt a validator looks, the refinement head (or, in a
-unified model, the decision token) decides, and the attempt and the verdict are in the stream when the next one is
-written, while there is room. CONTINUE is followed by new code for the same plan, REFINE by a new plan and code for it.
+`generate_with_refinement` begins as `generate` does. A validator checks each attempt, then the refinement head (or, in
+a unified model, the decision token) decides. Attempt and verdict stay in the stream of the next attempt, while there
+is room. CONTINUE is followed by new code for the same plan, REFINE by a new plan and code for it.
 """
 
 import copy
@@ -47,9 +47,9 @@ class Attempt:
     """One attempt of `generate_with_refinement`.
 
     Attributes:
-        code: with the given beginning.
-        plan: that it followed, as of `parse_plan`.
-        feedback: of the validator; None without one.
+        code: the code, its given beginning included.
+        plan: its plan, as `parse_plan` returns it.
+        feedback: verdict of the validator; None without one.
         decision, done_probability: one of DECISIONS, and the probability of DONE.
         new_tokens: tokens written for its code, </CODE> included.
     """
@@ -64,14 +64,14 @@ class Attempt:
 
 @dataclass
 class RefinementOutput:
-    """Result of `generate_with_refinement`, a list entry for each prompt.
+    """Result of `generate_with_refinement`, with a list entry for each prompt.
 
     Attributes:
-        codes: the chosen attempt: the last one whose feedback has no failure, else the last.
-        plans: the text of each attempt's plan.
+        codes: code of the last attempt whose feedback has no failure, else of the last attempt.
+        plans: text of the plan of each attempt.
         attempts: all attempts in order.
-        iterations: their number.
-        stopped: "done" (the model decided so), "iterations" or "context" (a limit was reached).
+        iterations: number of attempts.
+        stopped: "done" (by the model's decision), "iterations" or "context" (a limit was reached).
     """
 
     codes: list[str]
@@ -93,7 +93,7 @@ class _Row(Task):
 
 @dataclass
 class RefinementSettings:
-    """Settings of `generate_with_refinement`: of its loop, and of each stage as `generate` takes them."""
+    """Settings of `generate_with_refinement`: of its loop, and of each stage as for `generate`."""
 
     iterations: int
     threshold: float
@@ -110,7 +110,7 @@ class RefinementSettings:
 
 
 class GoCoderRefinementMixin:
-    """`generate_with_refinement` of `HrmGoCoderForCausalLM`, beside `GoCoderGenerationMixin`, with which it writes."""
+    """`generate_with_refinement` of `HrmGoCoderForCausalLM`, which also needs `GoCoderGenerationMixin`."""
 
     @torch.no_grad()
     def generate_with_refinement(
@@ -200,7 +200,7 @@ class GoCoderRefinementMixin:
         for row in rows:
             room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
             if row.attempts and len(row.stream()) > room:
-                # The last plan, attempt and verdict say most of what the next attempt needs.
+                # The next attempt mostly needs the last plan, attempt and verdict.
                 row.history = [row.plan, *row.history[-2:]]
                 row.stopped = "context" if len(row.stream()) > room else None
 
@@ -220,12 +220,12 @@ class GoCoderRefinementMixin:
             self._decide(row, text, new_tokens, found, settings)
 
     def _write_codes(self, rows: list[_Row], settings: RefinementSettings) -> list[tuple[str, list[int], int]]:
-        """Code for each row, behind its given beginning: as text, as a segment, and its number of new tokens."""
+        """Write code for each row: as text, as a segment, and the number of new tokens."""
         streamer = None
         if settings.streamer is not None and not rows[0].attempts:
             streamer = CodeStreamer(settings.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))
         prompts = [[*row.stream(), CODE, *row.prefix] for row in rows]
-        # </CODE> needs a place too, also behind code that was cut.
+        # </CODE> needs a position too, also after truncated code.
         rooms = [min(settings.budget, self.config.max_position_embeddings - len(prompt) - 1) for prompt in prompts]
         allowed = [max(1, room) for room in rooms]
         written = self._continue(
@@ -244,7 +244,7 @@ class GoCoderRefinementMixin:
     def _decide(
         self, row: _Row, text: str, new_tokens: int, feedback: Feedback | None, settings: RefinementSettings
     ) -> None:
-        """Note the attempt that ends the row's stream, and prepare the row for what the model decides."""
+        """Record the attempt that ends the row's stream, and prepare the row for the model's decision."""
         probabilities = self._decision(row, feedback, text, settings.tokenizer)
         decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
         if probabilities[DONE] >= settings.threshold and not (feedback is not None and feedback.failed):
@@ -256,7 +256,7 @@ class GoCoderRefinementMixin:
         row.needs_plan = decision == REFINE
 
     def _decision(self, row: _Row, feedback: Feedback | None, text: str, tokenizer: Any) -> list[float]:
-        """Probabilities of CONTINUE, REFINE and DONE after the attempt that ends the row's stream."""
+        """Return the probabilities of CONTINUE, REFINE and DONE after the attempt that ends the row's stream."""
         stream = row.stream()
         if self.model.refinement_head is None:
             stream += validation_segment(tokenizer, feedback)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from ..hub.options import PullOptions, PushOptions
+from ..hub import PullOptions, PushOptions
 from ..io.usage import counted
 from .command import report, takes
 

@@ -1,18 +1,23 @@
 """Complete checkpoints to the Hub and back, and Spaces: thin over huggingface_hub.
 
 `push.py` and `pull.py` move files, `cards.py` writes model cards, `manifests.py` checks that a folder is complete,
-`kinds.py` says which kind of model a name stands for. `model.push_to_hub` and `Trainer(push_to_hub=True)` are in
-`models/modeling_utils.py` and `trainer/pushing.py`. Names are loaded on first use, so that reading a config.json does
-not wait for what pushes.
+`kinds.py` tells the kind of a model. `model.push_to_hub` and `Trainer(push_to_hub=True)` are in
+`models/modeling_utils.py` and `trainer/pushing.py`. Here are the options of `hrm-hf push` and `pull`; other names are
+loaded on first use.
 """
 
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
 from ..io import lazy_names
+from ..io.options import Options, option
+from ..io.usage import UsageError
 
 
 __getattr__, __all__ = lazy_names(
     __name__,
     {
-        "options": ("PullOptions", "PushOptions"),
         "pull": (
             "PULL_RECORD", "HubAddress", "HubError", "PullResult", "hub_address", "hub_errors", "pull_address",
             "pull_checkpoint", "verify_checkpoint",
@@ -23,3 +28,77 @@ __getattr__, __all__ = lazy_names(
         ),
     },
 )  # fmt: skip
+__all__ += ["PullOptions", "PushOptions"]
+PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
+
+
+@dataclass(kw_only=True)
+class PushOptions(Options):
+    """What is pushed, and where to."""
+
+    sources: list[str] = option(
+        "Folder of a checkpoint. With --space: a Space's folder, or models to show.", argument=True
+    )
+    repo_id: str = option("Repository; created if it does not exist.", argument=True, metavar="OWNER/NAME")
+    private: bool | None = option("Of a new repository. [default: the owner's]", None, flags=("--private/--public",))
+    revision: str | None = option(
+        "Branch, created if it does not exist, or refs/pr/N of an open pull request. [default: main]", None
+    )
+    message: str | None = option("Of the commit, and so the title of a pull request.", None)
+    license: str | None = option("Of the weights, as the Hub names it: apache-2.0, mit, cc-by-4.0, other, ...", None)
+    create_pr: bool = option(
+        "Propose the commit as a pull request; needs a repository, but no right to write to it.", False
+    )
+    with_training_state: bool = option("Optimizer, carry and checkpoint-N folders too.", False)
+    include: list[str] = option("Pattern of further files; may be repeated.", [])
+    space: bool = option("Push a Gradio demo instead of a model.", False)
+    embed: bool = option("Copy models of local folders into the demo.", False)
+    title: str | None = option("Of the demo. [default: the repository's name]", None)
+    dry_run: bool = option("Check, and list what would be pushed.", False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id):
+            raise UsageError(f"repo_id={self.repo_id!r}: must be OWNER/NAME", "OWNER/NAME")
+        if self.create_pr and self.to_pull_request:
+            raise UsageError(f"revision={self.revision!r}: is a pull request already; leave --create-pr out")
+        if self.create_pr and self.revision not in (None, "main"):
+            raise UsageError(f"revision={self.revision!r}: a pull request starts from main; leave the revision out")
+        if self.space:
+            self._reject("not valid with --space", license=None, include=[], with_training_state=False)
+        else:
+            self._reject("only valid with --space", title=None, embed=False)
+            if len(self.sources) != 1:
+                raise UsageError(f"sources={self.sources}: one folder makes a model", "SOURCES")
+
+    def _reject(self, why: str, **defaults: object) -> None:
+        for name, default in defaults.items():
+            if (value := getattr(self, name)) != default:
+                raise UsageError(f"{name}={value!r}: {why}", f"--{name.replace('_', '-')}")
+
+    @property
+    def to_pull_request(self) -> bool:
+        """Return whether the revision is a pull request."""
+        return (self.revision or "").startswith(PULL_REQUEST)
+
+    @property
+    def repository(self) -> dict[str, str]:
+        """Return arguments of HfApi."""
+        return {"repo_id": self.repo_id, "repo_type": "space" if self.space else "model"}
+
+
+@dataclass(kw_only=True)
+class PullOptions(Options):
+    """What is pulled, and where to."""
+
+    repo_id: str = option("Repository on the Hub.", argument=True, metavar="OWNER/NAME")
+    out: Path | None = option(
+        "New folder, or that of an earlier pull of the same commit. [default: the cache of huggingface_hub]", None
+    )
+    revision: str | None = option("Branch, tag, refs/pr/N, or sha of a commit. [default: main]", None)
+    verify: bool = option("Download nothing: compare --out with the digests of the Hub.", False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.verify and self.out is None:
+            raise UsageError("out=None: name the folder to compare", "--verify")

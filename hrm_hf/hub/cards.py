@@ -30,7 +30,7 @@ LICENSE_NOT_STATED = "not stated; name one here and in the metadata"
 SOLVING_SETTINGS = (
     "max_steps", "min_steps", "min_confidence", "halt", "restarts", "noise", "noise_at", "choose", "exit_when_still",
 )  # fmt: skip
-# How fast a run was and where it stood say nothing about the model's quality.
+# Speeds and positions of a run, which say nothing about the model's quality.
 NO_QUALITIES = (
     "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",
     "runtime", "model_preparation_time",
@@ -157,8 +157,7 @@ def card_for_repository(folder: str | Path, repo_id: str) -> str:
     """Return the folder's card, or a new one, whose examples load `repo_id` instead of the folder."""
     from huggingface_hub import ModelCard
 
-    folder = Path(folder)
-    path = folder / CARD_FILE
+    folder, path = Path(folder), Path(folder, CARD_FILE)
     card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(folder))
     for name in {folder.resolve().name, card.data.model_name} - {None}:
         card.text = card.text.replace(json.dumps(name), f'"{repo_id}"')
@@ -255,10 +254,8 @@ def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
 
 
 def _read(file: Path, load: Callable[[str], Any]) -> dict[str, Any]:
-    if not file.exists():
-        return {}
     try:
-        values = load(file.read_text(encoding="utf-8"))
+        values = load(file.read_text(encoding="utf-8")) if file.exists() else {}
     except (ValueError, yaml.YAMLError) as problem:
         raise ValueError(f"{file}: cannot be read ({problem}); fix or delete it to write a model card") from problem
     return values if isinstance(values, dict) else {}

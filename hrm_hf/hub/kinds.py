@@ -70,10 +70,8 @@ def validate_kind(name: str, wanted: Kind) -> None:
     Loads nothing heavy. A config.json that names no such class, and a model on the Hub, are left to `load_config`.
     """
     file = Path(name, CONFIG)
-    if not file.is_file():
-        return
     try:
-        stated = json.loads(file.read_text(encoding="utf-8"))
+        stated = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (OSError, ValueError) as error:
         raise _unreadable(name, error) from error
     auto_map = stated.get("auto_map") if isinstance(stated, dict) else None
@@ -107,7 +105,6 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
     from .. import register
 
     register()
-
     try:
         config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:

@@ -24,7 +24,7 @@ WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
 RAW_WEIGHTS_FILE = "raw_weights.safetensors"
 NONFINITE_FILE = "nonfinite_steps.json"  # how many steps were skipped, and how many of them in a row
 CARRY_FILE = "act_state_{}.pt"  # of a process of a puzzle run: its carry, and where its data stand
-# All that our trainers add to the library's training state, as patterns: what a push leaves behind unless it is asked.
+# Patterns of the files that our trainers add to the library's training state; a push omits them by default.
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, NONFINITE_FILE, CARRY_FILE.format("*"))
 
 HASHED_AT_ONCE = 4  # files; more would only make a disk seek
@@ -40,9 +40,9 @@ METADATA_CLASSES = {
     "pathlib": ("PosixPath", "PurePosixPath"),
     "collections": ("OrderedDict",),
 }  # fmt: skip
-# What torch says when an archive could not be written, without the file and the cause.
+# Messages of torch when an archive could not be written.
 TORCH_CANNOT_WRITE = ("inline_container", "iostream error", "PytorchStreamWriter failed")
-# What the readers of checkpoints raise for bytes that are not theirs.
+# Errors that readers of checkpoints raise for corrupted bytes.
 READ_ERRORS = (
     OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, RecursionError,
     SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile,
@@ -50,7 +50,7 @@ READ_ERRORS = (
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is corrupted, or that is not one of this run."""
+    """A checkpoint that is corrupted or belongs to another run."""
 
 
 class Manifest(NamedTuple):
@@ -64,7 +64,7 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
     """List every file of `folder` with its size and checksum, as the last step of saving a checkpoint."""
     folder = Path(folder)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(MANIFEST)]
-    # Read back at once, while the files are still in the page cache: see benchmarks/package/checkpoints.py.
+    # The files are still in the page cache: benchmarks/package/checkpoints.py measures the cost.
     entries = {
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": checksum}
         for file, checksum in zip(files, checksums(files))

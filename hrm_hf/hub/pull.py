@@ -137,10 +137,7 @@ def pull_checkpoint(
 def verify_checkpoint(
     folder: str | Path, repo_id: str, *, revision: str | None = None, token: str | None = None
 ) -> PullResult:
-    """Compare a pulled folder with the digests of the Hub.
-
-    Args:
-        revision: the commit that the folder was pulled at if None.
+    """Compare a pulled folder with the digests of the Hub at a revision, by default the pulled one.
 
     Raises:
         ValueError: no revision is given, and the folder was not made by a pull.

@@ -20,15 +20,15 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, Mo
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, SpaceInfo
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..io.model_names import ADAPTER_CONFIG, CONFIG
-from ..registry import ARCHITECTURES
+from ..registry import ARCHITECTURES, ArchitectureSpec
+from . import PULL_REQUEST, PushOptions
 from .cards import CARD_FILE, LICENSE_NOT_STATED, card_for_repository, new_card_text
 from .licenses import UNKNOWN_LICENSE
 from .manifests import MANIFEST, STATE_FILES, find_corruption
-from .options import PULL_REQUEST, PushOptions
 from .pull import HubError, hub_errors
 from .secrets import SECRETS_FILES, validate_no_secrets
 
@@ -48,8 +48,6 @@ TRAINING_STATE = (
     "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin", "checkpoint-*/*",
     "*events.out.tfevents.*", *STATE_FILES,
 )  # fmt: skip
-ONLY_WITH_STATE = "training state; --with-training-state adds it"
-NO_PART = "no part of a checkpoint; --include adds it"
 SPACE_IGNORED = ("__pycache__", ".git", ".cache", ".ipynb_checkpoints")
 
 
@@ -108,22 +106,19 @@ def push_checkpoint(folder: str | Path, repo_id: str, *, token: str | None = Non
 
 
 def push_space(folder: str | Path, repo_id: str, *, token: str | None = None, **options: Any) -> PushResult:
-    """Upload the folder of a Gradio Space (see `hrm_hf.app.space.write_space`) in one commit.
-
-    Arguments and errors as in `push_checkpoint`; also ValueError if README.md does not name Gradio and an app file.
-    """
+    """Upload the folder of a Gradio Space in one commit; arguments and errors as in `push_checkpoint`."""
     target = PushOptions(sources=[str(folder)], repo_id=repo_id, space=True, **options)
     return commit_contents(space_contents(folder), target, token)
 
 
 def space_contents(folder: str | Path) -> Contents:
-    """Return the files of a Space's folder. Raises as `push_space`."""
+    """Return the files of a Space's folder. Raise ValueError unless README.md names Gradio and an app file."""
     folder = Path(folder)
     if not (folder / CARD_FILE).exists():
         raise FileNotFoundError(f"{folder} has no {CARD_FILE}; expected the folder of a Space")
     card = ModelCard((folder / CARD_FILE).read_text(encoding="utf-8"), ignore_metadata_errors=False).data.to_dict()
     if card.get("sdk") != "gradio":
-        raise ValueError(f"{folder / CARD_FILE}: sdk is {card.get('sdk')!r}; a Space of Gradio says sdk: gradio")
+        raise ValueError(f"{folder / CARD_FILE}: sdk is {card.get('sdk')!r}; expected gradio")
     app_file = card.get("app_file", "app.py")
     if not (folder / app_file).exists():
         raise ValueError(f"{folder} has no {app_file}, which its {CARD_FILE} names as the program to run")
@@ -218,9 +213,11 @@ def checkpoint_contents(
     """
     folder = Path(folder)
     found = own_files(folder, with_training_state, include)
-    if (folder / CONFIG).exists():
-        _complete(found, folder)
-    _add_card(found, folder, repo_id, license)
+    config = AutoConfig.from_pretrained(folder) if (folder / CONFIG).exists() else None
+    row = ARCHITECTURES.get(type(config))
+    if config is not None:
+        _complete(found, folder, config, row)
+    _add_card(found, folder, repo_id, license, ours=row is not None)
     found.notes += validate_no_secrets(found.files)
     return found
 
@@ -240,7 +237,10 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
             found.left_out[name] = problem
         elif not name.endswith(".py"):  # `_complete` adds the package's own code
             group = name.split("/")[0] + "/" if "/" in name else name
-            found.left_out[group] = ONLY_WITH_STATE if state else NO_PART
+            what, option = (
+                ("training state", "with-training-state") if state else ("no part of a checkpoint", "include")
+            )
+            found.left_out[group] = f"{what}; --{option} adds it"
     return found
 
 
@@ -269,9 +269,8 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
     return found
 
 
-def validate_weights(folder: str | Path) -> list[Path]:
+def validate_weights(folder: Path) -> list[Path]:
     """Return the weight files of a checkpoint folder. Raise as `checkpoint_contents` unless each is complete."""
-    folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder; expected the folder of a saved model")
     if not (folder / CONFIG).exists():
@@ -310,10 +309,8 @@ def _tensors_of(file: Path) -> set[str]:
         raise ValueError(f"{file} is missing, truncated or not safetensors ({error}); save the model again") from error
 
 
-def _complete(contents: Contents, folder: Path) -> None:
+def _complete(contents: Contents, folder: Path, config: PreTrainedConfig, row: ArchitectureSpec | None) -> None:
     """Add the code of an architecture with its license, and a missing generation config or feature extractor."""
-    config = AutoConfig.from_pretrained(folder)
-    row = ARCHITECTURES.get(type(config))
     if row:
         for cls in filter(None, (type(config), row.base, row.head, row.feature_extractor)):
             file = sys.modules[cls.__module__].__file__
@@ -345,10 +342,9 @@ def code_license() -> bytes:
     ).encode()
 
 
-def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | None) -> None:
+def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | None, ours: bool) -> None:
     """Add the folder's card under the repository's name, or a new one, with the license of the weights."""
     path = folder / CARD_FILE
-    ours = (folder / CONFIG).exists() and type(AutoConfig.from_pretrained(folder)) in ARCHITECTURES
     if not path.exists() and not ours:
         raise ValueError(f"{folder} has no {CARD_FILE}, and there is no template for its kind of model; write one")
     card = ModelCard(card_for_repository(folder, repo_id) if ours else path.read_text(encoding="utf-8"))

@@ -60,10 +60,8 @@ class PushOptions(Options):
         super().__post_init__()
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id):
             raise UsageError(f"repo_id={self.repo_id!r}: must be OWNER/NAME", "OWNER/NAME")
-        if self.create_pr and self.to_pull_request:
-            raise UsageError(f"revision={self.revision!r}: is a pull request already; leave --create-pr out")
         if self.create_pr and self.revision not in (None, "main"):
-            raise UsageError(f"revision={self.revision!r}: a pull request starts from main; leave the revision out")
+            raise UsageError(f"revision={self.revision!r}: --create-pr starts from main; leave out one of them")
         if self.space:
             self._reject("not valid with --space", license=None, include=[], with_training_state=False)
         else:

@@ -225,11 +225,9 @@ def test_what_is_on_main_already_is_not_proposed(hub, puzzle):
     assert not hub.storage.find("model", NAME).pull_requests
 
 
-@pytest.mark.parametrize(
-    ("revision", "said"), [(FIRST, "revision=.*is a pull request"), ("v2", "revision=.*starts from main")]
-)
-def test_a_pull_request_that_starts_elsewhere_is_refused(revision, said, hub, puzzle):
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("revision", [FIRST, "v2"])
+def test_a_pull_request_that_starts_elsewhere_is_refused(revision, hub, puzzle):
+    with pytest.raises(ValueError, match=f"revision='{revision}'.*starts from main"):
         push_checkpoint(puzzle, NAME, create_pr=True, revision=revision)
     assert not hub.requests
 

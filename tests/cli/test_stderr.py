@@ -52,33 +52,28 @@ BY_TRL = {
     f"--max_completion_length 4 {TUNED}",
 }
 SLOW = COMMANDS | OTHERWISE | BY_TRL
-# Runs commands in children of a process that has imported, once for all, what they would import.
+# Runs commands one after another in one process, each with files of its own for what it prints.
 SERVER = """
 import json, os, runpy, sys, traceback
 from hrm_hf_start import start_program
 start_program()
 import hrm_hf.golang.generate, hrm_hf.launch.recommend, hrm_hf.puzzles.evaluation, hrm_hf.trainer.run
 from hrm_hf.cli import main
-codes = {}
+codes, printed = {}, os.dup(1)
 for name, words in json.loads(sys.argv[1]).items():
+    for number, kind in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{name}.{kind}", os.O_WRONLY | os.O_CREAT), number)
+    sys.argv, codes[name] = words, 0
+    try:
+        main() if words[0] == "hrm-hf" else runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        codes[name] = end.code if isinstance(end.code, int | None) else print(end.code, file=sys.stderr) or 1
+    except BaseException:
+        traceback.print_exc()
+        codes[name] = 1
     sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        for number, kind in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{name}.{kind}", os.O_WRONLY | os.O_CREAT), number)
-        sys.argv, code = words, 0
-        try:
-            main() if words[0] == "hrm-hf" else runpy.run_path(words[0], run_name="__main__")
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int | None) else print(end.code, file=sys.stderr) or 1
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code or 0)
-    codes[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-print(json.dumps(codes))
+    sys.stderr.flush()
+os.write(printed, json.dumps(codes).encode())
 """
 ENVIRONMENT = {**script_runs.ENVIRONMENT, "PYTHONPATH": str(SCRIPTS.parent)}
 for _name in ("TQDM_DELAY", "HRM_HF_DEBUG", "PYTHONWARNINGS"):
@@ -124,7 +119,7 @@ def said(inputs, tmp_path_factory):
     assert done.returncode == 0, done.stderr
     texts = {name: (inputs / f"{name}.err").read_text() for name in commands}
     codes = json.loads(done.stdout.splitlines()[-1])
-    assert codes == dict.fromkeys(commands, 0), texts
+    assert {name: code or 0 for name, code in codes.items()} == dict.fromkeys(commands, 0), texts
     return {"": without_bars(done.stderr)} | {name: without_bars(text) for name, text in texts.items()}
 
 

@@ -8,6 +8,7 @@ import torch
 SHORTER = {
     "hrm_puzzle": {"H_cycles": 1},
     "trm_puzzle": {"L_cycles": 1},
+    "se_rrm_puzzle": {"H_cycles": 1, "L_cycles": 1},
     "hrm_lm": {"H_cycles": 1, "L_cycles": 1, "halt_max_steps": 2, "bp_steps": 2},
     "rlm_mhc": {"num_hidden_layers": 1, "mhc_sinkhorn_iters": 3},
     "hrm_cosmo": {"H_cycles": 1, "L_cycles": 1},

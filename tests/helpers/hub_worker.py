@@ -48,8 +48,13 @@ def beside_output(processor, kind):
     return processor(PROMPT, return_tensors="pt")["input_ids"]
 
 
+def names(architectures):
+    """Return the repository of each architecture, and one more whose weights are a single file."""
+    return [*(f"org/{one}-sharded" for one in architectures), f"org/{architectures[0]}-single"]
+
+
 def push(folder):
-    """Pushes each architecture whole and in shards, with tokenizer or extractor, and writes what it computes.
+    """Push every architecture in shards and one in one file, with tokenizer or extractor; write what each computes.
 
     It computes with the model that the package loads from the files: only then do the weights of both processes lie in
     memory alike (see tolerances.py), and their outputs have to be equal bit for bit.
@@ -58,24 +63,25 @@ def push(folder):
 
     from hrm_hf.hub import push_checkpoint
 
-    for architecture in every.ARCHITECTURES:
+    for name in names(every.ARCHITECTURES):
+        architecture, form = name.removeprefix("org/").split("-")
         auto_class, inputs = every.AUTO_CLASSES[architecture], every.inputs(architecture)
         kind = "AutoFeatureExtractor" if architecture in every.OF_MAPS else "AutoTokenizer"
         beside = every.processor(architecture)
-        for form, options in (("single", {}), ("sharded", {"max_shard_size": SHARD})):
-            name = f"org/{architecture}-{form}"
-            saved = every.save(architecture, folder / "saved" / name, **options)
-            expected = {
-                "auto_class": auto_class,
-                "beside": None if beside is None else kind,
-                "inputs": inputs,
-                "outputs": outputs(getattr(transformers, auto_class).from_pretrained(saved), inputs),
-                "base": base_output(transformers.AutoModel.from_pretrained(saved), inputs),
-                "beside_output": None if beside is None else beside_output(beside, kind),
-                "repository": name,
-                "commit": push_checkpoint(saved, name).commit,
-            }
-            torch.save(expected, folder / f"{name.replace('/', '--')}.pt")
+        saved = every.save(
+            architecture, folder / "saved" / name, **({"max_shard_size": SHARD} if form == "sharded" else {})
+        )
+        expected = {
+            "auto_class": auto_class,
+            "beside": None if beside is None else kind,
+            "inputs": inputs,
+            "outputs": outputs(getattr(transformers, auto_class).from_pretrained(saved), inputs),
+            "base": base_output(transformers.AutoModel.from_pretrained(saved), inputs),
+            "beside_output": None if beside is None else beside_output(beside, kind),
+            "repository": name,
+            "commit": push_checkpoint(saved, name).commit,
+        }
+        torch.save(expected, folder / f"{name.replace('/', '--')}.pt")
 
 
 def load(folder):

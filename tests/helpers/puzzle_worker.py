@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -54,15 +53,10 @@ def figures(shared: bool) -> dict:
     return found
 
 
-def main(folder: str) -> None:
-    """Writes the figures of this process of a group to FOLDER/RANK.json."""
+def main(folder: str, arguments: list[str]) -> None:
+    """Run `hrm-hf ARGUMENTS`, then write the metrics of this process of a group to FOLDER/RANK.json."""
+    app(arguments, standalone_mode=False)
+    assert not PartialState._shared_state, f"process {os.environ['RANK']} left its group open"
     state = PartialState(cpu=True)
     found = figures(shared=True)
     Path(folder, f"{state.process_index}.json").write_text(json.dumps(found))
-
-
-def command(*arguments: str) -> None:
-    """`hrm-hf ARGUMENTS`, and what the group has become afterwards."""
-    sys.argv = ["hrm-hf", *arguments]
-    app(standalone_mode=False)
-    assert not PartialState._shared_state, f"process {os.environ['RANK']} left its group open"

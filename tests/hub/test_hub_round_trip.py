@@ -71,7 +71,7 @@ def test_a_process_without_the_package_reproduces_every_architecture_bit_for_bit
     expected = tmp_path / "expected"
     expected.mkdir()
     hub_worker.push(expected)
-    names = [f"org/{architecture}-{form}" for architecture in every.ARCHITECTURES for form in ("single", "sharded")]
+    names = hub_worker.names(every.ARCHITECTURES)
     for name in names:
         shards = [file for file in hub.files(name) if file.startswith("model-0")]
         assert len(shards) > 1 if name.endswith("sharded") else not shards, name

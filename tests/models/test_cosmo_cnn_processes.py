@@ -3,8 +3,6 @@
 Referees: torch's batch norm in double precision, and one process with the maps of both.
 """
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,9 @@ from torch import nn
 
 from hrm_hf.models.configuration_cosmo_cnn import CosmoCnnConfig
 from hrm_hf.models.modeling_cosmo_cnn import CosmoCnnForRegression, ProcessBatchNorm2d
+
+
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 def layer_and_maps(kind, dtype):
@@ -38,20 +39,43 @@ def train_layer(layer, maps, rows):
     return {"normed": normed.detach(), **gradients, **dict(layer.named_buffers())}
 
 
-def layer_of_two(out: str, dtype: torch.dtype) -> None:
+def train_model(out: str, batch_size: int) -> dict:
+    """Train four steps; return the number of processes, the log and the weights."""
+    torch.manual_seed(0)
+    fields = {"prior_bounds": tiny_cosmo.PRIOR, "pixel_mean": [0.5], "pixel_std": [2.0]}
+    model = CosmoCnnForRegression(CosmoCnnConfig.from_preset("test", **fields))
+    # Not Adam, which takes a full step where a gradient is only rounding error.
+    options = {"optim": "sgd", "learning_rate": 1e-2, "max_steps": 4}
+    trainer = tiny_cosmo.trainer(out, model, per_device_train_batch_size=batch_size, **options)
+    trainer.train()
+    processes = trainer.accelerator.num_processes
+    return {"processes": processes, "log": tiny_cosmo.logged(trainer), "weights": model.state_dict()}
+
+
+def of_two(out: str) -> None:
+    """Run one of two processes: the layer in each dtype, then the model."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    rows = (slice(0, 7), slice(7, 10))[rank]  # processes may have as many maps as they like
-    layer, maps = layer_and_maps(ProcessBatchNorm2d, dtype)
-    save_file(train_layer(layer, maps, rows), Path(out) / f"{rank}.safetensors")
+    rows = (slice(0, 7), slice(7, 10))[rank]  # the processes may have different numbers of maps
+    for dtype in DTYPES:
+        layer, maps = layer_and_maps(ProcessBatchNorm2d, dtype)
+        save_file(train_layer(layer, maps, rows), Path(out) / f"{dtype}-{rank}.safetensors")
+    torch.save(train_model(out, batch_size=4), Path(out) / f"model-{rank}.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_layer_of_two_processes_is_torchs_on_all_maps(tmp_path, dtype):
-    result = started.run(layer_of_two, str(tmp_path), dtype, processes=2)
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """The folder that two processes wrote to."""
+    out = tmp_path_factory.mktemp("two")
+    result = started.run(of_two, str(out), processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
-    found = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(2)]
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_layer_of_two_processes_is_torchs_on_all_maps(two_processes, dtype):
+    found = [load_file(two_processes / f"{dtype}-{rank}.safetensors") for rank in range(2)]
     layer, maps = layer_and_maps(nn.BatchNorm2d, dtype)
     expected = train_layer(layer.double(), maps.double(), slice(None))
     joined = {name: torch.cat([one[name] for one in found]) for name in ("normed", "maps")}
@@ -67,35 +91,14 @@ def test_a_layer_of_two_processes_is_torchs_on_all_maps(tmp_path, dtype):
         torch.testing.assert_close(joined[name].to(value), value, rtol=0, atol=tolerance * largest, msg=name)
 
 
-def train_model(out: str) -> None:
-    """Four steps on batches of 8 maps in all; leaves the weights, and what each process saw."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    torch.manual_seed(0)
-    fields = {"prior_bounds": tiny_cosmo.PRIOR, "pixel_mean": [0.5], "pixel_std": [2.0]}
-    model = CosmoCnnForRegression(CosmoCnnConfig.from_preset("test", **fields))
-    # Not Adam: it takes a whole step where a gradient is nothing but rounding.
-    options = {"optim": "sgd", "learning_rate": 1e-2, "max_steps": 4}
-    trainer = tiny_cosmo.trainer(out, model, per_device_train_batch_size=8 // processes, **options)
-    trainer.train()
-    trainer.save_model()
-    seen = {"processes": trainer.accelerator.num_processes, "log": tiny_cosmo.logged(trainer)}
-    (Path(out) / f"seen-{trainer.args.process_index}.json").write_text(json.dumps(seen))
-
-
-def test_two_processes_train_as_one_with_twice_the_batch(tmp_path):
-    found = {}
-    for processes in (1, 2):
-        out = tmp_path / str(processes)
-        out.mkdir()
-        result = started.run(train_model, str(out), processes=processes)
-        assert result.returncode == 0, result.stderr[-3000:]
-        seen = [json.loads((out / f"seen-{rank}.json").read_text()) for rank in range(processes)]
-        assert {one["processes"] for one in seen} == {processes}
-        found[processes] = seen[0]["log"], load_file(out / "model.safetensors")
-    for mine, expected in zip(found[2][0], found[1][0], strict=True):
-        assert mine == pytest.approx(expected, rel=1e-3, abs=1e-4)  # the library rounds what it logs
-    weights, expected = found[2][1], found[1][1]
-    assert any("running_var" in name for name in expected) and weights.keys() == expected.keys()
-    for name, value in expected.items():
-        # Sums in another order, over four steps; with statistics of each process even losses are 0.1 apart.
-        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5, msg=name)
+def test_two_processes_train_as_one_with_twice_the_batch(two_processes, tmp_path):
+    alone = train_model(str(tmp_path), batch_size=8)
+    for rank in range(2):
+        together = torch.load(two_processes / f"model-{rank}.pt")
+        assert (together["processes"], alone["processes"]) == (2, 1)
+        for mine, expected in zip(together["log"], alone["log"], strict=True):
+            assert mine == pytest.approx(expected, rel=1e-3, abs=1e-4)  # the library rounds what it logs
+        assert any("running_var" in name for name in alone["weights"])
+        for name, value in alone["weights"].items():
+            # Sums in another order, over four steps; with statistics of each process even losses are 0.1 apart.
+            torch.testing.assert_close(together["weights"][name], value, rtol=0, atol=1e-5, msg=name)

@@ -8,7 +8,9 @@ import pytest
 import started
 from script_runs import puzzle_boards, puzzle_weights
 from test_arc_voting import NAMES, OTHER, PUZZLES, QUESTION_A, QUESTION_B, RIGHT, WRONG, vote
+from typer.testing import CliRunner
 
+from hrm_hf.cli import app
 from hrm_hf.puzzles.arc_pipeline import ArcVoting
 
 
@@ -18,12 +20,27 @@ def one_process():
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    """What each of two processes found."""
+def command(tmp_path_factory):
+    """A function from a folder for results to the arguments of `hrm-hf eval puzzles`."""
+    folder = tmp_path_factory.mktemp("inputs")
+    data, model = puzzle_boards(folder / "boards"), puzzle_weights(folder / "model", 0.0)
+    words = ["eval", "puzzles", str(model), str(data), "--batch-size", "3", "--device", "cpu", "--json"]
+    return lambda out: [*words, "--update-card", "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def started_two(command, tmp_path_factory):
+    """The folder of two processes, and what they printed."""
     out = tmp_path_factory.mktemp("two")
-    result = started.run(puzzle_worker.main, str(out), processes=2)
+    result = started.run(puzzle_worker.main, str(out), command(out), processes=2)
     assert result.returncode == 0, result.stderr[-4000:]
-    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+    return out, result.stdout
+
+
+@pytest.fixture(scope="module")
+def two_processes(started_two):
+    """What each of two processes found."""
+    return [json.loads((started_two[0] / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("case", puzzle_worker.CASES)
@@ -64,32 +81,17 @@ def test_votes_counted_by_several_processes_rank_as_those_counted_by_one():
     assert together.result() == one.result()
 
 
-def test_the_command_under_torchrun_prints_and_writes_once_what_one_process_does(tmp_path):
-    data, model = puzzle_boards(tmp_path / "boards"), puzzle_weights(tmp_path / "model", 0.0)
-    results = {}
-    for processes in (1, 2):
-        out = tmp_path / f"out{processes}"
-        arguments = [
-            "eval",
-            "puzzles",
-            str(model),
-            str(data),
-            "--batch-size",
-            "3",
-            "--out",
-            str(out),
-            "--device",
-            "cpu",
-        ]
-        result = started.run(puzzle_worker.command, *arguments, "--json", "--update-card", processes=processes)
-        assert result.returncode == 0, result.stderr[-4000:]
-        printed = json.loads(result.stdout)  # one result, not two
+def test_the_command_under_torchrun_prints_and_writes_once_what_one_process_does(started_two, command, tmp_path):
+    alone = CliRunner().invoke(app, command(tmp_path / "one"))
+    assert alone.exit_code == 0, alone.output
+    results = []
+    for out, stdout in (started_two, (tmp_path / "one", alone.stdout)):
+        printed = json.loads(stdout)  # one result, not two
         written = json.loads((out / "results.json").read_text())
         assert written["metrics"] == printed["metrics"] and (out / "evaluation.png").exists()
         assert written["metrics"].pop("puzzles_per_second") > 0
-        results[processes] = written
-    assert results[1] == results[2]
-    assert results[2]["metrics"]["count"] == 8
+        results.append(written)
+    assert results[0] == results[1] and results[0]["metrics"]["count"] == 8
 
 
 def test_one_device_for_all_processes_is_refused(tmp_path, monkeypatch):

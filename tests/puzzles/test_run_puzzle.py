@@ -5,6 +5,8 @@ Referee of a killed run: the same run left alone, loss by loss. Referee of two p
 
 import json
 import random
+import runpy
+import sys
 import time
 from pathlib import Path
 
@@ -28,10 +30,19 @@ from hrm_hf.puzzles.sudoku import generated_sudoku
 SCRIPT = str(SCRIPTS / "run_puzzle.py")
 
 
-def run(args: list[str], processes: int = 1) -> None:
-    """Runs to the end."""
-    result = started.run_script(SCRIPT, args, processes)
-    assert result.returncode == 0, result.stderr[-3000:]
+@pytest.fixture
+def run(monkeypatch):
+    """A function that runs the script to its end: in this process, or in several of their own."""
+
+    def start(args: list[str], processes: int = 1) -> None:
+        if processes == 1:
+            monkeypatch.setattr(sys, "argv", [SCRIPT, *args])
+            runpy.run_path(SCRIPT, run_name="__main__")
+            return
+        result = started.run_script(SCRIPT, args, processes)
+        assert result.returncode == 0, result.stderr[-3000:]
+
+    return start
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -66,7 +77,7 @@ def arguments(tmp_path, puzzles, start_weights):
     return build
 
 
-def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(tmp_path):
+def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(run, tmp_path):
     out = tmp_path / "run"
     recipe = {
         **RECIPE, "model_type": "trm_puzzle", "data_path": str(tmp_path / "boards"), "output_dir": str(out),
@@ -105,7 +116,7 @@ def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(tmp_path):
     }
 
 
-def test_a_saved_recipe_repeats_its_run(arguments, tmp_path):
+def test_a_saved_recipe_repeats_its_run(run, arguments, tmp_path):
     run(arguments("first"))
     saved = str(tmp_path / "first" / "recipe.yaml")
     run(["--recipe", saved, "--output_dir", str(tmp_path / "second")])
@@ -113,7 +124,7 @@ def test_a_saved_recipe_repeats_its_run(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(arguments, tmp_path):
+def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(run, arguments, tmp_path):
     options = {"max_steps": 60, "save_steps": 3, "ema_rate": 0.9, "save_total_limit": 3}
     run(arguments("alone", **options))
 
@@ -150,7 +161,7 @@ def resume_arguments(out: Path) -> list[str]:
     return ["--resume_from_checkpoint", "last-complete" if find_corruption(available[-1]) else "last"]
 
 
-def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(arguments, puzzles, tmp_path):
+def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(run, arguments, puzzles, tmp_path):
     # Of the three batches of the evaluation one process takes two.
     lr = 1e-4
     options = {"weights": "plain", "puzzle_emb_lr": lr, "per_device_eval_batch_size": 3}

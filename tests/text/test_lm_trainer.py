@@ -315,7 +315,8 @@ def test_what_is_for_models_with_segments_is_refused_for_others(make, given):
 
 def test_back_prop_depth_grows_to_its_end_within_the_warm_up(make):
     config = tiny_lm.model("hrm_lm", L_cycles=5, bp_steps=12).config
-    depths = [segment_schedule(make().args, config, step, 1000).bp_steps for step in range(1000)]
+    args = make().args
+    depths = [segment_schedule(args, config, step, 1000).bp_steps for step in range(1000)]
     assert depths == sorted(depths) and depths[0] == 2 and set(depths[200:]) == {12}
     assert set(depths) == set(range(2, 13))
 

@@ -32,10 +32,7 @@ def test_a_run_killed_twice_gives_the_losses_of_one_left_alone(tmp_path):
         process.kill()
         process.join()
         assert process.exitcode == -9
-    process = started.process(lm_worker.train_resumable, str(out), 24)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    lm_worker.train_resumable(str(out), 24)
     expected, found = (json.loads((folder / "log.json").read_text()) for folder in (tmp_path / "alone", out))
     assert len(expected) == 24 and found == expected
     for name in ("model.safetensors", RAW_WEIGHTS_FILE):

@@ -18,8 +18,6 @@ from pathlib import Path
 import preemption_worker
 import psutil
 import pytest
-import started
-import torch.distributed.run
 from datasets import Dataset
 from preemption_worker import STEPS, STOPPED_AT, Signal, logged, make
 from script_runs import ENVIRONMENT, PUZZLE_RECIPE, SCRIPTS, puzzle_boards, puzzle_weights, recipe_arguments
@@ -323,19 +321,16 @@ def test_a_script_that_is_told_to_stop_while_it_imports_saves_after_its_first_st
     assert (tmp_path / "run" / "checkpoint-1" / MANIFEST).exists() and not (tmp_path / "run" / "results.json").exists()
 
 
-def torchrun(folder: str) -> None:
-    """torchrun of the worker, whose processes it forks: what they would import is there."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as `trap '' USR1` in job scripts
-    script = str(Path(preemption_worker.__file__).resolve())
-    arguments = ["--nproc_per_node", "2", "--standalone", "--run_path", "--start_method", "fork", script, folder]
-    torch.distributed.run.main(arguments)
-
-
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     """What each of two processes found, with status and output folder, from one start of torchrun."""
     out = tmp_path_factory.mktemp("two")
-    result = started.run(torchrun, str(out), environment={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(out / "stopped")})
+    ignoring = ["sh", "-c", 'trap \'\' USR1; exec "$0" "$@"']  # as job scripts do
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    result = subprocess.run(
+        [*ignoring, *torchrun, preemption_worker.__file__, str(out)], capture_output=True, text=True, timeout=300,
+        env={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(out / "stopped")},
+    )  # fmt: skip
     found = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
     return found, result, out
 

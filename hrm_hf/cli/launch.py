@@ -32,7 +32,7 @@ def launch(options: LaunchOptions, context: typer.Context, verbose: bool, as_jso
 
     Example: hrm-hf launch --model hrm-lm-100m --dry_run --gpus 8 --gpu_memory 24GB
     """
-    from ..launch.run import plan_run, start
+    from ..launch.planner import plan_run, start
 
     plan = plan_run(options, context.args)
     typer.echo(json.dumps(plan.to_dict(), indent=1) if as_json else _plan_text(plan, verbose))
@@ -58,7 +58,7 @@ def _plan_text(plan, verbose: bool) -> str:
     }
     if plan.learning_rate != plan.base_learning_rate:
         lines["learning rate"] += (
-            f" = {plan.base_learning_rate:.6g} for {plan.reference_batch} sequences, scaled by {plan.lr_scaling}"
+            f" = {plan.base_learning_rate:.6g} for {plan.reference_batch} sequences, scaled by the root"
         )
     if plan.memory and not plan.fits:
         lines["memory"] += " - MORE THAN THERE IS"
@@ -113,7 +113,7 @@ def _advice_text(advice) -> str:
 
 @takes(PreflightOptions)
 def preflight(options: PreflightOptions, as_json: bool):
-    """Check versions, GPUs, NCCL and gloo, port, disk, network, Slurm, compiler and threads; status 1 if any fails.
+    """Check versions, GPUs, NCCL and gloo, port, disk, network, compiler and threads; status 1 if any fails.
 
     Example: srun --ntasks-per-node 1 hrm-hf preflight --processes 4 --port 29501 --out $SCRATCH/runs --require-gpu
     """

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from ..trainer.arguments import CarrylessTrainingArguments
 from ..trainer.base import HrmTrainer
+from ..trainer.recipes import CarrylessTrainingArguments
 
 
 PREDICTED = ("logits", "std", "s_8", "s_8_std")  # what `predict` returns, if the model has it

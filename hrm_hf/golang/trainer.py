@@ -16,7 +16,7 @@ from ..models.processing_hrm_go_coder import Feedback
 from ..registry import has_ability
 from ..text.arguments import LmTrainingArguments
 from ..text.trainer import LM_LOG_FORMAT, CausalLMTrainer
-from ..trainer.arguments import split_names
+from ..trainer.recipes import split_names
 from .data.streams import GoStreamBuilder
 from .data.trajectories import failed_record
 from .evaluation.writer import Writer

@@ -2,7 +2,7 @@
 
 `push.py` and `pull.py` move files, `cards.py` writes model cards, `manifests.py` checks that a folder is complete,
 `kinds.py` tells the kind of a model. `model.push_to_hub` and `Trainer(push_to_hub=True)` are in
-`models/modeling_utils.py` and `trainer/pushing.py`. Here are the options of `hrm-hf push` and `pull`; other names are
+`models/modeling_utils.py` and `trainer/saving.py`. Here are the options of `hrm-hf push` and `pull`; other names are
 loaded on first use.
 """
 

@@ -22,10 +22,9 @@ from safetensors import SafetensorError
 MANIFEST = "manifest.json"
 WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
 RAW_WEIGHTS_FILE = "raw_weights.safetensors"
-NONFINITE_FILE = "nonfinite_steps.json"  # how many steps were skipped, and how many of them in a row
 CARRY_FILE = "act_state_{}.pt"  # of a process of a puzzle run: its carry, and where its data stand
 # Patterns of the files that our trainers add to the library's training state; a push omits them by default.
-STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, NONFINITE_FILE, CARRY_FILE.format("*"))
+STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, CARRY_FILE.format("*"))
 
 HASHED_AT_ONCE = 4  # files; more would only make a disk seek
 SHARD_METADATA = ".metadata"

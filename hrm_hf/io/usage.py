@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -19,14 +18,6 @@ class UsageError(ValueError):
     def __init__(self, message: str, option: str | None = None):
         super().__init__(message)
         self.option = option
-
-
-def parse_memory(text: str) -> int:
-    """Return `24GB`, `24GiB`, `24` or `800MB` as bytes, in binary units. Raise ValueError for other forms."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])?i?B?", text.strip(), re.IGNORECASE)
-    if not match or float(match[1]) == 0:
-        raise ValueError(f"memory {text!r} is not of the form 24GB or 800MB")
-    return int(float(match[1]) * (2**20 if (match[2] or "G").upper() == "M" else 2**30))
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

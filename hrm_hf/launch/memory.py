@@ -15,6 +15,7 @@ Left out: what the CUDA context, the allocator's fragmentation and communication
 keeps a share free for these. Attention is taken to be SDPA or FlashAttention, which keep no T x T weights.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,8 +29,6 @@ from ..registry import ARCHITECTURES, load_function
 
 MIB, GIB = 2**20, 2**30
 FREE_SHARE = 0.1  # of a device: fragmentation, attention workspace
-# CUDA context, NCCL and cuBLAS buffers, of a small device no more than half; libraries of a CPU process.
-FREE_BYTES = {"cuda": GIB, "cpu": GIB // 2}
 
 # Bytes that autograd saves for one token in one layer visit, as multiples of the widths of (residual stream, queries,
 # keys, feed-forward), in float32 and under bfloat16 autocast (where norms and the residual stream stay float32).
@@ -38,6 +37,7 @@ GPT2_LAYER = {"float32": (24, 8, 8, 20), "bfloat16": (16, 4, 4, 10)}
 HRM_TEXT_LAYER = {"float32": (36, 16, 8, 16), "bfloat16": (33, 8, 4, 8)}
 GATED_LAYER = {"float32": (16, 16, 8, 16), "bfloat16": (20, 8, 4, 8)}  # of hrm_lm
 STACK_EXIT_BYTES = 4  # times D: the norm at the exit of an hrm_lm stack
+MOST_SEQUENCES = 2**20  # that a device is taken to hold
 LOGIT_BYTES = 12  # logits, their log-softmax and its gradient, all in float32
 
 
@@ -85,8 +85,7 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
     if type(config) not in known:
         raise ValueError(
             f"no memory model for model type {config.model_type!r}; expected one of "
-            f"{sorted(one.model_type for one in known)}. Give --per_device_train_batch_size to choose the batch "
-            "yourself"
+            f"{sorted(one.model_type for one in known)}. Give --per_device_train_batch_size to choose the batch"
         )
     with torch.device("meta"):
         parameters = AutoModelForCausalLM.from_config(config).num_parameters()
@@ -116,11 +115,10 @@ def gpt2_shape(config: GPT2Config) -> dict[str, Any]:
 
 def hrm_text_shape(config: HrmTextConfig) -> dict[str, Any]:
     """Two stacks that are applied over and over, the last passes with gradients."""
-    trained = config.num_layers_per_stack * (config.H_cycles + sum(config.L_bp_cycles))
     return {
         "saved_bytes": HRM_TEXT_LAYER,
         "key_width": config.num_attention_heads * config.head_dim,
-        "trained_visits": trained,
+        "trained_visits": config.num_layers_per_stack * (config.H_cycles + sum(config.L_bp_cycles)),
         "visits": config.num_hidden_layers,
     }
 
@@ -163,7 +161,9 @@ def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool 
         return 4 * shape.streams * shape.hidden_size * (inputs + shape.once_visits + shape.once_passes)
     widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)
     visit = sum(a * b for a, b in zip(shape.saved_bytes["bfloat16" if bf16 else "float32"], widths))
-    visit += _stream_bytes(shape)
+    if shape.sinkhorn_iters:  # two hyper-connections a layer, in float32: n streams, the branch's output, the maps
+        n = shape.streams
+        visit += 2 * 4 * ((n + 1) * shape.hidden_size + (2 * shape.sinkhorn_iters - 1) * n + 4 * n * n + 6 * n + 1)
     leave = STACK_EXIT_BYTES * shape.hidden_size
     loops = (visit * shape.trained_visits + leave * shape.trained_passes) * shape.trained_segments
     return loops + visit * shape.once_visits + leave * shape.once_passes
@@ -199,9 +199,9 @@ def training_memory(
         "keys_values": tokens * (shape.segments - 1) * held_visits * 2 * shape.key_width * value_bytes,
         "logits": tokens * shape.vocab_size * LOGIT_BYTES,
     }
-    if checkpointing:  # one layer is computed anew at a time
-        once = activation_bytes(_one_visit(shape), bf16)
-        terms["activations"] += tokens * once
+    if checkpointing:  # one layer is recomputed at a time
+        one = {"trained_visits": 1, "trained_passes": 0, "trained_segments": 1, "once_visits": 0, "once_passes": 0}
+        terms["activations"] += tokens * activation_bytes(replace(shape, **one), bf16)
     if shape.segments > 1:  # the losses of earlier segments go through the head in chunks
         terms["logits"] += min(tokens * shape.vocab_size, LOGITS_AT_ONCE) * 16
     return terms
@@ -210,38 +210,22 @@ def training_memory(
 def largest_batch(shape: ModelShape, sequence_length: int, usable: int, **options) -> int:
     """The most sequences that fit into `usable` bytes; 0 if not even one does. `options` as in `training_memory`."""
 
-    def fits(batch: int) -> bool:
-        return sum(training_memory(shape, batch, sequence_length, **options).values()) <= usable
+    def needed(batch: int) -> int:
+        return sum(training_memory(shape, batch, sequence_length, **options).values())
 
-    if not fits(1):
-        return 0
-    fitting, too_many = 1, 2
-    while fits(too_many):
-        fitting, too_many = too_many, 2 * too_many
-    while too_many - fitting > 1:
-        middle = (fitting + too_many) // 2
-        fitting, too_many = (middle, too_many) if fits(middle) else (fitting, middle)
-    return fitting
+    return bisect_right(range(1, MOST_SEQUENCES + 1), usable, key=needed)
 
 
 def usable_memory(total: int, device: str = "cuda") -> int:
-    """The part of a device's memory that the terms of `training_memory` may take."""
-    libraries = min(FREE_BYTES[device], total // 2) if device == "cuda" else FREE_BYTES[device]
+    """The part of a device's memory that the terms of `training_memory` may take.
+
+    CUDA's context and the buffers of NCCL and cuBLAS take a gigabyte, or half of a small device; libraries of a CPU
+    process take half a gigabyte.
+    """
+    libraries = min(GIB, total // 2) if device == "cuda" else GIB // 2
     return max(0, int(total * (1 - FREE_SHARE)) - libraries)
 
 
 def in_words(size: int) -> str:
     """Bytes as a person reads them: 1.50 GiB, 7.2 MiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
-
-
-def _stream_bytes(shape: ModelShape) -> int:
-    """Of the two hyper-connection sites of a layer, float32 throughout: n streams, the branch's output, the maps."""
-    if shape.sinkhorn_iters == 0:
-        return 0
-    n = shape.streams
-    return 2 * 4 * ((n + 1) * shape.hidden_size + (2 * shape.sinkhorn_iters - 1) * n + 4 * n * n + 6 * n + 1)
-
-
-def _one_visit(shape: ModelShape) -> ModelShape:
-    return replace(shape, trained_visits=1, trained_passes=0, trained_segments=1, once_visits=0, once_passes=0)

@@ -1,18 +1,23 @@
 """Options of `hrm-hf launch`, `recommend` and `preflight`; those of `hrm-hf slurm` are `slurm.SlurmJob`."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from ..io.options import Options, option
-from ..io.usage import UsageError, parse_memory
+from ..io.usage import UsageError
 
 
-def memory_bytes(text: str, flag: str) -> int:
-    """A memory such as 24GB in bytes. Raises UsageError that names the flag."""
-    try:
-        return parse_memory(text)
-    except ValueError as error:
-        raise UsageError(str(error), flag) from error
+def parse_memory(text: str, flag: str) -> int:
+    """Return `24GB`, `24GiB`, `24` or `800MB` in bytes; GB means binary gigabytes, as GPUs are sold.
+
+    Raises:
+        UsageError: another form, or no memory at all.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])?i?B?", text.strip(), re.IGNORECASE)
+    if not match or float(match[1]) == 0:
+        raise UsageError(f"memory {text!r} is not of the form 24GB or 800MB", flag)
+    return int(float(match[1]) * (2**20 if (match[2] or "G").upper() == "M" else 2**30))
 
 
 def both(name: str) -> tuple[str, str]:
@@ -29,25 +34,13 @@ class LaunchOptions(Options):
     gpu_memory: str | None = option(
         "With --dry_run: plan for GPUs of this size, e.g. 24GB.", None, flags=both("gpu_memory")
     )
-    gpu_capability: str | None = option(
-        "With --dry_run: compute capability, e.g. 7.5.", None, flags=both("gpu_capability")
-    )
     cpu: bool = option("Train on the CPU.", False)
     processes: int | None = option("With --cpu: processes. [default: 1]", None, min=1)
     batch_table: Literal["memory", "guide"] = option(
         "Batch per device: what fits, or the guide's table.", "memory", flags=both("batch_table")
     )
-    effective_batch: int | None = option(
-        "Sequences a step; the recipe's, or 16.", None, min=1, flags=both("effective_batch")
-    )
-    lr_scaling: Literal["sqrt", "linear", "none"] = option(
-        "Growth of the learning rate with a larger batch.", "sqrt", flags=both("lr_scaling")
-    )
     strategy: Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = option(
         "ddp, or how large models are sharded.", "ddp"
-    )
-    launcher: Literal["accelerate", "torchrun"] = option(
-        "What starts GPU processes; torchrun always starts those of the CPU.", "accelerate"
     )
     port: int | None = option(
         "Port of the processes; a free one by default.", None, min=1, max=65535, flags=both("master_port")
@@ -56,28 +49,13 @@ class LaunchOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cpu and (self.gpus or self.gpu_memory or self.gpu_capability):
-            raise UsageError("--gpus, --gpu_memory and --gpu_capability have no effect with --cpu; use --processes")
+        if self.cpu and (self.gpus or self.gpu_memory or self.strategy != "ddp"):
+            raise UsageError("--gpus, --gpu_memory and --strategy have no effect with --cpu; use --processes")
         if self.processes and not self.cpu:
             raise UsageError(f"processes={self.processes}: needs --cpu; use --gpus for GPUs", "--processes")
-        if (self.gpu_memory or self.gpu_capability) and not self.dry_run:
-            raise UsageError("--gpu_memory and --gpu_capability describe GPUs that are not here; add --dry_run")
-        _ = self.memory, self.capability
-
-    @property
-    def memory(self) -> int | None:
-        """`gpu_memory` in bytes."""
-        return memory_bytes(self.gpu_memory, "--gpu_memory") if self.gpu_memory else None
-
-    @property
-    def capability(self) -> tuple[int, int] | None:
-        """`gpu_capability` as two numbers."""
-        if not self.gpu_capability:
-            return None
-        major, _, minor = self.gpu_capability.partition(".")
-        if not (major.isdigit() and (minor or "0").isdigit()) or int(major) == 0:
-            raise UsageError(f"gpu_capability={self.gpu_capability!r}: expected a number like 8.0", "--gpu_capability")
-        return int(major), int(minor or 0)
+        if self.gpu_memory and not self.dry_run:
+            raise UsageError("--gpu_memory describes GPUs that are not here; add --dry_run", "--gpu_memory")
+        self.memory = parse_memory(self.gpu_memory, "--gpu_memory") if self.gpu_memory else None
 
 
 @dataclass(kw_only=True)
@@ -90,12 +68,7 @@ class RecommendOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.size
-
-    @property
-    def size(self) -> int:
-        """`memory` in bytes."""
-        return memory_bytes(self.memory, "--memory")
+        self.size = parse_memory(self.memory, "--memory")
 
 
 @dataclass(kw_only=True)
@@ -111,9 +84,4 @@ class PreflightOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.least_free
-
-    @property
-    def least_free(self) -> int:
-        """`free` in bytes."""
-        return memory_bytes(self.free, "--free")
+        self.least_free = parse_memory(self.free, "--free")

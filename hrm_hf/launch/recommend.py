@@ -11,7 +11,6 @@ device; a batch beyond those measured is read off the line through them.
 import json
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..registry import architecture_of
@@ -82,16 +81,11 @@ class Advice:
     commands: dict[str, str]
 
 
-def recommend(options: RecommendOptions, results: Path = RESULTS) -> Advice:
-    """Settings for a device with a memory.
-
-    Raises:
-        ValueError: a memory into which nothing fits.
-        FileNotFoundError: the measurements, or the scripts to run, are missing.
-    """
+def recommend(options: RecommendOptions) -> Advice:
+    """Settings for a device with a memory. Raises ValueError if nothing fits into it."""
     memory, task = options.size, options.task
     usable = usable_memory(memory, "cpu" if options.cpu else "cuda")
-    rows, source = _language_models(usable) if task == "lm" else _measured(results, task, usable)
+    rows, source = _language_models(usable) if task == "lm" else _measured(task, usable)
     fitting = [row for row in rows if row.largest_batch]
     if not fitting:
         least = min(row.size(1) for row in rows)
@@ -99,16 +93,15 @@ def recommend(options: RecommendOptions, results: Path = RESULTS) -> Advice:
             f"memory={options.memory!r}: a step can use {in_words(usable)}, since {in_words(memory - usable)} are "
             f"kept for the context, libraries and fragments, and the smallest takes {in_words(least)}; give more"
         )
-    worth = [row for row in fitting if row.largest_batch >= WORTH_TRAINING[task]]
-    best = worth[-1] if worth else fitting[0]
-    guide = guide_batch = None
+    best = [row for row in fitting if row.largest_batch >= WORTH_TRAINING[task]][-1:] or fitting[:1]
+    commands, guide, guide_batch = {}, None, None
     if task == "puzzle":
-        guide = rows[list(GUIDE_ROWS).index(guide_row(memory))]
+        guide = next(row for row in rows if row.name == guide_row(memory))
         guide_batch = GUIDE_ROWS[guide.name].batch
-    commands = {"what fits": command(task, best.name, best.largest_batch)}
-    if guide and guide.size(guide_batch) <= usable:
-        commands = {"guide": command(task, guide.name, guide_batch), **commands}
-    return Advice(task, memory, usable, source, rows, guide, guide_batch, best, commands)
+        if guide.size(guide_batch) <= usable:
+            commands["guide"] = command(task, guide.name, guide_batch)
+    commands["what fits"] = command(task, best[0].name, best[0].largest_batch)
+    return Advice(task, memory, usable, source, rows, guide, guide_batch, best[0], commands)
 
 
 def guide_row(memory: int) -> str:
@@ -139,18 +132,13 @@ def _script(name: str) -> str:
     return f"python {shlex.quote(typed_path(resource(f'training/{name}.py')))}"
 
 
-def _measured(results: Path, task: str, usable: int) -> tuple[list[Row], str]:
-    if not results.exists():
-        raise FileNotFoundError(
-            f"{results} does not exist; measure with `python -m benchmarks.puzzles.presets` in a checkout"
-        )
-    measured = json.loads(results.read_text())
-    rows = []
-    for name, figures in measured[task].items():
-        fixed, each = figures["fixed_bytes"], figures["bytes_per_example"]
+def _measured(task: str, usable: int) -> tuple[list[Row], str]:
+    measured, rows = json.loads(RESULTS.read_text()), []
+    for name, sizes in measured[task].items():
+        fixed, each = sizes["fixed_bytes"], sizes["bytes_per_example"]
         title = GUIDE_ROWS[name].title if task == "puzzle" else name
         fits = _power_of_two((usable - fixed) // each, LARGEST_BATCH[task])
-        rows.append(Row(name, title, fixed, each, max(map(int, figures["points"])), fits))
+        rows.append(Row(name, title, fixed, each, max(map(int, sizes["points"])), fits))
     on = f"peak of real steps on {measured['device']}, {measured['dtype']}, torch {measured['versions']['torch']}"
     return rows, on
 
@@ -159,7 +147,7 @@ def _language_models(usable: int) -> tuple[list[Row], str]:
     """Our language models, smallest first, by the memory model, whose bytes of a layer were read off autograd."""
     rows = []
     for name in known_models():
-        config = config_of(run_values(name, []))
+        config = config_of(run_values(name)[0])
         if architecture_of(config) is None or name.endswith("-cpu"):  # another library's, or a demonstration
             continue
         shape = model_shape(config)

@@ -15,23 +15,17 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..io.options import Options, flag, option
 from ..io.usage import UsageError
 from ..resources import INSTALLED, ROOT, existing_path
 
 
-if TYPE_CHECKING:
-    import jinja2
-
-
 TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
 SCRIPT = "training/run_cosmo.py"
 DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch was called: a log in a folder that is missing ends a job
-MAX_SIGNAL_SECONDS = 65535  # Slurm's
 
 # NERSC: nodes of 4 GPUs with 32 CPUs (two threads a core) to each; `regular` gives whole nodes, `shared` parts of one.
 _PERLMUTTER = {"constraint": "gpu", "qos": "regular", "time": "24:00:00"}
@@ -85,9 +79,7 @@ class SlurmJob(Options):
     log_dir: str | None = option(
         "Folder of the log, made now; logs/slurm with --submit, else the one sbatch is called in.", None
     )
-    signal_seconds: int = option(
-        "Seconds before the end at which training saves and stops.", 300, min=1, max=MAX_SIGNAL_SECONDS
-    )
+    signal_seconds: int = option("Seconds before the end at which training saves and stops.", 300, min=1, max=65535)
     launcher: Literal["torchrun", "accelerate"] = option("What starts the processes of a node.", "torchrun")
     accelerate_config: str | None = option(
         "With --launcher accelerate: its file, e.g. accelerate_configs/fsdp2.yaml.", None
@@ -100,7 +92,9 @@ class SlurmJob(Options):
             if getattr(self, name) is None:
                 setattr(self, name, value)
         if self.kind == "generate_data":
-            self._validate_generation()
+            for name, default in (("gpus", 0), ("recipe", None), ("script", SCRIPT), ("launcher", "torchrun")):
+                if getattr(self, name) != default:
+                    raise UsageError(f"{name}={getattr(self, name)}: generate_data trains nothing; leave it out")
         elif self.gpus < 1:
             raise UsageError(f"gpus={self.gpus}: must be at least 1; USE_CPU=1 at submission trains without", "--gpus")
         if self.nodes > 1 and self.kind != "multi_node":
@@ -110,21 +104,10 @@ class SlurmJob(Options):
                 f"accelerate_config={self.accelerate_config}: no effect with launcher={self.launcher}; leave it out",
                 "--accelerate-config",
             )
-        if self.mem is not None and not re.fullmatch(r"\d+[KMGT]?", self.mem):
-            raise UsageError(f"mem={self.mem!r}: expected a size such as 64G (K, M, G or T; 0 for all)", "--mem")
-        if self.signal_seconds >= seconds_of(self.time):
-            raise UsageError(f"signal_seconds={self.signal_seconds}: must be below time={self.time}", "--time")
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, str) and re.search(r"[\s'\"\\$`]", value):
                 raise UsageError(f"{item.name}={value!r}: a job script cannot hold spaces or quotes", flag(item))
-
-    def _validate_generation(self) -> None:
-        if self.gpus:
-            raise UsageError(f"gpus={self.gpus}: generate_data uses no GPU; leave it out", "--gpus")
-        for name, default in (("recipe", None), ("script", SCRIPT), ("launcher", "torchrun")):
-            if getattr(self, name) != default:
-                raise UsageError(f"{name}={getattr(self, name)}: generate_data trains nothing; leave it out")
 
     @property
     def name(self) -> str:
@@ -133,9 +116,11 @@ class SlurmJob(Options):
 
     def text(self) -> str:
         """The job script."""
-        example = "sbatch --account=ACCOUNT" if self.cluster == "perlmutter" and not self.account else "sbatch"
-        changes = "DATA_TYPE=des,SEED=1" if self.kind == "generate_data" else "EPOCHS=200,BATCH_SIZE=128"
+        from jinja2 import StrictUndefined, Template
+
         trains = self.kind != "generate_data"
+        account = "--account=ACCOUNT " if self.cluster == "perlmutter" and not self.account else ""
+        changes = "EPOCHS=200,BATCH_SIZE=128" if trains else "DATA_TYPE=des,SEED=1"
         config = f"accelerate_configs/{'multi' if self.nodes * self.gpus > 1 else 'single'}_gpu.yaml"
         recipe = f"training/recipes/cosmo_{self.kind}.yaml" if self.script == SCRIPT and trains else ""
         values = {
@@ -143,12 +128,19 @@ class SlurmJob(Options):
             "recipe": self.recipe or _place(recipe),
             "accelerate_config": self.accelerate_config or _place(config),
             "title": TITLES[self.kind],
-            "example": f"{example} --export=ALL,{changes} FILE",
+            "example": f"sbatch {account}--export=ALL,{changes} FILE",
             "command": self.command(),
             "directives": self._directives(),
             "trains": trains,
         }
-        return _template().render({**vars(self), **values})
+        template = Template(
+            TEMPLATE.read_text(encoding="utf-8"),
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            undefined=StrictUndefined,
+        )
+        return template.render({**vars(self), **values})
 
     def command(self) -> str:
         """The command line that writes this script."""
@@ -172,27 +164,6 @@ class SlurmJob(Options):
         return [f"{name}={value}" for name, value in asked.items() if value is not None] + ["requeue"]
 
 
-def seconds_of(time: str) -> int:
-    """Seconds of a time limit as Slurm writes them: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
-
-    Raises:
-        UsageError: another form, or no time at all.
-    """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
-    if not match:
-        raise UsageError(f"time={time!r}: expected a form like 02:00:00, 1-12:00:00 or 90 (minutes)", "--time")
-    days, *parts = match.groups()
-    numbers = [int(part) for part in parts if part is not None]
-    if days is not None:
-        units = (3600, 60, 1)
-    else:
-        units = {1: (60,), 2: (60, 1), 3: (3600, 60, 1)}[len(numbers)]
-    seconds = int(days or 0) * 86400 + sum(number * unit for number, unit in zip(numbers, units))
-    if seconds == 0:
-        raise UsageError(f"time={time!r}: must be longer than 0", "--time")
-    return seconds
-
-
 def committed_files() -> dict[str, str]:
     """The files of training/slurm and their text; `make slurm` writes them."""
     return {
@@ -200,14 +171,6 @@ def committed_files() -> dict[str, str]:
         for cluster, kinds in DEFAULTS.items()
         for kind in kinds
     }
-
-
-@cache
-def _template() -> "jinja2.Template":
-    import jinja2
-
-    options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True, "autoescape": False}
-    return jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), undefined=jinja2.StrictUndefined, **options)
 
 
 def _place(name: str) -> str:

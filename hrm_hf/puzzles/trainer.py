@@ -18,12 +18,11 @@ from ..io.usage import counted
 from ..models.act import ActCarry
 from ..models.modeling_utils import uncompiled
 from ..registry import AutoModelForPuzzleSolving
-from ..trainer.adapters import magnitudes, split_weight_decay_groups
-from ..trainer.arguments import HrmTrainingArguments
+from ..trainer.adapters import MAGNITUDE
 from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
 from ..trainer.plots import plot_evaluation, plot_training
-from ..trainer.recipes import build_config
+from ..trainer.recipes import HrmTrainingArguments, build_config
 from ..trainer.run import TrainingRun
 from .build import ensure_built
 from .dataloader import CarryDataLoader, DifficultyPool, LateStarts, PuzzleRows, RandomSymmetries
@@ -151,7 +150,10 @@ class PuzzleTrainer(HrmTrainer):
         groups = [dict(group) for group in self.model.optimizer_groups()]
         sparse = [group for group in groups if group.get("sparse_rows")]
         dense = [{"weight_decay": args.weight_decay, **group} for group in groups if not group.get("sparse_rows")]
-        dense = split_weight_decay_groups(dense, magnitudes(self.model))
+        # DoRA's lengths of rows replace those of the weights: decay would pull the weights to zero.
+        lengths = dict.fromkeys(p for name, p in self.model.named_parameters() if MAGNITUDE in name)
+        dense = [{**group, "params": [p for p in group["params"] if p not in lengths]} for group in dense]
+        dense += [{"params": [p for p in lengths if p.requires_grad], "weight_decay": 0.0}] if lengths else []
         optimizers: list[torch.optim.Optimizer] = []
         if sparse:
             optimizers.append(SignSGD(sparse, lr=args.puzzle_emb_lr, weight_decay=args.puzzle_emb_weight_decay))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..trainer.arguments import CarrylessTrainingArguments, split_names
+from ..trainer.recipes import CarrylessTrainingArguments, split_names
 
 
 # Groups of parameters with learning rates of their own, and what they are multiplied by without --lr_multipliers.

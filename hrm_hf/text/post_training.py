@@ -37,11 +37,9 @@ from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..registry import ARCHITECTURES, has_ability
 from ..trainer.adapters import modules_to_save
-from ..trainer.arguments import CheckedArguments
 from ..trainer.plots import plot_reward_training
 from ..trainer.preemption import PreemptionCallback
-from ..trainer.pushing import PushesToHub
-from ..trainer.recipes import ModelArguments, save_recipe
+from ..trainer.recipes import CheckedArguments, ModelArguments, save_recipe
 from ..trainer.run import TrainingRun
 from ..trainer.saving import CompleteCheckpoints
 from .causal_lm import load_causal_lm, load_tokenizer
@@ -66,10 +64,8 @@ class GrpoArguments(CheckedArguments, GRPOConfig):
     """Those of TRL, checked."""
 
 
-class PostTraining(PushesToHub, CompleteCheckpoints):
+class PostTraining(CompleteCheckpoints):
     """The base of the trainers below; stands before a trainer of TRL."""
-
-    average = None  # of weights: there is none
 
     def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
         self.cache_at_inference = model.config.use_cache
@@ -85,7 +81,7 @@ class PostTraining(PushesToHub, CompleteCheckpoints):
     ) -> None:
         """Our card, once there is a model; TRL would write its own over it at every checkpoint."""
         if type(self.model.config) not in ARCHITECTURES:
-            super(PushesToHub, self).create_model_card(tags=tags, **kwargs)
+            super(CompleteCheckpoints, self).create_model_card(tags=tags, **kwargs)
         elif Path(self.args.output_dir, "config.json").exists():  # not an adapter
             super().create_model_card(license=license, tags=tags)
 

@@ -1,9 +1,4 @@
-"""The base of the trainers of all tasks, and the folder that their runs write into.
-
-`base.py` has `HrmTrainer`, the base of a trainer a task, `saving.py` how any trainer saves and resumes complete
-checkpoints, `run_folder.py` who may write into a run's folder. Names of `base` are loaded when they are asked for:
-reading or pushing a checkpoint needs no trainer.
-"""
+"""The base of the trainers of all tasks. Its names are loaded on first use: reading a checkpoint needs no trainer."""
 
 from ..io import lazy_names
 

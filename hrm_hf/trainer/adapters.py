@@ -1,37 +1,35 @@
 """Adapters on any architecture of the package: LoRA, DoRA, and both over quantized weights (QLoRA), by PEFT.
 
-An adapter is a small change of the linear layers of a model, which stays as it is: W + scale * B A, and with DoRA a
-length of each row of that sum. Weights that a recurrent model uses several times have one adapter, used as often.
-
     model = with_adapters(AutoModelForPuzzleSolving.from_pretrained(base), TuningArguments(lora_rank=8))
     PuzzleTrainer(model, ...)
 
-Every linear layer and convolution of the body is adapted. Modules that are trained as a whole, because they are small
-and have to follow the body, are named in the registry (`modules_to_save`). Embeddings, norms, the routing of
-hyper-connections and the vocabulary head stay as they are, unless `lora_modules_to_save` names them.
+Every linear layer and convolution of the body is adapted; weights that a recurrent model uses several times have one
+adapter. Small modules that have to follow the body are trained as a whole; the registry names them
+(`modules_to_save`). Embeddings, norms, the routing of hyper-connections and the vocabulary head stay as they are,
+unless `lora_modules_to_save` names them.
 
-Here are the options and what is ours about them; the arithmetic, the files and the merging are PEFT's. Sources: Hu et
-al. 2021, arXiv 2106.09685 (LoRA); Liu et al. 2024, arXiv 2402.09353 (DoRA); Dettmers et al. 2023, arXiv 2305.14314
-(QLoRA).
+Sources: Hu et al. 2021, arXiv 2106.09685 (LoRA); Liu et al. 2024, arXiv 2402.09353 (DoRA); Dettmers et al. 2023, arXiv
+2305.14314 (QLoRA).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
 from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
+from transformers.hf_argparser import HfArg
 
 from ..io.model_names import find_model
 from ..io.usage import validate_extra
 from ..registry import architecture_of
-from .recipes import ModelArguments
+from .recipes import ModelArguments, split_names
 
 
 if TYPE_CHECKING:
@@ -45,67 +43,31 @@ MAGNITUDE = "lora_magnitude_vector"
 class TuningArguments:
     """Options of a run that trains an adapter instead of the weights."""
 
-    lora_rank: int = field(default=0, metadata={"help": "Train LoRA adapters of this rank; 0 trains the weights."})
-    lora_alpha: int | None = field(
-        default=None, metadata={"help": "The adapter's change is scaled by alpha / rank; twice the rank by default."}
-    )
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on what the adapters read."})
-    lora_targets: str = field(
-        default=ALL_LINEAR,
-        metadata={
-            "help": "What is adapted: all-linear (linear layers and convolutions of the body), or module names."
-        },
-    )
-    lora_modules_to_save: str | None = field(
-        default=None, metadata={"help": "Modules to train as a whole besides halting and output heads, with commas."}
-    )
-    use_dora: bool = field(default=False, metadata={"help": "DoRA: the length of each adapted row is trained too."})
-    load_in: str = field(
-        default="none", metadata={"help": "Base weights of the adapters: none (as they are), 8bit, or 4bit (QLoRA)."}
-    )
-    adapter: str | None = field(
-        default=None,
-        metadata={"help": "Go on from this saved adapter (folder or Hub), which knows its base."},
-    )
-    merge_adapter: bool = field(
-        default=False, metadata={"help": "Save a complete checkpoint at the end, the adapter merged into the weights."}
-    )
+    lora_rank: int = HfArg(default=0, help="Train LoRA adapters of this rank; 0 trains the weights.")
+    lora_alpha: int | None = HfArg(default=None, help="Scales the adapter by alpha / rank; twice the rank by default.")
+    lora_dropout: float = HfArg(default=0.0, help="Dropout on what the adapters read.")
+    lora_targets: str = HfArg(default=ALL_LINEAR, help="Modules to adapt; all-linear means all of the body.")
+    lora_modules_to_save: str | None = HfArg(default=None, help="More modules to train as a whole, with commas.")
+    use_dora: bool = HfArg(default=False, help="DoRA: the length of each adapted row is trained too.")
+    load_in: str = HfArg(default="none", help="Quantize the base weights: none, 8bit, or 4bit (QLoRA).")
+    adapter: str | None = HfArg(default=None, help="Continue this saved adapter (folder or Hub).")
+    merge_adapter: bool = HfArg(default=False, help="Merge the adapter into the weights at the end.")
 
     def __post_init__(self):
-        if self.lora_rank < 0:
-            raise ValueError(f"lora_rank={self.lora_rank} must be 0 (no adapter) or more")
-        if self.lora_alpha is not None and self.lora_alpha < 1:
-            raise ValueError(f"lora_alpha={self.lora_alpha} must be at least 1")
-        if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora_dropout={self.lora_dropout} is outside 0..1")
         if self.load_in not in ("none", "8bit", "4bit"):
             raise ValueError(f"load_in={self.load_in!r} is not one of none, 8bit, 4bit")
-        if not self.target_names:
-            raise ValueError(f"lora_targets={self.lora_targets!r} names nothing; give all-linear or names of modules")
-        self._validate_together()
-
-    def _validate_together(self):
-        own = {
-            name: getattr(self, name)
-            for name in ("lora_alpha", "lora_dropout", "lora_targets", "lora_modules_to_save", "use_dora")
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default
-        }
-        if self.adapter and (self.lora_rank or own):
-            given = {"lora_rank": self.lora_rank, **own} if self.lora_rank else own
-            raise ValueError(f"adapter={self.adapter!r} has its own rank and targets; leave out {', '.join(given)}")
-        if own and not self.lora_rank:
-            raise ValueError(f"{', '.join(own)} without an adapter: give --lora_rank, e.g. 8")
-        if self.adapts:
-            if self.merge_adapter and self.load_in != "none":
-                raise ValueError(
-                    f"merge_adapter with load_in={self.load_in!r} would round the result to the quantized weights; "
-                    "save the adapter, and merge it into the base as it is: "
-                    "PeftModel.from_pretrained(base, DIR).merge_and_unload()"
-                )
-            return
-        for name, idle in {"load_in": "none", "merge_adapter": False}.items():
-            if getattr(self, name) != idle:
-                raise ValueError(f"{name}={getattr(self, name)!r} is for adapters: give --lora_rank, e.g. 8")
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        own = [name for name in changed if name not in ("adapter", "load_in", "merge_adapter")]
+        if self.adapter and own:
+            raise ValueError(f"adapter={self.adapter!r} has its own rank and targets; leave out {', '.join(own)}")
+        if changed and not self.adapts:
+            raise ValueError(f"{', '.join(changed)} without an adapter: give --lora_rank, e.g. 8")
+        if self.merge_adapter and self.load_in != "none":
+            raise ValueError(
+                f"merge_adapter with load_in={self.load_in!r} would round the result to the quantized weights; save "
+                "the adapter, and merge it into the base as it is: PeftModel.from_pretrained(base, DIR)."
+                "merge_and_unload()"
+            )
 
     @property
     def adapts(self) -> bool:
@@ -117,29 +79,21 @@ class TuningArguments:
         """Whether the run leaves an adapter, which has no config of its own, and not a complete checkpoint."""
         return self.adapts and not self.merge_adapter
 
-    @property
-    def target_names(self) -> list[str]:
-        return _names(self.lora_targets)
-
 
 def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:
     """Makes `model_args` name the weights that an adapter changes: given, or those that a saved adapter was made for.
 
     Raises:
-        ModelError: the saved adapter is nowhere.
+        ModelError: the saved adapter does not exist.
         ValueError: the weights are an adapter's folder, or there are none to adapt.
     """
     given = model_args.model_name_or_path
     if given is not None and Path(given, CONFIG_NAME).is_file():
         base = json.loads(Path(given, CONFIG_NAME).read_text()).get("base_model_name_or_path")
-        raise ValueError(
-            f"model_name_or_path={given!r} is an adapter of {base}: go on from it with --adapter {given}, or merge it "
-            "and start from the complete checkpoint"
-        )
+        raise ValueError(f"model_name_or_path={given!r} is an adapter of {base}: go on from it with --adapter {given}")
     if arguments.adapter:
         find_model(arguments.adapter)
-    if arguments.adapter and given is None:
-        model_args.model_name_or_path = LoraConfig.from_pretrained(arguments.adapter).base_model_name_or_path
+        model_args.model_name_or_path = given or LoraConfig.from_pretrained(arguments.adapter).base_model_name_or_path
     elif arguments.adapts and given is None:
         raise ValueError("an adapter changes trained weights: say which with --model_name_or_path")
 
@@ -149,10 +103,8 @@ def quantization_config(
 ) -> BitsAndBytesConfig | None:
     """Options for `from_pretrained` to load base weights in 8 or 4 bits (nf4, scales quantized too); None for neither.
 
-    Output heads and modules that are trained as a whole stay as they are.
-
-    Args:
-        bf16: 4-bit weights are multiplied in bfloat16, not in float32.
+    Output heads and modules that are trained as a whole stay as they are. With `bf16`, 4-bit weights are multiplied in
+    bfloat16, not in float32.
 
     Raises:
         ImportError: bitsandbytes is not installed.
@@ -167,12 +119,11 @@ def quantization_config(
             f"load_in={arguments.load_in!r}: {row.model_type} is made of convolutions, and bitsandbytes quantizes "
             "linear layers alone; leave the option out"
         )
-    # Of other architectures the library finds the output head by itself.
+    # The library finds the output head of other architectures by itself.
     kept = [f".*{name}" for name in ("lm_head", *row.modules_to_save)] if row else None
-    if arguments.load_in == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
     return BitsAndBytesConfig(
-        load_in_4bit=True,
+        load_in_8bit=arguments.load_in == "8bit",
+        load_in_4bit=arguments.load_in == "4bit",
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16 if bf16 else torch.float32,
@@ -184,10 +135,10 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
     """The options as PEFT takes them, for this model.
 
     Raises:
-        ValueError: an adapter on the vocabulary head, which a training step may use without calling it.
+        ValueError: an adapter on the vocabulary head, whose weights the loss reads without calling it.
     """
     row = architecture_of(model)
-    targets: str | list[str] = arguments.target_names
+    targets: str | list[str] = split_names(arguments.lora_targets)
     if row:
         head = model.get_output_embeddings()
         unfit = [name for name, module in model.named_modules() if module is head and name in targets]
@@ -199,7 +150,8 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
     if targets == [ALL_LINEAR]:
         targets = adaptable_modules(model) if row else ALL_LINEAR
     names = {part for name, _ in model.named_modules() for part in name.split(".")}
-    saved = [*(name for name in modules_to_save(model) if name in names), *_names(arguments.lora_modules_to_save)]
+    saved = [name for name in modules_to_save(model) if name in names]
+    saved += split_names(arguments.lora_modules_to_save or [])
     unknown = [name for name in saved if name.split(".")[-1] not in names]
     if unknown:
         raise ValueError(f"lora_modules_to_save: {type(model).__name__} has no module {unknown[0]!r}")
@@ -253,46 +205,23 @@ def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrai
 
 
 def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
-    """Saves what a finished run leaves: its model, an adapter, or with `merge_adapter` the adapted model.
+    """Saves the model of a finished run, its adapter, or with `merge_adapter` the adapted model.
 
     Returns:
         Whether the folder is a complete checkpoint.
     """
-    if arguments.merge_adapter and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    if arguments.merge_adapter and sharded:
         print("the adapter is not merged: the weights are sharded; PeftModel.from_pretrained(...).merge_and_unload()")
-        trainer.save_model()
-        return False
-    if arguments.merge_adapter:
+    elif arguments.merge_adapter:
         merge(trainer)
     trainer.save_model()
-    return not arguments.saves_adapter
+    return not arguments.saves_adapter and not (arguments.merge_adapter and sharded)
 
 
 def merge(trainer: HrmTrainer) -> None:
-    """Adds the adapter to the weights that it changes: the trainer's model is an ordinary one from then on.
-
-    With a moving average of weights, the averaged adapter.
-    """
+    """Merges the adapter, averaged if weights are, into the weights: the trainer's model is an ordinary one then."""
     if trainer.average is not None:
         trainer.average.swap()
         trainer.average = None
     trainer.model = trainer.model.merge_and_unload()
-
-
-def magnitudes(model: nn.Module) -> set[nn.Parameter]:
-    """DoRA's lengths of rows: they replace those of the weights, so weight decay would pull the weights to zero."""
-    return {p for name, p in model.named_parameters() if MAGNITUDE in name}
-
-
-def split_weight_decay_groups(groups: list[dict[str, Any]], exempt: set[nn.Parameter]) -> list[dict[str, Any]]:
-    """The groups of an optimizer, with parameters exempt from weight decay in groups of their own."""
-    parts: list[dict[str, Any]] = []
-    for group in groups:
-        parts.append({**group, "params": [p for p in group["params"] if p not in exempt]})
-        if found := [p for p in group["params"] if p in exempt]:
-            parts.append({**group, "params": found, "weight_decay": 0.0})
-    return parts
-
-
-def _names(listed: str | None) -> list[str]:
-    return [name.strip() for name in (listed or "").split(",") if name.strip()]

@@ -1,25 +1,23 @@
 """`HrmTrainer`: transformers' Trainer for models that think in steps; the base of a trainer a task.
 
-Here is what all of them share:
+What all of them share:
 
-- AdamATan2 beside the library's optimizers, and the original schedule;
+- AdamATan2 in addition to the library's optimizers, and the original schedule;
 - a step whose loss or gradient is not finite is skipped on all processes together, counted, and fatal if it persists;
 - a moving average of weights, evaluated and saved in their place;
 - means over all that was counted, of all processes, in the log and in evaluations;
 - data whose length is unknown, and processes whose data end at different times;
-- a killed run resumes with the same losses; `saving.py` has what makes its checkpoints complete, `pushing.py` the
-  saved and pushed model.
+- a killed run resumes with the same losses; `saving.py` has what makes its checkpoints complete, and pushes them.
 
 `PuzzleTrainer`, `CausalLMTrainer` and `RegressionTrainer` are in `trainer.py` of their tasks. Everything else
 (accumulation, DDP, precision, integrations) is the library's.
 """
 
-import contextlib
-import json
 import os
 import sys
 import warnings
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,28 +28,28 @@ from transformers import EarlyStoppingCallback, SchedulerType, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ProgressCallback, TrainerState
 
-from ..hub.manifests import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
-from ..io.usage import counted, validate_extra
+from ..hub.manifests import WEIGHT_AVERAGE_FILE, readable
+from ..io.usage import counted
 from ..registry import architecture_of
 from .adapters import MAGNITUDE
-from .arguments import CarrylessTrainingArguments, HrmTrainingArguments
 from .logging import LogLineCallback, MetricAccumulator, OriginalNamesCallback, gpu_memory
-from .optim import AdamATan2, WeightAverage, WeightAverageCallback, cosine_with_min_ratio, embeddings_in_32_bits
+from .optim import AdamATan2, WeightAverage, cosine_with_min_ratio
 from .preemption import PreemptionCallback, keep_workers
-from .pushing import PushesToHub
-from .saving import CompleteCheckpoints, NonFiniteError, broken_weights
+from .recipes import CarrylessTrainingArguments, HrmTrainingArguments
+from .saving import CompleteCheckpoints, NonFiniteError
 
 
-class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
+NONFINITE = "nonfinite_steps"  # place in the trainer's state: steps skipped in all, and in a row
+
+
+class HrmTrainer(CompleteCheckpoints, Trainer):
     """The base of the trainers of all tasks; see the module's docstring for what it adds.
 
-    A task says what a step's loss and its sums are (`compute_loss`, `_get_num_items_in_batch`), what becomes of the
-    sums (`_training_logs`, `_evaluation_means`), and which options are for others (`validate_arguments`).
+    A task defines a step's loss and its sums (`compute_loss`, `_get_num_items_in_batch`), what is logged of the sums
+    (`_training_logs`, `_evaluation_means`), and which options it rejects (`validate_arguments`).
 
     Args:
-        model: to be trained, with or without an adapter.
         args: of `arguments_class`.
-        kwargs: as in the library.
     """
 
     arguments_class: ClassVar[type[HrmTrainingArguments]] = HrmTrainingArguments
@@ -69,14 +67,11 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
             raise TypeError(f"args is a {type(args).__name__}; {type(self).__name__} needs {name}")
         row = architecture_of(model)
         if row is not None and row.pipeline != self.pipeline:
-            raise TypeError(
-                f"{type(model).__name__} is for {row.pipeline}; {type(self).__name__} trains models for "
-                f"{self.pipeline}"
-            )
+            names = f"{type(model).__name__} is for {row.pipeline}; {type(self).__name__}"
+            raise TypeError(f"{names} trains models for {self.pipeline}")
         self.nonfinite_steps = self.nonfinite_in_a_row = 0
         self.train_metrics = MetricAccumulator()
-        compiles = bool(args.torch_compile)  # `prepare_model` may take the option over
-        if compiles:
+        if args.torch_compile:
             validate_compiler(args.device)
         self.prepare_model(model, args)
         self.cache_at_inference = getattr(getattr(model, "config", None), "use_cache", None)
@@ -86,7 +81,7 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         self.add_callback(self.preemption)
         self.add_callback(OriginalNamesCallback(self))
         if self.pop_callback(ProgressCallback):
-            self.add_callback(LogLineCallback(self.log_format, compiles))
+            self.add_callback(LogLineCallback(self.log_format))
         if isinstance(args, CarrylessTrainingArguments) and args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
@@ -116,40 +111,19 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
 
     # ---- optimizer ----
 
-    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """AdamATan2 if it is asked for; otherwise as in the library."""
-        if self.optimizer is None and self.args.adam_atan2:
-            self.optimizer = self.new_optimizer(self._decay_groups(model or self.model))
-        return super().create_optimizer(model)
-
-    def new_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """AdamATan2 or the library's optimizer, by the options, of groups that have their weight decay."""
-        args = self.args
-        if args.adam_atan2:
-            return AdamATan2(groups, args.peak_learning_rate, (args.adam_beta1, args.adam_beta2))
-        optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
-        optimizer = optimizer_class(groups, **options)
-        embeddings_in_32_bits(self.model, options)
-        return optimizer
-
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: HrmTrainingArguments, model=None) -> tuple[Any, Any]:
-        """As in the library, with the learning rate that the arguments come to; names a missing extra."""
-        try:
-            optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
-        except ImportError as error:
-            if "bitsandbytes" in str(error):
-                validate_extra("bitsandbytes", f"optim={args.optim.value} needs bitsandbytes", "bitsandbytes")
-            raise
+        """AdamATan2 if it is asked for, else as in the library, with the arguments' peak learning rate."""
+        if args.adam_atan2:
+            return AdamATan2, {"lr": args.peak_learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
+        optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
         return optimizer_class, options | {"lr": args.peak_learning_rate}
 
-    def _decay_groups(self, model) -> list[dict[str, Any]]:
-        decayed = set(self.get_decay_parameter_names(model))
-        groups: list[dict[str, Any]] = [{"params": [], "weight_decay": d} for d in (self.args.weight_decay, 0.0)]
-        for name, p in model.named_parameters():
-            if p.requires_grad:
-                groups[name not in decayed]["params"].append(p)
-        return [group for group in groups if group["params"]]
+    def new_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of the options for groups that have their weight decay."""
+        kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+        self.optimizer_cls_and_kwargs = kind, options | {"params": groups}
+        return Trainer.create_optimizer(self)
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """As in the library, but for vectors and scalars: a scale or gate must not be pulled to zero."""
@@ -161,9 +135,8 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         if self.args.lr_scheduler_type != SchedulerType.COSINE or self.args.lr_min_ratio is None:
             return super().create_scheduler(num_training_steps, optimizer)
         if self.lr_scheduler is None:
-            factor = cosine_with_min_ratio(
-                self.args.get_warmup_steps(num_training_steps), num_training_steps, self.args.lr_min_ratio
-            )
+            warmup = self.args.get_warmup_steps(num_training_steps)
+            factor = cosine_with_min_ratio(warmup, num_training_steps, self.args.lr_min_ratio)
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -173,8 +146,8 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """One micro-batch; after the last of a step, the check that the step is finite.
 
-        The loss of the whole step is handed on with its last micro-batch, so that a skipped step leaves no trace in
-        the library's running sum.
+        The last micro-batch returns the loss of the complete step, so that a skipped step does not enter the library's
+        running sum.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._step_loss = self._step_loss + loss.float()
@@ -184,10 +157,7 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         return self._close_step(loss)
 
     def _close_step(self, loss: torch.Tensor) -> torch.Tensor:
-        """After the last backward pass of a step: its loss, or zero if the step is skipped.
-
-        A NaN that is returned would stay in the library's running sum for good.
-        """
+        """The loss of a step after its last backward pass, or zero if the step is skipped."""
         if self._dropped_as_nonfinite(loss):
             self.train_metrics.drop()
             return torch.zeros_like(loss)
@@ -220,25 +190,19 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
                 f"loss or gradients were not finite in {self.nonfinite_in_a_row} steps in a row, the last at step "
                 f"{self.state.global_step + 1} (loss {loss.item()}, gradient norm {norm}, learning "
                 f"rate {self._get_learning_rate():.3g}). "
-                + self._state_of_weights()
+                + ("" if self.is_deepspeed_enabled else "The weights are those of the last good step. ")
                 + "Lower the learning rate, look at the data for extreme values, or resume from an earlier checkpoint"
             )
         return True
 
-    def _state_of_weights(self) -> str:
-        if broken := broken_weights(dict(self.model.named_parameters())):
-            return f"The weights are not finite after step {self.state.global_step} ({broken[0]}). "
-        return "" if self.is_deepspeed_enabled else "The weights are those of the last good step. "
-
     def _clip_grad_norm(self, model):
-        """By the norm that the finiteness check has computed already."""
+        """Clips by the norm that the finiteness check has computed."""
         if self._grad_norm is None:
             return super()._clip_grad_norm(model)
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, self._grad_norm)
         return self._grad_norm
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """The norm that the finiteness check has computed already."""
         return super()._get_grad_norm(model, grad_norm) if self._grad_norm is None else self._grad_norm
 
     # ---- logging and evaluation ----
@@ -263,9 +227,8 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         self.label_smoother = None
         try:
             with self.train_metrics.paused(), self.averaged_weights():
-                output = super().evaluation_loop(
-                    dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs
-                )
+                kwargs["metric_key_prefix"] = metric_key_prefix
+                output = super().evaluation_loop(dataloader, description, *args, **kwargs)
                 self._eval_metrics.keep()
                 sums, _, _ = self._eval_metrics.drain(self.accelerator, 0)
         finally:
@@ -281,33 +244,17 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
             return rows
         return min(max(batches.remainder - self.args.process_index * rows, 0), rows)
 
-    @contextlib.contextmanager
-    def averaged_weights(self):
-        """The model holds its averaged weights inside the block, if there is an average."""
-        if self.average is None:
-            yield
-            return
-        self.average.swap()
-        try:
-            yield
-        finally:
-            self.average.swap()
-
     # ---- data, saving and resuming ----
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """As in the library; an epoch ends for all processes when one of them cannot fill a step.
 
-        Processes would wait for each other for ever otherwise, and the library would carry the gradients of an
-        unfinished step into the next epoch. Map-style data fill every step, but for a last one of known size.
+        Otherwise processes would wait for each other forever, and the library would carry the gradients of an
+        unfinished step into the next epoch.
         """
         if epoch_iterator is self._ended:
             return [], None
-        batches = []
-        for batch in epoch_iterator:
-            batches.append(batch)
-            if len(batches) == num_batches:
-                break
+        batches = list(islice(epoch_iterator, num_batches))
         filled = torch.tensor(float(len(batches) == num_batches), device=device)
         if self.args.world_size > 1:
             filled = self.accelerator.reduce(filled, "mean")
@@ -330,13 +277,6 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         batches = round(saved.epoch % 1 * saved.max_steps * self.args.gradient_accumulation_steps)
         return int(saved.epoch), 0 if self.args.ignore_data_skip else batches
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """As in the library, which takes a step too many when it resumes a run that is complete."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-        else:
-            super()._run_epoch(*args, **kwargs)
-
     def _get_dataloader(self, *args: Any, **kwargs: Any):
         loader = super()._get_dataloader(*args, **kwargs)
         keep_workers(loader)
@@ -347,10 +287,10 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
             # The puzzle table alone, whose optimizer talks to the other processes itself: DDP refuses such a model.
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        self.remove_callback(WeightAverageCallback)
+        self.remove_callback(WeightAverage)
         if self.args.ema_rate:
             self.average = WeightAverage(self.model, self.args.ema_rate)
-            self.add_callback(WeightAverageCallback(self.average))
+            self.add_callback(self.average)
         if resume_from_checkpoint is not None:
             with readable(resume_from_checkpoint, "a file of this package", values_too=False):
                 self._load_own_state(Path(resume_from_checkpoint))
@@ -359,25 +299,22 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
 
     def _load_own_state(self, folder: Path) -> None:
         """Restores what the library does not know of."""
-        if not (folder / NONFINITE_FILE).exists():
+        if not any(folder.glob("rng_state*.pth")):
             raise ValueError(
-                f"{folder} holds weights alone (save_only_model), so the run cannot continue from it: start anew from "
-                "its weights with --model_name_or_path"
+                f"{folder} holds weights alone (save_only_model), so the run cannot continue from it: start a new run "
+                "from its weights with --model_name_or_path"
             )
         saved_average = folder / WEIGHT_AVERAGE_FILE
         if self.average is not None and not saved_average.exists():
             raise ValueError(
                 f"ema_rate={self.args.ema_rate}, but {folder} was saved without an average of weights: resume with "
-                "--ema_rate 0, or start anew from its weights with --model_name_or_path"
+                "--ema_rate 0, or start a new run from its weights with --model_name_or_path"
             )
         if self.average is not None:
             self.average.load(load_file(saved_average))
         elif saved_average.exists():
             warnings.warn(f"{folder} has an average of weights, which this run drops: ema_rate is 0", stacklevel=2)
-        counts = json.loads((folder / NONFINITE_FILE).read_text())
-        if not isinstance(counts, list) or [type(count) for count in counts] != [int, int]:
-            raise CheckpointError(f"checkpoint {folder}: {NONFINITE_FILE} is {str(counts)[:40]}; expected two numbers")
-        self.nonfinite_steps, self.nonfinite_in_a_row = counts
+        self.nonfinite_steps, self.nonfinite_in_a_row = self.state.stateful_callbacks.get(NONFINITE, (0, 0))
         self._restore_data_position(folder)
         stopping = self.state.stateful_callbacks.get(EarlyStoppingCallback.__name__)
         for callback in self.callback_handler.callbacks:
@@ -388,21 +325,19 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         """The library skips the batches that were trained on; warns if that comes to other ones here."""
         saved = len(list(folder.glob("rng_state*.pth")))
         if saved != self.args.world_size:
-            by = counted(saved, "process", "processes")
             warnings.warn(
-                f"{folder} was saved by {by}, this run has {self.args.world_size}: it continues with "
-                "other random numbers, and with other data unless the batch size over all processes is the same",
+                f"{folder} was saved by {counted(saved, 'process', 'processes')}, this run has "
+                f"{self.args.world_size}: it continues with other random numbers, and with other data unless the "
+                "batch size over all processes is the same",
                 stacklevel=2,
             )
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Also saves what else is needed to continue: averaged weights, skipped steps."""
+        """Also saves what else is needed to continue: averaged weights, and the number of skipped steps."""
         super()._save_rng_state(output_dir)
-        if self.args.should_save:
-            if self.average is not None:
-                save_file(self.average.shadow, os.path.join(output_dir, WEIGHT_AVERAGE_FILE))
-            counts = [self.nonfinite_steps, self.nonfinite_in_a_row]
-            Path(output_dir, NONFINITE_FILE).write_text(json.dumps(counts))
+        if self.args.should_save and self.average is not None:
+            save_file(self.average.shadow, os.path.join(output_dir, WEIGHT_AVERAGE_FILE))
+        self.state.stateful_callbacks[NONFINITE] = [self.nonfinite_steps, self.nonfinite_in_a_row]
 
     def _save_checkpoint(self, model, trial) -> None:
         with self.train_metrics.paused():

@@ -1,8 +1,7 @@
 """Logged values: sums between two logs, lines of progress, intervals, names of the originals, memory of GPUs.
 
-The library's callbacks put every logged value under `train/` or `eval/`: `train/lm_loss`, `eval/exact_accuracy`. What
-the originals call otherwise is repeated here under their names: `train/lr`, and values with a group of their own, such
-as `mhc/amax_pre` or `go/syntax_rate`. Which trackers there are is the library's business (`--report_to`).
+The library's callbacks log every value under `train/` or `eval/`. Values that the originals call otherwise appear a
+second time: `train/lr`, and values with a group, such as `mhc/amax_pre` or `go/syntax_rate`.
 """
 
 import contextlib
@@ -25,8 +24,7 @@ STEP = "train/global_step"  # what the library's callbacks give the trackers as 
 class MetricAccumulator:
     """Sums of named 0-d tensors over micro-batches and steps, on the device, and over processes when they are read.
 
-    Values are added to a pending step, which is kept or dropped as a whole: one that is skipped because it was not
-    finite must not leave its NaN in the sums. What the sums are divided by is the business of whoever drains them.
+    Values are added to a pending step, which is kept or dropped: a skipped step must not leave its NaN in the sums.
     """
 
     def __init__(self):
@@ -83,23 +81,11 @@ class LogLineCallback(ProgressCallback):
 
     Args:
         log_format: the format of each logged value that is shown, in order.
-        compiles: the first step compiles the model, which takes long; says so, and how long it took.
     """
 
-    def __init__(self, log_format: dict[str, str], compiles: bool = False):
+    def __init__(self, log_format: dict[str, str]):
         super().__init__()
-        self.log_format, self.compiles = log_format, compiles
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        if self.compiles and state.is_world_process_zero:
-            self._write("Compiling the model: the first step may take a minute.")
-            self.began = time.perf_counter()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if self.compiles and state.is_world_process_zero:
-            self._write(f"Compiled, and made the first step, in {time.perf_counter() - self.began:.0f} s.")
-        self.compiles = False
-        super().on_step_end(args, state, control, **kwargs)
+        self.log_format = log_format
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or not logs:
@@ -108,13 +94,8 @@ class LogLineCallback(ProgressCallback):
         if not parts:
             return
         mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
-        self._write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))
-
-    def _write(self, line: str) -> None:
-        if self.training_bar is not None:
-            self.training_bar.write(line)
-        else:
-            sys.stdout.write(line + "\n")
+        write = print if self.training_bar is None else self.training_bar.write
+        write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))
         sys.stdout.flush()  # at once, where the output is a file
 
 
@@ -129,32 +110,27 @@ class OriginalNamesCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        figures = original_names(logs or {})
-        if not state.is_world_process_zero or not figures:
+        values = original_names(logs or {})
+        if not state.is_world_process_zero or not values:
             return
         for tracker in self.trainer.callback_handler.callbacks:
             if isinstance(tracker, TensorBoardCallback) and tracker.tb_writer is not None:
-                for name, value in figures.items():
+                for name, value in values.items():
                     tracker.tb_writer.add_scalar(name, value, state.global_step)
             elif isinstance(tracker, WandbCallback):
-                tracker._wandb.log({**figures, STEP: state.global_step})
+                tracker._wandb.log({**values, STEP: state.global_step})
             elif isinstance(tracker, TrackioCallback):
-                tracker._trackio.log({**figures, STEP: state.global_step})
+                tracker._trackio.log({**values, STEP: state.global_step})
 
 
 def original_names(logs: dict[str, float]) -> dict[str, float]:
     """Returns the values to repeat: the learning rate, and values whose names have a group."""
-    figures = {name: value for name, value in logs.items() if "/" in name}
-    if "learning_rate" in logs:
-        figures["train/lr"] = logs["learning_rate"]
-    return figures
+    rate = {"train/lr": logs["learning_rate"]} if "learning_rate" in logs else {}
+    return {name: value for name, value in logs.items() if "/" in name} | rate
 
 
 def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
-    """Peak memory in GiB since the start, of the process that needed most: used by tensors, and held by the allocator.
-
-    Empty where there is no GPU. A collective call.
-    """
+    """Peak GiB of tensors and of the allocator, of the process that needed most; a collective call."""
     device = accelerator.device
     if device.type != "cuda":
         return {}
@@ -163,24 +139,15 @@ def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
     return {"peak_memory_gib": used / GIB, "reserved_memory_gib": reserved / GIB}
 
 
-def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float, float] | None:
-    """Score interval of a share (Wilson 1927), 95 % by default; None for no trials.
+def wilson_interval(successes: int, trials: int) -> tuple[float, float] | None:
+    """95 % score interval of a share (Wilson 1927); None for no trials.
 
-    Unlike the normal approximation it stays within 0 and 1 and says something of 0 successes: 0 of 154 is at
-    most 2.4 %.
-
-    Args:
-        z: quantile of the standard normal distribution.
-
-    Raises:
-        ValueError: fewer than no successes, or more than trials.
+    Unlike the normal approximation it stays within 0 and 1, and is not empty for 0 successes.
     """
-    if not 0 <= successes <= trials:
-        raise ValueError(f"{successes} successes in {trials} trials; expected 0 to {trials}")
     if not trials:
         return None
-    share, weight = successes / trials, z * z / trials
+    share, weight = successes / trials, Z_95 * Z_95 / trials
     centre = (share + weight / 2) / (1 + weight)
-    half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
+    half = Z_95 * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
     # Rounding must not leave 0 or 1 out of the interval of none or all.
     return (max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0)

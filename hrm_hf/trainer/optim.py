@@ -1,7 +1,6 @@
 """Optimizers of recursive models: AdamATan2 for weights, sign descent for sparsely used rows, and both as one.
 
-Also the schedule and the moving average of weights that the original recipes use. What transformers or torch already
-have (AdamW, cosine schedules, ...) is not repeated: pass `optim=` to the trainer for those.
+Also the schedule and the moving average of weights that the original recipes use; others are those of transformers.
 """
 
 import math
@@ -14,7 +13,7 @@ from transformers import TrainerCallback
 
 
 class AdamATan2(torch.optim.Optimizer):
-    """Adam whose step is bounded by atan2 instead of divided by an epsilon-guarded root.
+    """Adam whose step is bounded by atan2 instead of divided by an epsilon-guarded root; without closures.
 
     At step t: p *= 1 - lr * wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v) / sqrt(1 - b2^t)). There is
     no epsilon, and the update does not depend on the scale of the loss. The bias correction of m multiplies the step
@@ -31,21 +30,15 @@ class AdamATan2(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.1,
     ):
-        _validate_range("lr", lr, 0, math.inf)
-        _validate_range("weight_decay", weight_decay, 0, math.inf)
-        for beta in betas:
-            _validate_range("betas", beta, 0, 1)
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None):
+    def step(self, closure: None = None) -> None:
         """Updates every parameter that has a gradient."""
-        loss = _evaluate(closure)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
                 self._update(params, group)
-        return loss
 
     def _update(self, params: list[torch.Tensor], group: dict) -> None:
         (beta1, beta2), grads = group["betas"], [p.grad for p in params]
@@ -75,14 +68,11 @@ class SignSGD(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable, lr: float = 1e-2, weight_decay: float = 0.1):
-        _validate_range("lr", lr, 0, math.inf)
-        _validate_range("weight_decay", weight_decay, 0, math.inf)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable | None = None):
+    def step(self, closure: None = None) -> None:
         """Updates the rows named by each parameter's sparse gradient."""
-        loss = _evaluate(closure)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -95,15 +85,12 @@ class SignSGD(torch.optim.Optimizer):
                 rows = p[ids] * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * grads.sign()
                 p[ids] = rows
                 p.grad = None
-        return loss
 
 
 def _sum_rows(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Unique ids and the sum of the gradient rows [n, D] of each."""
     unique, inverse = torch.unique(ids, return_inverse=True)
-    return unique, torch.zeros(len(unique), grads.shape[1], dtype=grads.dtype, device=grads.device).index_add_(
-        0, inverse, grads
-    )
+    return unique, grads.new_zeros(len(unique), grads.shape[1]).index_add_(0, inverse, grads)
 
 
 def _gather_rows(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,12 +114,10 @@ class CompositeOptimizer(torch.optim.Optimizer):
         # The same dict objects: a scheduler that sets `lr` here sets it for the optimizer that owns the group.
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 
-    def step(self, closure: Callable | None = None):
+    def step(self, closure: None = None) -> None:
         """Steps each optimizer once."""
-        loss = _evaluate(closure)
         for optimizer in self.optimizers:
             optimizer.step()
-        return loss
 
     def state_dict(self) -> dict:
         """The state of each optimizer, in order."""
@@ -140,34 +125,15 @@ class CompositeOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Restores each optimizer; raises ValueError if their number differs."""
-        states = state_dict["optimizers"]
-        if len(states) != len(self.optimizers):
-            raise ValueError(f"the saved state has {len(states)} optimizers, this run {len(self.optimizers)}")
-        for optimizer, state in zip(self.optimizers, states):
+        for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
-def embeddings_in_32_bits(model: torch.nn.Module, options: dict) -> None:
-    """Has bitsandbytes keep 32-bit states for embeddings, as transformers' trainer does with its own groups.
-
-    Nothing for other optimizers than 8-bit ones of bitsandbytes, by the `options` the optimizer was made with. Rows of
-    rare tokens get few gradients, which is what 8-bit states bear badly.
-    """
-    if options.get("optim_bits") != 8:
-        return
-    from bitsandbytes.optim import GlobalOptimManager
-
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding):
-            GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
-
-
 def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float) -> Callable[[int], float]:
-    """Learning-rate factor of the original recipes as a function of the steps already taken.
+    """Learning-rate factor of the original recipes by the steps already taken: linear warm-up, cosine to `min_ratio`.
 
     The original counts steps from 1, so the factor of the first update is that of step 1 (LambdaLR asks with 0).
-    Linear warm-up to 1, then a cosine down to `min_ratio`; min_ratio = 1 is constant after the warm-up.
     """
 
     def factor(steps_taken: int) -> float:
@@ -180,19 +146,15 @@ def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float)
     return factor
 
 
-class WeightAverage:
+class WeightAverage(TrainerCallback):
     """Exponential moving average of a model's trainable parameters, and of the running statistics of batch norms.
 
-    Those statistics are of the activations that raw weights make, and far from those of averaged weights: the average
-    of both belongs together. Other buffers, so the puzzle table too, stay out.
-
-    shadow = rate * shadow + (1 - rate) * p after each optimizer step. Raw and averaged weights are kept side by side;
-    `swap` exchanges them in place. torch's `AveragedModel` holds a copy of the whole model, frozen weights and puzzle
-    table too, starts from the weights after the first step, and averages all buffers or none.
+    shadow = rate * shadow + (1 - rate) * p after each optimizer step; `swap` exchanges raw and averaged weights in
+    place. Other buffers, so the puzzle table too, stay out. torch's `AveragedModel` copies the complete model, frozen
+    weights too, starts from the weights after the first step, and averages all buffers or none.
     """
 
     def __init__(self, model: torch.nn.Module, rate: float):
-        _validate_range("ema_rate", rate, 0, 1)
         self.rate = rate
         self.averaged = {name: p for name, p in model.named_parameters() if p.requires_grad}
         for prefix, module in model.named_modules():
@@ -201,12 +163,14 @@ class WeightAverage:
                     self.averaged[f"{prefix}.{name}".lstrip(".")] = getattr(module, name)
         self.shadow = {name: p.detach().clone() for name, p in self.averaged.items()}
 
+    def on_step_end(self, *args, **kwargs):
+        self.update()
+
     @torch.no_grad()
     def update(self) -> None:
         """Moves the average towards the present weights."""
-        if not self.shadow:  # every weight is frozen
-            return
-        get_ema_multi_avg_fn(self.rate)(list(self.shadow.values()), list(self.averaged.values()), None)
+        if self.shadow:
+            get_ema_multi_avg_fn(self.rate)(list(self.shadow.values()), list(self.averaged.values()), None)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -222,25 +186,3 @@ class WeightAverage:
             raise ValueError(f"saved average does not fit: {sorted(shadow.keys() ^ self.shadow.keys())[:8]} differ")
         for name, value in shadow.items():
             self.shadow[name].copy_(value)
-
-
-class WeightAverageCallback(TrainerCallback):
-    """Updates a moving average of the weights after every optimizer step."""
-
-    def __init__(self, average: WeightAverage):
-        self.average = average
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.average.update()
-
-
-def _evaluate(closure: Callable | None):
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
-def _validate_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value} is outside {low}..{high}")

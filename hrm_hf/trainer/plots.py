@@ -35,69 +35,39 @@ def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") 
     tables = metrics.get("by_difficulty", {})
     figure, axes = new_figure(1, 3 + len(tables), (4 * (3 + len(tables)), 3.8))
     curve, histogram, reliability, *others = axes[0]
-    steps = range(1, metrics["max_steps"] + 1)
-    _draw_curve(curve, steps, metrics)
-    _draw_histogram(histogram, steps, metrics)
-    _draw_reliability(reliability, metrics)
+    steps, accuracy = range(1, metrics["max_steps"] + 1), metrics["exact_accuracy_per_step"]
+    curve.plot(steps, accuracy, color=ACCENT, marker="o", markersize=4)
+    curve.fill_between(steps, *zip(*metrics["exact_accuracy_per_step_interval"]), color=ACCENT, alpha=0.2, linewidth=0)
+    curve.set(xlabel="ACT step", ylim=(0, 1.05), title=f"Solved after each step, {accuracy[-1]:.1%} in the end")
+    histogram.bar(steps, metrics["steps_histogram"], color=ACCENT, width=0.85)
+    histogram.axvline(metrics["average_steps"], color=INK, linestyle="--", linewidth=1)
+    average = f"Average {metrics['average_steps']:.2f} steps"
+    histogram.set(xlabel="ACT steps used", ylabel="puzzles", title=average, xlim=(0.3, steps[-1] + 0.7))
+    for panel in (curve, histogram):
+        panel.xaxis.get_major_locator().set_params(integer=True)
+
+    bins = [row for row in metrics["reliability"] if row["count"]]
+    confidence = [row["confidence"] for row in bins]
+    reliability.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
+    _draw_accuracies(reliability, bins, confidence, "accuracy")
+    reliability.set(xlabel="confidence, sigmoid(q_halt)", title=f"Reliability, ECE {metrics['ece']:.3f}")
     for panel, (measure, table) in zip(others, tables.items()):
-        _draw_difficulty(panel, measure, table)
+        places = range(len(table))
+        _draw_accuracies(panel, table, places, "exact_accuracy")
+        names = [f"{row['low']:g}" + (f"-{row['high']:g}" if row["high"] > row["low"] else "") for row in table]
+        every = -(-len(table) // 10)  # more names than ten would run into one another
+        panel.set_xticks(places[::every], names[::every], rotation=30 if len(table) > 5 else 0)
+        panel.set(xlabel=measure, title=f"By {measure}")
     return save_figure(figure, path, title)
 
 
-def _draw_curve(axes, steps: range, metrics: dict[str, Any]) -> None:
-    accuracy = metrics["exact_accuracy_per_step"]
-    axes.plot(steps, accuracy, color=ACCENT, marker="o", markersize=4, clip_on=False)
-    axes.fill_between(steps, *zip(*metrics["exact_accuracy_per_step_interval"]), color=ACCENT, alpha=0.2, linewidth=0)
-    axes.annotate(
-        f"{accuracy[-1]:.1%}", (steps[-1], accuracy[-1]), (0, 7), textcoords="offset points", ha="right", color=ACCENT
-    )
-    axes.set(xlabel="ACT step", ylabel="exact accuracy", ylim=(0, 1.05), title="Solved after each step")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(axis="y", color=MUTED, alpha=0.4)
-
-
-def _draw_histogram(axes, steps: range, metrics: dict[str, Any]) -> None:
-    axes.bar(steps, metrics["steps_histogram"], color=ACCENT, width=0.85)
-    axes.axvline(metrics["average_steps"], color=INK, linestyle="--", linewidth=1)
-    axes.set(xlabel="ACT steps used", ylabel="puzzles", title=f"Average {metrics['average_steps']:.2f} steps")
-    axes.set_xlim(0.3, steps[-1] + 0.7)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _draw_reliability(axes, metrics: dict[str, Any]) -> None:
-    bins = [row for row in metrics["reliability"] if row["count"]]
-    largest = max(row["count"] for row in bins)
-    axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1, label="perfect")
-    _draw_intervals(axes, bins, [row["confidence"] for row in bins], "accuracy")
-    axes.scatter(
-        [row["confidence"] for row in bins],
-        [row["accuracy"] for row in bins],
-        s=[20 + 180 * row["count"] / largest for row in bins],  # area: puzzles in the bin
-        color=ACCENT,
-        alpha=0.8,
-        clip_on=False,
-        zorder=3,
-    )
-    axes.set(xlabel="confidence, sigmoid(q_halt)", ylabel="exact accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
-    axes.set_title(f"Reliability, ECE {metrics['ece']:.3f}")
-    axes.grid(color=MUTED, alpha=0.4)
-
-
-def _draw_difficulty(axes, measure: str, table: list[dict[str, Any]]) -> None:
-    places = range(len(table))
-    axes.plot(places, [row["exact_accuracy"] for row in table], color=ACCENT, marker="o", markersize=4, linestyle="")
-    _draw_intervals(axes, table, places, "exact_accuracy")
-    names = [f"{row['low']:g}" + (f"-{row['high']:g}" if row["high"] > row["low"] else "") for row in table]
-    every = -(-len(table) // 10)  # more names than ten would run into one another
-    axes.set_xticks(places[::every], names[::every], rotation=30 if len(table) > 5 else 0)
-    axes.set(xlabel=measure, ylabel="exact accuracy", ylim=(0, 1.05), title=f"By {measure}")
-    axes.grid(axis="y", color=MUTED, alpha=0.4)
-
-
-def _draw_intervals(axes, rows: list[dict[str, Any]], places, name: str) -> None:
-    """Error bars: the intervals of the rows' accuracy `name`."""
+def _draw_accuracies(axes, rows: list[dict[str, Any]], places, name: str) -> None:
+    """The accuracy `name` of each row, with its interval."""
     ends = [row[f"{name}_interval"] for row in rows]
     axes.vlines(places, [low for low, _ in ends], [high for _, high in ends], color=ACCENT, linewidth=1, alpha=0.6)
+    axes.plot(places, [row[name] for row in rows], color=ACCENT, marker="o", markersize=4, linestyle="")
+    axes.set(ylabel="exact accuracy", ylim=(0, 1.05))
+    axes.grid(axis="y", color=MUTED, alpha=0.4)
 
 
 def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
@@ -111,13 +81,9 @@ def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
 
 
 def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Draws a language model's `log_history` as a PNG: loss in nats a token, bits per byte, and what else it logs.
-
-    The third panel shows the loss components of a model that has some, else the gradient norm.
-    """
-    logged = {name for entry in log_history for name in entry}
-    components = sorted(name for name in logged - {"lm_loss", "train_loss"} if name.endswith("_loss"))
-    components = [name for name in components if not name.startswith("eval_")]
+    """Draws a language model's `log_history` as a PNG: loss, bits per byte, and loss components or gradient norm."""
+    logged = {name for entry in log_history for name in entry if name.endswith("_loss")}
+    components = sorted(name for name in logged - {"lm_loss", "train_loss"} if not name.startswith("eval_"))
     panels = {
         "Loss (nats a token)": ("lm_loss", "eval_lm_loss"),
         "Bits per byte": ("eval_bits_per_byte",),

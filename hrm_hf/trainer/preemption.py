@@ -1,23 +1,19 @@
-"""Stopping for a signal: a run that is told to stop saves a complete checkpoint, ends with status 85, and can go on.
+"""Stopping for a signal: a run that is told to stop saves a complete checkpoint and ends with status 85.
 
 Slurm announces the end of a job by SIGUSR1 (`#SBATCH --signal=USR1@N`), everything else by SIGTERM. The three parts:
 
-- each training script blocks both in its first lines. A signal that comes while libraries load or data are read is
-  then kept by the system until training listens, and takes effect after the first step;
+- each training script blocks both in its first lines, so a signal that arrives during imports or while data are read
+  stops the run after its first step;
 - `HrmTrainer` owns a `PreemptionCallback`. After every optimizer step all processes agree whether one of them was
-  told to stop; if so, all save after this step and stop;
+  told to stop; if so, all save after this step and stop. The price is one all-reduce of a number per step;
 - `exit_if_preempted(trainer)` after `train()` ends the script.
 
-An evaluation that is running is finished first, and so is a save, so the notice must be longer than those two and a
-step take together; what an evaluation found is then in the checkpoint, and early stopping goes on as it would have.
-Of signals that come again, nothing more is made. The price is one all-reduce of a number per step.
+A running evaluation or save is finished first, so the notice must be longer than those two and a step take together.
+Further signals have no effect.
 
-Children of the process: forked ones end by SIGTERM as always, but the workers of training's data loaders only by their
-own parent's, because torchrun and Slurm send it to them too. SIGUSR1 stays blocked in them, also in programs that are
-started: it would kill those, and Slurm sends it to every process of a step.
-
-Left out: systems without these signals (Windows), where nothing here does anything, and `train()` outside the main
-thread, where Python allows no handlers: it warns.
+Forked children end by SIGTERM as always, but the workers of training's data loaders only by their own parent's:
+torchrun and Slurm send it to them too. SIGUSR1 stays blocked in them and in programs that are started: it would kill
+those, and Slurm sends it to every process of a step.
 """
 
 import contextlib
@@ -40,18 +36,7 @@ from ..hub.manifests import find_corruption
 
 PREEMPTED_EXIT_CODE = 85
 PREEMPTION_FILE = "HRM_PREEMPTION_FILE"  # variable that names a file to create; launchers hide the exit status
-POSIX = os.name == "posix"
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM) if POSIX else ()
-
-
-class Notice:
-    """A signal handler that remembers the last signal, and does no more."""
-
-    def __init__(self):
-        self.received: int | None = None
-
-    def __call__(self, number: int, frame: Any) -> None:
-        self.received = number
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
 class PreemptionCallback(TrainerCallback):
@@ -59,31 +44,29 @@ class PreemptionCallback(TrainerCallback):
 
     Attributes:
         preempted: whether training was stopped so; the same on all processes.
+        received: the last signal.
     """
 
     def __init__(self):
-        self.preempted = False
-        self.notice = Notice()
+        self.preempted, self.received = False, None
+
+    def note(self, number: int, frame: Any) -> None:
+        """Remember a signal, as its handler."""
+        self.received = number
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Signals are noted inside the block; handlers and mask are as before it afterwards.
+        """Notes signals inside the block, and restores handlers and mask.
 
         A signal that came too late for the last step is passed on to whoever listens after the block.
         """
-        self.preempted, self.notice = False, Notice()
-        if not POSIX:
-            yield
-            return
+        self.preempted, self.received = False, None
         if threading.current_thread() is not threading.main_thread():
-            warnings.warn(
-                "train() runs outside the main thread, where Python allows no signal handlers: SIGUSR1 and SIGTERM "
-                "will save no checkpoint",
-                stacklevel=3,
-            )
+            text = "train() runs outside the main thread, where Python allows no signal handlers: SIGUSR1 and SIGTERM"
+            warnings.warn(f"{text} will save no checkpoint", stacklevel=3)
             yield
             return
-        handlers = {number: signal.signal(number, self.notice) for number in STOP_SIGNALS}
+        handlers = {number: signal.signal(number, self.note) for number in STOP_SIGNALS}
         # In threads that others have started it may be unblocked, so it needs the handler too.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -98,13 +81,13 @@ class PreemptionCallback(TrainerCallback):
                 if handler is not None:  # as for one that was not installed from Python
                     signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if self.notice.received and not self.preempted:
-            signal.raise_signal(self.notice.received)
+        if self.received and not self.preempted:
+            signal.raise_signal(self.received)
 
     def on_step_end(self, args, state, control, **kwargs):
         if args.save_strategy == SaveStrategy.BEST and control.should_evaluate:
             return  # the library would save this step only if it is the best; the next one will do
-        told = self.notice.received is not None or (POSIX and signal.SIGUSR1 in signal.sigpending())
+        told = self.received is not None or signal.SIGUSR1 in signal.sigpending()
         if args.world_size > 1:
             agreed = torch.tensor(int(told), device=args.device)
             torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)
@@ -117,44 +100,31 @@ class PreemptionCallback(TrainerCallback):
 def exit_if_preempted(trainer: Any) -> None:
     """For training scripts, right after `train()`: ends the process if that was stopped for a signal.
 
-    The exit status is `PREEMPTED_EXIT_CODE`, and the file that `HRM_PREEMPTION_FILE` names exists by then. A run that
-    is complete goes on to its last evaluation, and a signal in that ends the process in the same way, if there is a
-    checkpoint of the last step to return to; if not, SIGUSR1 stays blocked and SIGTERM ends it as any program.
-
-    Args:
-        trainer: an `HrmTrainer` whose `train()` has returned.
+    The exit status is `PREEMPTED_EXIT_CODE`, and the file that `HRM_PREEMPTION_FILE` names exists by then. A complete
+    run goes on to its last evaluation, and a signal then ends the process in the same way if the last step has a
+    checkpoint to return to; if not, SIGUSR1 stays blocked and SIGTERM ends it as any program.
     """
-    leave = Leave(trainer)
+    state = trainer.state
+    folder = Path(trainer.args.output_dir, f"checkpoint-{state.global_step}")
+
+    def leave(*_: Any) -> None:
+        _ignore_signals()
+        if os.environ.get(PREEMPTION_FILE):  # by every process: the first to go must not go without
+            Path(os.environ[PREEMPTION_FILE]).touch()
+        if trainer.is_world_process_zero():
+            text = f"stopped for a signal after step {state.global_step} of {state.max_steps}, saved in {folder}"
+            print(f"{text}; --resume_from_checkpoint last-complete continues", flush=True)
+        sys.exit(PREEMPTED_EXIT_CODE)
+
     if trainer.preemption.preempted:
         _ignore_signals()
         trainer.accelerator.wait_for_everyone()  # a launcher ends the others when the first has gone
         leave()
-    blocked = POSIX and signal.pthread_sigmask(signal.SIG_BLOCK, ()).issuperset(STOP_SIGNALS)
-    if blocked and not find_corruption(leave.folder, with_checksums=False):
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()).issuperset(STOP_SIGNALS)
+    if blocked and not find_corruption(folder, with_checksums=False):
         for number in STOP_SIGNALS:
             signal.signal(number, leave)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-
-class Leave:
-    """Ends the process with `PREEMPTED_EXIT_CODE`; may be a signal handler."""
-
-    def __init__(self, trainer: Any):
-        self.trainer = trainer
-        self.folder = Path(trainer.args.output_dir, f"checkpoint-{trainer.state.global_step}")
-
-    def __call__(self, *_: Any) -> None:
-        _ignore_signals()
-        if os.environ.get(PREEMPTION_FILE):  # by every process: the first to go must not go without
-            Path(os.environ[PREEMPTION_FILE]).touch()
-        if self.trainer.is_world_process_zero():
-            state = self.trainer.state
-            print(
-                f"stopped for a signal after step {state.global_step} of {state.max_steps}, saved in {self.folder}; "
-                "--resume_from_checkpoint last-complete continues",
-                flush=True,
-            )
-        sys.exit(PREEMPTED_EXIT_CODE)
 
 
 def _ignore_signals() -> None:
@@ -168,11 +138,10 @@ def _ignore_signals() -> None:
 def keep_workers(loader: Any) -> None:
     """Makes the workers of a data loader that accelerate has prepared end by their parent's SIGTERM alone.
 
-    torchrun passes it on to whole groups of processes, and training would be without data before it has saved.
+    torchrun passes SIGTERM on to complete process groups; training would lose its data before it has saved.
     """
-    if POSIX:
-        loader = loader.base_dataloader
-        loader.worker_init_fn = partial(_keep_worker, loader.worker_init_fn)
+    loader = loader.base_dataloader
+    loader.worker_init_fn = partial(_keep_worker, loader.worker_init_fn)
 
 
 def _keep_worker(init: Callable[[int], None] | None, worker: int) -> None:
@@ -190,11 +159,10 @@ def _end_with_parent() -> None:
 
 def _free_child() -> None:
     """In a forked child, SIGTERM ends it (pools wait for ever for one that does not), and SIGUSR1 does nothing."""
-    if isinstance(signal.getsignal(signal.SIGTERM), (Notice, Leave)):
+    if getattr(signal.getsignal(signal.SIGTERM), "__module__", None) == __name__:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-if POSIX:
-    os.register_at_fork(after_in_child=_free_child)
+os.register_at_fork(after_in_child=_free_child)

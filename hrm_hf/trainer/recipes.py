@@ -1,23 +1,30 @@
-"""Recipes: one YAML file is one run. Read, overridden by flags, saved fully resolved, and reported.
+"""Options of a training run: the arguments that all trainers share, and recipes, which are YAML files of options.
 
 A recipe is a flat mapping of the fields of a script's argument dataclasses. `--recipe FILE` comes first and flags
-override it; an unknown key is an error that names the nearest valid one.
+override it; an unknown key is an error that names the nearest valid one. A run saves its recipe with every option.
+
+Each task has a subclass of the training arguments in its `arguments.py`, with its defaults and its own options. An
+option that only another kind of model reads does not exist there, so giving it is an error.
 """
 
 import difflib
 import json
+import math
 import platform
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 import yaml
 from huggingface_hub.errors import StrictDataclassError
-from transformers import HfArgumentParser, PreTrainedConfig, TrainingArguments
+from transformers import HfArgumentParser, PreTrainedConfig, SchedulerType, TrainingArguments
+from transformers.hf_argparser import HfArg
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .._version import __version__
@@ -26,21 +33,119 @@ from ..io.usage import UsageError
 from ..registry import architecture_of
 
 
+# Numbers that no run can have are rejected before anything is built; none may be infinite.
+BOUNDS = {
+    "a number from 1 up": (
+        lambda v: v >= 1,
+        ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+         "global_batch_size", "max_nonfinite_steps", "eval_max_steps", "late_start_max_steps",
+         "early_stopping_patience"),
+    ),
+    "a number from 0 up": (
+        lambda v: v >= 0,
+        ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "puzzle_emb_lr", "puzzle_emb_weight_decay",
+         "dataloader_num_workers", "early_stopping_threshold"),
+    ),
+    "a number in 0..1": (lambda v: 0 <= v <= 1, ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts")),
+    "a number from 0 to below 1": (lambda v: 0 <= v < 1, ("adam_beta1", "adam_beta2")),
+    "a number above 0": (lambda v: v > 0, ("adam_epsilon", "num_train_epochs")),
+    "a number from 1 up, or -1 for whole epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
+}  # fmt: skip
+
+
+@dataclass
+class CheckedArguments:
+    """Arguments that every script adds to the library's; stands before TrainingArguments or one of TRL's."""
+
+    overwrite_output_dir: bool = HfArg(default=False, help="A new run deletes the checkpoints of --output_dir.")
+
+    def __post_init__(self):
+        for expected, (fits, names) in BOUNDS.items():
+            for name in names:
+                self._validate_number(name, fits, expected)
+        for name in ("save", "eval", "logging"):
+            strategy = getattr(self, f"{name}_strategy")
+            if getattr(strategy, "value", strategy) == "steps" and (name != "eval" or self.eval_steps != 0):
+                expected = "a number of steps from 1 up, or a share of the run below 1"
+                self._validate_number(f"{name}_steps", lambda value: value > 0, expected)
+        super().__post_init__()
+
+    def _validate_number(self, name: str, fits: Any, expected: str) -> None:
+        value = getattr(self, name, None)
+        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and fits(value)):
+            raise ValueError(f"{name}={value!r} is not {expected}")
+
+
+@dataclass
+class HrmTrainingArguments(CheckedArguments, TrainingArguments):
+    """TrainingArguments with the fields and defaults that every recursive model shares."""
+
+    adam_beta2: float = HfArg(default=0.95, help="Second beta of AdamATan2 (or of --optim).")
+    lr_scheduler_type: SchedulerType | str = HfArg(default="cosine", help="Schedule after the warm-up.")
+    logging_nan_inf_filter: bool = HfArg(default=False, help="Hide non-finite losses from the log.")
+    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="As in DDP.")
+    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="As in DDP.")
+    save_total_limit: int | None = HfArg(default=3, help="Checkpoints kept.")
+
+    global_batch_size: int | None = HfArg(
+        default=None, help="Rows of one optimizer step in all; overrides --per_device_train_batch_size."
+    )
+    adam_atan2: bool = HfArg(default=False, help="Train weights with AdamATan2 instead of --optim.")
+    lr_min_ratio: float | None = HfArg(default=0.1, help="Share of the learning rate where cosine decay ends.")
+    ema_rate: float = HfArg(default=0.0, help="Moving average of weights, e.g. 0.999; 0 for none.")
+    max_nonfinite_steps: int = HfArg(default=20, help="Stop after so many non-finite steps in a row.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.global_batch_size is not None:
+            shares = self.world_size * self.gradient_accumulation_steps
+            if self.global_batch_size % shares:
+                raise ValueError(
+                    f"global_batch_size={self.global_batch_size} cannot be shared by {self.world_size} processes "
+                    f"times {self.gradient_accumulation_steps} accumulated batches; choose a multiple of {shares}"
+                )
+            self.per_device_train_batch_size = self.global_batch_size // shares
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """Learning rate that the optimizer starts from."""
+        return self.learning_rate
+
+
+@dataclass
+class CarrylessTrainingArguments(HrmTrainingArguments):
+    """For models without a carry: language models and regressors."""
+
+    best_metric: ClassVar[str] = "eval_loss"  # metric of early stopping and of the best model by default
+
+    max_grad_norm: float = HfArg(default=1.0, help="Gradient clipping; 0 for none.")
+    # The library would take shift_labels for one more.
+    label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Labels of a batch.")
+    early_stopping_patience: int | None = HfArg(default=None, help="Stop after so many evaluations without progress.")
+    early_stopping_threshold: float = HfArg(default=0.0, help="Least improvement of the metric that counts.")
+
+    def __post_init__(self):
+        if self.early_stopping_patience is not None:
+            if str(getattr(self.eval_strategy, "value", self.eval_strategy)) == "no":
+                raise ValueError(
+                    f"early_stopping_patience={self.early_stopping_patience} needs evaluations: set --eval_strategy "
+                    "steps and --eval_steps"
+                )
+            self.load_best_model_at_end = True
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = self.best_metric
+        super().__post_init__()
+
+
 @dataclass
 class ModelArguments:
     """Which model: saved weights, or a fresh one from a type, a preset and overrides."""
 
-    model_name_or_path: str | None = field(default=None, metadata={"help": "Start from these weights: folder or Hub."})
-    model_type: str | None = field(
-        default=None, metadata={"help": "Architecture of a fresh model: hrm_puzzle, hrm_lm, hrm_cosmo, llama, ..."}
-    )
-    preset: str | None = field(
-        default=None, metadata={"help": "Preset of our architectures, e.g. hrm-27m, hrm-lm-50m."}
-    )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "Config fields, e.g. hidden_size=64,H_layers=1 (in a recipe: a mapping)."}
-    )
-    attn_implementation: str | None = field(default=None, metadata={"help": "sdpa, eager, flex_attention, ..."})
+    model_name_or_path: str | None = HfArg(default=None, help="Start from these weights: folder or Hub.")
+    model_type: str | None = HfArg(default=None, help="Architecture of a fresh model, e.g. hrm_puzzle, llama.")
+    preset: str | None = HfArg(default=None, help="Preset of our architectures, e.g. hrm-27m, hrm-lm-50m.")
+    config_overrides: str | None = HfArg(default=None, help="Config fields, e.g. hidden_size=64,H_layers=1.")
+    attn_implementation: str | None = HfArg(default=None, help="sdpa, eager, flex_attention, ...")
 
 
 def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None, description: str = "") -> tuple:
@@ -49,35 +154,51 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
     Raises:
         UsageError: names the key and the nearest valid one.
     """
-    parser = _Parser(dataclasses, description)
-    parser.add_argument("--recipe", help="YAML file with any of the options below; flags override it.")
+    parser = RecipeParser(dataclasses, description)
     args = list(sys.argv[1:] if args is None else args)
-    known = {action.dest for action in parser._actions}
-    given, _ = _recipe_option().parse_known_args(args)
-    if given.recipe:
-        try:
-            values = load_recipe(given.recipe, known)
-        except (ValueError, OSError) as error:
-            parser.error(str(error))
+    first = ArgumentParser(add_help=False)
+    first.add_argument("--recipe")
+    path = first.parse_known_args(args)[0].recipe
+    try:
+        values = load_recipe(path, parser.known) if path else {}
         parser.set_defaults(**values)
         for action in parser._actions:
             action.required = action.required and action.dest not in values
             if isinstance(values.get(action.dest), list) and action.nargs is None and action.type in (int, float):
-                parser.error(f"{given.recipe}: {action.dest} takes one value, not the list {values[action.dest]}")
-    try:
+                parser.error(f"{path}: {action.dest} takes one value, not the list {values[action.dest]}")
         *parsed, _namespace, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
-        if given.recipe:
+        parser.validate_known(unknown)
+        if path:
             _keep_overrides(parsed, values)
-    except ValueError as error:  # what an argument class says about its values
+    except (ValueError, OSError) as error:  # what an argument class says about its values
         parser.error(str(error))
-    if unknown:
-        parser.error(_unknown_key(unknown[0].lstrip("-").split("=")[0], known, "flag"))
     return tuple(parsed)
 
 
-class _Parser(HfArgumentParser):
-    def __init__(self, dataclasses: Sequence[type], description: str):
+class RecipeParser(HfArgumentParser):
+    """Parser of the flags of a script, `--recipe` among them; raises UsageError.
+
+    Attributes:
+        known: names of all options.
+    """
+
+    def __init__(self, dataclasses: Sequence[type], description: str = ""):
         super().__init__(list(dataclasses), description=description, formatter_class=_HelpFormatter)
+        self.add_argument("--recipe", help="YAML file with any of the options below; flags override it.")
+        self.known = {action.dest for action in self._actions}
+
+    def given(self, flags: Sequence[str]) -> dict[str, Any]:
+        """Return the options that flags name; the parser forgets its defaults."""
+        for action in self._actions:
+            action.default, action.required = SUPPRESS, False
+        given, unknown = self.parse_known_args(flags)
+        self.validate_known(unknown)
+        return vars(given)
+
+    def validate_known(self, unknown: Sequence[str]) -> None:
+        """Raises UsageError for what the parser did not recognize."""
+        if unknown:
+            self.error(_unknown_key(unknown[0].lstrip("-").split("=")[0], self.known, "flag"))
 
     def error(self, message: str):
         """Raises UsageError: the usage above a message would be hundreds of options."""
@@ -85,7 +206,7 @@ class _Parser(HfArgumentParser):
 
 
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Defaults beside the options, and the description in its own lines, some of which are commands."""
+    """Shows defaults, and keeps the lines of the description, because some are commands."""
 
 
 def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
@@ -122,10 +243,8 @@ def save_recipe(path: str | Path, *arguments: Any) -> None:
                 continue
             value = options[option.name]
             value = value.value if isinstance(value, Enum) else value
-            # None is left out where it is the default, and kept where it says something.
-            if (value is None and option.default is not None) or isinstance(value, (str, int, float, bool, list)):
-                values[option.name] = value
-            elif isinstance(value, dict) and value:
+            # None is left out where it is the default, and so is {}.
+            if option.default is not None if value is None else value != {}:
                 values[option.name] = value
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(yaml.safe_dump(values, sort_keys=False))
@@ -200,36 +319,25 @@ def write_results(folder: str | Path, task: str, metrics: dict[str, Any], **extr
 
 
 def hardware_of(args: Any) -> str:
-    """Names the devices of a run, one a process: `NVIDIA H200`, `8 x NVIDIA H200`, `CPU, 2 threads`.
-
-    Args:
-        args: TrainingArguments.
-    """
-    import torch
-
-    name = args.device.type
-    if name == "cuda":
-        name = torch.cuda.get_device_name(args.device)
-    elif name == "cpu":
-        name = f"CPU, {torch.get_num_threads()} threads"
+    """Devices of TrainingArguments, one a process: `NVIDIA H200`, `8 x NVIDIA H200`, `CPU, 2 threads`."""
+    cuda = args.device.type == "cuda"
+    name = torch.cuda.get_device_name(args.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
     return name if args.world_size == 1 else f"{args.world_size} x {name}"
 
 
 def library_versions() -> dict[str, str]:
     """Versions that a result depends on."""
-    from importlib.metadata import version
-
     names = ("torch", "transformers", "accelerate", "datasets")
     # Our own is not asked of the installation: a checkout on PYTHONPATH has none.
     return {"python": platform.python_version(), "hrm_hf": __version__, **{name: version(name) for name in names}}
 
 
-def _recipe_option() -> ArgumentParser:
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument("--recipe")
-    return parser
-
-
 def _unknown_key(key: str, valid: set[str], what: str) -> str:
     nearest = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)
     return f"unknown {what} {key!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
+
+
+def split_names(values: str | Sequence) -> list:
+    """`"a,b"`, `["a,b"]` and `["a", "b"]` are the same list: flags and recipes write it as they like."""
+    values = [values] if isinstance(values, str) else values
+    return [part.strip() for value in values for part in str(value).split(",") if part.strip()]

@@ -1,36 +1,61 @@
-"""`run_training`: all that a training script does, from its command line to the results in the run's folder.
+"""`run_training`: all that a training script does, from its command line to the results; and the folder of a run.
 
     run_training(PuzzleRun, (PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
 
-What a task does its own way are the methods of its `TrainingRun`, called in the order in which they stand there.
+Each task overrides methods of `TrainingRun`, called in the order in which they stand there.
+
+A run locks its folder while it writes, and has an id, which is in the manifest of each of its checkpoints and which a
+resumed run keeps. A new run does not start where checkpoints are, unless it is told to delete them.
+
+The lock is `flock`, by the library filelock, of the first process of a run; the kernel releases it with the process.
+Local file systems and NFS from version 4 on have it between machines, Lustre only if it is mounted with `flock`. A
+file system without locks gets a warning, and local locks only keep out runs of the same machine.
 """
 
+import contextlib
+import errno
+import os
+import socket
 import time
-from collections.abc import Sequence
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
 from transformers import BitsAndBytesConfig, PreTrainedModel, Trainer
 
 from ..hub.cards import record_evaluation
 from ..hub.kinds import Kind, load_config
+from ..hub.manifests import CheckpointError, find_corruption, list_checkpoints, resolve_checkpoint, run_id_of
 from ..io.usage import validate_extra
 from ..registry import architecture_of
 from .adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 from .preemption import exit_if_preempted
 from .recipes import ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
-from .run_folder import claim_run_folder
 
 
 TRACKERS = {"tensorboard", "trackio", "wandb"}  # each is an extra, a value of --report_to and a module
+LOCK_FILE = ".run.lock"
+SECONDS_TO_WAIT = 1.0  # for a run that is just ending
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_held_to_the_end: list[FileLock] = []  # a lock that nobody refers to is released
+
+Found = TypeVar("Found")
+
+
+class FolderInUseError(OSError):
+    """Another run writes into the folder."""
 
 
 class TrainingRun:
-    """One run of a script, from its options; a subclass in the room of its task says what is the task's.
+    """One run of a script, from its options; each task has a subclass.
 
     Attributes:
-        task: what results.json calls it.
-        kind: what saved weights have to be.
+        task: its name in results.json.
+        kind: kind of model that saved weights must be.
         train, validation: the data, set by `load_data`; None without.
         parameters: sizes of the model, for results.json.
     """
@@ -68,7 +93,7 @@ class TrainingRun:
         raise NotImplementedError
 
     def save_options(self) -> None:
-        """Writes recipe.yaml, and what else a model of the run is used with. Called by processes that save."""
+        """Writes recipe.yaml, and other files that the saved model needs. Called by processes that save."""
         save_recipe(self.out / "recipe.yaml", *self.options)
 
     def make_trainer(self, model: Any) -> Trainer:
@@ -84,7 +109,7 @@ class TrainingRun:
         return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
     def results(self, trainer: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The metrics of results.json, and what else is in it. Called by the first process, like the following."""
+        """The metrics of results.json, and its other fields. Called by the first process, like the following."""
         return metrics, {}
 
     def plot(self, trainer: Any, metrics: dict[str, Any]) -> None:
@@ -104,15 +129,13 @@ def run_training(run_class: Any, arguments: Sequence[type], description: str | N
     """Parses recipe and flags, trains, and leaves model, results, plots and card in the run's folder.
 
     Args:
-        run_class: a `TrainingRun`, or what makes one of the options.
+        run_class: a `TrainingRun`, or a function that makes one of the options.
         arguments: classes of the data's and the training's options, then others.
         description: of the script, for --help.
     """
     data_class, training_class, *others = arguments
-    options = parse_recipe(
-        (ModelArguments, data_class, training_class, TuningArguments, *others), description=description or ""
-    )
-    run: TrainingRun = run_class(*options)
+    classes = (ModelArguments, data_class, training_class, TuningArguments, *others)
+    run: TrainingRun = run_class(*parse_recipe(classes, description=description or ""))
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
     settle_base(model_args, tuning_args)
@@ -142,19 +165,131 @@ def run_training(run_class: Any, arguments: Sequence[type], description: str | N
     if not trainer.is_world_process_zero():
         return
     metrics, others = run.results(trainer, metrics)
-    write_results(
-        run.out,
-        run.task,
-        metrics,
-        train_seconds=seconds,
-        hardware=hardware_of(args),
-        steps=trainer.state.global_step,
-        epochs=trainer.state.epoch,
-        **run.parameters,
-        **others,
-    )
+    about = {"train_seconds": seconds, "hardware": hardware_of(args), "steps": trainer.state.global_step}
+    write_results(run.out, run.task, metrics, **about, epochs=trainer.state.epoch, **run.parameters, **others)
     run.plot(trainer, metrics)
     if is_complete and architecture_of(trainer.model) is not None:
         run.record(metrics)
     trainer.push_results()
     print(f"model, results and plots: {run.out}")
+
+
+# ---- the folder of a run ----
+
+
+def agreed(call: Callable[[], Found], is_first: bool) -> Found:
+    """Calls `call` in the first process and returns its result, or raises its error, in all. A collective call."""
+    found: list[Any] = [None, None]
+    if is_first:
+        try:
+            found = [call(), None]
+        except Exception as error:  # raised below, in all processes
+            found = [None, error]
+    value, error = broadcast_object_list(found)
+    if error is not None:
+        raise error
+    return value
+
+
+@contextlib.contextmanager
+def held(output_dir: str | Path, is_first: bool) -> Iterator[None]:
+    """Locks `output_dir` inside the block. A collective call, as it starts."""
+    lock = _agreed_lock(output_dir, is_first)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def claim_run_folder(args: Any) -> None:
+    """Locks the output folder of TrainingArguments until the process ends; scripts do it before they write.
+
+    Raises:
+        FolderInUseError: another run writes there.
+        FileExistsError: it holds checkpoints, and the run is told neither to resume nor to delete them.
+        OSError: it cannot be written.
+    """
+    is_first = args.process_index == 0
+    lock = _agreed_lock(args.output_dir, is_first)
+    if lock is not None:
+        _held_to_the_end.append(lock)
+    if not args.resume_from_checkpoint and not args.overwrite_output_dir:
+        agreed(lambda: begin(args.output_dir, None), is_first)
+
+
+def _agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
+    """The lock on a folder, acquired once more; None in other processes and where there are no locks."""
+    locks: list[FileLock | None] = [None]
+    agreed(lambda: locks.insert(0, _lock(Path(output_dir))), is_first)
+    return locks[0]
+
+
+def _lock(folder: Path) -> FileLock | None:
+    file = folder.resolve() / LOCK_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # One object a file in a process, which counts how often it was acquired: a script holds what train() asks for.
+        lock = FileLock(file, is_singleton=True, thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
+        lock.acquire(timeout=SECONDS_TO_WAIT)
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    except Timeout as error:
+        owner = file.read_text(encoding="utf-8", errors="replace")[:100]
+        raise FolderInUseError(
+            f"another run writes into {folder}: {owner}. Two runs would mix their checkpoints: wait for it, end it, "
+            "or choose another --output_dir"
+        ) from error
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            text = f"the file system of {folder} has no locks ({error.strerror}): make sure that no second run writes"
+            warnings.warn(f"{text} there", stacklevel=2)
+            return None
+        raise OSError(f"{folder} cannot be written ({error.strerror}): choose another --output_dir") from error
+    return lock
+
+
+def begin(
+    output_dir: str | Path, wanted: str | bool | None, overwrite: bool = False
+) -> tuple[str | None, str, list[Path]]:
+    """Decides how a run starts in a folder; in the first process alone.
+
+    If "last-complete" finds no complete checkpoint, the corrupted ones are renamed: they are not of the new run.
+
+    Args:
+        wanted: as in `resolve_checkpoint`.
+        overwrite: a run that resumes from nothing here deletes what it finds.
+
+    Returns:
+        The checkpoint to resume from, None for a new run; the id of the run, which a resumed run keeps; checkpoints of
+        an earlier run, which are deleted after the first step of this one.
+
+    Raises:
+        FileExistsError: checkpoints are there, and nothing says what to do with them.
+        CheckpointError, FileNotFoundError: as in `resolve_checkpoint`; or checkpoints of two runs are there.
+    """
+    there = list_checkpoints(output_dir)
+    checkpoint = resolve_checkpoint(output_dir, wanted)
+    ids = {folder: run_id_of(folder) for folder in ([checkpoint, *there] if checkpoint else ())}
+    run_id = next(filter(None, ids.values()), uuid.uuid4().hex)
+    if overwrite and (checkpoint is None or Path(checkpoint).resolve().parent != Path(output_dir).resolve()):
+        return checkpoint, run_id, there
+    if checkpoint is None and wanted:
+        for folder in there:
+            aside = folder.with_name(f"damaged-{folder.name}-{run_id[:8]}")
+            print(f"{folder} is corrupted ({find_corruption(folder)[0]}): renamed to {aside.name}", flush=True)
+            folder.rename(aside)
+    elif checkpoint is None and there:
+        raise FileExistsError(
+            f"{output_dir} holds checkpoints of an earlier run ({'..., ' if len(there) > 3 else ''}"
+            f"{', '.join(folder.name for folder in there[-3:])}), and a new one would mix with it. Continue that run "
+            "with --resume_from_checkpoint last (or last-complete), delete its checkpoints with "
+            "--overwrite_output_dir true, or choose another --output_dir"
+        )
+    others = [f"{folder.name} of run {ids[folder][:8]}" for folder in there if ids.get(folder) not in (None, run_id)]
+    if others:
+        raise CheckpointError(
+            f"{output_dir} holds checkpoints of more than one run: {checkpoint} is of run {run_id[:8]}, but "
+            f"{', '.join(others)}. Move one run's checkpoints elsewhere, or give another --output_dir; nothing was "
+            "loaded"
+        )
+    return checkpoint, run_id, []

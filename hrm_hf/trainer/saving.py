@@ -1,34 +1,42 @@
-"""How a run saves and resumes: complete checkpoints in a folder of its own, and messages for what can go wrong.
+"""How a run saves, resumes and pushes: complete checkpoints in a folder of its own, and errors that say what to do.
 
 `CompleteCheckpoints` stands before a Trainer of transformers or TRL. What it changes:
 
-- `train` holds the run's folder (`run_folder.py`), and checks the checkpoint that it resumes from before anything is
-  loaded (`hub/manifests.py`): in the first process, for all;
-- weights of another model, which the library loads as far as their names agree, are refused;
+- a run locks its folder, and starts only where that mixes no checkpoints of two runs (`run.py`);
+- a checkpoint is verified before it is resumed from (`hub/manifests.py`), by the first process for all, and weights of
+  another model, which the library loads as far as their names agree, are rejected;
 - a checkpoint ends with a manifest, and older ones are deleted only then;
 - weights that are not finite are neither saved nor trained on;
-- a full disk, no memory, and processes that have gone are named with what is left to go on from.
+- each push is a complete checkpoint with its code, as `hrm-hf push` makes them, with averaged weights where a run has
+  an average; pickles and event files stay local, and a card that people have edited stays as it is.
 """
 
 import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import ModelCard, run_as_future
 from peft import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import unwrap_peft_model
+from transformers.trainer_utils import HubStrategy, rotate_checkpoints, unwrap_peft_model
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import PushInProgress
 
+from ..hub import Contents, PushOptions, PushResult, checkpoint_contents, commit_contents, hub_errors
+from ..hub.cards import CARD_FILE, new_card_text
 from ..hub.manifests import (
     MANIFEST,
+    RAW_WEIGHTS_FILE,
     TORCH_CANNOT_WRITE,
     CheckpointError,
     find_corruption,
@@ -38,13 +46,18 @@ from ..hub.manifests import (
     validate_plain_metadata,
     write_manifest,
 )
+from ..hub.push import own_files
+from ..hub.secrets import validate_no_secrets
+from ..registry import ARCHITECTURES
 from .preemption import PreemptionCallback
-from .run_folder import agreed, begin, delete_checkpoints, held, overwrites, rotate
+from .run import agreed, begin, held
 
 
 # What gloo and NCCL say when another process has gone.
 OTHERS_GONE = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
 LARGEST_WEIGHT = 1e18  # its square is about the largest 32-bit number, so that nothing computed with more is finite
+PUSH_FAILED = "a push during training failed, and training went on: {}"
+WITH_STATE = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
 
 class NonFiniteError(RuntimeError):
@@ -52,13 +65,14 @@ class NonFiniteError(RuntimeError):
 
 
 class CompleteCheckpoints:
-    """For a trainer, before those of the libraries; `preemption` and `add_callback` are set up by `listen`."""
+    """Stands before a trainer of the libraries, whose subclass sets `preemption`."""
 
     average: Any = None
     cache_at_inference: bool | None = None  # `use_cache` of the model's config before training; None without
     preemption: PreemptionCallback
     run_id: str | None = None
-    _stale: Iterable[Path] = ()
+    push_in_progress: PushInProgress | None = None
+    _stale: list[Path] = []
     _resumed = False
 
     # ---- training ----
@@ -67,37 +81,41 @@ class CompleteCheckpoints:
         """As in the library; `resume_from_checkpoint` may also be "last" or "last-complete"; see `resolve_checkpoint`.
 
         Raises:
-            FileExistsError: the folder holds checkpoints, and this run neither resumes nor overwrites them.
-            FolderInUseError: another run writes into the folder.
+            FileExistsError, FolderInUseError: an earlier run's checkpoints, or a running run, are in the folder.
             CheckpointError: the checkpoint is corrupted, or not one of this model.
             NonFiniteError: the weights, as loaded or at the end, are not finite.
         """
         args, is_first = self.args, self.args.process_index == 0
+        overwrite = getattr(args, "overwrite_output_dir", False)  # which arguments of TRL may lack
         with held(args.output_dir, is_first):
-            start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrites(args)), is_first)
-            if start.checkpoint is not None:
-                _validate_state(start.checkpoint)
+            start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrite), is_first)
+            checkpoint, self.run_id, self._stale = start
+            self._resumed = checkpoint is not None
+            if checkpoint is not None:
+                _validate_state(checkpoint)
             elif resume_from_checkpoint and is_first:
                 print(f"no complete checkpoint in {args.output_dir}: the run starts from the beginning", flush=True)
-            self.run_id, self._stale = start.run_id, start.stale
-            self._resumed = start.checkpoint is not None
             with self.preemption.listening(), self._failures_named():
-                result = super().train(resume_from_checkpoint=start.checkpoint, **kwargs)
+                result = super().train(resume_from_checkpoint=checkpoint, **kwargs)
                 self.validate_finite_weights()
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """As in the library; by the first one, all that is resumed from has been loaded."""
+        """As in the library, which takes a step too many when it resumes a run that is complete."""
         if self._resumed:
             self._resumed = False
             self.validate_finite_weights()
-        super()._run_epoch(*args, **kwargs)
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """As in the library. A step has been made by now, so the run works, and what it replaces may go."""
         if self._stale:
-            stale, self._stale = self._stale, ()
-            agreed(lambda: delete_checkpoints(stale), self.args.process_index == 0)
+            print(f"deleting {len(self._stale)} checkpoints of an earlier run (overwrite_output_dir)", flush=True)
+            agreed(lambda: [shutil.rmtree(folder) for folder in self._stale], self.args.process_index == 0)
+            self._stale = []
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -106,52 +124,38 @@ class CompleteCheckpoints:
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            first = " ".join(str(error).split())[:300]
+            first, step = " ".join(str(error).split())[:300], self.state.global_step + 1
             if out_of_memory(error):
-                reason = (
-                    f"out of memory in step {self.state.global_step + 1} ({first or type(error).__name__}): lower "
-                    f"--per_device_train_batch_size (now {self.args.per_device_train_batch_size}) or the length of "
-                    "the rows"
-                )
+                reason = f"out of memory in step {step} ({first or type(error).__name__}): lower "
+                reason += f"--per_device_train_batch_size (now {self.args.per_device_train_batch_size}) or row length"
             elif self.args.world_size > 1 and any(words in first for words in OTHERS_GONE):
-                reason = (
-                    f"process {self.args.process_index} of {self.args.world_size} has lost the others in step "
-                    f"{self.state.global_step + 1} ({first}): one was killed or has failed, see what it and the "
-                    "launcher printed"
-                )
+                reason = f"process {self.args.process_index} of {self.args.world_size} has lost the others in step "
+                reason += f"{step} ({first}): one was killed or has failed, see what it and the launcher printed"
             else:
                 raise
-            raise type(error)(f"{reason}. {self._what_is_left()}") from error
-
-    def _what_is_left(self) -> str:
-        saved = [folder for folder in list_checkpoints(self.args.output_dir) if not find_corruption(folder, False)]
-        if not saved:
-            return "No checkpoint had been saved yet"
-        return f"{saved[-1]} is intact: --resume_from_checkpoint last-complete goes on from there"
+            saved = [folder for folder in list_checkpoints(self.args.output_dir) if not find_corruption(folder, False)]
+            left = f"{saved[-1]} is intact: --resume_from_checkpoint last-complete goes on from there" if saved else ""
+            raise type(error)(f"{reason}. {left}") from error
 
     # ---- weights that are not finite ----
 
     def validate_finite_weights(self) -> None:
         """Raises NonFiniteError in all processes if weights of one of them are not finite. A collective call."""
-        broken = broken_weights(self._named_weights())
+        trained = {id(t) for group in getattr(self.optimizer, "param_groups", ()) for t in group["params"]}
+        named = dict(self.model.named_parameters())
+        named |= {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) in trained}
+        named |= {f"the average of {name}": value for name, value in getattr(self.average, "shadow", {}).items()}
+        broken = broken_weights(named)
         count = torch.tensor(float(len(broken)), device=self.args.device)
         if self.args.world_size > 1:
             count = self.accelerator.reduce(count, "sum")
         if count.item():
             raise NonFiniteError(
                 f"weights are not finite after step {self.state.global_step}: "
-                f"{_some(broken) or 'those of another process'}. They were not saved, and earlier checkpoints are as "
-                f"they were. Lower the learning rate ({self.args.learning_rate:.3g}), look at the data for extreme "
-                "values, and start anew or resume from an earlier checkpoint with --resume_from_checkpoint FOLDER"
+                f"{_some(broken) or 'those of another process'}. They were not saved. Lower the learning rate "
+                f"({self.args.learning_rate:.3g}), look at the data for extreme values, and restart or resume from an "
+                "earlier checkpoint with --resume_from_checkpoint FOLDER"
             )
-
-    def _named_weights(self) -> dict[str, torch.Tensor]:
-        """Parameters, rows that an optimizer trains without their being parameters, and averages."""
-        trained = {id(t) for group in getattr(self.optimizer, "param_groups", ()) for t in group["params"]}
-        named = dict(self.model.named_parameters())
-        named |= {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) in trained}
-        shadow = getattr(self.average, "shadow", {})
-        return named | {f"the average of {name}": value for name, value in shadow.items()}
 
     # ---- saving ----
 
@@ -170,7 +174,7 @@ class CompleteCheckpoints:
             if self.args.should_save:
                 write_manifest(folder, self.run_id)
             if self.args.push_to_hub:
-                self.push_checkpoint(str(folder))
+                self.push_checkpoint(folder)
         except (OSError, SafetensorError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not any(words in str(error) for words in TORCH_CANNOT_WRITE):
                 raise
@@ -181,13 +185,13 @@ class CompleteCheckpoints:
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save:
-            rotate(folder, self.run_id, limit, self.state.best_model_checkpoint)
+            # By time, not by number: after a run has gone back, later steps are older than what was just written.
+            rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
         if self.cache_at_inference is None:
-            super()._save(output_dir, state_dict)
-            return
+            return super()._save(output_dir, state_dict)
         config = self.model.config
         config.use_cache, in_training = self.cache_at_inference, config.use_cache
         try:
@@ -216,19 +220,148 @@ class CompleteCheckpoints:
         with readable(checkpoint, "rng_state*.pth"):
             super()._load_rng_state(checkpoint)
 
+    # ---- pushing ----
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """As in the library, with errors that say what to do, and no token among arguments that are uploaded."""
+        if self.args.hub_token and self.args.hub_strategy in WITH_STATE:
+            raise ValueError(
+                f"hub_token with hub_strategy={self.args.hub_strategy.value}: the token is in training_args.bin, "
+                "which would be uploaded. Log in with `hf auth login`, or set HF_TOKEN"
+            )
+        with hub_errors("push", self.args.hub_model_id or Path(self.args.output_dir).name):
+            super().init_hf_repo(token, private)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """A finished run saves averaged weights as the model, keeps the raw ones beside them, and pushes."""
+        if _internal_call:  # a checkpoint, which goes on with raw weights
+            super().save_model(output_dir, _internal_call=True)
+            return
+        self._save_final(output_dir or self.args.output_dir)
+        if self.args.push_to_hub:
+            self._push_final("Model save")
+
+    def _save_final(self, output_dir: str) -> None:
+        with self.averaged_weights():
+            super().save_model(output_dir, _internal_call=True)
+            if self.average is not None and self.args.should_save:
+                # Inside the block the average holds the raw weights.
+                save_file(self.average.shadow, str(Path(output_dir, RAW_WEIGHTS_FILE)))
+
+    @contextlib.contextmanager
+    def averaged_weights(self):
+        """The model holds its averaged weights inside the block, if there is an average."""
+        if self.average is not None:
+            self.average.swap()
+        try:
+            yield
+        finally:
+            if self.average is not None:
+                self.average.swap()
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        token: str | None = None,
+        revision: str | None = None,
+        **card: Any,
+    ) -> PushResult | None:
+        """Saves and pushes the model as it is; `card` as in `create_model_card`. None but in the first process."""
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token)
+        self._save_final(self.args.output_dir)
+        return self._push_final(commit_message, token, revision, **card)
+
+    def push_results(self) -> None:
+        """Pushes what a script has written after `save_model` (results, plots, metrics in the card), if it pushes."""
+        if self.args.push_to_hub:
+            self._push_final("Results")
+
+    def _push_final(self, message, token=None, revision=None, **card: Any) -> PushResult | None:
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if not self.is_world_process_zero():
+            return None
+        self._finish_current_push()
+        self.create_model_card(**card)
+        return self._commit(checkpoint_contents(self.args.output_dir, self.hub_model_id), message, token, revision)
+
+    def _commit(self, contents: Contents, message: str, token: str | None = None, revision: str | None = None):
+        revision = revision or self.args.hub_revision
+        target = PushOptions(
+            sources=[self.args.output_dir], repo_id=self.hub_model_id, message=message, revision=revision
+        )
+        return commit_contents(contents, target, token or self.args.hub_token)
+
+    def create_model_card(
+        self, license: str | None = None, tags: str | list[str] | None = None, **kwargs: Any
+    ) -> None:
+        """Writes the card of our template; an existing one stays, with `license` and `tags` in its metadata."""
+        if not self.is_world_process_zero():
+            return
+        path = Path(self.args.output_dir, CARD_FILE)
+        if type(self.model.config) not in ARCHITECTURES or not Path(self.args.output_dir, "config.json").exists():
+            super().create_model_card(license=license, tags=tags, **kwargs)  # another library's model, or an adapter
+            return
+        card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(self.args.output_dir))
+        card.data.license = license or card.data.license
+        more = [tags] if isinstance(tags, str) else tags or []
+        card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *more]))
+        card.save(path)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Does nothing: the library calls it before the checkpoint is complete; see `push_checkpoint`."""
+
+    def push_checkpoint(self, folder: Path) -> None:
+        """Pushes a complete checkpoint of a run that goes on, as `hub_strategy` says.
+
+        The raw weights are uploaded in the background; the state of training (strategies with checkpoints) is waited
+        for.
+        """
+        args, busy = self.args, self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
+            return
+        if busy and not args.hub_always_push:
+            return
+        self._finish_current_push()
+        self.callback_handler.on_push_begin(args, self.state, self.control)
+        message = f"Training in progress, step {self.state.global_step}"
+        try:
+            # Uploaded from the run's folder: the checkpoint may be deleted before that has ended.
+            for name, source in own_files(folder).files.items():
+                Path(args.output_dir, name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(source, Path(args.output_dir, name))
+            self.create_model_card()
+            contents = checkpoint_contents(args.output_dir, self.hub_model_id)
+            self.push_in_progress = PushInProgress([run_as_future(self._commit, contents, message)])
+            if args.hub_strategy in WITH_STATE:
+                place = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else folder.name
+                own = own_files(folder, with_training_state=True, include=("*",)).files
+                contents = Contents({f"{place}/{name}": file for name, file in own.items()})
+                validate_no_secrets(contents.files)
+                self._finish_current_push()
+                self._commit(contents, f"{message}, checkpoint")
+        except (OSError, ValueError) as error:
+            warnings.warn(PUSH_FAILED.format(error), stacklevel=2)
+
+    def _finish_current_push(self) -> None:
+        """As in the library, which does not say when a push in the background has failed."""
+        super()._finish_current_push()
+        for job in self.push_in_progress.jobs if self.push_in_progress is not None else ():
+            if error := job.exception():
+                warnings.warn(PUSH_FAILED.format(error), stacklevel=2)
+        self.push_in_progress = None
+
+
+# ---- weights ----
+
 
 def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
     """Names of the tensors that are not finite, or so large that nothing computed with them is."""
     local = {n: t.to_local() if isinstance(t, DTensor) else t for n, t in named.items()}
     local = {n: t.detach() for n, t in local.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
-    by_device: dict[torch.device, list[str]] = {}
-    for name, tensor in local.items():
-        by_device.setdefault(tensor.device, []).append(name)
-    broken = []
-    for names in by_device.values():  # one answer a device: a question for each tensor would stop a GPU each time
-        largest = torch.stack([torch.linalg.vector_norm(local[name], torch.inf).float() for name in names])
-        broken += [name for name, value in zip(names, largest.tolist()) if not value < LARGEST_WEIGHT]
-    return broken
+    largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
+    values = torch.stack([value.to(largest[0].device) for value in largest]).tolist() if largest else []
+    return [name for name, value in zip(local, values) if not value < LARGEST_WEIGHT]
 
 
 def _some(names: list[str]) -> str:
@@ -249,40 +382,30 @@ def _validate_state(folder: str) -> None:
 def _validate_same_weights(folder: Path, model: torch.nn.Module) -> None:
     """Raises CheckpointError unless a checkpoint has the weights of `model`, by names and shapes in its headers."""
     plain = unwrap_peft_model(model) is model
+    weights = model.state_dict() if plain else get_peft_model_state_dict(model)
     main = folder / (SAFE_WEIGHTS_NAME if plain else ADAPTER_SAFE_WEIGHTS_NAME)
-    expected = {name: tuple(t.shape) for name, t in _weights_of(model, plain).items()}
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    found: dict[str, tuple[int, ...]] = {}
     with readable(folder, "a file of weights"):
-        files = [main]
-        if plain and not main.exists() and (folder / SAFE_WEIGHTS_INDEX_NAME).exists():
-            index = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"]
-            files = [folder / Path(name).name for name in sorted(set(index.values()))]
-        if not files[0].exists():
+        files = {main.name}
+        if plain and not main.exists() and index.exists():
+            files = set(json.loads(index.read_text())["weight_map"].values())
+        elif not main.exists():
             raise CheckpointError(
-                f"checkpoint {folder} has no {main.name}; weights of other formats are not resumed from. Start anew "
-                "from them with --model_name_or_path"
+                f"checkpoint {folder} has no {main.name}; weights of other formats are not resumed from. Start a new "
+                "run from them with --model_name_or_path"
             )
-        found = {}
-        for file in files:
-            with safe_open(file, "pt") as opened:
+        for name in files:
+            with safe_open(folder / Path(name).name, "pt") as opened:
                 found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-    wrong = sorted(name for name in found if name not in expected)
-    wrong += [f"{n} {list(s)} instead of {list(expected[n])}" for n, s in found.items() if expected.get(n, s) != s]
-    wrong += sorted(f"{name} is missing" for name in _absent(model, found, expected, plain))
+    # Tied weights are saved under one of their names.
+    there = {weights[name].data_ptr() for name in found if name in weights}
+    known = {*found, *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
+    wrong = [n for n, shape in found.items() if n not in weights or shape != tuple(weights[n].shape)]
+    wrong += [f"{n} is missing" for n, t in weights.items() if n not in known and t.data_ptr() not in there]
     if wrong:
         raise CheckpointError(
             f"checkpoint {folder} holds the weights of another model than this "
             f"{type(unwrap_peft_model(model)).__name__}: {_some(wrong)}. Nothing was loaded; resume with the "
             "--model_type, --preset and --config_overrides that the run began with"
         )
-
-
-def _weights_of(model: torch.nn.Module, plain: bool) -> dict[str, torch.Tensor]:
-    return model.state_dict() if plain else get_peft_model_state_dict(model)
-
-
-def _absent(model: torch.nn.Module, found: dict, expected: dict, plain: bool) -> set[str]:
-    """Weights that a checkpoint lacks. Of tensors that are one, a checkpoint has one name."""
-    weights = _weights_of(model, plain)
-    there = {weights[name].data_ptr() for name in found if name in weights}
-    ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()
-    return {n for n in expected if n not in found and n not in ignored and weights[n].data_ptr() not in there}

@@ -16,11 +16,10 @@ from accelerate.commands.launch import launch_command_parser
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.io.usage import parse_memory
 from hrm_hf.launch import planner as launching
 from hrm_hf.launch.memory import GIB
-from hrm_hf.launch.options import LaunchOptions
-from hrm_hf.launch.planner import Device, given_flags, share_batch
+from hrm_hf.launch.options import LaunchOptions, parse_memory
+from hrm_hf.launch.planner import Device, share_batch
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
 
@@ -62,12 +61,6 @@ def test_the_learning_rate_grows_with_the_root_of_the_batch_above_sixteen():
     assert eight.learning_rate == pytest.approx(3e-5 * math.sqrt(24 / 16))
     small = plan_launch("hrm-lm-100m", [], [AMPERE] * 2, batch_table="guide")
     assert small.effective_batch == 6 and small.learning_rate == small.base_learning_rate == 1e-5
-
-
-@pytest.mark.parametrize("scaling, factor", [("linear", 4), ("none", 1), ("sqrt", 2)])
-def test_the_scaling_of_the_learning_rate_can_be_chosen(scaling, factor):
-    plan = plan_launch("hrm-lm-50m", [], [AMPERE], effective_batch=64, lr_scaling=scaling)
-    assert plan.learning_rate == pytest.approx(3e-5 * factor)
 
 
 def test_the_number_of_gpus_does_not_change_the_batch_of_a_step():
@@ -175,15 +168,12 @@ def test_bad_usage_exits_with_two(flags):
         (("--max_stepps", "5"), "unknown flag 'max_stepps'; did you mean 'max_steps'?"),
         (("--max_steps", "many"), "argument --max_steps/--max-steps: invalid int value: 'many'"),
         (("--lr_scheduler_type", "cosinus"), "invalid choice: 'cosinus'"),
-        (("--eval_strategy", "no"), "early_stopping_patience=10 needs evaluations"),  # which the recipe asks for
         (("--model_name_or_path", "./nowhere"), "./nowhere is no folder"),
     ],
 )
-def test_a_dry_run_refuses_what_the_script_would_refuse(flags, message):
-    before = dict(os.environ)
+def test_a_dry_run_rejects_unknown_flags_and_values(flags, message):
     result = invoke("--model", "hrm-lm-50m", "--gpus", "2", "--dry_run", *flags)
     assert result.exit_code == 2 and message in result.output
-    assert dict(os.environ) == before  # the run that may follow gets the environment as it was
 
 
 def test_cpu_processes_are_started_by_torchrun_never_by_accelerate():
@@ -202,18 +192,7 @@ def test_every_model_can_be_planned(model):
     "text, size", [("24GB", 24 * GIB), ("24", 24 * GIB), ("1.5GiB", 1.5 * GIB), ("800MB", 800 * 2**20)]
 )
 def test_memory_is_read_as_people_write_it(text, size):
-    assert parse_memory(text) == size
-
-
-def test_flags_are_read_in_all_their_forms():
-    assert given_flags(["--a", "1", "--b=2", "--c", "--d-e", "x", "y"]) == {
-        "a": "1",
-        "b": "2",
-        "c": "true",
-        "d_e": "x y",
-    }
-    with pytest.raises(ValueError, match="stands before any flag"):
-        given_flags(["stray"])
+    assert parse_memory(text, "--memory") == size
 
 
 @pytest.mark.slow

@@ -23,9 +23,7 @@ from hrm_hf.launch.preflight import (
     interfaces,
     output_folder,
     port_check,
-    slurm,
     threads,
-    versions,
 )
 
 
@@ -59,19 +57,20 @@ def test_a_failure_ends_with_1_and_its_fix_is_below_it(tmp_path, monkeypatch):
     assert f"{port} cannot be bound" in lines[at] and "-> take another" in lines[at + 1]
 
 
-def test_two_processes_really_meet_and_add_their_numbers():
-    environ = {name: value for name, value in os.environ.items() if not name.endswith("SOCKET_IFNAME")}
-    assert named(backends(2, 120, environ), "gloo") == Check("gloo", "ok", "2 processes added their numbers")
+def test_two_processes_really_meet_and_add_their_numbers(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert named(backends(2, 120), "gloo") == Check("gloo", "ok", "2 processes added their numbers")
 
 
-def test_processes_that_cannot_meet_are_a_failure_and_no_hang():
-    check = named(backends(2, 60, {**os.environ, "GLOO_SOCKET_IFNAME": "nosuch0"}), "gloo")
+def test_processes_that_cannot_meet_are_a_failure_and_no_hang(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    check = named(backends(2, 60), "gloo")
     assert check.status == "fail" and "nosuch0" in check.found and "GLOO_SOCKET_IFNAME" in check.fix
 
 
 def test_a_process_that_never_comes_is_a_failure_when_time_is_up(monkeypatch):
     monkeypatch.setattr(preflight, "RANK_PROGRAM", "import time; time.sleep(600)")
-    check = named(backends(2, 1.5, os.environ), "gloo")
+    check = named(backends(2, 1.5), "gloo")
     assert (check.status, check.found) == ("fail", "2 processes did not meet in 1.5 s")
 
 
@@ -87,22 +86,17 @@ def test_a_taken_port_fails_if_it_was_asked_for_and_is_a_note_if_not(monkeypatch
 
 
 @pytest.mark.parametrize("variable", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
-def test_a_missing_interface_is_a_failure_that_lists_the_others(variable):
-    check = named(interfaces({variable: "nosuch0"}), variable)
-    assert check.status == "fail" and "nosuch0" in check.found and LOOPBACK in check.fix
-    assert named(interfaces({variable: LOOPBACK}), variable).status == "ok"
-    assert named(interfaces({variable: "^nosuch"}), variable).status == "ok"
-    assert named(interfaces({}), variable).status == "note"
+def test_a_missing_interface_is_a_failure_that_lists_the_others(variable, monkeypatch):
+    for value, status in ((LOOPBACK, "ok"), ("^nosuch", "ok"), ("", "note"), ("nosuch0", "fail")):
+        monkeypatch.setenv(variable, value)
+        check = named(interfaces(), variable)
+        assert check.status == status
+    assert "nosuch0" in check.found and LOOPBACK in check.fix
 
 
 def test_a_folder_that_takes_no_files_is_a_failure():
     (check,) = output_folder(Path("/proc/nowhere/runs"))  # not even for root
     assert check.status == "fail" and "cannot write into /proc" in check.found and "--out" in check.fix
-
-
-def test_a_file_in_the_place_of_the_folder_is_a_failure(tmp_path):
-    (tmp_path / "runs").write_text("")
-    assert output_folder(tmp_path / "runs" / "one")[0].found == f"{tmp_path / 'runs'} is a file"
 
 
 def test_too_little_room_is_a_failure_and_nothing_is_left_behind(tmp_path):
@@ -112,22 +106,9 @@ def test_too_little_room_is_a_failure_and_nothing_is_left_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_or_old_package_is_a_failure_with_the_command_that_fixs_it(monkeypatch):
-    needed = ["torch>=999", "no-such-package>=1.5", "numpy>=1", "wandb; extra == 'wandb'"]
-    monkeypatch.setattr(preflight.metadata, "requires", lambda name: needed)
-    torch_, missing, numpy = versions()
-    assert torch_.status == "fail" and "needed >=999" in torch_.found
-    assert missing == Check("no-such-package", "fail", "not installed", "pip install 'no-such-package>=1.5'")
-    assert numpy.status == "ok"
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_is_a_note_unless_one_is_required_or_the_driver_sees_one(monkeypatch):
-    monkeypatch.setattr(preflight, "_driver", lambda: None)
-    assert gpus()[0].status == "note"
-    assert gpus(required=True)[0].status == "fail"
-    monkeypatch.setattr(preflight, "_driver", lambda: "550.1")
-    assert gpus()[0].status == "fail" and "CUDA build" in gpus()[0].fix
+def test_no_gpu_is_a_note_unless_one_is_required():
+    assert (gpus()[0].status, gpus(required=True)[0].status) == ("note", "fail")
 
 
 def test_a_hostname_that_leads_nowhere_or_elsewhere_is_a_failure(monkeypatch):
@@ -138,17 +119,13 @@ def test_a_hostname_that_leads_nowhere_or_elsewhere_is_a_failure(monkeypatch):
     assert hostname().status == "fail" and "is_host=1" in hostname().fix
 
 
-def test_threads_are_counted_over_processes():
-    cores = len(os.sched_getaffinity(0))
-    assert threads(2, {"OMP_NUM_THREADS": str(cores)}).status == "note"
-    assert threads(1, {"OMP_NUM_THREADS": str(cores)}).status == "ok"
-    assert threads(1, {"OMP_NUM_THREADS": "many"}).status == "fail"
-    assert threads(2, {}).fix.startswith("export OMP_NUM_THREADS=")
-
-
-def test_inside_a_job_its_shape_is_told():
-    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "32"}
-    assert slurm(job) == Check("Slurm", "ok", "job 7: nnodes 1, ntasks 4, cpus_per_task 32")
+def test_threads_are_counted_over_processes(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    assert (threads(2).status, threads(1).status) == ("note", "ok")
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert threads(1).status == "fail"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert threads(2).fix.startswith("export OMP_NUM_THREADS=")
 
 
 def test_a_size_that_is_none_is_bad_usage():

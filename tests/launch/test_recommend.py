@@ -5,7 +5,6 @@ parsers of the scripts that the commands name.
 """
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -31,9 +30,9 @@ COUNTED = {
 }
 
 
-def recommend(size: float, task: str = "puzzle", **options):
+def recommend(size: float, task: str = "puzzle"):
     """Advice for a size in bytes."""
-    return recommendations.recommend(RecommendOptions(memory=f"{size / 2**20}MB", task=task), **options)
+    return recommendations.recommend(RecommendOptions(memory=f"{size / 2**20}MB", task=task))
 
 
 def invoke(*flags: str):
@@ -115,11 +114,6 @@ def test_a_small_device_keeps_half_for_its_context_and_says_what_it_keeps():
     assert "1.00 GiB, of which 409.6 MiB for a step (614.4 MiB kept: " in invoke("--memory", "1GB").output
     assert recommend(GIB).best.largest_batch
     assert usable_memory(24 * GIB) == int(24 * GIB * 0.9) - GIB  # as ever where there is enough
-
-
-def test_missing_measurements_are_an_error_that_says_how_to_make_them(tmp_path):
-    with pytest.raises(FileNotFoundError, match=re.escape("python -m benchmarks.puzzles.presets")):
-        recommend(4 * GIB, results=tmp_path / "none.json")
 
 
 def test_a_language_model_that_is_recommended_fits_its_launcher_too():

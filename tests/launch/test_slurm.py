@@ -16,7 +16,7 @@ from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.launch.slurm import SlurmJob, committed_files, seconds_of
+from hrm_hf.launch.slurm import SlurmJob, committed_files
 
 
 FOLDER = Path(__file__).parents[2] / "training" / "slurm"
@@ -188,9 +188,6 @@ def test_without_slurm_submitting_says_what_to_do(tmp_path, monkeypatch):
         (["multi_gpu", "--gpus", "0"], "gpus=0"),
         (["multi_node", "--nodes", "0"], "--nodes"),
         (["multi_gpu", "--nodes", "2"], "nodes=2"),
-        (["single_gpu", "--time", "2h"], "time='2h'"),
-        (["single_gpu", "--time", "1:00"], "signal_seconds=300"),
-        (["single_gpu", "--time", "0"], "time='0'"),
         (["single_gpu", "--mem", "64 GB"], "mem='64 GB'"),
         (["single_gpu", "--signal-seconds", "70000"], "65535"),
         (["single_gpu", "--account", "a b"], "account='a b'"),
@@ -205,11 +202,3 @@ def test_bad_usage_says_what_was_expected(arguments, message):
     result = invoke(*arguments)
     plain = re.sub(r"[│\s]+", " ", result.output)
     assert result.exit_code == 2 and message in plain, result.output
-
-
-@pytest.mark.parametrize(
-    "text, seconds",
-    [("90", 5400), ("1:30", 90), ("02:00:00", 7200), ("1-12", 129600), ("1-12:30", 131400), ("2-00:00:01", 172801)],
-)
-def test_slurm_s_forms_of_a_time(text, seconds):
-    assert seconds_of(text) == seconds

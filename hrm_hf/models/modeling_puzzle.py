@@ -3,7 +3,7 @@
 `PuzzleSolvingHead.forward` is ONE ACT step on a carry: it looks up puzzle rows and runs `act_step`, which compiles as
 one graph. The loop over steps is Python: the trainer's, with one optimizer step per ACT step, or `solve`.
 
-Left out on purpose: generation, masks and key-value caches; these models see the whole board at once.
+Left out on purpose: generation, masks and key-value caches, because these models see the complete board at once.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Tiny Recursive Model: Jolicoeur-Martineau 2025, arXiv 2510.04871.
 
 One small network updates both states: L_cycles times z_L = f(z_L, z_H + x), then z_H = f(z_H, z_L). The last of
-H_cycles such cycles is differentiated as a whole. Halting is decided by the sign of q_halt; there is no continue value
-and so no second forward.
+H_cycles such cycles is differentiated completely. The sign of q_halt decides halting; there is no continue value and
+so no second forward.
 
 With `update_rate`, `noise_scale` and `random_initial_states` it is the Equilibrium Reasoner (EqR, arXiv 2605.21488).
 

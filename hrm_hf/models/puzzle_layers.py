@@ -242,7 +242,7 @@ class PuzzleInputEmbedding(nn.Module):
         self.config = config
         self.make_tables(config)
         if config.rotary_parts:
-            # Tables, not frequencies: a compiled step would otherwise take sines anew in every block.
+            # Tables, not frequencies: a compiled step would otherwise recompute the sines in every block.
             shape = (1, config.max_position_embeddings, 1, config.head_dim)
             self.cos = nn.Buffer(torch.empty(shape), persistent=False)
             self.sin = nn.Buffer(torch.empty(shape), persistent=False)
@@ -286,7 +286,7 @@ class PuzzleInputEmbedding(nn.Module):
             rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))
             x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
         if config.pos_encodings == "learned":
-            # A call, not the bare weight: what is offloaded comes back when a module is called.
+            # A call, not the bare weight: accelerate loads an offloaded module when it is called.
             positions = self.positions(torch.arange(x.shape[1], device=x.device))
             x = math.sqrt(0.5) * (x + positions.to(dtype))  # keeps the variance of one embedding
         return math.sqrt(config.hidden_size) * x, self.rotary()
@@ -301,8 +301,8 @@ class PuzzleInputEmbedding(nn.Module):
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [batch, {self.config.seq_len}]")
 
 
-# Cheap exchange between the positions of a board, in place of attention (`SeRrmPuzzleConfig.mixing`): states [N, S, D]
-# to what is to be added to them. Source: ours; `PositionSwiGLU` is TRM's mlp_t.
+# Cheap exchange between the positions of a board, in place of attention (`SeRrmPuzzleConfig.mixing`): maps states
+# [N, S, D] to the terms added to them. Source: ours; `PositionSwiGLU` is TRM's mlp_t.
 
 
 class UnitMeans(nn.Module):

@@ -203,7 +203,7 @@ class PuzzleSolverMixin:
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
-            accepts: tells which answers obey the rules of the task: these then beat all others.
+            accepts: returns which answers obey the rules of the task; these beat all others.
             return_trajectory: keep the predictions after every step.
             settings: fields of `SolveSettings`, such as max_steps, min_steps, halt, restarts.
         """

@@ -5,7 +5,7 @@
     save_arc_dataset(splits, info, tasks, "data/arc1")
 
 Each task is augmented by the eight symmetries and permutations of the colors 1..9 (0, the background, stays), and
-every augmentation is a puzzle with an identifier of its own.
+every augmentation is a puzzle with its own identifier.
 
 What differs from the original builders: randomness is drawn per task, from the seed and the task's name, and tasks are
 sorted, so identifiers do not depend on directory order, hash seed, machine, or which other tasks are present.

@@ -245,7 +245,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 
 class RandomSymmetries:
-    """Puts each row of a batch under a random symmetry of its own, input and labels alike.
+    """Apply a random symmetry to each row of a batch, input and labels alike.
 
     Sudoku: names of digits, bands, rows in their band, stacks, columns in their stack, transposition. Mazes: turns and
     reflections. ARC: those and the names of the colors 1..9, for models without a puzzle table. The draw depends on

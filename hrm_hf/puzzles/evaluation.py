@@ -40,12 +40,12 @@ from .tasks import PuzzleTask, search_sudoku, sigmoid, validate_searchable
 
 
 DIFFICULTY_COLUMNS = ("rating", "path_length")
-ALWAYS_TOLD = ("max_steps", "min_steps", "min_confidence", "halt")
+ALWAYS_REPORTED = ("max_steps", "min_steps", "min_confidence", "halt")
 MOST_VALUES = 36  # of a measure of difficulty that are bins of their own
 NUM_BINS = 8  # of one with more values, each with about as many puzzles
 CALIBRATION_BINS = 10  # of confidence
 
-# Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and what the model made of them.
+# Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and the model's answers.
 OnBatch = Callable[[torch.Tensor, torch.Tensor, PuzzleSolution], None]
 
 
@@ -113,7 +113,7 @@ def evaluate_puzzles(
             rows = [torch.as_tensor(np.array(each[start : start + batch_size])).long() for each in arrays]
             batch, _, identifiers = rows
             started = time.perf_counter()
-            with seeded(model.device, options.seed, start):  # the same in whatever process
+            with seeded(model.device, options.seed, start):  # the same in any process
                 boards = (batch.to(model.device), identifiers.to(model.device))
                 solution = model.solve(*boards, return_trajectory=True, **options.solve_arguments(task))
             solution.steps.cpu()  # waits for the device, so that the time is that of the work
@@ -125,8 +125,8 @@ def evaluate_puzzles(
         model.train(was_training)
     columns, seconds = _gathered(parts, seconds, len(starts), processes)
     defaults, settings = vars(SolveSettings()), values_of(options, SolveSettings)
-    told = {n: value for n, value in settings.items() if n in ALWAYS_TOLD or value != defaults[n]}
-    return {**_metrics(columns, seconds, difficulty or {}), **told}
+    reported = {n: value for n, value in settings.items() if n in ALWAYS_REPORTED or value != defaults[n]}
+    return {**_metrics(columns, seconds, difficulty or {}), **reported}
 
 
 def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: PuzzleSolution) -> dict[str, np.ndarray]:
@@ -156,7 +156,7 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
 
 
 def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
-    """Whether a search finds the solution, and its nodes with the model and without it; nothing without labels."""
+    """Return whether a search finds the solution, and its nodes with and without the model; zeros without labels."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
     found, plain = search_sudoku(question, scores), search_sudoku(question)

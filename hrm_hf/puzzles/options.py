@@ -58,8 +58,8 @@ class SolveOptions(BoardOptions):
             puzzle row of their own). Votes are weighted by sigmoid(q_halt); ARC answers are ranked by number of votes
             first, as its scores are.
         noise: which noise a puzzle gets depends on its neighbors in the batch.
-        prefer_valid, choose="rules": these *use the rules* of the task, which the model was not told: say so where
-            you report results.
+        prefer_valid, choose="rules": these *use the rules* of the task, which the model does not know; mention it in
+            reports.
         search: the answer is right whenever there is one, and *not the model's answer*.
     """
 
@@ -99,12 +99,12 @@ class SolvePuzzles(SolveOptions):
 
     @property
     def plot(self) -> Path | None:
-        """The picture to draw."""
+        """Return the plot file, if one is wanted."""
         return self.out if self.out and self.out.suffix in PICTURES else None
 
     @property
     def model(self) -> str:
-        """The model that is named, or the one that comes for such puzzles."""
+        """Return the named model, or the one in the package for such puzzles."""
         words = self.words or []
         if words and not PUZZLE.fullmatch(words[0]):
             return words[0]
@@ -112,7 +112,7 @@ class SolvePuzzles(SolveOptions):
 
     @property
     def puzzles(self) -> list[str]:
-        """What follows the model."""
+        """Return the words after the model."""
         words = self.words or []
         return words[1:] if words and not PUZZLE.fullmatch(words[0]) else words
 
@@ -145,13 +145,13 @@ class RunDemo(Options):
     extra: str = option("More flags of run_puzzle.py, e.g. '--max_steps 50'.", "")
 
 
-GENERATE = "generate"  # the source that is none
+GENERATE = "generate"  # in place of a source
 DEFAULT_CLUES = {4: 8, 6: 14, 9: 30}
 
 
 @dataclass(kw_only=True)
 class BuildPuzzles(Options):
-    """What the builders of Sudoku and mazes share; each either generates or reads a source."""
+    """Options shared by the builders of Sudoku and mazes, which generate puzzles or read a source."""
 
     source: str = option("generate, a file or folder (CSV, JSONL, parquet), or hub:OWNER/NAME.", GENERATE)
     out: Path = option("Folder to write.")
@@ -182,7 +182,7 @@ class BuildPuzzles(Options):
             self.num_test = 1000 if self.num_test is None else self.num_test
 
     def recorded(self) -> dict[str, Any]:
-        """The options that decide the rows, for `puzzle.json` and the data card."""
+        """Return the options that decide the rows, for `puzzle.json` and the data card."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in given.items() if value is not None and name not in ("out", "workers")}
 
@@ -217,7 +217,7 @@ class BuildSudoku(BuildPuzzles):
             raise UsageError(f"clues={self.clues!r}: must be a number like 8 or a range like 7-10", "--clues")
 
     def clue_range(self) -> tuple[int, int]:
-        """The lowest and the highest number of clues."""
+        """Return the lowest and the highest number of clues."""
         low, _, high = self.clues.partition("-")
         return int(low), int(high or low)
 
@@ -295,11 +295,11 @@ class ConvertCheckpoint(Options):
     out: Path = option("Folder to write.")
     to_original: bool = option("Write the original's layout from ours.", False)
     config: str | None = option(
-        "The run's configuration where none lies beside the weights; or a preset of ours.", None, metavar="FILE"
+        "The run's configuration, if it is not next to the weights; or a preset of ours.", None, metavar="FILE"
     )
     revision: str | None = option("Branch, tag or sha on the Hub. [default: main]", None)
-    seq_len: int | None = option("Cells of a puzzle, where neither weights nor data folder tell.", None, min=1)
-    vocab_size: int | None = option("Tokens, padding and empty included, where nothing tells (se_rrm).", None, min=1)
+    seq_len: int | None = option("Cells of a puzzle, if neither in the weights nor in the data folder.", None, min=1)
+    vocab_size: int | None = option("Tokens, padding and empty included, if not in the files (se_rrm).", None, min=1)
     step: int | None = option("N of step_N: to read (largest), or to write with --to-original (0).", None, min=0)
 
     def __post_init__(self) -> None:
@@ -322,11 +322,7 @@ def values_of(options: Any, kind: type) -> dict[str, Any]:
 
 
 def shipped_model(task: str = "sudoku") -> str:
-    """Folder of the trained model for a task, "sudoku" (9x9) or "maze" (15x15); its card says how it was trained.
-
-    Raises:
-        ValueError: another task.
-    """
+    """Return the folder of the trained model for a task, "sudoku" (9x9) or "maze" (15x15)."""
     if task not in SHIPPED:
         raise ValueError(f"task={task!r}: no trained model comes with the package; use {' or '.join(SHIPPED)}")
     return str(ROOT / SHIPPED[task])

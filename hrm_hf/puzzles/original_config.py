@@ -259,7 +259,7 @@ def find_sizes(
 def _sizes_of_weights(
     state: dict[str, torch.Tensor], fields: dict[str, Any], architecture: str
 ) -> tuple[int | None, int | None, str]:
-    """Cells, tokens and the tensor that tells the cells; None where no tensor has a size (rotary positions, say)."""
+    """Return cells, tokens and the tensor with the cells; None for sizes that no tensor has (rotary positions)."""
 
     def size(name: str, axis: int) -> int | None:
         return state[name].shape[axis] if name in state else None

@@ -142,9 +142,15 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         candidates: list[Candidate] = []
         for start in range(0, len(rows["input_ids"]), count):
             piece = {name: values[start : start + count] for name, values in rows.items()}
-            found = self.forward(piece, **arguments)
-            output = {name: value.numpy() for name, value in found.items()}
-            candidates += [_candidate(output, i) for i in range(len(output["steps"]))]
+            found = {name: value.numpy() for name, value in self.forward(piece, **arguments).items()}
+            for row, steps in enumerate(found["steps"].tolist()):
+                candidate = Candidate(found["predictions"][row], steps, float(found["q_halt"][row]))
+                if "trajectory" in found:
+                    candidate.trajectory = found["trajectory"][:steps, row]
+                    candidate.q_trajectory = found["q_trajectory"][:steps, row]
+                if "probabilities" in found:
+                    candidate.probabilities = found["probabilities"][row]
+                candidates.append(candidate)
         return candidates
 
     def _forward(
@@ -213,17 +219,6 @@ def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
     if not set(QUESTION_NAMES) & set(rows[0]):
         raise ValueError(f"{path} has the columns {list(rows[0])}; expected one of {list(QUESTION_NAMES)}")
     return rows
-
-
-def _candidate(output: dict[str, np.ndarray], row: int) -> Candidate:
-    steps = int(output["steps"][row])
-    candidate = Candidate(output["predictions"][row], steps, float(output["q_halt"][row]))
-    if "trajectory" in output:
-        candidate.trajectory = output["trajectory"][:steps, row]
-        candidate.q_trajectory = output["q_trajectory"][:steps, row]
-    if "probabilities" in output:
-        candidate.probabilities = output["probabilities"][row]
-    return candidate
 
 
 PIPELINE_REGISTRY.register_pipeline(

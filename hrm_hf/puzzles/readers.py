@@ -244,7 +244,7 @@ def _hold_out(splits: dict[str, PuzzleSplit], held_out: HeldOut, rules: PuzzleRu
     option = "--test-size" if held_out.share is None else "--test-share"
     if "test" in splits:
         count = len(splits["test"].questions)
-        raise ValueError(f"{source} has a test split of its own ({count} rows); leave out {option}")
+        raise ValueError(f"{source} has a test split of its own ({count} rows); remove {option}")
     train, rows = splits["train"], len(splits["train"].questions)
     if held_out.share is None:
         if not 0 < held_out.size < rows:

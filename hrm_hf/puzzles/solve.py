@@ -108,11 +108,11 @@ def text_board(grid: list[list], config) -> str:
     return "\n".join(lines)
 
 
-def run_demo(options: RunDemo, said: TextIO | None = None) -> dict[str, Any]:
+def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
     """Train, evaluate and use a small Sudoku solver on the CPU, and report on it.
 
     Args:
-        said: the stream for its text and that of the programs it starts; standard output if None.
+        stream: for its text and that of the programs it starts; standard output if None.
 
     Returns:
         The folder, the exact accuracy on held-out boards, that of the saved model in a fresh process, and whether they
@@ -120,8 +120,8 @@ def run_demo(options: RunDemo, said: TextIO | None = None) -> dict[str, Any]:
     """
     training = resource("training")
     recipe = training / "recipes" / f"sudoku_demo_{options.model}.yaml"
-    tell = partial(print, file=said, flush=True)  # in order with what the processes say
-    run = partial(run_process, out=said)
+    tell = partial(print, file=stream, flush=True)  # in order with the output of the processes
+    run = partial(run_process, out=stream)
     fields = yaml.safe_load(recipe.read_text())
     folder, data = str(options.out or fields["output_dir"]), fields["data_path"]
     tell(
@@ -148,8 +148,8 @@ def run_demo(options: RunDemo, said: TextIO | None = None) -> dict[str, Any]:
 
 
 def _compiler_flags(tell: Callable[[str], None]) -> list[str]:
-    """Flags of a machine without a compiler."""
-    import torch  # seconds, in which what was told before can be read
+    """Return the flags for a machine without a compiler."""
+    import torch  # takes seconds, after the first lines are printed
 
     from ..trainer import validate_compiler
 

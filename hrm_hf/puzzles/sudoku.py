@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import datasets
 
 TEST_FRACTION = 1 / 6  # of the 288 grids and of the canonical forms of 4x4 boards, kept for the test split
-MAX_DRAWS = 1000  # of a symmetry of a training puzzle before all are said to have solutions of test puzzles
+MAX_DRAWS = 1000  # symmetries of a training puzzle tried before all count as having solutions of test puzzles
 
 # Independent random streams of one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)

@@ -1,7 +1,7 @@
 """Sudoku puzzles with a proven unique solution, in portions that several processes may draw.
 
-A portion is a number of attempts made together, with a random stream of its own that depends only on the seed and the
-portion's number. The puzzles are therefore the same for any number of processes.
+A portion is a number of attempts made together, with a random stream that depends only on the seed and the portion's
+number. The puzzles are therefore the same for any number of processes.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def generate_portions(
 
     Cells of a solved grid are emptied in random order, each only if the solution stays unique, until the number of
     clues is reached. No puzzle comes twice. 4x4 puzzles take their solutions from `grids`; for larger boards every
-    puzzle has a solution of its own.
+    puzzle has its own solution.
 
     Args:
         size: 4, 6 or 9.

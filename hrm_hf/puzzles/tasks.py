@@ -385,7 +385,7 @@ def searched_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dic
         "nodes": found.nodes,
         "nodes_without_model": plain.nodes,
     }
-    if found.tokens is None:  # a board without a solution: the model's answer stays, with what is wrong with it
+    if found.tokens is None:  # no solution: the model's answer stays, with its faults
         return {"search": report}
     answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
     if solution is not None:

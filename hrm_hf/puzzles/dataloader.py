@@ -85,31 +85,27 @@ class PuzzleOrder:
         self.group_starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
         self.group_ends = np.append(self.group_starts[1:], len(groups))
         self.mean_epoch_rows = len(self.group_starts) * len(rows) / len(self.puzzle_starts)
-        self._epochs: list[np.ndarray] = []
-        self._offsets = [0]
-        self._first = 0
+        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0  # of positions from the start; epoch
 
     def row(self, position: int) -> int:
         """Return the row at a position of the order; positions may lag behind the newest by any amount."""
-        while position >= self._offsets[-1]:
-            self._epochs.append(self._epoch(self._first + len(self._epochs)))
-            self._offsets.append(self._offsets[-1] + len(self._epochs[-1]))
-        index = int(np.searchsorted(self._offsets, position, side="right")) - 1
-        return int(self._epochs[index][position - self._offsets[index]])
+        while position >= self._start + len(self._rows):
+            self._rows = np.concatenate((self._rows, self._epoch(self._next)))
+            self._next += 1
+        return int(self._rows[position - self._start])
 
     def seek(self, position: int) -> None:
-        """Start over with the epoch that holds `position`, without the earlier ones."""
-        self._epochs, self._offsets, self._first = [], [0], 0
-        self.row(0)
-        while self._offsets[-1] <= position:
-            self.row(self._offsets[-1])
-            self.forget_before(min(position, self._offsets[-2]))
+        """Start over at `position`, without the earlier rows."""
+        self._rows, self._start, self._next = self._rows[:0], 0, 0
+        while position >= self._start + len(self._rows):
+            self.forget_before(self._start + len(self._rows))
+            self.row(self._start)  # the next epoch
+        self.forget_before(position)
 
     def forget_before(self, position: int) -> None:
-        """Free the epochs that end before `position`."""
-        while len(self._epochs) > 1 and self._offsets[1] <= position:
-            del self._epochs[0], self._offsets[0]
-            self._first += 1
+        """Free the rows before `position`."""
+        passed = max(0, min(position - self._start, len(self._rows)))
+        self._rows, self._start = self._rows[passed:], self._start + passed
 
     def _epoch(self, epoch: int) -> np.ndarray:
         rng = np.random.Generator(np.random.Philox([self.seed, epoch]))

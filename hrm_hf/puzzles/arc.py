@@ -179,9 +179,7 @@ def _read_source(path: Path) -> dict[str, dict[str, tuple[Any, str]]]:
             raise ValueError(f"{file}: subset {file.parent.name!r} already has a task {file.stem!r}")
         tasks[file.stem] = (load_json(file), str(file))
     if not content:
-        raise ValueError(
-            f"{path} holds no .json files; expected folders of tasks, or Kaggle files *{KAGGLE_SUFFIX}.json"
-        )
+        raise ValueError(f"{path} holds no .json files; expected folders of tasks or Kaggle's *{KAGGLE_SUFFIX}.json")
     return content
 
 

@@ -112,9 +112,7 @@ def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: s
     info_path = out / INFO_FILE
     new_info = _info_to_json(info)
     if info_path.exists() and json.loads(info_path.read_text()) != json.loads(json.dumps(new_info)):
-        raise FileExistsError(
-            f"{out} already holds a puzzle data set with other options; choose another --out or delete the folder"
-        )
+        raise FileExistsError(f"{out} already holds a puzzle data set with other options; choose another --out")
     for name, split in splits.items():
         with complete_file(out / "data" / f"{name}-00000.parquet") as stream:
             split.to_parquet(stream)

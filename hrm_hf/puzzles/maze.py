@@ -347,8 +347,8 @@ def _square_side(table: PuzzleTable) -> tuple[int, int]:
     cells = len(table.questions[0])
     side = round(cells**0.5)
     if side**2 != cells:
-        where = f"{table.place(0)}, column {table.columns[0]!r}"
-        raise ValueError(f"{where}: {cells} characters are no square maze; give the grid's height and width")
+        text = f"{cells} characters are no square maze; give the grid's height and width"
+        raise ValueError(f"{table.place(0, 0)}: {text}")
     return side, side
 
 
@@ -361,10 +361,10 @@ def _parse(table: PuzzleTable, grid_shape: tuple[int, int]) -> np.ndarray:
         try:
             problems = validate_solution(grids[0, row], grids[1, row], shortest=False)
         except ValueError as error:
-            raise ValueError(f"{table.place(row)}, column {table.columns[0]!r}: {error}") from error
+            raise ValueError(f"{table.place(row, 0)}: {error}") from error
         if problems:
-            where = f"{table.place(row)}, column {table.columns[1]!r}"
-            raise ValueError(f"{where}: does not solve column {table.columns[0]!r}: {'; '.join(problems[:3])}")
+            text = f"does not solve column {table.columns[0]!r}: {'; '.join(problems[:3])}"
+            raise ValueError(f"{table.place(row, 1)}: {text}")
     return grids
 
 

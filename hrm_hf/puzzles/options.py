@@ -311,9 +311,8 @@ class ConvertCheckpoint(Options):
         if self.architecture in TEXT and (self.to_original or given or self.step is not None):
             raise UsageError(f"{self.architecture} takes SRC and --out only; {TEXT[self.architecture]}")
         if self.to_original and self.architecture not in WITH_WAY_BACK:
-            raise UsageError(
-                f"there is no way back to {self.architecture}, only to {' and '.join(WITH_WAY_BACK)}", "--to-original"
-            )
+            known = " and ".join(WITH_WAY_BACK)
+            raise UsageError(f"there is no way back to {self.architecture}, only to {known}", "--to-original")
 
 
 def values_of(options: Any, kind: type) -> dict[str, Any]:

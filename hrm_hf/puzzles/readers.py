@@ -55,9 +55,11 @@ class PuzzleTable:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def place(self, row: int) -> str:
-        """Name a row by its line in a text file, else by its index from 0."""
-        return f"{self.name}, row {row}" if self.lines[row] is None else f"{self.name}, line {self.lines[row]}"
+    def place(self, row: int, column: int | str | None = None) -> str:
+        """Name a row by its line in a text file, else by its index from 0; and a column, if given."""
+        where = f"{self.name}, row {row}" if self.lines[row] is None else f"{self.name}, line {self.lines[row]}"
+        column = self.columns[column] if isinstance(column, int) else column
+        return where if column is None else f"{where}, column {column!r}"
 
     def codes(self, column: int, length: int, alphabet: dict[str, int]) -> np.ndarray:
         """Translate a column into numbers, uint8 [rows, length]; ValueError for another length or character.
@@ -68,12 +70,10 @@ class PuzzleTable:
             alphabet: number of each legal character.
         """
         texts = self.answers if column else self.questions
-        where = f"column {self.columns[column]!r}"
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         for row in np.flatnonzero(lengths != length)[:1]:
-            raise ValueError(
-                f"{self.place(row)}, {where}: {lengths[row]} characters {shorten(texts[row])}; expected {length}"
-            )
+            text = f"{lengths[row]} characters {shorten(texts[row])}; expected {length}"
+            raise ValueError(f"{self.place(row, column)}: {text}")
         lookup = np.full(256, 255, dtype=np.uint8)
         for character, code in alphabet.items():
             lookup[ord(character)] = code
@@ -81,10 +81,8 @@ class PuzzleTable:
         raw = np.frombuffer("".join(texts).encode("ascii", "replace"), dtype=np.uint8)
         codes = lookup[raw].reshape(len(texts), length)
         for row, position in np.argwhere(codes == 255)[:1]:
-            raise ValueError(
-                f"{self.place(row)}, {where}: character {texts[row][position]!r} at position {position + 1} of "
-                f"{shorten(texts[row])}; expected one of {''.join(alphabet)!r}"
-            )
+            text = f"character {texts[row][position]!r} at position {position + 1} of {shorten(texts[row])}"
+            raise ValueError(f"{self.place(row, column)}: {text}; expected one of {''.join(alphabet)!r}")
         return codes
 
 
@@ -255,10 +253,8 @@ def _hold_out(splits: dict[str, PuzzleSplit], held_out: HeldOut, rules: PuzzleRu
             raise ValueError(f"test_share={held_out.share}: must be between 0 and 1")
         in_test = np.array([place_of_form(form) < held_out.share for form in rules.forms_of(train)])
         if in_test.all() or not in_test.any():
-            raise ValueError(
-                f"test_share={held_out.share}: puts {in_test.sum()} of the {rows} rows of {source} into the test "
-                "split; use another share"
-            )
+            text = f"puts {in_test.sum()} of the {rows} rows of {source} into the test split"
+            raise ValueError(f"test_share={held_out.share}: {text}; use another share")
     return {"train": train.take(np.flatnonzero(~in_test)), "test": train.take(np.flatnonzero(in_test))}
 
 
@@ -348,17 +344,12 @@ def csv_dicts(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
             yield number, dict(zip(header, row))
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for place, line in numbered_lines(path):
-        yield int(place.rpartition(" ")[2]), json_object(line, place)
-
-
 def _from_arrow(arrow_table, name: str) -> PuzzleTable:
     return _table(name, ((None, row) for batch in arrow_table.to_batches() for row in batch.to_pylist()))
 
 
 def _table(name: str, rows: Iterable[tuple[int | None, dict[str, Any]]]) -> PuzzleTable:
-    """The table of rows with the numbers of their lines, None where there are no lines."""
+    """Make the table of rows with the numbers of their lines, None where there are no lines."""
     table, ratings, rated = PuzzleTable(name, ("", ""), [], [], lines=[]), [], False
     for number, (line, row) in enumerate(rows):
         table.lines.append(line)
@@ -366,17 +357,14 @@ def _table(name: str, rows: Iterable[tuple[int | None, dict[str, Any]]]) -> Puzz
             table.columns, rated = _find_columns(list(row), table.place(0)), RATING_COLUMN in row
         for column, texts in zip(table.columns, (table.questions, table.answers)):
             if not isinstance(row.get(column), str):
-                raise ValueError(
-                    f"{table.place(number)}, column {column!r}: {shorten(row.get(column))}; expected a string"
-                )
+                raise ValueError(f"{table.place(number, column)}: {shorten(row.get(column))}; expected a string")
             texts.append(row[column])
         if rated:
             rating = row.get(RATING_COLUMN)
             try:
                 ratings.append(float(rating))
             except (TypeError, ValueError) as error:
-                place = f"{table.place(number)}, column {RATING_COLUMN!r}"
-                raise ValueError(f"{place}: {rating!r}; expected a number") from error
+                raise ValueError(f"{table.place(number, RATING_COLUMN)}: {rating!r}; expected a number") from error
     if not len(table):
         raise ValueError(f"{name} has no rows; expected at least one puzzle")
     return replace(table, ratings=np.array(ratings, dtype=np.float32)) if rated else table

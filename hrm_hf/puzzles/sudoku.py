@@ -83,10 +83,8 @@ def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[byte
             new_boards[i, missing], new_solutions[i, missing] = drawn
             missing = missing[[solution.tobytes() in forbidden for solution in drawn[1]]]
         else:
-            raise RuntimeError(
-                f"num_aug={num_aug}: the symmetries of training puzzle {i} all have solutions of test puzzles; "
-                "use --num-aug 0"
-            )
+            text = f"the symmetries of training puzzle {i} all have solutions of test puzzles; use --num-aug 0"
+            raise RuntimeError(f"num_aug={num_aug}: {text}")
     return new_boards.reshape(-1, cells), new_solutions.reshape(-1, cells)
 
 
@@ -173,8 +171,9 @@ def sudoku_from_source(
 def _board_size(table: PuzzleTable) -> int:
     text, sizes = table.questions[0], {n**2: n for n in BOX_SHAPES}
     if len(text) not in sizes:
-        where = f"{table.place(0)}, column {table.columns[0]!r}"
-        raise ValueError(f"{where}: {len(text)} characters {text!r:.100}; expected {' or '.join(map(str, sizes))}")
+        raise ValueError(
+            f"{table.place(0, 0)}: {len(text)} characters {text!r:.100}; expected {' or '.join(map(str, sizes))}"
+        )
     return sizes[len(text)]
 
 
@@ -189,10 +188,8 @@ def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarr
     boards, solutions = (table.codes(column, shape.cells, alphabet) for column in (0, 1))
     for row in np.flatnonzero(~obey_rules(boards, solutions))[:1]:
         problems = validate_solution(table.questions[row], table.answers[row])
-        raise ValueError(
-            f"{table.place(row)}, column {table.columns[1]!r}: {table.answers[row]!r} does not solve "
-            f"{table.questions[row]!r}: {'; '.join(problems[:3])}"
-        )
+        text = f"{table.answers[row]!r} does not solve {table.questions[row]!r}: {'; '.join(problems[:3])}"
+        raise ValueError(f"{table.place(row, 1)}: {text}")
     return boards, solutions
 
 

@@ -122,8 +122,7 @@ def _generate(stream: "_Stream", num_puzzles: int, is_new: Callable[..., bool], 
                 if missing and fruitless >= MAX_TRIES:
                     raise RuntimeError(
                         f"no new {stream.size}x{stream.size} puzzle with {stream.low} to {stream.high} clues in "
-                        f"{MAX_TRIES} attempts, after {num_puzzles - missing} of {num_puzzles}; ask for more clues or "
-                        "fewer puzzles"
+                        f"{MAX_TRIES} attempts, after {num_puzzles - missing} of {num_puzzles}; use more clues"
                     )
                 if new:
                     yield Puzzles(*(array[np.array(new)] for array in puzzles))

@@ -107,7 +107,6 @@ class PuzzleTask:
     name = "generic"
     has_rules = False
     rules_prove = False  # an answer that obeys the rules is a right one
-    ballot_size = 1  # answers reported per question
 
     def __init__(self, config):
         self.config = config
@@ -140,10 +139,8 @@ class PuzzleTask:
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
         """Tokens int64 [S]."""
         if isinstance(cells, str):
-            raise ValueError(
-                f'a model with task="generic" takes token ids, not the string {cells!r:.60}; set config.task to '
-                '"sudoku", "maze" or "arc" if the model was trained on such puzzles'
-            )
+            text = f'a model with task="generic" takes token ids, not the string {cells!r:.60}'
+            raise ValueError(f"{text}; set config.task if it was trained on Sudoku, mazes or ARC")
         tokens = np.asarray(cells)
         if tokens.size != self.seq_len or not np.issubdtype(tokens.dtype, np.integer):
             raise ValueError(f"the puzzle has shape {tokens.shape}; expected {self.seq_len} token ids")
@@ -215,6 +212,10 @@ class PuzzleTask:
     def _extend(self, result: dict[str, Any], ranked: list[Ballot], solution: np.ndarray | None) -> dict[str, Any]:
         return result
 
+    def _legal(self, tokens: np.ndarray) -> np.ndarray:
+        """Replace tokens that are no symbols of the task, from a larger vocabulary, by padding."""
+        return np.where(tokens < self.num_tokens, tokens, PAD_ID)
+
 
 class SudokuTask(PuzzleTask):
     """Sudoku of size 4, 6 or 9; votes are random permutations of digits, rows, columns, bands and stacks."""
@@ -265,9 +266,9 @@ class SudokuTask(PuzzleTask):
             for digits, cells in drawn
         ]
 
-    def _legal(self, tokens: np.ndarray) -> np.ndarray:
-        """Replace tokens that are no digits, from a vocabulary larger than the board's, by blanks."""
-        return np.where(tokens < self.board.vocab_size, tokens, PAD_ID)
+    @property
+    def num_tokens(self) -> int:
+        return self.board.vocab_size
 
 
 class MazeTask(PuzzleTask):
@@ -275,6 +276,7 @@ class MazeTask(PuzzleTask):
 
     name = "maze"
     has_rules = rules_prove = True
+    num_tokens = maze.VOCAB_SIZE
 
     def __init__(self, config):
         super().__init__(config)
@@ -317,9 +319,6 @@ class MazeTask(PuzzleTask):
         cells = np.arange(self.seq_len).reshape(self.grid_shape)
         symbols = np.arange(self.vocab_size)
         return [View(dihedral(cells, t).reshape(-1), symbols, puzzle.identifier) for t in transforms[:votes]]
-
-    def _legal(self, tokens: np.ndarray) -> np.ndarray:
-        return np.where(tokens < maze.VOCAB_SIZE, tokens, PAD_ID)
 
 
 def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:

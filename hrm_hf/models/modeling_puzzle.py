@@ -40,6 +40,7 @@ from .puzzle_layers import (
     truncated_normal_,
     truncated_normal_like,
 )
+from .puzzle_table import PuzzleEmbedding, PuzzleTableMixin
 from .solving_puzzle import PuzzleSolverMixin
 
 
@@ -47,95 +48,6 @@ if TYPE_CHECKING:
     from .pipeline_puzzle import PuzzlePipeline  # noqa: F401 - so that it travels
 
 MAX_BLOCKS_IN_ONE_GRAPH = 32
-
-
-class PuzzleEmbedding(nn.Module):
-    """Table of one row per puzzle identifier, trained sparsely by sign descent.
-
-    The table is a buffer: it is no parameter, so that the dense optimizer, DDP and the moving average of weights leave
-    its (possibly a million) rows alone. In training, the rows in use are a leaf of the graph; their gradient arrives
-    as a sparse `table.grad`, which is what `hrm_hf.trainer.optim.SignSGD` reads.
-    """
-
-    def __init__(self, num_puzzles: int, ndim: int):
-        super().__init__()
-        self.weight = nn.Buffer(torch.zeros(num_puzzles, ndim))
-
-    def _apply(self, fn, recurse=True):
-        """Move the table in place, as torch moves parameters: an optimizer may hold it already."""
-        table = self.weight
-        super()._apply(fn, recurse)
-        if self.weight is not table and not table.is_meta and not self.weight.is_meta:
-            table.data, self.weight = self.weight.data, table
-        return self
-
-    def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
-        """Return rows [B, ndim] of the identifiers [B]; ValueError for one outside the table, on an eager CPU."""
-        if puzzle_identifiers.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (value.item() for value in torch.aminmax(puzzle_identifiers))
-            if low < 0 or high >= len(self.weight):
-                raise ValueError(f"puzzle identifiers span {low}..{high}; the table has {len(self.weight)} rows")
-        rows = self.weight[puzzle_identifiers]
-        if self.training and torch.is_grad_enabled():
-            table, ids = self.weight, puzzle_identifiers.long()
-            rows = rows.detach().requires_grad_()
-            rows.register_post_accumulate_grad_hook(lambda leaf: _add_sparse_grad(table, ids, leaf.grad))
-        return rows
-
-
-def _add_sparse_grad(table: torch.Tensor, ids: torch.Tensor, grad: torch.Tensor) -> None:
-    sparse = torch.sparse_coo_tensor(ids.unsqueeze(0), grad.to(table.dtype), table.shape, check_invariants=False)
-    table.grad = sparse if table.grad is None else table.grad + sparse
-
-
-class PuzzleTableMixin:
-    """Count, resize and reset the puzzle table `self.model.puzzle_emb` of a head; new puzzles need new rows."""
-
-    def num_parameters(
-        self, only_trainable: bool = False, exclude_embeddings: bool = False, include_puzzle_table: bool = False
-    ) -> int:
-        """Count parameters as in transformers, on request with the puzzle table, which is a buffer."""
-        total = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
-        if include_puzzle_table and self.model.puzzle_emb is not None:
-            total += self.model.puzzle_emb.weight.numel()
-        return total
-
-    def resize_puzzle_embeddings(self, num_puzzles: int) -> None:
-        """Change the number of puzzle identifiers; new rows start at the mean of the present ones."""
-        table = self._puzzle_table()
-        if num_puzzles < 1:
-            raise ValueError(f"num_puzzles={num_puzzles}: must be at least 1, the row of the blank identifier")
-        new = table.mean(0, keepdim=True).expand(max(0, num_puzzles - len(table)), -1)
-        self.model.puzzle_emb.weight = nn.Buffer(torch.cat((table[:num_puzzles], new)))
-        self.config.num_puzzle_identifiers = num_puzzles
-
-    def reset_puzzle_embeddings(self) -> None:
-        """Set every row to the mean of the table, as TRM does before fine-tuning on new puzzles."""
-        table = self._puzzle_table()
-        table.copy_(table.mean(0, keepdim=True).expand_as(table))
-
-    def adapt_puzzle_embeddings(self, num_puzzles: int, how: str) -> None:
-        """Fit the table to a data set of `num_puzzles` identifiers before fine-tuning.
-
-        `how` is "keep" for the same identifiers, "reset" for new puzzles, or "extend" to add rows for more.
-        """
-        if self.model.puzzle_emb is None:
-            return
-        present = self.config.num_puzzle_identifiers
-        if how == "reset" or (how == "extend" and num_puzzles >= present):
-            self.resize_puzzle_embeddings(num_puzzles)
-            if how == "reset":
-                self.reset_puzzle_embeddings()
-        elif how != "keep" or num_puzzles != present:
-            raise ValueError(
-                f"puzzle_embeddings={how!r}: the model has {present} puzzle identifiers, the data {num_puzzles}; use "
-                '"reset" for new puzzles, "extend" if the data add puzzles to the known ones, "keep" for the same'
-            )
-
-    def _puzzle_table(self) -> torch.Tensor:
-        if self.model.puzzle_emb is None:
-            raise ValueError("puzzle_emb_ndim=0: this model has no puzzle table")
-        return self.model.puzzle_emb.weight
 
 
 @dataclass

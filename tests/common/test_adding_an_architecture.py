@@ -23,7 +23,7 @@ ROWS_BEGIN = "    for row in (\n"
 CARRIED = {
     "act.py", "bounds.py", "configuration_hrm_puzzle.py", "configuration_plain_puzzle.py", "modeling_plain_puzzle.py",
     "modeling_puzzle.py", "modeling_utils.py", "pipeline_batches.py", "pipeline_puzzle.py", "puzzle_layers.py",
-    "settings_puzzle.py", "solving_puzzle.py",
+    "puzzle_table.py", "settings_puzzle.py", "solving_puzzle.py",
 }  # fmt: skip
 
 

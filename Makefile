@@ -48,7 +48,7 @@ demo-go: $(CORE)
 
 # Files side by side in processes; the tests of one file stay together, as some share a server or a cluster. In the
 # order of their names: by default those of few tests come last, and of these are the longest.
-JOBS ?= 2
+JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	$(PYTEST)

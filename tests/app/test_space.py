@@ -101,6 +101,7 @@ def test_what_cannot_become_a_space_is_refused_and_nothing_is_written(checkpoint
         write_space(tmp_path / "old", ["org/model"])
 
 
+@pytest.mark.slow
 def test_a_space_runs_from_its_own_copy_and_answers(space, checkpoints, tmp_path):
     (space / "app.py").write_text((space / "app.py").read_text().replace("'org/sudoku', ", ""))  # no Hub here
     with socket.socket() as probe:

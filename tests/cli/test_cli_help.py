@@ -73,7 +73,7 @@ def test_help_lists_every_command(found):
 
 def test_a_command_that_there_is_not_brings_the_nearest(found):
     assert "No such command" in found["no-such-command"][1]
-    done = subprocess.run([sys.executable, "-m", "hrm_hf.cli", "slove"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "hrm_hf_start", "slove"], capture_output=True, text=True)
     assert "Did you mean 'solve'" in done.stderr
 
 

@@ -1,12 +1,18 @@
 """`import hrm_hf` registers every architecture and pipeline, before and after transformers."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 
-BEFORE = "import hrm_hf"
+# A library that is imported leaves the messages and progress bars of other libraries alone.
+BEFORE = """
+import logging, os
+import hrm_hf
+assert logging.getLogger("torchao").filters == [] and "TQDM_DELAY" not in os.environ
+"""
 AFTER = """
 import transformers.pipelines
 from transformers import AutoFeatureExtractor, AutoModelForCausalLM, LlamaForCausalLM
@@ -39,7 +45,9 @@ assert ours <= set(known), known
 
 @pytest.mark.parametrize("first", [BEFORE, AFTER, PROGRAM], ids=["before", "after", "program"])
 def test_architectures_and_pipelines_are_registered(first):
-    result = subprocess.run([sys.executable, "-c", first + KNOWN], capture_output=True, text=True, timeout=300)
+    environment = {name: value for name, value in os.environ.items() if name != "TQDM_DELAY"}  # programs set it
+    command = [sys.executable, "-c", first + KNOWN]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
 
 

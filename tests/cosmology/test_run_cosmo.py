@@ -138,6 +138,7 @@ def test_training_continues_from_saved_weights_with_their_figures(run, tmp_path)
         run("third", data_path=larger, model_type=None, preset=None, model_name_or_path=str(first))
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_with_twice_the_batch(run, maps, tmp_path):
     options = {"noise_sigma": 0.01, "dataloader_num_workers": 1, "max_train_samples": 24, "eval_strategy": "steps"}
     options["config_overrides"] = {"statistics_dropout": 0.0}  # whose draws depend on the batch of a process

@@ -169,6 +169,7 @@ def tiny_weights(model) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_a_process_without_decisions_trains_along_and_counts_nothing_twice(tmp_path):
     one_has_no_attempts(str(tmp_path), accumulation=2)
     result = started.run(one_has_no_attempts, str(tmp_path), 1, processes=2)

@@ -47,6 +47,7 @@ def two_nodes(cluster, checkout):
     return checkout / "runs" / "two_nodes", cluster.log(job)
 
 
+@pytest.mark.slow
 def test_one_gpu_s_script_trains_and_every_override_reaches_the_run(cluster, checkout, submit_folder):
     keys = {"MAX_STEPS": 7, "BATCH_SIZE": 5, "LR": "2e-3", "SEED": 11, "NUM_WORKERS": 1, "TRAIN_SAMPLES": 30}
     job = cluster.submit(
@@ -115,6 +116,7 @@ def test_a_job_that_is_requeued_before_any_checkpoint_starts_from_the_beginning(
     assert list(losses(checkout / "runs" / "early")) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_two_jobs_on_one_node_at_once_have_ports_of_their_own(cluster, checkout, submit_folder):
     jobs = []
     for tag, other in (("a", "b"), ("b", "a")):
@@ -132,6 +134,7 @@ def test_two_jobs_on_one_node_at_once_have_ports_of_their_own(cluster, checkout,
     assert {one["port"] for one in a}.isdisjoint(one["port"] for one in b)
 
 
+@pytest.mark.slow
 def test_accelerate_starts_two_nodes_of_two_processes(cluster, checkout, submit_folder):
     job = SlurmJob(kind="multi_node", launcher="accelerate", script=WORKER)
     (submit_folder / "job.sbatch").write_text(job.text())

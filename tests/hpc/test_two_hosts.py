@@ -85,6 +85,7 @@ def finish(started: list[subprocess.Popen], seconds: float) -> list[int | None]:
     return statuses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line, variables",
     [

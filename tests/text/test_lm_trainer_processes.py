@@ -19,6 +19,7 @@ from tolerances import assert_copied
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, list_checkpoints
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_gives_the_losses_of_one_left_alone(tmp_path):
     lm_worker.train_resumable(str(tmp_path / "alone"), steps=24)
     out, draw = tmp_path / "killed", random.Random(0)

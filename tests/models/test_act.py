@@ -35,7 +35,7 @@ def test_a_carry_survives_saving():
         ActCarry.from_tensors({name: value for name, value in old.to_tensors().items() if name != "halted"})
 
 
-def test_exploration_draws_a_minimum_of_2_to_halt_max_steps_for_its_share_of_slots():
+def test_exploration_draws_min_steps_of_2_to_halt_max_steps_for_some_slots():
     steps = torch.zeros(20_000, dtype=torch.int32)
     torch.manual_seed(0)
     assert act.exploration_min_steps(steps, 4, 0.0).abs().sum() == 0
@@ -46,7 +46,7 @@ def test_exploration_draws_a_minimum_of_2_to_halt_max_steps_for_its_share_of_slo
     assert drawn.dtype == torch.int32
 
 
-def test_exploration_draws_the_share_before_the_minimum_as_the_original_does():
+def test_exploration_draws_slots_before_min_steps_like_the_original():
     steps = torch.zeros(50, dtype=torch.int32)
     torch.manual_seed(3)
     explore = torch.rand(50) < 0.5
@@ -66,7 +66,7 @@ def test_the_continue_target_is_the_better_of_the_next_values_or_q_halt_at_the_l
     torch.testing.assert_close(target, torch.tensor([1 / (1 + math.exp(-2)), 1 / (1 + math.exp(-1))]))
 
 
-def test_stablemax_is_its_formula():
+def test_stablemax_matches_its_formula():
     logits, labels = torch.tensor([[[1.0, 0.0, -1.0], [3.0, -3.0, 0.5]]]), torch.tensor([[2, -100]])
     s = [1 + 1, 0 + 1, 1 / (1 + 1)]
     expected = torch.tensor([[-math.log(s[2] / sum(s)), 0.0]], dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_stablemax_of_extreme_logits_has_finite_gradients():
     assert logits.grad.isfinite().all()
 
 
-def test_rows_count_equally_whatever_number_of_labels_they_have():
+def test_rows_have_equal_weight_for_any_number_of_labels():
     loss = torch.tensor([[1.0, 3.0], [5.0, 0.0], [0.0, 0.0]])
     assert act.row_mean_loss(loss, torch.tensor([2, 1, 0])) == 2.0 + 5.0 + 0.0
 
@@ -137,7 +137,7 @@ def test_a_model_that_never_prefers_halting_stops_at_the_last_step(architecture)
     assert halted == [False, False, True]
 
 
-def test_a_slot_that_goes_on_keeps_its_state_and_one_that_halted_restarts():
+def test_active_slots_keep_their_state_and_halted_slots_restart():
     model = tiny.model("hrm")
     batch, other = tiny.batch(), tiny.batch(seed=2)
     with torch.no_grad():

@@ -23,7 +23,7 @@ def maps_and_labels(count=8, channels=1):
     return maps * labels[:, 1].view(-1, 1, 1, 1) + 3 * labels[:, 0].view(-1, 1, 1, 1), labels
 
 
-def test_wrapping_around_makes_the_answer_the_same_for_shifted_maps():
+def test_circular_padding_makes_predictions_shift_invariant():
     maps, _ = maps_and_labels()
     model = tiny(padding_mode="circular").eval()
     shift = 4  # pixels of a cell after two stages, which halve the side
@@ -49,18 +49,18 @@ def test_the_preset_for_64_pixels_has_the_size_of_the_recurrent_model():
     [
         ({"depths": [1]}, "depths"),
         ({"hidden_sizes": []}, "hidden_sizes"),
-        ({"image_size": 2}, "leaves nothing"),
+        ({"image_size": 2}, "image_size=2"),
         ({"padding_mode": "reflect"}, "padding_mode='reflect'"),
     ],
 )
-def test_impossible_configs_are_refused(fields, message):
+def test_impossible_configs_are_rejected(fields, message):
     with pytest.raises(StrictDataclassError, match=message):
         CosmoCnnConfig.from_preset("test", **fields)
 
 
-def test_maps_of_another_shape_are_refused_with_both_shapes():
+def test_wrong_map_shapes_are_rejected_with_both_shapes():
     maps, _ = maps_and_labels(channels=2)
-    with pytest.raises(ValueError, match=r"\[8, 2, 16, 16\]; expected \[batch, 1, 16, 16\]"):
+    with pytest.raises(ValueError, match=r"\[8, 2, 16, 16\].*\[batch, 1, 16, 16\]"):
         tiny()(maps)
-    with pytest.raises(ValueError, match="pixel_values is missing"):
+    with pytest.raises(ValueError, match=r"pixel_values.*missing"):
         CosmoCnnModel(CosmoCnnConfig.from_preset("test"))()

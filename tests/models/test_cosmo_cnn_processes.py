@@ -74,7 +74,7 @@ def two_processes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_layer_of_two_processes_is_torchs_on_all_maps(two_processes, dtype):
+def test_a_layer_in_two_processes_matches_torch_on_all_maps(two_processes, dtype):
     found = [load_file(two_processes / f"{dtype}-{rank}.safetensors") for rank in range(2)]
     layer, maps = layer_and_maps(nn.BatchNorm2d, dtype)
     expected = train_layer(layer.double(), maps.double(), slice(None))

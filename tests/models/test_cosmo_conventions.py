@@ -78,7 +78,7 @@ def kind(request) -> str:
     return request.param
 
 
-def test_tuples_hold_what_is_not_none_in_order(kind):
+def test_tuples_hold_the_outputs_that_are_not_none_in_order(kind):
     model = model_of(kind)
     expected = model(maps_of(kind), **truth_of(kind)).to_tuple()
     found = model(maps_of(kind), **truth_of(kind), return_dict=False)
@@ -86,7 +86,7 @@ def test_tuples_hold_what_is_not_none_in_order(kind):
     assert torch.equal(found[0], expected[0])
 
 
-def test_the_config_decides_on_tuples_and_hidden_states_unless_the_call_does(kind):
+def test_arguments_override_the_config_for_tuples_and_hidden_states(kind):
     model = model_of(kind, return_dict=False, output_hidden_states=True)
     assert isinstance(model(maps_of(kind)), tuple) and isinstance(model.model(maps_of(kind)), tuple)
     assert model(maps_of(kind), return_dict=True).hidden_states is not None
@@ -94,7 +94,7 @@ def test_the_config_decides_on_tuples_and_hidden_states_unless_the_call_does(kin
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_half_weights_give_a_posterior_in_float32_near_the_full_one(kind, dtype):
+def test_half_precision_weights_give_a_float32_posterior(kind, dtype):
     model = model_of(kind)
     half = copy.deepcopy(model).to(dtype)
     for maps in (maps_of(kind), maps_of(kind).to(dtype)):
@@ -106,7 +106,7 @@ def test_half_weights_give_a_posterior_in_float32_near_the_full_one(kind, dtype)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_half_weights_get_finite_gradients(kind, dtype):
+def test_half_precision_weights_get_finite_gradients(kind, dtype):
     model = model_of(kind).to(dtype).train()
     model(maps_of(kind), **truth_of(kind)).loss.backward()
     assert all(p.grad.isfinite().all() and p.grad.dtype == dtype for p in model.parameters())
@@ -147,7 +147,7 @@ def test_building_in_half_precision_computes_the_same_buffers(kind):
         torch.testing.assert_close(buffers_of(built)[name], buffer, atol=tolerance, rtol=0)
 
 
-def test_modules_on_disk_answer_as_those_in_memory(tmp_path):
+def test_modules_offloaded_to_disk_keep_the_predictions(tmp_path):
     model = model_of("hrm", pos_encodings="learned")
     model.save_pretrained(tmp_path)
     places = dict.fromkeys(("model.stem", "model.L_level", "halt_head"), "disk")
@@ -158,7 +158,7 @@ def test_modules_on_disk_answer_as_those_in_memory(tmp_path):
         assert_equal_but_for_rounding(loaded.eval()(maps_of("hrm")).logits, model(maps_of("hrm")).logits)
 
 
-def test_a_map_alone_and_maps_that_are_not_contiguous_are_answered_as_in_a_batch(kind):
+def test_single_and_noncontiguous_maps_get_the_batch_predictions(kind):
     model, maps = model_of(kind), maps_of(kind)
     expected = model(maps).logits
     assert torch.allclose(model(maps[2:3]).logits, expected[2:3], atol=1e-6)
@@ -169,21 +169,21 @@ def test_a_map_alone_and_maps_that_are_not_contiguous_are_answered_as_in_a_batch
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_maps_of_integers_are_refused(kind, dtype):
-    with pytest.raises(ValueError, match=f"pixel_values are {dtype}; expected floats"):
+def test_integer_maps_are_rejected(kind, dtype):
+    with pytest.raises(ValueError, match=f"pixel_values.*{dtype}"):
         model_of(kind)(maps_of(kind).to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (4, 3), (2, 2), (4,)])
-def test_labels_of_another_shape_are_refused(kind, shape):
-    with pytest.raises(ValueError, match=r"labels has shape .*; expected \[4, 2\]: \['omega_m', 'sigma_8'\]"):
+def test_wrong_label_shapes_are_rejected(kind, shape):
+    with pytest.raises(ValueError, match=r"labels.*\[4, 2\].*\['omega_m', 'sigma_8'\]"):
         model_of(kind)(maps_of(kind), labels=torch.full(shape, 0.7))
 
 
-def test_labels_are_named_by_the_targets_alone(kind):
+def test_only_target_names_name_the_labels(kind):
     named = config_of(kind)
     assert type(named).from_dict(json.loads(named.to_json_string())).id2label == {0: "omega_m", 1: "sigma_8"}
-    with pytest.raises(ValueError, match=r"id2label=.*give target_names instead"):
+    with pytest.raises(ValueError, match=r"id2label=.*target_names="):
         config_of(kind, id2label={0: "a", 1: "b"})
 
 
@@ -201,7 +201,7 @@ def test_checkpointing_of_either_kind_changes_no_gradient(kind, reentrant):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RECURRENT)
-def test_the_compiled_model_answers_in_one_graph(kind):
+def test_the_model_compiles_as_one_graph(kind):
     model = model_of(kind)
     torch._dynamo.reset()
     with torch.no_grad():

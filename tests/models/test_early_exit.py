@@ -36,7 +36,7 @@ def forced(model, advantage):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("advantage", "segments"), [(1.0, 1), (-1.0, M)])
-def test_layers_are_visited_once_a_segment_that_some_token_needs(visits, advantage, segments, training):
+def test_layers_run_once_per_segment_that_any_token_needs(visits, advantage, segments, training):
     model = forced(tiny_hrm_lm.model(halt_exploration_prob=0.0), advantage).train(training)
     seen = visits(model)
     output = model(tiny_hrm_lm.tokens(), use_cache=True)
@@ -52,7 +52,7 @@ def test_decoding_visits_the_layers_once_for_a_token_that_halts_at_once(visits):
     assert len(seen) == 5 * VISITS
 
 
-def test_one_token_that_goes_on_keeps_the_layers_working(visits):
+def test_one_active_token_keeps_the_layers_running(visits):
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens()
     seen = visits(model)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_one_token_that_goes_on_keeps_the_layers_working(visits):
     assert len(seen) == M * VISITS
 
 
-def test_the_exit_fixed_gives_every_token_all_segments():
+def test_fixed_exit_gives_every_token_all_segments():
     model = forced(tiny_hrm_lm.model(), 9.0)
     with torch.no_grad():
         assert model(tiny_hrm_lm.tokens(), exit_criterion="fixed").halt_steps.unique().tolist() == [M]
@@ -96,7 +96,7 @@ def test_the_halting_margin_at_its_extremes_halts_at_once_or_never(margin, segme
 
 
 @pytest.mark.parametrize("criterion", EXTREMES)
-def test_criteria_are_config_fields_and_arguments_alike(criterion):
+def test_criteria_work_as_config_fields_and_as_arguments(criterion):
     threshold = {"cdf": 0.6, "kl": 0.1, "latent_diff": 0.33, "entropy_diff": 0.1}[criterion]
     configured = tiny_hrm_lm.model(exit_criterion=criterion, exit_threshold=threshold)
     named = tiny_hrm_lm.model()
@@ -109,14 +109,14 @@ def test_criteria_are_config_fields_and_arguments_alike(criterion):
 
 
 @pytest.mark.parametrize("criterion", ["kl", "latent_diff", "entropy_diff"])
-def test_criteria_that_are_not_trained_do_not_act_in_training(criterion):
+def test_untrained_criteria_are_inactive_in_training(criterion):
     model = tiny_hrm_lm.model(exit_criterion=criterion, exit_threshold=1e9).train()
     assert model(tiny_hrm_lm.tokens()).halt_steps.unique().tolist() == [M]
     assert model.eval()(tiny_hrm_lm.tokens()).halt_steps.unique().tolist() == [2]
 
 
 @pytest.mark.parametrize("criterion", ["q", "cdf"])
-def test_a_minimum_of_segments_holds_whatever_the_gate_says(criterion):
+def test_halt_min_steps_overrides_the_gate(criterion):
     model = forced(tiny_hrm_lm.model(halt_min_steps=2, exit_criterion=criterion), 9.0)
     assert model(tiny_hrm_lm.tokens()).halt_steps.unique().tolist() == [2]
     assert model.train()(tiny_hrm_lm.tokens()).halt_steps.min() == 2
@@ -150,7 +150,7 @@ def test_the_gate_halts_where_the_probability_of_having_halted_passes_the_thresh
         assert [rule.check(state).item() for _ in range(3)].index(True) + 1 == first
 
 
-def test_divergence_and_entropy_are_those_of_the_next_token():
+def test_divergence_and_entropy_use_the_next_token_distribution():
     """Two tokens, two words: (1/2, 1/2) then (1/4, 3/4). KL(new || old) = .1308 nats, entropy falls by .1308."""
     first, second = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
     for criterion in ("kl", "entropy_diff"):
@@ -166,7 +166,7 @@ def test_the_change_of_a_state_is_relative_to_its_norm():
     assert relative_change(now, None).item() == float("inf")
 
 
-def test_an_own_criterion_is_any_object_with_check():
+def test_a_custom_criterion_is_any_object_with_check():
     class OddPositions:
         def check(self, state):
             return (torch.arange(state.hidden.shape[1]) % 2 == 1).expand(state.hidden.shape[:2])
@@ -176,18 +176,18 @@ def test_an_own_criterion_is_any_object_with_check():
     assert steps.tolist() == [[M, 1, M, 1]]
 
 
-def test_criteria_keep_nothing_from_one_call_to_the_next():
+def test_criteria_keep_no_state_between_calls():
     for criterion in EXIT_CRITERIA:
         model, ids = tiny_hrm_lm.model(exit_criterion=criterion), tiny_hrm_lm.tokens()
         with torch.no_grad():
             assert torch.equal(model(ids).logits, model(ids).logits)
 
 
-def test_an_unknown_criterion_is_refused_by_name():
+def test_an_unknown_criterion_is_rejected_by_name():
     with pytest.raises(ValueError, match="exit_criterion='cosine'"):
         tiny_hrm_lm.model()(tiny_hrm_lm.tokens(), exit_criterion="cosine")
 
 
-def test_a_criterion_of_distributions_needs_the_head():
+def test_distribution_criteria_need_the_head():
     with pytest.raises(ValueError, match="exit_criterion='kl'"):
         tiny_hrm_lm.model().model(tiny_hrm_lm.tokens(), exit_criterion="kl")

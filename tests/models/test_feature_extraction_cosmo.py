@@ -30,7 +30,7 @@ def masked():
     return CosmoMapFeatureExtractor(SIZE, [3.0, -1.0], [2.0, 0.5], mask_channel=True)
 
 
-def test_scaling_uses_the_given_figures_and_keeps_the_amplitude(extractor, maps):
+def test_scaling_uses_the_given_statistics_and_keeps_the_amplitude(extractor, maps):
     found = extractor(maps)["pixel_values"]
     assert found.dtype == torch.float32 and found.shape == (5, 1, SIZE, SIZE)
     np.testing.assert_allclose(found, (maps - 3) / 2, rtol=1e-6, atol=1e-6)
@@ -38,12 +38,12 @@ def test_scaling_uses_the_given_figures_and_keeps_the_amplitude(extractor, maps)
     torch.testing.assert_close(twice, 2 * found)
 
 
-def test_asinh_is_taken_of_the_scaled_map(maps):
+def test_asinh_applies_to_the_scaled_map(maps):
     found = CosmoMapFeatureExtractor(SIZE, [3.0], [2.0], stretch="asinh")(maps)["pixel_values"]
     np.testing.assert_allclose(found, np.arcsinh((maps - 3) / 2), rtol=1e-5, atol=1e-6)
 
 
-def test_one_map_and_several_come_in_any_form(extractor, maps, tmp_path):
+def test_one_or_several_maps_are_accepted_in_any_form(extractor, maps, tmp_path):
     expected = extractor(maps)["pixel_values"]
     np.save(tmp_path / "all.npy", maps)
     np.save(tmp_path / "one.npy", maps[0, 0])
@@ -68,7 +68,7 @@ def test_fits_files_are_read_with_their_mask(masked, tmp_path):
     assert found.shape == (1, 3, SIZE, SIZE) and found[0, 2].sum() == mask.sum()
 
 
-def test_the_mask_is_the_last_channel_and_hides_what_is_not_observed(masked):
+def test_the_mask_is_the_last_channel_and_hides_unobserved_pixels(masked):
     maps = np.random.default_rng(2).normal(size=(2, 2, SIZE, SIZE))
     mask = np.ones((2, SIZE, SIZE), bool)
     mask[0, :3] = False
@@ -84,38 +84,38 @@ def test_the_mask_is_the_last_channel_and_hides_what_is_not_observed(masked):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda m: m[..., :-1], r"shape \[5, 1, 8, 7\]; expected \[8, 8\] or \[1, 8, 8\]"),
+        (lambda m: m[..., :-1], r"\[5, 1, 8, 7\].*\[8, 8\].*\[1, 8, 8\]"),
         (lambda m: m[0, 0, 0], r"shape \[8\]"),
-        (lambda m: np.where(np.arange(SIZE) == 3, np.nan, m), r"^map 0: 8 of 64 pixels are not finite.*\[0, 0, 3\]"),
-        (lambda m: [*m[:2], m[2] * np.inf], r"^item 2: 64 of 64 pixels"),
-        (lambda m: m.astype(np.float64) * 1e60, "too large for float32"),
-        (lambda m: m.astype(complex), "type complex"),
-        (lambda m: [[1.0, 2.0], [3.0]], "no regular array"),
-        (lambda m: "nowhere.npy", "nowhere.npy does not exist"),
-        (lambda m: "map.png", "map.png is no map file; expected one of .npy"),
+        (lambda m: np.where(np.arange(SIZE) == 3, np.nan, m), r"^map 0: 8 of 64 .*\[0, 0, 3\]"),
+        (lambda m: [*m[:2], m[2] * np.inf], "^item 2: 64 of 64 "),
+        (lambda m: m.astype(np.float64) * 1e60, "float32"),
+        (lambda m: m.astype(complex), "complex128"),
+        (lambda m: [[1.0, 2.0], [3.0]], "regular array"),
+        (lambda m: "nowhere.npy", r"nowhere\.npy .*exist"),
+        (lambda m: "map.png", r"map\.png .*one of \.npy"),
     ],
 )
-def test_what_is_no_map_is_refused_with_its_place(extractor, maps, broken, message):
+def test_invalid_maps_are_rejected_with_their_position(extractor, maps, broken, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         extractor(broken(maps))
 
 
-def test_masks_that_cannot_be_are_refused(extractor, masked, maps):
+def test_invalid_masks_are_rejected(extractor, masked, maps):
     two = np.zeros((2, SIZE, SIZE))
-    with pytest.raises(ValueError, match="the mask is empty"):
+    with pytest.raises(ValueError, match=r"mask.*empty"):
         masked(two, np.zeros((SIZE, SIZE)))
-    with pytest.raises(ValueError, match=r"shape \[7, 8\]; expected \[8, 8\]"):
+    with pytest.raises(ValueError, match=r"mask.*\[7, 8\].*\[8, 8\]"):
         masked(two, np.ones((7, SIZE)))
-    with pytest.raises(ValueError, match=r"1 .observed. and 0 alone"):
+    with pytest.raises(ValueError, match=r"mask.*\[0\.5\]"):
         masked(two, np.full((SIZE, SIZE), 0.5))
-    with pytest.raises(ValueError, match="this model takes none"):
+    with pytest.raises(ValueError, match=r"mask.*none"):
         extractor(maps, np.ones((SIZE, SIZE)))
-    with pytest.raises(ValueError, match="although it is observed"):
+    with pytest.raises(ValueError, match=r"^128 of 128 .* observed$"):
         masked(np.full((2, SIZE, SIZE), np.nan), np.ones((SIZE, SIZE)))
 
 
 @pytest.mark.parametrize("name", ["bad.npy", "bad.npz", "bad.fits"])
-def test_damaged_files_are_refused_by_name(extractor, tmp_path, name):
+def test_corrupted_files_are_rejected_by_name(extractor, tmp_path, name):
     if name.endswith("fits"):
         pytest.importorskip("astropy")
     (tmp_path / name).write_bytes(b"SIMPLE  =  no such thing" * 20)
@@ -123,7 +123,7 @@ def test_damaged_files_are_refused_by_name(extractor, tmp_path, name):
         extractor(tmp_path / name)
 
 
-def test_figures_that_cannot_scale_are_refused():
+def test_invalid_scaling_options_are_rejected():
     for options in ({"pixel_std": [0.0]}, {"pixel_std": [1.0, 1.0]}, {"pixel_mean": [np.nan]}, {"stretch": "log"}):
         with pytest.raises(ValueError):
             CosmoMapFeatureExtractor(SIZE, **{"pixel_mean": [0.0], **options})

@@ -56,7 +56,7 @@ def tags(ids) -> str:
 # Stopping
 
 
-def test_done_ends_at_once():
+def test_done_stops_immediately():
     output = refine(decided(DONE)[0])
     assert (decisions(output), output.iterations, output.stopped) == (["DONE"], [1], ["done"])
     assert output.attempts[0][0].done_probability > 0.99
@@ -71,12 +71,12 @@ def test_a_failing_validator_vetoes_done():
     assert validator.codes == [[attempt.code] for attempt in output.attempts[0]]
 
 
-def test_what_nobody_looked_at_is_no_veto():
+def test_empty_feedback_does_not_veto_done():
     assert refine(decided(DONE)[0], validator=Validator([Feedback()])).iterations == [1]
 
 
 @pytest.mark.parametrize(("threshold", "stopped"), [(0.79, "done"), (0.81, "iterations"), (None, "iterations")])
-def test_it_stops_at_the_threshold(threshold, stopped):
+def test_refinement_stops_at_the_threshold(threshold, stopped):
     logits = torch.tensor([0.15, 0.05, 0.8]).log().tolist()  # the config's threshold is 0.9
     output = refine(decided(logits)[0], refinement_threshold=threshold)
     assert output.stopped == [stopped] and output.iterations == [1 if stopped == "done" else 5]
@@ -84,14 +84,14 @@ def test_it_stops_at_the_threshold(threshold, stopped):
 
 
 @pytest.mark.parametrize(("asked", "config", "expected"), [(None, 3, 3), (2, 5, 2), (1, 5, 1)])
-def test_attempts_are_at_most_as_many_as_asked(asked, config, expected):
+def test_max_refinement_iterations_limits_the_attempts(asked, config, expected):
     model, _ = decided(CONTINUE, max_refinement_iterations=config)
     output = refine(model, max_refinement_iterations=asked)
     assert (output.iterations, output.stopped) == ([expected], ["iterations"])
 
 
 @pytest.mark.parametrize("decision", [CONTINUE, REFINE], ids=["continue", "refine"])
-def test_a_long_stream_forgets_its_oldest_attempts_and_never_outgrows_the_model(decision):
+def test_a_long_stream_drops_its_oldest_attempts_to_fit_the_model(decision):
     model, read = decided(decision, max_position_embeddings=128)
     output = refine(model, validator=Validator([BAD]))
     assert output.iterations == [5] and output.stopped == ["iterations"]
@@ -110,7 +110,7 @@ def test_a_stream_without_room_for_another_attempt_ends():
 # What is read and written
 
 
-def test_problems_and_contexts_are_cut_to_what_was_seen_in_training():
+def test_problems_and_contexts_are_truncated_to_their_budgets():
     model, read = decided(DONE, problem_budget=20, context_budget=40)
     refine(model, "word " * 300, contexts=[("sum.go", "x := 1\n" * 300)])
     ids = read[0][0]
@@ -121,7 +121,7 @@ def test_problems_and_contexts_are_cut_to_what_was_seen_in_training():
     assert named.startswith("<CONTEXT><FILE>sum.go</FILE>x := 1\n") and named.endswith("1\n</CONTEXT>")
 
 
-def test_continue_writes_again_for_the_same_plan_and_refine_plans_anew():
+def test_continue_keeps_the_plan_and_refine_writes_a_new_one():
     model, read = decided(CONTINUE, REFINE, DONE)
     output = refine(model, validator=Validator([BAD], [GOOD], [GOOD]))
     assert decisions(output) == ["CONTINUE", "REFINE", "DONE"]
@@ -134,7 +134,7 @@ def test_continue_writes_again_for_the_same_plan_and_refine_plans_anew():
     )
 
 
-def test_the_stream_has_the_message_and_the_encoder_the_verdict():
+def test_the_stream_gets_the_message_and_the_encoder_gets_the_verdict():
     model, read = decided(CONTINUE)
     output = refine(model, validator=Validator([BAD]), max_refinement_iterations=2)
     assert "<VALIDATE><SYNTAX_ERR>unexpected token, line 2: found }</VALIDATE><RETRY><CODE>" in (
@@ -145,13 +145,13 @@ def test_the_stream_has_the_message_and_the_encoder_the_verdict():
     assert read[1][0][: len(read[0][0])] == read[0][0]  # the first attempt is still there, word for word
 
 
-def test_without_a_validator_the_encoder_is_told_so():
+def test_without_a_validator_the_encoder_gets_zeros():
     model, read = decided(DONE)
     refine(model)
     assert read[0][1] == [0, 0, 0, 0]
 
 
-def test_an_attempt_has_the_given_beginning_and_its_plan():
+def test_an_attempt_has_its_code_prefix_and_its_plan():
     model, read = decided(DONE)
     prefix = "func Add2(a, b int) int {\n"
     output = refine(model, ["return the sum"], code_prefixes=[prefix], contexts=[("a.go", "package sum")])
@@ -165,7 +165,7 @@ def test_an_attempt_has_the_given_beginning_and_its_plan():
     assert attempt.plan == parse_plan(tokenizer, plan)
 
 
-def test_the_first_attempt_is_what_generate_writes():
+def test_the_first_attempt_equals_the_output_of_generate():
     model, _ = decided(DONE)
     tokenizer = tiny_go.tokenizer()
     batch = tokenizer(PROMPTS, padding=True, return_tensors="pt", return_token_type_ids=False)
@@ -184,7 +184,7 @@ def test_tags_in_a_prompt_are_text():
 
 
 @pytest.mark.parametrize("fields", [{}, tiny_go.VARIANTS["unified"]], ids=["two stacks", "unified"])
-def test_a_batch_gets_what_each_prompt_gets_alone(fields):
+def test_a_batch_is_refined_like_each_prompt_alone(fields):
     model = tiny_go.writer(**fields)
 
     def validator(codes):
@@ -224,7 +224,7 @@ def test_a_unified_model_decides_by_its_token(token, decision):
         assert (output.plans[0][0] == output.plans[0][1]) == (decision == "CONTINUE")
 
 
-def test_no_decision_token_can_be_written_into_a_plan_or_code():
+def test_plans_and_code_never_contain_decision_tokens():
     everything = dict.fromkeys(SPECIAL_TOKENS[4:], 5.0)
     model = tiny_go.writer(bias=everything)
     model.model.refinement_head.forward = lambda *features: torch.tensor([[REFINE]])
@@ -265,7 +265,7 @@ class Listener:
 
 
 @pytest.mark.parametrize("verdict", [GOOD, BAD], ids=["accepted", "refused"])
-def test_the_first_attempt_is_streamed_token_by_token_before_anybody_looks_at_it(verdict):
+def test_the_first_attempt_is_streamed_token_by_token_before_validation(verdict):
     listener, prefix = Listener(), "func A() {\n"
 
     def validator(codes):
@@ -293,14 +293,14 @@ def test_a_chosen_first_attempt_is_streamed_once_and_ended_once():
     assert tiny_go.tokenizer().decode(listener.tokens(0)) == output.codes[0]
 
 
-def test_beams_stream_the_chosen_attempt_alone():
+def test_beams_stream_only_the_chosen_attempt():
     listener = Listener()
     output = refine(decided(REFINE)[0], "sum", streamer=listener, num_beams=2, max_refinement_iterations=2)
     assert [tiny_go.tokenizer().decode(listener.tokens(0))] == output.codes and len(listener.texts) == 1
 
 
 @pytest.mark.parametrize("skip_prompt", [False, True])
-def test_the_librarys_streamer_prints_the_first_attempt_and_the_chosen_one(capsys, skip_prompt):
+def test_text_streamer_prints_the_first_and_the_chosen_attempt(capsys, skip_prompt):
     model, _ = decided(REFINE)
     tokenizer, prefix = tiny_go.tokenizer(), "func A() {\n"
     output = refine(
@@ -324,10 +324,10 @@ def test_the_librarys_streamer_prints_the_first_attempt_and_the_chosen_one(capsy
         ({"prompts": ["a"], "max_refinement_iterations": 6}, "max_refinement_iterations=6"),
         ({"prompts": ["a", "b"], "streamer": TextStreamer(None)}, "streamer"),
         ({"prompts": ["a", "b"], "validator": lambda codes: [GOOD]}, "validator"),
-        ({"prompts": ["a"], "code_prefixes": ["word " * 600]}, "shorten it"),
+        ({"prompts": ["a"], "code_prefixes": ["word " * 600]}, "max_position_embeddings"),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments, message):
+def test_bad_arguments_are_rejected_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         tiny_go.writer().generate_with_refinement(tokenizer=tiny_go.tokenizer(), **arguments)
 
@@ -337,7 +337,7 @@ def test_a_model_without_tags_cannot_refine():
         refine(tiny_go.writer(tagged=False))
 
 
-def test_no_prompts_give_no_codes():
+def test_no_prompts_give_no_code():
     assert refine(tiny_go.writer(), []).codes == []
 
 

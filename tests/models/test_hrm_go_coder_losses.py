@@ -74,7 +74,7 @@ def test_each_component_is_the_mean_over_its_own_targets(fields):
 
 
 @both
-def test_the_fused_loss_of_training_is_the_plain_one_in_value_and_gradients(fields):
+def test_the_fused_training_loss_matches_the_plain_one_and_its_gradients(fields):
     model, batch = tiny_go.model(awake=True, **fields), training_batch(REPAIRED, ONE_ATTEMPT, PLAIN)
     results = []
     for training in (True, False):
@@ -113,7 +113,7 @@ def test_a_component_without_targets_is_zero_and_every_parameter_has_a_gradient(
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
 
-def test_classes_of_decisions_can_weigh_differently():
+def test_decision_classes_can_have_different_weights():
     weights = [3.0, 0.5, 1.0]
     model, batch = tiny_go.model(awake=True, refinement_class_weights=weights), training_batch(REPAIRED)
     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
@@ -123,7 +123,7 @@ def test_classes_of_decisions_can_weigh_differently():
     assert not torch.isclose(outputs.refinement_loss, cross_entropy(flat, labels))
 
 
-def test_classes_of_no_weight_alone_give_no_loss():
+def test_classes_of_zero_weight_alone_give_no_loss():
     model, batch = tiny_go.model(refinement_class_weights=[0.0, 1.0, 1.0]), training_batch(ONE_ATTEMPT)
     batch["decision_labels"][:] = 0
     outputs = model(**batch)
@@ -131,7 +131,7 @@ def test_classes_of_no_weight_alone_give_no_loss():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_refinement_scale_of_zero_leaves_plan_and_code(training):
+def test_a_refinement_scale_of_zero_leaves_plan_and_code_losses(training):
     model, batch = tiny_go.model(awake=True).train(training), training_batch(REPAIRED)
     outputs = model(**batch, use_cache=False, refinement_scale=0.0)
     outputs.loss.backward()
@@ -141,7 +141,7 @@ def test_a_refinement_scale_of_zero_leaves_plan_and_code(training):
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in refining)
 
 
-def test_the_weights_of_the_losses_are_the_configs():
+def test_loss_weights_come_from_the_config():
     weights = {"plan_loss_weight": 1.0, "code_loss_weight": 2.0, "refinement_loss_weight": 3.0}
     outputs = tiny_go.model(awake=True, **weights)(**training_batch(REPAIRED))
     parts = outputs.plan_loss + 2 * outputs.code_loss + 3 * outputs.refinement_loss
@@ -149,7 +149,7 @@ def test_the_weights_of_the_losses_are_the_configs():
 
 
 @pytest.mark.parametrize("fields", [TWO_STACKS, UNIFIED, {"tagged": False}], ids=["two stacks", "unified", "untagged"])
-def test_labels_alone_train_on_plain_text_as_any_causal_model(fields):
+def test_labels_alone_train_on_plain_text_like_any_causal_model(fields):
     model, ids = tiny_go.model(awake=True, **fields), torch.tensor([tiny_go.stream("20")])
     outputs = model(ids, labels=ids)
     plain = cross_entropy(outputs.logits[0, :-1], ids[0, 1:])
@@ -224,11 +224,11 @@ def trained_losses(learnable: bool, steps: int = 100) -> list[float]:
 FLOORS = [math.log(SIDES), math.log(SIDES), math.log(3)]
 
 
-def test_dice_cannot_be_learned_below_their_entropy():
+def test_random_tokens_cannot_be_learned_below_their_entropy():
     for loss, floor in zip(trained_losses(learnable=False), FLOORS):
         assert floor - 0.05 <= loss <= floor + 0.3  # the range of tokens is learned, what is thrown is not
 
 
-def test_a_pattern_of_the_same_shape_is_learned_far_below_it():
+def test_a_pattern_is_learned_far_below_the_entropy_of_random_tokens():
     for loss, floor in zip(trained_losses(learnable=True), FLOORS):
         assert loss < floor / 2

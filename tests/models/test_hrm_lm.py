@@ -69,7 +69,7 @@ def starts_undecided(model):
     return bias[0] == -5.0 and gate == pytest.approx(0.05, rel=1e-4) and weight.abs().max() == 0
 
 
-def test_a_new_gate_says_go_on_however_the_model_is_made(tmp_path):
+def test_a_new_gate_continues_however_the_model_is_built(tmp_path):
     config = tiny_hrm_lm.config()
     assert starts_undecided(HrmLmForCausalLM(config))
     model = AutoModelForCausalLM.from_config(config)
@@ -87,7 +87,7 @@ def test_a_new_gate_says_go_on_however_the_model_is_made(tmp_path):
     assert starts_undecided(HrmLmForCausalLM.from_pretrained(tmp_path, halt_max_steps=3))
 
 
-def test_logits_start_at_the_order_of_one_whatever_the_width():
+def test_initial_logits_are_of_order_one_at_any_width():
     for width in (32, 256):
         model = tiny_hrm_lm.model(hidden_size=width, vocab_size=500)
         with torch.no_grad():
@@ -164,7 +164,7 @@ def test_fewer_logits_are_computed_on_request():
         torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([0, 5])).logits, whole[:, [0, 5]])
 
 
-def test_the_seed_decides_the_training_loss():
+def test_the_seed_determines_the_training_loss():
     model, ids = tiny_hrm_lm.model(halt_exploration_prob=0.5, hidden_dropout=0.1).train(), tiny_hrm_lm.tokens()
     losses = []
     for seed in (0, 0, 1):
@@ -237,8 +237,8 @@ def test_a_config_with_an_impossible_value_is_rejected_by_field(fields):
         tiny_hrm_lm.config(**fields)
 
 
-def test_an_unknown_preset_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown preset 'hrm-lm-7b' for hrm_lm; choose one of \['hrm-lm-100m'"):
+def test_an_unknown_preset_is_rejected_with_the_known_presets():
+    with pytest.raises(ValueError, match=r"hrm-lm-7b.*hrm-lm-100m"):
         HrmLmConfig.from_preset("hrm-lm-7b")
 
 

@@ -78,7 +78,7 @@ def test_a_row_alone_equals_the_row_in_a_padded_batch(side, attention):
             assert torch.equal(together.halt_steps[row, real], alone.halt_steps[0])
 
 
-def test_documents_packed_into_a_row_do_not_see_each_other_if_their_positions_start_anew():
+def test_packed_documents_do_not_see_each_other_if_their_positions_restart():
     model = tiny_hrm_lm.model()
     first, second = tiny_hrm_lm.tokens(1, 5, seed=2), tiny_hrm_lm.tokens(1, 7, seed=3)
     packed, positions = torch.cat([first, second], dim=1), torch.tensor([[*range(5), *range(7)]])
@@ -88,14 +88,14 @@ def test_documents_packed_into_a_row_do_not_see_each_other_if_their_positions_st
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-def test_a_row_keeps_its_bits_when_the_others_of_its_batch_think_longer_or_shorter():
+def test_a_row_is_bitwise_equal_when_other_rows_think_longer_or_shorter():
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=3)
     other = torch.cat([ids[:1], tiny_hrm_lm.tokens(rows=2, seed=9)])
     with torch.no_grad():
         assert torch.equal(model(ids).logits[0], model(other).logits[0])
 
 
-def test_each_token_halts_by_itself_as_in_the_definition():
+def test_each_token_halts_independently_as_defined():
     model, ids = tiny_hrm_lm.model().double(), tiny_hrm_lm.tokens(rows=1, length=12, seed=4)
     logits, steps = tiny_hrm_lm.one_token_at_a_time(model, ids[0])
     assert set(steps) == {1, 2, 3}
@@ -106,7 +106,7 @@ def test_each_token_halts_by_itself_as_in_the_definition():
     torch.testing.assert_close(output.logits[0], logits, atol=1e-6, rtol=0)
 
 
-def test_thinking_longer_before_does_not_change_a_halted_token_but_what_it_says_to_later_ones():
+def test_extra_segments_of_a_token_reach_only_later_tokens_that_run_them():
     """A token's own depth is forced; its logits are those of its depth, whatever the depth of its neighbours."""
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=1, length=6)
 

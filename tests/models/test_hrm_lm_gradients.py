@@ -72,7 +72,7 @@ def cross_entropy(logits, ids):
 
 
 @pytest.mark.parametrize("halting", [False, True])
-def test_gradients_through_all_passes_are_the_finite_differences(halting):
+def test_gradients_through_all_passes_match_finite_differences(halting):
     """With nothing cut, also through the keys that halted tokens hold. Along random directions."""
     model = tiny_hrm_lm.model(
         bp_steps=8, detach_between_segments=False, exit_criterion="q" if halting else "fixed", qk_norm=True,
@@ -102,7 +102,7 @@ def test_gradients_through_all_passes_are_the_finite_differences(halting):
         assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(predicted, rel=1e-5, abs=1e-6)
 
 
-def test_the_models_own_loss_has_the_gradients_of_its_formula():
+def test_the_loss_has_the_gradients_of_its_formula():
     """Deep supervision with weights 1, 2, 3 over tokens while they think, plus the loss where they halt."""
     model, ids = tiny_hrm_lm.model(q_loss_weight=0.0, ponder_loss_weight=0.0, bp_steps=8), tiny_hrm_lm.tokens()
     output = model(ids, labels=ids, output_segment_logits=True)
@@ -115,7 +115,7 @@ def test_the_models_own_loss_has_the_gradients_of_its_formula():
 
 
 @pytest.mark.parametrize("ponder_type", ["expected_steps", "geometric_kl", "neg_entropy"])
-def test_gradients_of_the_gates_losses_are_the_finite_differences(ponder_type):
+def test_gate_loss_gradients_match_finite_differences(ponder_type):
     config = tiny_hrm_lm.config(ponder_type=ponder_type)
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(6, 3, 2, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -126,7 +126,7 @@ def test_gradients_of_the_gates_losses_are_the_finite_differences(ponder_type):
     assert torch.autograd.gradcheck(halt_loss, q)
 
 
-def test_the_continuing_value_learns_from_the_next_segment_and_not_the_other_way_round():
+def test_q_continue_learns_from_the_next_segment_and_not_vice_versa():
     """Its target is cut: with q_halt far below, only the continuing values move, and each towards the next one's."""
     model, ids = tiny_hrm_lm.model(exit_criterion="fixed"), tiny_hrm_lm.tokens()
     model(ids, labels=ids).q_continue_loss.backward()
@@ -135,7 +135,7 @@ def test_the_continuing_value_learns_from_the_next_segment_and_not_the_other_way
     assert (gradient[1] != 0).all()
 
 
-def test_embeddings_learn_through_their_own_use_with_the_fewest_passes():
+def test_used_embeddings_get_gradients_with_the_fewest_passes():
     model, ids = tiny_hrm_lm.model(bp_steps=2, tie_word_embeddings=False), tiny_hrm_lm.tokens()
     model(ids, labels=ids).loss.backward()
     gradient = model.get_input_embeddings().weight.grad
@@ -147,7 +147,7 @@ def test_embeddings_learn_through_their_own_use_with_the_fewest_passes():
 
 
 @pytest.mark.parametrize("halting", [False, True])
-def test_no_gradient_crosses_from_one_segment_to_the_one_before(halting):
+def test_no_gradient_reaches_the_previous_segment(halting):
     model, starts = tiny_hrm_lm.model(bp_steps=8, exit_criterion="q" if halting else "fixed"), []
     original = model.model.segment
 
@@ -164,7 +164,7 @@ def test_no_gradient_crosses_from_one_segment_to_the_one_before(halting):
     assert starts == [(True, False), (True, True), (True, True)]
 
 
-def test_the_gates_losses_do_not_bend_the_language_model():
+def test_gate_losses_do_not_backpropagate_into_the_language_model():
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens()
     output = model(ids, labels=ids)
     (output.q_halt_loss + output.q_continue_loss + output.ponder_loss).backward()
@@ -173,7 +173,7 @@ def test_the_gates_losses_do_not_bend_the_language_model():
 
 
 @pytest.mark.parametrize("overrides", [{}, {"halt_max_steps": 1}, {"bp_steps": 2}, {"deep_supervision": "last"}])
-def test_every_parameter_gets_a_gradient_so_that_none_is_unused_in_data_parallel_training(overrides):
+def test_every_parameter_gets_a_gradient_for_data_parallel_training(overrides):
     model, ids = tiny_hrm_lm.model(**overrides).train(), tiny_hrm_lm.tokens()
     model(ids, labels=ids).loss.backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []

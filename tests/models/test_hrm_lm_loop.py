@@ -38,7 +38,7 @@ def made(seed=6, **overrides):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_forward_is_what_its_definition_says_token_by_token(option):
+def test_a_forward_matches_its_definition_token_by_token(option):
     model, ids = made(**OPTIONS[option]).double(), tiny_hrm_lm.tokens(rows=1, length=16)
     with torch.no_grad():
         output = model(ids)
@@ -86,7 +86,7 @@ def test_every_parameter_gets_a_gradient(option):
 
 
 @pytest.mark.parametrize("option", CACHED)
-def test_a_saved_model_comes_back(option, tmp_path):
+def test_a_reloaded_model_gives_the_same_logits(option, tmp_path):
     model, ids = made(**CACHED[option]), tiny_hrm_lm.tokens()
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -94,7 +94,7 @@ def test_a_saved_model_comes_back(option, tmp_path):
         assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_gains_and_vectors_start_where_they_change_nothing():
+def test_initial_gains_and_vectors_change_no_logit():
     ids = tiny_hrm_lm.tokens()
     plain = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP)
     both = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP, pass_gains=True, step_vectors=True)
@@ -104,7 +104,7 @@ def test_gains_and_vectors_start_where_they_change_nothing():
         assert torch.equal(both(ids).logits, plain(ids).logits)
 
 
-def test_more_passes_than_in_training_take_the_last_ones_parameters():
+def test_extra_segments_use_the_last_step_vector():
     model, ids = made(**tiny_hrm_lm.LOOP, step_vectors=True, kv_layout="last_segment"), tiny_hrm_lm.tokens()
     with torch.no_grad():
         deep = model(ids, num_segments=5, exit_criterion="fixed")
@@ -143,7 +143,7 @@ def test_the_number_of_segments_is_drawn_with_the_mean_of_the_config(sampling, m
     assert plan_segments(config, x, True, SegmentSchedule(segments=2)).segments == 2
 
 
-def test_tokens_that_draw_their_own_number_halt_there():
+def test_tokens_halt_at_the_number_of_segments_they_draw():
     """The same as an exit that halts them there; in inference nothing is drawn."""
     fields = {**tiny_hrm_lm.LOOP, "q_loss_weight": 0, "ponder_loss_weight": 0, "segment_sampling": "per_token"}
     model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
@@ -178,7 +178,7 @@ def test_a_training_forward_that_draws_more_segments_than_the_cache_has_slots_ru
     assert all(output.past_key_values is None for output in outputs)
 
 
-def test_the_random_state_is_drawn_anew_in_training_and_fixed_in_inference():
+def test_the_random_state_is_redrawn_in_training_and_fixed_in_inference():
     model, ids = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP, initial_state="random"), tiny_hrm_lm.tokens()
     with torch.no_grad():
         assert torch.equal(model(ids).logits, model(ids).logits)
@@ -186,7 +186,7 @@ def test_the_random_state_is_drawn_anew_in_training_and_fixed_in_inference():
         assert not torch.equal(model(ids).logits, model(ids).logits)
 
 
-def test_only_the_gate_learns_when_it_is_trained_alone():
+def test_freeze_all_but_gate_trains_only_the_gate():
     fields = {**tiny_hrm_lm.LOOP, "q_loss_weight": 0, "exit_criterion": "fixed"}
     model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
     freeze_all_but_gate(model)
@@ -203,7 +203,7 @@ def test_only_the_gate_learns_when_it_is_trained_alone():
     torch.testing.assert_close(output.loss, expected)
 
 
-def test_a_loss_that_needs_the_last_segment_only_is_the_same_without_the_others():
+def test_a_last_segment_loss_is_the_same_without_other_segment_logits():
     ids = tiny_hrm_lm.tokens()
     fields = {**tiny_hrm_lm.LOOP, "exit_criterion": "fixed"}
     lean = tiny_hrm_lm.model(**fields, q_loss_weight=0, ponder_loss_weight=0)
@@ -212,7 +212,7 @@ def test_a_loss_that_needs_the_last_segment_only_is_the_same_without_the_others(
     assert output.q_halt_loss is None and "ce_first" not in output.metrics and "ce_first" in full.metrics
 
 
-def test_segment_logits_of_a_model_with_a_coda_leave_the_cache_as_it_would_be():
+def test_segment_logits_of_a_model_with_a_coda_do_not_change_the_cache():
     model, ids = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP), tiny_hrm_lm.tokens(length=12)
     with torch.no_grad():
         whole = model(ids, output_segment_logits=True)
@@ -227,7 +227,7 @@ def test_segment_logits_of_a_model_with_a_coda_leave_the_cache_as_it_would_be():
     torch.testing.assert_close(second.segment_logits[:, -1], whole.logits[:, 7:], atol=2e-5, rtol=1e-4)
 
 
-def test_generation_in_batches_beams_and_with_an_assistant_is_that_of_one_row():
+def test_batched_beam_and_assisted_generation_match_one_row():
     model, ids = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP), tiny_hrm_lm.tokens(rows=3, length=6)
     settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     alone = torch.cat([model.generate(row[None], **settings) for row in ids])
@@ -237,7 +237,7 @@ def test_generation_in_batches_beams_and_with_an_assistant_is_that_of_one_row():
     assert torch.equal(beams, model.generate(ids, num_beams=3, use_cache=False, **settings))
 
 
-def test_old_configs_are_what_they_were():
+def test_new_fields_do_not_change_old_configs():
     """Fields that are new have values that change nothing; bp_steps is written out."""
     config = tiny_hrm_lm.config()
     assert (config.prelude_layers, config.coda_layers, config.mhc_flows, config.bp_segments) == (0, 0, 1, None)

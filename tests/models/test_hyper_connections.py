@@ -228,7 +228,7 @@ def test_an_asymmetric_map_moves_stream_zero_to_stream_one():
     torch.testing.assert_close(mixed[0, 0], torch.tensor([[0.0, 0.0], [1.0, 2.0]]))
 
 
-def test_tokens_are_treated_alike_whatever_their_row_and_position():
+def test_a_site_is_equivariant_to_rows_and_positions():
     site = random_site()
     streams = torch.randn(3, 5, 4, 16)
     rows, positions = torch.randperm(3), torch.randperm(5)
@@ -283,7 +283,7 @@ def test_gains_of_a_known_matrix_are_its_sums():
 # dtypes and compilation
 
 
-def test_coefficients_of_bfloat16_streams_are_the_float32_ones_of_the_same_values():
+def test_bfloat16_streams_have_the_float32_coefficients_of_the_same_values():
     site = random_site()
     streams = torch.randn(2, 5, 4, 16).bfloat16()
     for low, full in zip(site.coefficients(streams), site.coefficients(streams.float())):
@@ -303,7 +303,7 @@ def test_autocast_changes_neither_coefficients_nor_the_dtype_of_streams():
     assert merged.dtype == torch.float32
 
 
-def test_the_sinkhorn_operator_keeps_torchs_rules():
+def test_the_sinkhorn_operator_passes_opcheck():
     logits = torch.randn(4, 4, 6, requires_grad=True)
     torch.library.opcheck(torch.ops.hrm_hf.sinkhorn.default, (logits, 3, 1e-6))
 
@@ -342,7 +342,7 @@ def test_coefficients_without_gradients_equal_those_of_training(mode, tokens):
 
 
 @pytest.mark.parametrize("value", [0.0, 1e18, float("inf"), float("nan")])
-def test_streams_of_any_size_pass_a_site_as_they_do_in_training(value):
+def test_streams_of_any_magnitude_have_the_coefficients_of_training(value):
     site, streams = random_site().eval(), torch.full((1, 2, 4, 16), value)
     with torch.no_grad():
         few = site.coefficients(streams)

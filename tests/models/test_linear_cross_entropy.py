@@ -32,13 +32,13 @@ def both(hidden, weight, targets, token_weights):
 
 @pytest.mark.parametrize("chunk", [1, 4, 11, 512])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_loss_and_gradients_are_those_of_torch_for_any_chunk(chunk, dtype, monkeypatch):
+def test_loss_and_gradients_match_torch_for_any_chunk(chunk, dtype, monkeypatch):
     monkeypatch.setattr(module, "LOSS_CHUNK", chunk)
     found, expected = both(*inputs(dtype=dtype))
     torch.testing.assert_close(found, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
-def test_gradients_are_the_slopes_of_the_loss():
+def test_gradients_match_finite_differences():
     hidden, weight, targets, token_weights = inputs(rows=4, width=3, vocab=5)
     # The losses are float32: a coarse step, and tolerances that go with it.
     assert torch.autograd.gradcheck(

@@ -46,14 +46,14 @@ def goes_in_circles(ids: list[int]) -> bool:
 @pytest.mark.parametrize(
     ("period", "longest"), [(1, 24), (2, 128), (3, 128), (7, 128), (16, 128), (40, 240), (64, 384)]
 )
-def test_a_cycle_may_go_on_for_so_long_and_no_longer(period, longest):
+def test_a_cycle_is_limited_to_its_longest_stretch(period, longest):
     cycle = list(range(100, 100 + period))
     *ids, following = (cycle * 128)[: longest + 1]
     assert repeated_too_often(ids) == {following} and repeated_too_often([7, *ids[1:]]) == set()
     assert repeated_too_often([*ids, 9]) == set() and not goes_in_circles(ids) and goes_in_circles([*ids, following])
 
 
-def test_what_is_written_under_the_guard_has_no_circles_and_without_it_has():
+def test_the_guard_prevents_cycles():
     """A model that likes the last token's successors of a short list, so that it goes round."""
     generator = torch.Generator().manual_seed(0)
     likes = torch.randn(64, 64, generator=generator)
@@ -66,13 +66,13 @@ def test_what_is_written_under_the_guard_has_no_circles_and_without_it_has():
         assert [goes_in_circles(row[5:].tolist()) for row in ids] == [not guarded] * 6
 
 
-def test_what_was_given_and_the_padding_before_it_are_not_looked_at():
+def test_the_guard_ignores_the_prompt_and_its_padding():
     ids, scores = torch.full((1, 50), 9), torch.zeros(1, 16)
     assert torch.equal(RepetitionGuard(prompt_length=40)(ids, scores), scores)
     assert RepetitionGuard(prompt_length=20)(ids, scores)[0].isneginf().nonzero().tolist() == [[9]]
 
 
-def test_a_row_whose_only_token_would_be_forbidden_keeps_it():
+def test_the_only_possible_token_of_a_row_is_kept():
     scores = torch.full((2, 16), -torch.inf)
     scores[:, 9] = 1.0
     scores[1, 3] = 0.0
@@ -119,7 +119,7 @@ def plan(*segments: str) -> list[int]:
     return [token for tag, text in segments for token in (TOKEN_IDS[tag], *encode_text(tiny_go.tokenizer(), text))]
 
 
-def test_a_step_does_not_end_as_an_earlier_one():
+def test_a_step_does_not_repeat_an_earlier_one():
     step, target = "<STEP>", "<TARGET:func>"
     rows = {
         "repeats": [(step, "derived: if"), (step, "return"), (step, "derived: if")],
@@ -165,7 +165,7 @@ WORD = encode_text(tiny_go.tokenizer(), "z")[0]
 
 
 @pytest.mark.parametrize("guarded", [True, False, None])
-def test_generation_is_guarded_unless_it_is_switched_off(guarded):
+def test_generation_is_guarded_by_default(guarded):
     """A model that plans one step over and over and then writes tabs to the end of its budget."""
     by_config = {} if guarded is None else {"repetition_guard": guarded}
     for fields, options in ((by_config, {}), ({"repetition_guard": not guarded}, {"repetition_guard": guarded})):
@@ -186,7 +186,7 @@ def test_generation_is_guarded_unless_it_is_switched_off(guarded):
         assert goes_in_circles(code) == (guarded is False) and code.count(TAB) > 20
 
 
-def test_a_stream_that_is_continued_as_it_is_says_where_its_guard_goes():
+def test_repetition_guard_is_rejected_for_a_continued_stream():
     model, ids = tiny_go.model(), torch.tensor([[*tiny_go.task("add"), TOKEN_IDS["<PLAN>"], TOKEN_IDS["<CODE>"]]])
     with pytest.raises(ValueError, match="repetition_guard=True"):
         model.generate(ids, repetition_guard=True, max_new_tokens=4)
@@ -195,7 +195,7 @@ def test_a_stream_that_is_continued_as_it_is_says_where_its_guard_goes():
 
 @pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize("kind", ["coder", "gpt2"])
-def test_the_writer_of_the_evaluation_is_guarded_whatever_the_model(kind, guarded):
+def test_the_evaluation_writer_guards_any_model(kind, guarded):
     model = tiny_go.model()
     if kind == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=tiny_go.VOCAB_SIZE, n_embd=32, n_layer=1, n_head=2)).eval()

@@ -41,7 +41,7 @@ def observation(rows: int = 3, planes: int = 1, seed: int = 0) -> tuple[torch.Te
         (CosmoUnetForMassMapping, CosmoUnetConfig, 173_964),
     ],
 )
-def test_the_two_models_of_mass_64_have_equally_many_parameters(head, config, parameters):
+def test_the_two_mass_64_models_have_these_parameter_counts(head, config, parameters):
     built = head(config.from_preset("mass-64", **FIELDS))
     assert built.num_parameters() == parameters
 
@@ -71,7 +71,7 @@ def test_with_the_gains_of_a_spectrum_the_segments_converge_to_the_wiener_filter
     assert (found[:, 0] - expected).std() > 0.05 * scale  # it is not there at once
 
 
-def test_a_segment_begins_with_what_its_map_leaves_of_the_data():
+def test_a_segment_starts_from_the_residual_of_its_map():
     """Data that the map explains leave nothing to bring back: b is 0 where d = A kappa."""
     built, (pixel_values, kappa) = model(), observation()
     seen = []
@@ -85,7 +85,7 @@ def test_a_segment_begins_with_what_its_map_leaves_of_the_data():
     torch.testing.assert_close(second, torch.zeros_like(second), rtol=0, atol=1e-5)  # rounding of the transforms
 
 
-def test_the_forward_is_the_segments_one_by_one():
+def test_the_forward_equals_its_segments_run_one_by_one():
     built, (pixel_values, _) = model(halt_max_steps=3), observation()
     found = built(pixel_values, output_hidden_states=True)
     state, tokens = None, built.model.embed(pixel_values)
@@ -96,7 +96,7 @@ def test_the_forward_is_the_segments_one_by_one():
     torch.testing.assert_close(found.kappa, found.segment_maps[:, -1])
 
 
-def test_no_gradient_passes_from_one_segment_to_the_one_before():
+def test_no_gradient_reaches_the_previous_segment():
     built, (pixel_values, _) = model().train(), observation()
     first = built.model(pixel_values)
     first.kappa.retain_grad()
@@ -105,7 +105,7 @@ def test_no_gradient_passes_from_one_segment_to_the_one_before():
     assert first.kappa.grad is None and first.z_H.grad is None
 
 
-def test_maps_halt_by_themselves_and_keep_their_answer():
+def test_maps_halt_independently_and_keep_their_answer():
     built, (pixel_values, _) = model(halt_max_steps=4), observation(6)
     with torch.no_grad():
         built.halt_head.weight.normal_(std=1.0)
@@ -119,11 +119,11 @@ def test_maps_halt_by_themselves_and_keep_their_answer():
         torch.testing.assert_close(adaptive.kappa[row], expected, rtol=1e-4, atol=1e-6)
         goes_on = fixed.halt_logits[row] >= built.config.halt_threshold
         assert used == (4 if goes_on[:3].all() else int((~goes_on).nonzero()[0]) + 1)
-    with pytest.raises(ValueError, match="is for inference"):
+    with pytest.raises(ValueError, match='halt="adaptive"'):
         built.train()(pixel_values, halt="adaptive")
 
 
-def test_a_sky_that_is_moved_gives_a_map_that_is_moved():
+def test_a_shifted_sky_gives_a_shifted_map():
     """By whole patches, for the tokens of patches are cut from a fixed corner."""
     built, (pixel_values, _) = model(), observation()
     moved = pixel_values.roll((4, 8), dims=(2, 3))
@@ -141,7 +141,7 @@ def test_two_planes_are_mapped_and_scored(head):
     assert (found.kappa_std > 0).all() and found.loss.isfinite()
 
 
-def test_the_likelihood_of_pixels_is_that_of_torch():
+def test_the_pixel_likelihood_matches_torch():
     likelihood = MapLikelihood(HrmMassMappingConfig.from_preset("test"))
     generator = torch.Generator().manual_seed(0)
     mean, log_std, truth = torch.randn(3, 2, 1, SIZE, SIZE, generator=generator).unbind()
@@ -149,7 +149,7 @@ def test_the_likelihood_of_pixels_is_that_of_torch():
     torch.testing.assert_close(likelihood.pixels(MapEstimate(mean, log_std, None), truth), expected)
 
 
-def test_the_likelihood_of_modes_is_best_at_the_power_of_the_error():
+def test_the_mode_likelihood_peaks_at_the_error_power():
     likelihood = MapLikelihood(HrmMassMappingConfig.from_preset("test"))
     truth = torch.randn(4, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     estimate = 0.5 * truth
@@ -183,17 +183,17 @@ def test_gains_by_multipole_filter_modes():
     torch.testing.assert_close(gains(x, table), max(0.0, 1 - place) * x, rtol=1e-4, atol=1e-5)
 
 
-def test_errors_name_what_is_wrong():
-    with pytest.raises(StrictDataclassError, match="an even number: g1 and g2"):
+def test_errors_name_the_argument():
+    with pytest.raises(StrictDataclassError, match=r"num_channels=4.*mask_channel=True"):
         HrmMassMappingConfig.from_preset("test", num_channels=4)
-    with pytest.raises(StrictDataclassError, match="kappa_std has 2 entries for 1 planes"):
+    with pytest.raises(StrictDataclassError, match=r"kappa_std.* 2 .* 1 "):
         HrmMassMappingConfig.from_preset("test", kappa_std=[1.0, 1.0])
-    with pytest.raises(StrictDataclassError, match="cell_size=3 does not divide the 4 pixels"):
+    with pytest.raises(StrictDataclassError, match=r"cell_size=3.* 4 "):
         HrmMassMappingConfig.from_preset("test", cell_size=3)
-    with pytest.raises(StrictDataclassError, match="image_size=18 cannot be halved 2 times"):
+    with pytest.raises(StrictDataclassError, match=r"image_size=18.* 2 "):
         CosmoUnetConfig.from_preset("test", image_size=18, hidden_sizes=[4, 4, 4])
     pixel_values, kappa = observation()
-    with pytest.raises(ValueError, match=r"kappa has shape \[3, 16, 16\]; expected \[3, 1, 16, 16\]"):
+    with pytest.raises(ValueError, match=r"kappa.*\[3, 16, 16\].*\[3, 1, 16, 16\]"):
         model()(pixel_values, kappa=kappa[:, 0])
     with pytest.raises(ValueError, match="max_steps=0"):
         model()(pixel_values, max_steps=0)

@@ -25,7 +25,7 @@ def train(model, tmp_path, monitor=True, batch=None):
     return trainer
 
 
-def test_gains_are_logged_beside_the_trainers_own_line(tmp_path):
+def test_gains_are_logged_with_the_loss_of_the_trainer(tmp_path):
     model, held = tiny_mhc.model(mhc_res_mode="unconstrained"), tiny_mhc.ids(rows=3, seed=5)
     trainer = train(model, tmp_path, batch={"input_ids": held})
     history = trainer.state.log_history
@@ -38,7 +38,7 @@ def test_gains_are_logged_beside_the_trainers_own_line(tmp_path):
     assert [gains[-1][name] for name in NAMES] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_monitor_takes_rows_of_the_data_and_leaves_training_as_it_was(tmp_path):
+def test_the_monitor_reads_training_rows_without_changing_training(tmp_path):
     weights = []
     for monitor in (True, False):
         trainer = train(tiny_mhc.model(), tmp_path, monitor)

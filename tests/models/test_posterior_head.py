@@ -36,7 +36,7 @@ def test_the_density_integrates_to_one_on_the_box_of_the_prior(covariance, compo
     assert (torch.exp(-head.nll(copies, labels)).double().sum() * cell).item() == pytest.approx(1, abs=2e-3)
 
 
-def test_moments_are_those_of_the_density():
+def test_moments_match_the_density():
     head = head_of(prior_bounds=BOX, num_components=2)
     posterior = head(torch.randn(1, 8))
     labels, cell = grid()
@@ -96,7 +96,7 @@ def test_the_best_scale_undoes_a_wrong_confidence(factor):
 @pytest.mark.parametrize("label", [[0.05, 0.8], [0.3, 1.2], [float("nan"), 0.8]])
 def test_a_label_outside_the_prior_is_named(label):
     head = head_of(prior_bounds=BOX)
-    with pytest.raises(ValueError, match=r"label (omega_m|sigma_8)=.* of row 1 is outside the prior"):
+    with pytest.raises(ValueError, match=r"(omega_m|sigma_8)=.* row 1 "):
         head.normalize(torch.tensor([[0.3, 0.8], label]))
 
 
@@ -126,14 +126,14 @@ def test_points_have_the_mean_and_covariance_of_a_standard_normal():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prior_bounds": [[0.1, 0.5]]}, "1 entries for 2 targets"),
-        ({"prior_bounds": [[0.5, 0.1], [0.6, 1.0]]}, r"must be \[low, high\]"),
+        ({"prior_bounds": [[0.1, 0.5]]}, "prior_bounds.* 1 .* 2 "),
+        ({"prior_bounds": [[0.5, 0.1], [0.6, 1.0]]}, r"prior_bounds.*omega_m.*\[0\.5, 0\.1\]"),
         ({"covariance": "full"}, "covariance"),
         ({"target_names": ["omega_m"]}, "derived_s8"),
-        ({"num_channels": 1, "mask_channel": True}, "at least one map"),
-        ({"pixel_mean": [0.0, 0.0]}, "pixel_mean has 2 entries for 1 maps"),
+        ({"num_channels": 1, "mask_channel": True}, "num_channels=1"),
+        ({"pixel_mean": [0.0, 0.0]}, "pixel_mean.* 2 .* 1 "),
     ],
 )
-def test_a_config_that_does_not_fit_together_is_refused(fields, message):
+def test_inconsistent_configs_are_rejected(fields, message):
     with pytest.raises(Exception, match=message):
         CosmoCnnConfig(**fields)

@@ -43,7 +43,7 @@ def test_tags_are_the_first_ids_and_each_kind_is_one_run_of_them():
         assert [TOKEN_IDS[token] for token in kind] == list(range(first, first + len(kind)))
 
 
-def test_tags_have_the_ids_that_tokenizers_saved_earlier_have():
+def test_tags_keep_the_ids_of_earlier_tokenizers():
     path = Path(__file__).parents[1] / "fixtures" / "saved_earlier" / "hrm_go_coder" / "special_tokens.txt"
     assert tuple(path.read_text().split()) == SPECIAL_TOKENS
 
@@ -59,7 +59,7 @@ def test_tags_have_the_ids_that_tokenizers_saved_earlier_have():
     ],
     ids=["problem", "context", "plan", "code", "validation"],
 )
-def test_no_text_of_a_user_makes_a_tag_in_any_segment(segment):
+def test_user_text_never_becomes_a_tag_in_any_segment(segment):
     ids = segment(tiny_go.tokenizer())
     tags = [SPECIAL_TOKENS[token] for token in ids if token < len(SPECIAL_TOKENS)]
     clean = [SPECIAL_TOKENS[token] for token in segment_of_plain_text(segment) if token < len(SPECIAL_TOKENS)]
@@ -76,7 +76,7 @@ def segment_of_plain_text(segment):
     return segment(Blunt())
 
 
-def test_text_is_encoded_without_a_beginning():
+def test_text_is_encoded_without_bos():
     assert encode_text(tiny_go.tokenizer(), "") == []
     assert read(encode_text(tiny_go.tokenizer(), "\tif a < b {\n")) == "\tif a < b {\n"
 
@@ -112,7 +112,7 @@ def test_a_verdict_reads_as_documented(feedback, text):
     assert read(validation_segment(tiny_go.tokenizer(), feedback)) == f"<VALIDATE>{text}</VALIDATE>"
 
 
-def test_a_long_message_is_cut():
+def test_a_long_message_is_truncated():
     ids = validation_segment(tiny_go.tokenizer(), Feedback(False, message="x" * 1000))
     assert read(ids) == f"<VALIDATE><SYNTAX_ERR>none: {'x' * MAX_MESSAGE}</VALIDATE>"
 
@@ -135,12 +135,12 @@ def test_a_verdict_has_these_ids_for_the_encoder(feedback, lines, expected):
     assert expected[2] < len(CATEGORIES) and expected[3] < LINE_BUCKETS
 
 
-def test_a_failure_is_anything_that_was_looked_at_and_is_wrong():
+def test_feedback_fails_if_any_check_failed():
     assert not Feedback().failed and not Feedback(True, True, True).failed and not Feedback(True, None, None).failed
     assert Feedback(False).failed and Feedback(True, False).failed and Feedback(True, None, False).failed
 
 
-def test_what_is_unknown_is_refused_by_name():
+def test_unknown_values_are_rejected_by_name():
     tokenizer = tiny_go.tokenizer()
     with pytest.raises(ValueError, match="category='bug'"):
         Feedback(category="bug")
@@ -150,7 +150,7 @@ def test_what_is_unknown_is_refused_by_name():
         plan_segment(tokenizer, "ADD", ["class:A"], [])
 
 
-def test_a_plan_is_read_back_with_or_without_its_tags():
+def test_a_plan_is_parsed_with_or_without_its_tags():
     tokenizer = tiny_go.tokenizer()
     ids = plan_segment(tokenizer, "REMOVE", ["func:A", "type:B"], ["sum a and b", "return"])
     expected = {"intent": "REMOVE", "targets": ["func:A", "type:B"], "steps": ["sum a and b", "return"]}

@@ -55,7 +55,7 @@ def test_presets_have_their_number_of_parameters(config_class, name):
 
 def test_overrides_change_a_preset_and_unknown_presets_are_named():
     assert HrmPuzzleConfig.from_preset("hrm-small", seq_len=16).seq_len == 16
-    with pytest.raises(ValueError, match=r"unknown preset 'hrm-1b' for hrm_puzzle; choose one of \['hrm-27m'"):
+    with pytest.raises(ValueError, match=r"hrm-1b.*hrm-27m"):
         HrmPuzzleConfig.from_preset("hrm-1b")
 
 
@@ -138,16 +138,16 @@ def test_gradient_checkpointing_gives_the_same_gradients(architecture):
 
 def test_wrong_shapes_are_named():
     model = tiny.model("hrm")
-    with pytest.raises(ValueError, match=r"input_ids has shape \[2, 9\]; expected \[batch, 16\]"):
+    with pytest.raises(ValueError, match=r"input_ids.*\[2, 9\].*\[batch, 16\]"):
         model(torch.ones(2, 9, dtype=torch.long))
     carry = model(**inputs(3)).carry
-    with pytest.raises(ValueError, match=r"the carry holds \[3.*this batch offers \[4"):
+    with pytest.raises(ValueError, match=r"input_ids: .*\[3.*\[4"):
         model(**inputs(4), carry=carry)
-    with pytest.raises(ValueError, match=r"labels: the carry holds \[.*this batch offers nothing"):
+    with pytest.raises(ValueError, match=r"labels: .*\[3.*nothing"):
         model(inputs(3)["input_ids"], carry=model(**tiny.batch(3)).carry)
 
 
-def test_a_higher_bar_of_confidence_stops_a_row_only_when_it_is_met():
+def test_min_confidence_stops_a_row_only_when_it_is_met():
     model = tiny.model("trm")
     boards = tiny.batch(12)["input_ids"]
     easy, strict = (model.solve(boards, min_confidence=bar) for bar in (0.0, 0.7))
@@ -160,7 +160,7 @@ def test_a_higher_bar_of_confidence_stops_a_row_only_when_it_is_met():
 
 
 @architectures
-def test_solving_with_fixed_steps_is_the_chain_of_evaluation_steps(architecture):
+def test_solving_with_fixed_steps_equals_a_chain_of_evaluation_steps(architecture):
     model, data = tiny.model(architecture), inputs()
     solution = model.solve(**data, halt="fixed", return_trajectory=True)
     carry = None
@@ -175,7 +175,7 @@ def test_solving_with_fixed_steps_is_the_chain_of_evaluation_steps(architecture)
 
 
 @architectures
-def test_an_adaptive_answer_is_the_fixed_run_at_the_step_where_it_stopped(architecture):
+def test_an_adaptive_answer_equals_the_fixed_run_at_its_last_step(architecture):
     # In float64: sixteen steps of random weights enlarge a difference a million times, and a smaller batch is another
     # shape, whose products may sum in another order.
     model, data = tiny.model(architecture).double(), inputs(16)
@@ -202,7 +202,7 @@ def test_finished_rows_leave_the_batch():
     assert sizes == [int((steps >= step).sum()) for step in range(1, steps.max() + 1) for _ in range(passes)]
 
 
-def test_runs_that_overlap_in_threads_leave_the_compiler_on():
+def test_overlapping_runs_in_threads_keep_the_compiler_enabled():
     seen = []
 
     def count(graph, inputs):
@@ -234,7 +234,7 @@ def test_runs_that_overlap_in_threads_leave_the_compiler_on():
     assert len(seen) == 1
 
 
-def test_fewest_and_most_steps_bound_every_row():
+def test_min_steps_and_max_steps_bound_every_row():
     model, data = tiny.model("hrm"), inputs(16)
     free = model.solve(**data).steps
     bounded = model.solve(**data, min_steps=3, max_steps=5).steps
@@ -259,19 +259,19 @@ def test_a_trajectory_repeats_the_answer_of_a_finished_row():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_attention_heads": 3}, "hidden_size=512 is not a multiple of num_attention_heads=3"),
-        ({"hidden_size": 6, "num_attention_heads": 2}, "needs a head size that is a multiple of 2; .*= 3"),
-        ({"pos_encodings": "alibi"}, r"pos_encodings='alibi' is not one of \('rope', 'rope2d', 'learned', 'none'\)"),
-        ({"loss_type": "mse"}, r"loss_type='mse' is not one of \('stablemax', 'softmax'\)"),
-        ({"forward_dtype": "int8"}, "forward_dtype='int8' is not one of"),
-        ({"halt_max_steps": 0}, "halt_max_steps=0; expected a whole number from 1"),
-        ({"halt_exploration_prob": 1.5}, r"halt_exploration_prob=1\.5; expected a number from 0 to 1"),
-        ({"puzzle_emb_ndim": 1025, "puzzle_emb_len": 2}, "puzzle_emb_ndim=1025 does not fit into 2 slots of hidden_"),
-        ({"grid_shape": [9, 8]}, r"grid_shape=\[9, 8\] does not have seq_len=81 cells"),
-        ({"seq_len": "81"}, "Field 'seq_len' expected int, got str"),
+        ({"num_attention_heads": 3}, "hidden_size=512.*num_attention_heads=3"),
+        ({"hidden_size": 6, "num_attention_heads": 2}, "pos_encodings='rope'.* 2; .* = 3"),
+        ({"pos_encodings": "alibi"}, r"pos_encodings='alibi'.*\('rope', 'rope2d', 'learned', 'none'\)"),
+        ({"loss_type": "mse"}, r"loss_type='mse'.*\('stablemax', 'softmax'\)"),
+        ({"forward_dtype": "int8"}, "forward_dtype='int8'"),
+        ({"halt_max_steps": 0}, r"halt_max_steps=0.* 1\b"),
+        ({"halt_exploration_prob": 1.5}, r"halt_exploration_prob=1\.5.* 0 .* 1"),
+        ({"puzzle_emb_ndim": 1025, "puzzle_emb_len": 2}, "puzzle_emb_ndim=1025.* 2 .* hidden_size=512"),
+        ({"grid_shape": [9, 8]}, r"grid_shape=\[9, 8\].*seq_len=81"),
+        ({"seq_len": "81"}, "'seq_len'.*int.*str"),
     ],
 )
-def test_impossible_configs_are_named(fields, message):
+def test_impossible_configs_are_rejected(fields, message):
     with pytest.raises(StrictDataclassError, match=message):
         HrmPuzzleConfig(**fields)
 
@@ -318,7 +318,7 @@ def test_a_reset_table_has_its_mean_everywhere():
     torch.testing.assert_close(model.model.puzzle_emb.weight, mean.expand(tiny.PUZZLES, -1))
 
 
-def test_a_model_without_a_table_says_so():
+def test_a_model_without_a_table_rejects_resizing():
     model = tiny.model("hrm", puzzle_emb_ndim=0)
     assert model.num_parameters(include_puzzle_table=True) == model.num_parameters()
     assert [group["name"] for group in model.optimizer_groups()] == ["dense"]

@@ -37,7 +37,7 @@ def assert_same(found, expected, names=FIELDS):
 
 
 @models
-def test_a_batch_gives_what_its_rows_give_alone_with_an_exit_by_stillness(name):
+def test_a_batch_equals_its_rows_alone_with_exit_when_still(name):
     # In float64, since random weights enlarge the differences that another shape of a product makes.
     model, data = MODELS[name]().double(), inputs()
     options = {"halt": "fixed", "max_steps": 4, "choose": "residual"}
@@ -56,7 +56,7 @@ def test_a_batch_gives_what_its_rows_give_alone_with_an_exit_by_stillness(name):
 
 
 @models
-def test_noise_at_every_step_has_the_stated_std_and_at_the_start_comes_once(name, monkeypatch):
+def test_noise_has_the_stated_std_at_every_step_or_once_at_the_start(name, monkeypatch):
     model, data = MODELS[name](), inputs(64)
 
     def states(**options):
@@ -81,7 +81,7 @@ def test_noise_at_every_step_has_the_stated_std_and_at_the_start_comes_once(name
 
 
 @models
-def test_restarts_are_runs_and_the_surest_stands(name):
+def test_restarts_are_runs_and_the_most_confident_one_wins(name):
     model, data = MODELS[name](), inputs()
     torch.manual_seed(3)
     found = model.solve(**data, restarts=4, noise=0.5, max_steps=6, return_trajectory=True)
@@ -120,7 +120,7 @@ def test_restarts_have_noise_by_default_unless_the_model_draws_numbers_itself(ru
     assert runs == [(2, 0.0), (4, DEFAULT_NOISE), (2, 0.0), (4, 0.0)]
 
 
-def test_as_many_runs_go_together_as_the_cache_holds_boards(runs, monkeypatch):
+def test_runs_are_batched_up_to_boards_per_call(runs, monkeypatch):
     model = tiny.model("trm")
     assert model.boards_per_call == 4 * 2**20 // ((2 + tiny.SEQ_LEN) * 32 * 4)
     monkeypatch.setattr(TrmPuzzleForSolving, "boards_per_call", 10)
@@ -129,7 +129,7 @@ def test_as_many_runs_go_together_as_the_cache_holds_boards(runs, monkeypatch):
     assert [size for size, _ in runs] == [4, 8, 8, 8, 4, 16, 16, 16]
 
 
-def test_a_board_that_the_rules_have_settled_gets_no_further_run_nor_step(runs):
+def test_a_board_decided_by_the_rules_gets_no_further_run_or_step(runs):
     model, data = tiny.model("trm"), inputs(4)
     plain = model.solve(**data, halt="fixed", max_steps=3, return_trajectory=True)
     wanted = plain.trajectory[1, 2]  # what board 2 answers after its second step
@@ -144,7 +144,7 @@ def test_a_board_that_the_rules_have_settled_gets_no_further_run_nor_step(runs):
     assert found.steps_of_all_runs.tolist() == [6, 6, 2, 6]
 
 
-def test_the_rules_judge_the_boards_as_they_are_given_whatever_names_a_model_gives_their_symbols():
+def test_the_rules_check_boards_in_their_original_symbols():
     model, data = tiny.se_rrm(), inputs(16)
     to_new, _ = canonical_symbols(data["input_ids"], tiny.VOCAB_SIZE)
     assert (to_new != torch.arange(tiny.VOCAB_SIZE)).any()
@@ -227,7 +227,7 @@ def test_a_vote_that_no_run_can_change_is_decided():
 
 
 @pytest.mark.parametrize("choose", ["q", "residual", "vote"])
-def test_leaving_decided_boards_alone_changes_no_answer(choose, monkeypatch):
+def test_skipping_decided_boards_changes_no_answer(choose, monkeypatch):
     model, data = tiny.model("trm"), inputs(16)
     model.lm_head.weight.data[:4] = 0  # few different answers, so that they agree at times
     options = {"restarts": 6, "noise": 0.3, "max_steps": 2, "choose": choose}
@@ -288,7 +288,7 @@ def test_a_row_stops_when_its_last_steps_moved_the_state_by_less_than_the_tolera
     assert solution.residual[::2].tolist() == [0.0] * 4
 
 
-def test_stillness_waits_for_the_fewest_steps_and_never_comes_by_default(monkeypatch):
+def test_exit_when_still_waits_for_min_steps_and_is_off_by_default(monkeypatch):
     model, data = tiny.model("trm"), inputs()
     scripted(model, monkeypatch)
     later = model.solve(**data, halt="fixed", max_steps=30, min_steps=20, exit_when_still=0.01)
@@ -297,7 +297,7 @@ def test_stillness_waits_for_the_fewest_steps_and_never_comes_by_default(monkeyp
 
 
 @models
-def test_the_residual_is_that_of_the_states(name):
+def test_the_residual_is_computed_from_the_states(name):
     model, data = MODELS[name](), inputs()
     states = []
     hook, reason = model.model.fresh_states, model.model.reason

@@ -32,7 +32,7 @@ def in_chunks(model, ids, sizes, cache, mask=None, **kwargs):
     return torch.cat(logits, dim=1), torch.cat(steps, dim=1)
 
 
-def test_a_call_with_fewer_segments_leaves_a_cache_that_longer_ones_can_read():
+def test_a_call_with_more_segments_reads_the_cache_of_fewer_segments():
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(length=LENGTH)
     cache = cache_of("dynamic", model)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_with_one_segment_sharing_slots_over_segments_is_exact():
     torch.testing.assert_close(logits, whole, atol=1e-5, rtol=0)
 
 
-def test_slots_shared_over_segments_allow_more_segments_than_the_config_says():
+def test_slots_shared_over_segments_allow_more_than_halt_max_steps():
     model, ids = tiny_hrm_lm.model(kv_layout="last_segment"), tiny_hrm_lm.tokens(length=LENGTH)
     with torch.no_grad():
         whole = model(ids, num_segments=5, use_cache=False, exit_criterion="fixed")
@@ -107,7 +107,7 @@ def test_every_visit_of_a_layer_has_its_slot():
     assert [second._slot(visit) for visit in (0, 13)] == [14, 27]
 
 
-def test_a_cache_that_cannot_be_overwritten_is_refused_by_name():
+def test_a_cache_that_cannot_be_overwritten_is_rejected_by_name():
     model = tiny_hrm_lm.model(kv_layout="last_segment")
     cache = DynamicCache(config=model.config)
 
@@ -140,7 +140,7 @@ def test_generation_with_a_cache_equals_generation_without(strategy):
     assert torch.equal(*written)
 
 
-def test_a_row_of_a_left_padded_batch_generates_what_it_would_alone():
+def test_a_row_of_a_left_padded_batch_generates_the_same_as_alone():
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=2, length=6)
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
@@ -149,7 +149,7 @@ def test_a_row_of_a_left_padded_batch_generates_what_it_would_alone():
     assert torch.equal(together[0, 2:], model.generate(ids[:1, 2:], **arguments)[0])
 
 
-def test_generation_hands_the_segments_and_the_exit_on_to_every_step():
+def test_generation_passes_segments_and_exit_to_every_step():
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=1, length=6)
     seen = []
     model.model.register_forward_hook(lambda module, inputs, output: seen.append(output.halt_steps.max().item()))

@@ -28,7 +28,7 @@ def llama(dtype=torch.float32, **overrides) -> LlamaForCausalLM:
 # Config
 
 
-def test_the_guides_names_are_read_written_and_saved_as_ours(tmp_path):
+def test_the_guides_field_names_are_aliases_and_not_saved(tmp_path):
     config = RlmMhcConfig(
         hidden_dim=256, num_layers=4, num_heads=4, ffn_dim=683, max_seq_len=512, dropout=0.1, hc_mult=2
     )
@@ -61,12 +61,12 @@ def test_rope_theta_is_accepted():
         ({"mhc_res_mode": "log"}, "mhc_res_mode.*log"),
         ({"mhc_reduce": "max"}, "mhc_reduce.*max"),
         ({"mhc_flows": 0}, "mhc_flows=0"),
-        ({"mhc_flows": 5, "mhc_res_mode": "birkhoff"}, "at most 4 streams"),
+        ({"mhc_flows": 5, "mhc_res_mode": "birkhoff"}, "mhc_flows=5.*birkhoff.* 4 "),
         ({"num_loops": 2, "loop_start": 1, "loop_end": 1}, "loop_start < loop_end"),
-        ({"hidden_dim": 30}, "not a multiple"),
+        ({"hidden_dim": 30}, "hidden.size.*30"),
     ],
 )
-def test_impossible_fields_are_refused_by_name(fields, message):
+def test_impossible_fields_are_rejected_by_name(fields, message):
     with pytest.raises(StrictDataclassError, match=message):
         RlmMhcConfig(**fields)
 
@@ -81,7 +81,7 @@ def test_impossible_fields_are_refused_by_name(fields, message):
         ("large-aligned", 6_632_511_168, 6_607_343_616),
     ],
 )
-def test_presets_have_these_many_parameters(preset, with_mhc, without):
+def test_presets_have_their_number_of_parameters(preset, with_mhc, without):
     for enabled, expected in ((True, with_mhc), (False, without)):
         with torch.device("meta"):
             model = RlmMhcForCausalLM(RlmMhcConfig.from_preset(preset, mhc_enabled=enabled))
@@ -92,7 +92,7 @@ def test_presets_have_these_many_parameters(preset, with_mhc, without):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_without_mhc_it_is_llama_with_its_weights_both_ways(attention):
+def test_without_mhc_it_matches_llama_with_weights_loaded_both_ways(attention):
     reference = llama()
     config = tiny_mhc.config(mhc_enabled=False, tie_word_embeddings=False)
     model = RlmMhcForCausalLM(config).eval()
@@ -108,7 +108,7 @@ def test_without_mhc_it_is_llama_with_its_weights_both_ways(attention):
     assert torch.equal(found.logits, expected.logits) and torch.equal(found.loss, expected.loss)
 
 
-def test_the_only_further_weights_with_mhc_are_those_of_the_sites():
+def test_mhc_adds_only_the_weights_of_its_sites():
     plain, mhc = (set(tiny_mhc.model(mhc_enabled=enabled).state_dict()) for enabled in (False, True))
     sites = [f"model.layers.{i}.{site}_hc" for i in range(2) for site in ("attn", "ffn")]
     assert mhc - plain == {f"{site}.{name}" for site in sites for name in ("fn", "base", "scale")}
@@ -128,14 +128,14 @@ def test_from_llama_keeps_the_logits(dtype, fields):
     assert difference <= (1e-12 if dtype == torch.float64 else 1e-5)
 
 
-def test_from_llama_refuses_what_cannot_be_equal_and_other_models():
-    with pytest.raises(ValueError, match="mhc_reduce='sum' cannot reproduce Llama"):
+def test_from_llama_rejects_unequal_options_and_other_models():
+    with pytest.raises(ValueError, match="mhc_reduce='sum'"):
         RlmMhcForCausalLM.from_llama(llama(), mhc_reduce="sum")
-    with pytest.raises(ValueError, match="not a Llama of this shape"):
+    with pytest.raises(ValueError, match=r"unexpected.*q_proj\.bias"):
         RlmMhcForCausalLM.from_llama(llama(attention_bias=True), attention_bias=False)
 
 
-def test_an_up_cycled_model_learns_its_scale_at_once_and_its_streams_part():
+def test_an_upcycled_model_learns_its_scale_and_its_streams_diverge():
     model = RlmMhcForCausalLM.from_llama(llama()).train()
     ids = tiny_mhc.ids()
     site = model.model.layers[1].attn_hc
@@ -226,7 +226,7 @@ def test_gradient_checkpointing_changes_no_gradient(fields, reentrant):
 
 
 @pytest.mark.parametrize("fields", tiny_mhc.VARIANTS.values(), ids=tiny_mhc.VARIANTS)
-def test_hidden_states_are_what_each_layer_reads_and_the_last_state(fields):
+def test_hidden_states_are_the_layer_inputs_and_the_last_state(fields):
     model, ids, read = tiny_mhc.model(**fields), tiny_mhc.ids(), []
     for layer in model.model.layers:
         layer.input_layernorm.register_forward_pre_hook(lambda module, args: read.append(args[0]))
@@ -242,7 +242,7 @@ def test_hidden_states_are_what_each_layer_reads_and_the_last_state(fields):
     assert model(ids).hidden_states is None and model(ids).streams is None
 
 
-def test_hidden_states_without_mhc_are_llamas():
+def test_hidden_states_without_mhc_match_llama():
     reference, model = llama(), tiny_mhc.model(mhc_enabled=False, tie_word_embeddings=False)
     model.load_state_dict(reference.state_dict())
     found, expected = (m(tiny_mhc.ids(), output_hidden_states=True).hidden_states for m in (model, reference))
@@ -253,7 +253,7 @@ def test_hidden_states_without_mhc_are_llamas():
 
 
 @pytest.mark.parametrize("fields", tiny_mhc.VARIANTS.values(), ids=tiny_mhc.VARIANTS)
-def test_every_module_that_stays_in_float32_is_there(fields):
+def test_every_module_kept_in_float32_exists(fields):
     model = tiny_mhc.model(**fields)
     there = {part for name, _ in model.named_modules() for part in name.split(".")}
     named = model._keep_in_fp32_modules_strict
@@ -276,7 +276,7 @@ def test_a_bfloat16_model_keeps_its_sites_in_float32_through_saving(tmp_path):
 # Metrics
 
 
-def test_metrics_have_two_floats_a_layer_and_none_without_mhc():
+def test_metrics_have_two_floats_per_layer_and_none_without_mhc():
     model, ids = tiny_mhc.model(mhc_eps=0.0), tiny_mhc.ids()
     for metrics in (model.get_mhc_metrics(), model.get_mhc_metrics(ids), model.model.get_mhc_metrics(ids)):
         assert len(metrics) == 2 and all(type(value) is float for pair in metrics for value in pair)
@@ -306,7 +306,7 @@ def test_metrics_of_a_known_map_are_its_sums():
     assert (sites[-1]["composite_forward"], sites[-1]["composite_backward"]) == (4.0, 4.0)
 
 
-def test_padding_is_left_out_of_the_averaged_maps_and_training_mode_is_kept():
+def test_averaged_maps_skip_padding_and_keep_training_mode():
     model, ids = tiny_mhc.model(mhc_res_mode="unconstrained").train(), tiny_mhc.ids()
     padded = torch.cat([ids, torch.zeros(2, 5, dtype=torch.long)], dim=1)
     mask = (padded != 0).long()

@@ -59,7 +59,7 @@ def printed_loss(output) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_evaluation_equals_the_originals(variant):
+def test_evaluation_matches_the_original(variant):
     model, carry = golden_model(variant), None
     for step in range(1, 5):
         with torch.no_grad():
@@ -76,7 +76,7 @@ def test_evaluation_equals_the_originals(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_gradients_equal_the_originals(variant):
+def test_gradients_match_the_original(variant):
     model = golden_model(variant).train()
     output = model(**batch(variant))
     (output.loss * ROWS).backward()
@@ -127,7 +127,7 @@ def test_a_row_is_as_confident_as_its_least_certain_cell_and_stops_above_one_hal
 
 
 @pytest.mark.parametrize("probability, share", [(0.0, 0.0), (1.0, 1.0), (0.5, 0.5)])
-def test_rows_halt_at_random_in_training_and_only_there(probability, share):
+def test_rows_halt_at_random_in_training_only(probability, share):
     model = tiny.se_rrm(halt_exploration_prob=probability)
     inputs = tiny.batch(64, settings=model.config)
     torch.manual_seed(0)
@@ -135,7 +135,7 @@ def test_rows_halt_at_random_in_training_and_only_there(probability, share):
     assert model.train()(**inputs).carry.halted.float().mean().item() == pytest.approx(share, abs=0.2)  # 3 deviations
 
 
-def test_dropout_is_of_training_only():
+def test_dropout_acts_in_training_only():
     model = tiny.se_rrm(attention_dropout=0.5, halt_exploration_prob=0.0)
     inputs = tiny.batch(2, settings=model.config)
     assert torch.equal(model(**inputs).logits, model(**inputs).logits)
@@ -143,10 +143,8 @@ def test_dropout_is_of_training_only():
     assert not torch.equal(model(**inputs).logits, model(**inputs).logits)
 
 
-def test_a_row_of_the_table_that_does_not_fit_is_refused():
-    with pytest.raises(
-        StrictDataclassError, match=r"puzzle_emb_ndim=64 is neither 0 nor hidden_size \+ symbols of the state = 267"
-    ):
+def test_an_unsuitable_puzzle_emb_ndim_is_rejected():
+    with pytest.raises(StrictDataclassError, match=r"puzzle_emb_ndim=64.* = 267"):
         SeRrmPuzzleConfig(puzzle_emb_ndim=64)
 
 
@@ -193,7 +191,7 @@ def test_permuted_symbols_permute_logits_answers_and_steps_exactly(preset):
 
 @pytest.mark.parametrize("special_symbols", [True, False])
 @pytest.mark.parametrize("mixing", CHEAP)
-def test_the_order_of_symbols_matters_to_no_mixer(mixing, special_symbols):
+def test_no_mixer_depends_on_the_order_of_symbols(mixing, special_symbols):
     """The network itself, in float64; `solve` would name the symbols alike before it."""
     model = cheap(mixing, special_symbols=special_symbols).double()
     boards = tiny.batch(4, settings=model.config)["input_ids"]
@@ -230,7 +228,7 @@ def test_neighbours_are_the_cells_above_below_left_and_right():
         torch.testing.assert_close(mixer(states)[:, cell], expected, rtol=0, atol=1e-12)
 
 
-def test_symbols_that_differ_need_no_axis():
+def test_distinct_symbols_need_no_symbol_axis():
     model = cheap("neighbours", equivariant_symbols=False)
     out = model(**tiny.batch(3, settings=model.config))
     assert out.carry.z_H.shape == (3, 1, 16, 32) and out.logits.shape == (3, 16, model.config.vocab_size)
@@ -240,7 +238,7 @@ EQR = {"update_rate": 0.9, "noise_scale": 0.05, "random_initial_states": True}
 
 
 @pytest.mark.parametrize("mixing", CHEAP)
-def test_a_pass_over_symbols_moves_a_state_by_a_share_of_the_way(mixing):
+def test_update_rate_moves_a_state_part_of_the_way(mixing):
     """The same passes as EqR's, written out, without what is random."""
     model = cheap(mixing, H_cycles=2, L_cycles=1, update_rate=0.75).double()
     boards = tiny.batch(2, settings=model.config)["input_ids"]
@@ -253,7 +251,7 @@ def test_a_pass_over_symbols_moves_a_state_by_a_share_of_the_way(mixing):
     torch.testing.assert_close((out.z_H, out.z_L), (z_H, z_L), rtol=0, atol=1e-12)
 
 
-def test_a_seed_repeats_the_answers_of_a_model_with_noise_and_without_one_they_differ(tmp_path):
+def test_noisy_answers_repeat_only_with_the_same_seed(tmp_path):
     cheap("units", **EQR).save_pretrained(tmp_path)
     model = AutoModelForPuzzleSolving.from_pretrained(tmp_path).eval()
     boards = tiny.batch(4, settings=model.config)["input_ids"]
@@ -267,14 +265,14 @@ def test_a_seed_repeats_the_answers_of_a_model_with_noise_and_without_one_they_d
 
 
 @pytest.mark.parametrize("field, value", [*EQR.items(), ("H_init_std", 0.5), ("L_init_std", 0.5)])
-def test_one_state_has_no_fields_of_eqr(field, value):
-    with pytest.raises(StrictDataclassError, match=f"{field}={value}: .* set two_states=True"):
+def test_fields_of_eqr_need_two_states(field, value):
+    with pytest.raises(StrictDataclassError, match=f"{field}={value}.*two_states=True"):
         SeRrmPuzzleConfig(**{field: value})
     SeRrmPuzzleConfig(**{field: value}, two_states=True)
 
 
 @pytest.mark.parametrize("mixing", ["units", "neighbours"])
-def test_a_mixer_that_knows_no_position_loads_for_another_size(mixing, tmp_path):
+def test_a_position_free_mixer_loads_for_another_size(mixing, tmp_path):
     cheap(mixing, special_symbols=False).save_pretrained(tmp_path)
     larger = {"vocab_size": 11, "seq_len": 81, "grid_shape": [9, 9], "box_shape": [3, 3]}
     model = AutoModelForPuzzleSolving.from_pretrained(tmp_path, **larger).eval()
@@ -284,14 +282,14 @@ def test_a_mixer_that_knows_no_position_loads_for_another_size(mixing, tmp_path)
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"mixing": "rows"}, "mixing='rows' is not one of"),
+        ({"mixing": "rows"}, "mixing='rows'"),
         ({"mixing": "units", "add_tokens": 4}, "mixing='units': add_tokens=4, "),
-        ({"mixing": "units", "box_shape": None}, "needs a box_shape that divides grid_shape"),
-        ({"mixing": "neighbours", "grid_shape": None}, "needs grid_shape"),
+        ({"mixing": "units", "box_shape": None}, "mixing='units'.* box_shape.*grid_shape="),
+        ({"mixing": "neighbours", "grid_shape": None}, "mixing='neighbours'.* grid_shape"),
         ({"special_symbols": False, "equivariant_symbols": False}, "special_symbols=False: equivariant_symbols=False"),
     ],
 )
-def test_fields_that_a_mixer_cannot_use_are_refused(fields, message):
+def test_fields_that_a_mixer_cannot_use_are_rejected(fields, message):
     with pytest.raises(StrictDataclassError, match=message):
         SeRrmPuzzleConfig.from_preset("symbol-units", **fields)
 
@@ -303,7 +301,7 @@ def test_symbols_are_named_by_their_first_occurrence():
 
 
 @pytest.mark.parametrize("puzzle_emb_ndim", [0, 32 + tiny.VOCAB_SIZE])
-def test_solving_takes_the_steps_of_the_forward_whatever_tells_symbols_apart(puzzle_emb_ndim):
+def test_solving_equals_the_forward_with_and_without_puzzle_rows(puzzle_emb_ndim):
     """A puzzle's row has a number for each symbol, which stays with it."""
     model = tiny.se_rrm(puzzle_emb_ndim=puzzle_emb_ndim).double()
     inputs = tiny.batch(8, settings=model.config)

@@ -73,7 +73,7 @@ def test_masked_pixels_are_zero_and_do_not_count():
 
 
 def test_errors_name_the_shape():
-    with pytest.raises(ValueError, match=r"kappa has shape \[1, 8, 6\]"):
+    with pytest.raises(ValueError, match=r"kappa.*\[1, 8, 6\]"):
         shear_from_convergence(torch.zeros(1, 8, 6))
-    with pytest.raises(ValueError, match="3 channels, expected an even number"):
+    with pytest.raises(ValueError, match=r"shear.* 3 channels"):
         adjoint_shear(torch.zeros(3, 8, 8))

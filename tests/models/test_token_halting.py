@@ -55,7 +55,7 @@ def test_the_language_model_loss_is_the_mean_at_the_halting_segments():
 
 
 @pytest.mark.parametrize(("schedule", "weights"), [("linear", (1, 2, 3)), ("uniform", (1, 1, 1))])
-def test_deep_supervision_weighs_the_segments_and_counts_a_token_while_it_thinks(schedule, weights):
+def test_deep_supervision_weights_segments_and_counts_tokens_until_they_halt(schedule, weights):
     first, second, third = log(2) + log(4) + log(10), log(2) + log(5), log(1.25)
     expected = (weights[0] * first + weights[1] * second + weights[2] * third) / sum(weights) / 3
     found = three_tokens(ds_schedule=schedule)["deep_supervision_loss"].item()
@@ -63,7 +63,7 @@ def test_deep_supervision_weighs_the_segments_and_counts_a_token_while_it_thinks
     assert three_tokens(deep_supervision="last")["deep_supervision_loss"] == 0
 
 
-def test_to_halt_is_right_if_no_later_segment_gained_anything():
+def test_halting_is_correct_if_no_later_segment_gains():
     """Known for B after 1, C after 1 and 2, where the tokens went on: all wrong, the next segment was better."""
     expected = -(log(1 - 0.2) + log(1 - 0.1) + log(1 - 0.3)) / 3 / 3  # by segments, by tokens
     result = three_tokens(q_target="loss_gain")
@@ -78,14 +78,14 @@ def test_a_gain_below_the_threshold_does_not_make_halting_wrong():
     assert three_tokens(loss_gain_threshold=0.7)["q_halt_loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_to_halt_is_right_if_the_likeliest_word_is_the_right_one():
+def test_halting_is_correct_if_the_likeliest_token_is_correct():
     """A after 1: right. B after 1: wrong, after 2: right. C after 1 and 2: wrong, after 3: right."""
     expected = -(log(0.7) + log(1 - 0.2) + log(0.6) + log(1 - 0.1) + log(1 - 0.3) + log(0.9)) / 9
     assert three_tokens(q_target="correct")["q_halt_loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("q_target", "last"), [("loss_gain", 1.0), ("correct", 0.9)])
-def test_to_go_on_is_worth_the_better_value_of_the_next_segment_less_its_price(q_target, last):
+def test_the_continue_target_is_the_better_next_value_minus_halt_step_cost(q_target, last):
     """B after 1: max(.6, .5). C after 1: max(.3, .5); after 2, before the last: to halt, never wrong by gain."""
 
     def cross_entropy(value, target):
@@ -118,7 +118,7 @@ def test_the_gate_spreads_a_probability_of_one_over_the_segments():
         ("geometric_kl", 0.25 * log(0.25 * 7 / 4) + 0.25 * log(0.25 * 7 / 2) + 0.5 * log(0.5 * 7)),
     ],
 )
-def test_pondering_costs_what_its_formula_says(ponder_type, expected):
+def test_the_ponder_loss_matches_its_formula(ponder_type, expected):
     gate = torch.tensor([0.25, 1 / 3, 0.9])
     q = torch.stack([gate.logit(), torch.zeros(3)], dim=-1)[None]
     assert ponder_loss(tiny_hrm_lm.config(ponder_type=ponder_type), q).item() == pytest.approx(expected, rel=1e-5)
@@ -144,7 +144,7 @@ def test_metrics_count_tokens_segments_and_hits():
     assert three_tokens(convergence_threshold=10.0)["metrics"]["convergence_rate"] == 1.0  # 3 of 3 further segments
 
 
-def test_what_other_tokens_do_does_not_change_the_loss_of_a_token():
+def test_other_tokens_do_not_change_the_loss_of_a_token():
     """Token A alone runs one segment; with B and C beside it three. Its share of every loss is the same."""
     states = tuple(segment.log()[None] for segment in WORDS)
     for ponder_type in ("expected_steps", "geometric_kl", "neg_entropy"):
@@ -196,7 +196,7 @@ def test_labels_are_shifted_once():
     assert model(ids, labels=labels.roll(-1, dims=1)).loss > 10
 
 
-def test_losses_of_micro_batches_add_up_to_those_of_the_batch_whatever_each_runs():
+def test_micro_batch_losses_add_up_to_the_batch_loss():
     model, (ids, labels) = tiny_hrm_lm.model(), labelled()
     with torch.no_grad():
         model.model.q_head.bias.copy_(torch.tensor([10.0, 1.0]))  # most tokens halt at once
@@ -247,7 +247,7 @@ def test_keeping_fewer_logits_does_not_change_the_losses():
     torch.testing.assert_close({n: last[n] for n in LOSSES}, {n: whole[n] for n in LOSSES})
 
 
-def test_the_perplexity_is_that_of_the_unsmoothed_halting_segment():
+def test_the_perplexity_uses_the_unsmoothed_halting_segment():
     model, (ids, labels) = tiny_hrm_lm.model(label_smoothing=0.1).train(), labelled()
     output = model(ids, labels=labels)
     torch.testing.assert_close(output.metrics["perplexity"], output.lm_loss.detach().exp())

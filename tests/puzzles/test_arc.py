@@ -124,7 +124,7 @@ def test_the_crop_prefers_fewer_rows_between_equal_areas():
     assert crop_prediction(frame).shape == (1, 4)
 
 
-def test_a_prediction_that_starts_with_no_colour_crops_to_nothing():
+def test_a_prediction_that_starts_with_no_color_crops_to_nothing():
     assert crop_prediction(np.ones(900, dtype=int)).shape == (0, 0)
 
 
@@ -158,7 +158,7 @@ def test_a_task_with_few_distinct_variants_yields_only_those():
 
 
 @pytest.mark.parametrize("name", ["a_b|||t7|||0123456798", "a_b_t7_0123456798"])
-def test_identifiers_of_trm_and_of_hrm_are_both_read(name):
+def test_trm_and_hrm_identifiers_are_parsed(name):
     task, transform, colours = parse_identifier(name)
     assert (task, transform, colours.tolist()) == ("a_b", 7, [0, 1, 2, 3, 4, 5, 6, 7, 9, 8])
 
@@ -197,7 +197,7 @@ def test_variants_of_a_task_do_not_depend_on_the_other_tasks(bundle, built, tmp_
     assert rows["input_ids"][:] == splits["train"]["input_ids"][:]
 
 
-def test_variants_are_those_this_version_has_always_drawn():
+def test_variants_match_recorded_ones():
     names = [name for name, _ in augmentations(parse_task(make_task(7), "t"), num_aug=2, seed=42)]
     assert names == ["t", "t|||t5|||0684512379", "t|||t7|||0284193567"]
 
@@ -289,7 +289,7 @@ def test_a_bundle_a_folder_and_kaggle_files_give_the_same_tasks(bundle, tmp_path
     assert as_json(read_tasks([kaggle])) == expected
 
 
-def test_folders_of_concepts_are_all_trained_on(tmp_path):
+def test_tasks_in_concept_folders_are_training_tasks(tmp_path):
     for concept in ("AboveBelow", "Center"):
         (tmp_path / "corpus" / concept).mkdir(parents=True)
         (tmp_path / "corpus" / concept / f"{concept}1.json").write_text(json.dumps(make_task(1)))
@@ -301,7 +301,7 @@ def test_a_selector_takes_only_the_named_subsets(bundle):
     assert [task.name for task in read_tasks([f"{bundle}:evaluation"])] == ["e0", "e1"]
 
 
-def test_of_a_task_that_recurs_the_last_source_counts_and_a_warning_says_so(bundle, tmp_path, caplog):
+def test_last_source_of_a_repeated_task_wins_with_a_warning(bundle, tmp_path, caplog):
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"training": {"t1": make_task(99)}}))
     tasks = {task.name: task for task in read_tasks([bundle, other])}
@@ -309,16 +309,16 @@ def test_of_a_task_that_recurs_the_last_source_counts_and_a_warning_says_so(bund
     assert "1 tasks recur" in caplog.text and "t1" in caplog.text
 
 
-def test_training_on_an_evaluated_task_is_refused(bundle, tmp_path):
+def test_training_on_an_evaluated_task_is_rejected(bundle, tmp_path):
     leak = tmp_path / "leak.json"
     leak.write_text(json.dumps({"training": {"e1": make_task(11)}}))
-    with pytest.raises(ValueError, match=r"e1 \(e1 is trained from leak.json"):
+    with pytest.raises(ValueError, match=r"e1 \(e1 .*leak\.json"):
         read_tasks([bundle, leak])
 
 
 @needs_bundles
-def test_arc_1_evaluation_is_refused_beside_arc_2_training():
-    with pytest.raises(ValueError, match="376 evaluated tasks are also trained on: 00576224, 009d5c81"):
+def test_arc_1_evaluation_with_arc_2_training_is_rejected():
+    with pytest.raises(ValueError, match="376 .*00576224, 009d5c81"):
         read_tasks([ARC_1, ARC_2])
 
 
@@ -348,15 +348,15 @@ GOOD = [[1, 2], [3, 4]]
         ({"train": []}, "'train' and 'test'"),
         ({"train": [], "test": []}, "is empty"),
         ({"train": [{"input": GOOD, "output": GOOD}], "test": []}, "is empty"),
-        ({"train": [{"input": [[1] * 31], "output": GOOD}], "test": []}, "train pair 0, input is 1 x 31"),
+        ({"train": [{"input": [[1] * 31], "output": GOOD}], "test": []}, "train pair 0, input .*1 x 31"),
         ({"train": [{"input": GOOD, "output": [[10]]}], "test": []}, "train pair 0, output .*color 10"),
-        ({"train": [], "test": [{"input": [[1, 2], [3]]}]}, "test pair 0, input is ragged"),
+        ({"train": [], "test": [{"input": [[1, 2], [3]]}]}, "test pair 0, input .*ragged"),
         ({"train": [{"output": GOOD}], "test": []}, "train pair 0"),
         ({"train": [{"input": [], "output": GOOD}], "test": []}, "train pair 0, input"),
         ({"train": [{"input": GOOD}], "test": [{"input": GOOD}]}, "1 pairs .*'output'"),
     ],
 )
-def test_a_malformed_task_is_refused_with_file_task_and_pair(tmp_path, task, message):
+def test_malformed_task_error_names_file_task_and_pair(tmp_path, task, message):
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation/bad.json").write_text(json.dumps(task))
     with pytest.raises(ValueError, match=f"evaluation/bad.json: task 'bad'.*{message}"):
@@ -364,31 +364,31 @@ def test_a_malformed_task_is_refused_with_file_task_and_pair(tmp_path, task, mes
 
 
 @pytest.mark.parametrize("name", ["a|||t9|||0123456789", "a|||t1|||0123456788", "a_t1_0123456788"])
-def test_a_malformed_identifier_is_refused(name):
-    with pytest.raises(ValueError, match=r"malformed|no permutation"):
+def test_a_malformed_identifier_is_rejected(name):
+    with pytest.raises(ValueError, match=f"identifier .*{name[-10:]}'"):
         parse_identifier(name)
-    with pytest.raises(ValueError, match="identifier of an augmentation"):
+    with pytest.raises(ValueError, match="'a_t1_0123456789' .*identifier"):
         parse_task(make_task(1), "a_t1_0123456789")
 
 
-def test_missing_sources_and_subsets_are_named_with_what_there_is(bundle):
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+def test_errors_name_missing_sources_and_available_subsets(bundle):
+    with pytest.raises(FileNotFoundError, match="nowhere .*PATH:SUBSET"):
         read_tasks(["nowhere"])
-    with pytest.raises(ValueError, match=r"has no subset 'test'; it has \['evaluation', 'training'\]"):
+    with pytest.raises(ValueError, match=r"'test'.*\['evaluation', 'training'\]"):
         read_tasks([f"{bundle}:test"])
-    with pytest.raises(ValueError, match=r"\['evaluation'\] to be evaluated; the sources have \['training'\]"):
+    with pytest.raises(ValueError, match=r"\['evaluation'\] .*\['training'\]"):
         read_tasks([f"{bundle}:training"])
 
 
-def test_solutions_that_do_not_fit_their_challenges_are_refused(tmp_path):
+def test_solutions_that_do_not_match_their_challenges_are_rejected(tmp_path):
     (tmp_path / "arc_evaluation_challenges.json").write_text(json.dumps({"a": make_task(1)}))
     (tmp_path / "arc_evaluation_solutions.json").write_text(json.dumps({"a": []}))
-    with pytest.raises(ValueError, match=r"solutions.json: task 'a' has 0 solutions; .*challenges.json has 1 tests"):
+    with pytest.raises(ValueError, match=r"solutions\.json: task 'a' has 0 .*challenges\.json has 1 "):
         read_tasks([tmp_path])
 
 
-def test_a_negative_num_aug_and_an_empty_list_of_tasks_are_refused(bundle):
-    with pytest.raises(ValueError, match="num_aug is -1"):
+def test_negative_num_aug_and_an_empty_task_list_are_rejected(bundle):
+    with pytest.raises(ValueError, match="num_aug.*-1"):
         build_arc(read_tasks([bundle]), num_aug=-1)
     with pytest.raises(ValueError, match="no tasks"):
         build_arc([])
@@ -397,7 +397,7 @@ def test_a_negative_num_aug_and_an_empty_list_of_tasks_are_refused(bundle):
 # Command line
 
 
-def test_the_command_builds_a_folder_and_refuses_to_mix_builds(bundle, tmp_path):
+def test_the_command_builds_a_folder_and_rejects_mixed_builds(bundle, tmp_path):
     from hrm_hf.cli import app
 
     command = ["data", "arc", str(bundle), "--out", str(tmp_path / "out"), "--json", "--num-aug"]

@@ -54,7 +54,7 @@ def test_more_votes_win_over_higher_confidence(votes):
     assert [found.grid.tolist() for found in votes.candidates("one", 0)] == [RIGHT, WRONG]
 
 
-def test_mean_confidence_decides_between_equal_votes(votes):
+def test_mean_confidence_breaks_ties(votes):
     vote(votes, (1, QUESTION_A, WRONG, 1.0), (2, QUESTION_A, RIGHT, 2.0))
     best, second = votes.candidates("one", 0)
     assert best.grid.tolist() == RIGHT and second.mean_q == pytest.approx(1 / (1 + np.exp(-1.0)))
@@ -102,29 +102,29 @@ def test_rows_that_only_pad_the_batch_do_not_vote(votes):
 def test_hidden_tests_give_no_score():
     votes = ArcVoting({"one": {"train": [], "test": [{"input": QUESTION_A}]}}, NAMES)
     vote(votes, (4, QUESTION_A, RIGHT, 0.0))
-    with pytest.raises(ValueError, match="no task has solutions"):
+    with pytest.raises(ValueError, match="no task .*solutions"):
         votes.result()
 
 
-def test_rows_of_the_train_split_are_refused(votes):
-    with pytest.raises(ValueError, match="row 0: its input is no test input of task 'one'"):
+def test_rows_of_the_train_split_are_rejected(votes):
+    with pytest.raises(ValueError, match="row 0: .*task 'one'"):
         vote(votes, (1, [[8, 8]], RIGHT, 0.0))
 
 
-def test_an_unknown_identifier_is_refused(votes):
+def test_an_unknown_identifier_is_rejected(votes):
     row = encode_grid(np.array(QUESTION_A))[None]
-    with pytest.raises(ValueError, match="puzzle identifier 99 is unknown; this data set has 1 to 18"):
+    with pytest.raises(ValueError, match="identifier 99 .*1 to 18"):
         votes.update(row, np.array([99]), row, np.zeros(1))
 
 
-def test_nan_is_refused(votes):
+def test_nan_is_rejected(votes):
     rows = np.zeros((2, 900), dtype=int)
-    with pytest.raises(ValueError, match="q_halt_logits holds NaN"):
+    with pytest.raises(ValueError, match="q_halt_logits .*NaN"):
         votes.update(rows, np.ones(2, int), rows, np.full(2, np.nan))
 
 
 def test_test_puzzles_are_read_from_the_data_set_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"test_puzzles.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"test_puzzles\.json .*hrm-hf data arc"):
         load_test_puzzles(tmp_path)
     (tmp_path / "test_puzzles.json").write_text(json.dumps(PUZZLES))
     assert load_test_puzzles(tmp_path) == PUZZLES

@@ -42,14 +42,14 @@ def rows(rated: bool = True) -> PuzzleRows:
         (0.9, range(40)),
     ],
 )
-def test_the_pool_has_the_share_of_rows_that_the_progress_says_equally_often(progress, expected):
+def test_pool_grows_with_progress_and_draws_rows_equally_often(progress, expected):
     pool = DifficultyPool(rows(), ramp=0.4)
     found = Counter(pool(np.arange(ROWS), progress).tolist())
     assert sorted(found) == list(expected)
     assert max(found.values()) - min(found.values()) <= 1
 
 
-def test_after_the_ramp_the_rows_are_those_of_the_order():
+def test_rows_follow_the_order_after_the_ramp():
     pool = DifficultyPool(rows(), ramp=0.5)
     drawn = np.random.default_rng(0).integers(0, ROWS, 100)
     for progress in (0.5, 0.75, 1.0):
@@ -57,7 +57,7 @@ def test_after_the_ramp_the_rows_are_those_of_the_order():
     assert pool(drawn, 0.49).tolist() != drawn.tolist()
 
 
-def test_without_ratings_the_cells_to_fill_are_the_difficulty():
+def test_empty_cells_are_the_difficulty_of_unrated_rows():
     unrated = rows(rated=False)
     chosen = DifficultyPool(unrated, ramp=0.5)(np.arange(ROWS), 0.0)
     assert set((chosen % SEQ_LEN).tolist()) == {6, 7}
@@ -80,7 +80,7 @@ def test_two_processes_get_the_rows_of_one_with_twice_the_slots_at_every_progres
     assert walk(pair) == walk([stream(slots_per_process=4)])
 
 
-def test_the_stream_gives_the_pool_and_then_the_order():
+def test_stream_draws_from_the_pool_then_follows_the_order():
     data = rows()
     stream = CarryDataLoader(data, 4, seed=0, pool=DifficultyPool(data, 0.5))
     order = PuzzleOrder(data, 0)
@@ -94,7 +94,7 @@ def test_the_stream_gives_the_pool_and_then_the_order():
 # ---- later iterations ----
 
 
-def test_the_wanted_share_of_rows_starts_late_by_every_power_of_two_equally_often():
+def test_late_starts_use_every_power_of_two_equally_often():
     count = 60_000
     steps = LateStarts(seed=0, share=0.3, max_steps=8)(np.arange(count))
     found = Counter(steps.tolist())
@@ -104,7 +104,7 @@ def test_the_wanted_share_of_rows_starts_late_by_every_power_of_two_equally_ofte
     assert (LateStarts(1, 0.3, 8)(np.arange(count)) != steps).any()
 
 
-def test_late_starts_belong_to_new_rows_and_to_their_positions():
+def test_late_starts_depend_only_on_positions_of_new_rows():
     late = LateStarts(0, 0.5, 4)
 
     def stream(**options):
@@ -125,7 +125,7 @@ def test_late_starts_belong_to_new_rows_and_to_their_positions():
 
 
 @pytest.mark.parametrize("architecture", ["hrm", "trm", "se_rrm"])
-def test_rows_that_start_late_have_the_states_of_as_many_steps(architecture):
+def test_late_rows_have_the_states_after_that_many_steps(architecture):
     model = tiny.se_rrm() if architecture == "se_rrm" else tiny.model(architecture)
     model.train()
     batch, busy = tiny.batch(seed=1), tiny.batch(seed=2)
@@ -190,9 +190,9 @@ def test_late_starts_are_not_compiled():
         ({"late_starts": 2}, "late_starts=2"),
         ({"late_start_max_steps": 0}, "late_start_max_steps=0"),
         ({"late_start_max_steps": 24}, "late_start_max_steps=24"),
-        ({"difficulty_ramp": 1.5}, r"difficulty_ramp=1\.5 is not a number in 0\.\.1"),
+        ({"difficulty_ramp": 1.5}, r"difficulty_ramp=1\.5 .*0\.\.1"),
     ],
 )
-def test_options_that_no_run_can_have_are_refused(arguments, message, tmp_path):
+def test_invalid_curriculum_options_are_rejected(arguments, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         PuzzleTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **arguments)

@@ -43,13 +43,13 @@ def test_the_demo_trains_evaluates_twice_and_solves(commands, tmp_path):
     assert "exact' is the share" in done.output and "90.0%, the same" in done.output
 
 
-def test_a_model_that_is_not_the_same_after_reload_is_a_failure(commands, tmp_path):
+def test_demo_fails_if_the_reloaded_model_differs(commands, tmp_path):
     commands[1][1] = 0.5
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "run")])
     assert done.exit_code == 1 and "50.0%, but 90.0% before" in done.output
 
 
-def test_with_json_stdout_has_the_result_alone(commands, tmp_path):
+def test_json_mode_prints_only_the_result_to_stdout(commands, tmp_path):
     called, _ = commands
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "run"), "--json"])
     folder = str(tmp_path / "run")

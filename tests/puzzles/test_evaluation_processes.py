@@ -44,7 +44,7 @@ def two_processes(started_two):
 
 
 @pytest.mark.parametrize("case", puzzle_worker.CASES)
-def test_two_processes_find_the_figures_of_one_to_the_last_bit(one_process, two_processes, case):
+def test_two_processes_give_bit_identical_metrics(one_process, two_processes, case):
     expected = json.loads(json.dumps(one_process[case]["figures"]))
     assert [found[case]["figures"] for found in two_processes] == [expected, expected]
     if expected["halt"] == "q":  # rows of a batch end at different steps
@@ -52,7 +52,7 @@ def test_two_processes_find_the_figures_of_one_to_the_last_bit(one_process, two_
 
 
 @pytest.mark.parametrize("case", puzzle_worker.CASES)
-def test_every_batch_is_solved_by_one_process_in_turn(one_process, two_processes, case):
+def test_processes_take_turns_solving_batches(one_process, two_processes, case):
     rows, batch_size, _ = puzzle_worker.CASES[case]
     solved = one_process[case]["solved"]
     batches = [solved[start : start + batch_size] for start in range(0, rows, batch_size)]
@@ -60,7 +60,7 @@ def test_every_batch_is_solved_by_one_process_in_turn(one_process, two_processes
         assert found[case]["solved"] == [row for batch in batches[rank::2] for row in batch]
 
 
-def test_votes_counted_by_several_processes_rank_as_those_counted_by_one():
+def test_votes_from_several_processes_rank_like_those_from_one():
     ballots = [
         (1 + i % 9, QUESTION_A, (RIGHT, WRONG, OTHER)[i % 3], q) for i, q in enumerate(np.linspace(-3, 3, 30).tolist())
     ]
@@ -81,7 +81,7 @@ def test_votes_counted_by_several_processes_rank_as_those_counted_by_one():
     assert together.result() == one.result()
 
 
-def test_the_command_under_torchrun_prints_and_writes_once_what_one_process_does(started_two, command, tmp_path):
+def test_command_under_torchrun_writes_the_same_results_once(started_two, command, tmp_path):
     alone = CliRunner().invoke(app, command(tmp_path / "one"))
     assert alone.exit_code == 0, alone.output
     results = []
@@ -94,7 +94,7 @@ def test_the_command_under_torchrun_prints_and_writes_once_what_one_process_does
     assert results[0] == results[1] and results[0]["metrics"]["count"] == 8
 
 
-def test_one_device_for_all_processes_is_refused(tmp_path, monkeypatch):
+def test_one_device_for_all_processes_is_rejected(tmp_path, monkeypatch):
     from hrm_hf.io.usage import UsageError
     from hrm_hf.puzzles import evaluation
     from hrm_hf.puzzles.options import EvaluatePuzzles

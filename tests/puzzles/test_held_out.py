@@ -82,7 +82,7 @@ def smallest_by_trial(board, size):
 
 
 @pytest.mark.parametrize("size", [4, 6, 9])
-def test_the_form_is_the_same_for_all_copies_of_a_puzzle(size):
+def test_all_copies_of_a_puzzle_have_the_same_form(size):
     boards, solutions = puzzles(size, 60)
     forms = canonical_forms(boards, solutions)
     again = canonical_forms(*copies(boards, solutions, 25))
@@ -91,7 +91,7 @@ def test_the_form_is_the_same_for_all_copies_of_a_puzzle(size):
 
 
 @pytest.mark.parametrize("size", [4, 6])
-def test_puzzles_have_one_form_exactly_if_some_symmetry_leads_from_one_to_the_other(size):
+def test_puzzles_share_a_form_only_if_a_symmetry_maps_one_to_the_other(size):
     count = {4: 60, 6: 8}[size]
     boards, solutions = puzzles(size, count)
     boards, solutions = (np.concatenate(both) for both in zip((boards, solutions), copies(boards, solutions, 1)))
@@ -100,7 +100,7 @@ def test_puzzles_have_one_form_exactly_if_some_symmetry_leads_from_one_to_the_ot
     assert len(set(zip(classes, keys))) == len(set(classes)) == len(set(keys))
 
 
-def test_a_clue_moved_or_taken_away_gives_another_form():
+def test_moving_or_removing_a_clue_changes_the_form():
     boards, solutions = puzzles(9, 40)
     moved = boards.copy()
     for board, solution in zip(moved, solutions):
@@ -112,7 +112,7 @@ def test_a_clue_moved_or_taken_away_gives_another_form():
     assert not forms[0] & forms[1] and not forms[0] & forms[2]
 
 
-def test_there_are_as_many_forms_of_grids_as_were_counted():
+def test_grid_forms_match_published_counts():
     grids = sudoku_generation.all_grids_4x4()
     assert len({form.tobytes() for form in canonical_forms(grids, grids)}) == 2
     grids = random_grids(6, 12_000, np.random.default_rng(0))
@@ -120,7 +120,7 @@ def test_there_are_as_many_forms_of_grids_as_were_counted():
 
 
 @needs_hard
-def test_the_published_hard_puzzles_are_no_copies_of_one_another_and_copies_of_theirs_are_found():
+def test_published_hard_puzzles_are_distinct_and_their_copies_are_found():
     with gzip.open(HARD, "rt") as file:
         rows = list(csv.DictReader(file))[:4000]
     boards, solutions = (
@@ -158,7 +158,7 @@ def test_copies_of_test_mazes_are_not_trained_on(tmp_path):
     assert info.repeated == {"in train and symmetric copies of puzzles in test, left out": 4}
 
 
-def test_a_split_by_share_hangs_on_the_puzzles_alone(tmp_path):
+def test_split_by_share_depends_only_on_the_puzzles(tmp_path):
     boards, solutions = puzzles(9, 200)
     boards, solutions = copies(boards, solutions, 2)  # of each, two copies
     ratings = np.arange(400)
@@ -200,7 +200,7 @@ def test_a_share_of_mazes_is_held_out_with_their_copies(tmp_path):
         ({"test_share": 1e-9}, "test_share=1e-09"),
     ],
 )
-def test_a_share_that_makes_no_split_is_refused(tmp_path, options, message):
+def test_invalid_test_shares_are_rejected(tmp_path, options, message):
     path = write_csv(tmp_path / "s.csv", *puzzles(6, 12))
     with pytest.raises(ValueError, match=message):
         sudoku.sudoku_from_source(path, **options)
@@ -210,13 +210,13 @@ def test_a_share_that_makes_no_split_is_refused(tmp_path, options, message):
 
 
 @pytest.mark.parametrize(("size", "clues"), [(4, 7), (6, 16)])
-def test_generated_splits_hold_no_copies_of_one_another(size, clues):
+def test_generated_splits_share_no_copies(size, clues):
     splits, _ = sudoku.generated_sudoku(size, 600, 150, clues, num_aug=1)
     assert len(splits["train"]) == 1200 and len(splits["test"]) == 150
     assert not forms_of(splits["train"]) & forms_of(splits["test"])
 
 
-def test_a_file_is_mixed_with_generated_puzzles_that_are_no_copies_of_its_own(tmp_path):
+def test_a_file_and_the_puzzles_mixed_with_it_share_no_copies(tmp_path):
     boards, solutions = puzzles(9, 60, seed=4)
     path = write_csv(tmp_path / "rated.csv", boards, solutions, np.arange(60))
     gz = tmp_path / "rated.csv.gz"
@@ -236,7 +236,7 @@ def test_a_file_is_mixed_with_generated_puzzles_that_are_no_copies_of_its_own(tm
     assert load_puzzle_info(out).options["mix"] == str(gz)
 
 
-def test_generated_puzzles_avoid_copies_of_what_is_mixed_in(tmp_path):
+def test_generated_puzzles_avoid_copies_of_mixed_in_puzzles(tmp_path):
     boards, solutions = map(np.array, zip(*sudoku_generation.generate(4, 300, 4, 1)))
     forms = {form.tobytes() for form in canonical_forms(boards, solutions)}
     keep = np.array([form.tobytes() in sorted(forms)[:3] for form in canonical_forms(boards, solutions)])
@@ -249,13 +249,13 @@ def test_generated_puzzles_avoid_copies_of_what_is_mixed_in(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--test-share", "0.1"], "--test-share has no effect on generated sets"),
-        (["--mix", "absent.csv"], "absent.csv does not exist"),
-        (["--source", "x.csv", "--mix", "y.csv"], "--mix has no effect on sets read"),
-        (["--source", "x.csv", "--workers", "2"], "--workers has no effect on sets read"),
+        (["--test-share", "0.1"], "--test-share has no effect"),
+        (["--mix", "absent.csv"], "absent.csv"),
+        (["--source", "x.csv", "--mix", "y.csv"], "--mix has no effect"),
+        (["--source", "x.csv", "--workers", "2"], "--workers has no effect"),
     ],
 )
-def test_options_that_would_do_nothing_exit_with_status_2(tmp_path, options, message):
+def test_options_without_effect_exit_with_status_2(tmp_path, options, message):
     result = CliRunner().invoke(app, ["data", "sudoku", *options, "--out", str(tmp_path / "o")])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())

@@ -69,7 +69,7 @@ def test_lines_and_flat_strings_are_the_same_maze():
         ([[1, 9], [1, 1]], "token 9"),
     ],
 )
-def test_a_malformed_maze_is_named(text, message):
+def test_a_malformed_maze_is_rejected(text, message):
     with pytest.raises(ValueError, match=message):
         maze.encode(text)
 
@@ -96,7 +96,7 @@ def test_a_predicted_padding_token_is_a_violation():
 
 
 def test_a_maze_without_goal_cannot_be_checked():
-    with pytest.raises(ValueError, match="the puzzle has 1 S and 0 G; expected one of each"):
+    with pytest.raises(ValueError, match="1 S and 0 G"):
         maze.validate_solution("S   ", "S   ")
 
 
@@ -116,7 +116,7 @@ def test_generated_mazes_have_one_shortest_path_which_is_marked(shape):
         assert maze.validate_solution(puzzle, solution) == []
 
 
-def test_opened_walls_give_several_ways():
+def test_openings_create_several_paths():
     for openings, cycles in ((0.0, False), (0.3, True)):
         puzzle, _ = next(maze.generate(15, 15, 1, openings=openings))
         cells = puzzle != maze.WALL
@@ -124,13 +124,13 @@ def test_opened_walls_give_several_ways():
         assert (edges > cells.sum() - 1) == cycles  # a tree has one edge less than cells
 
 
-def test_the_minimum_path_length_is_kept():
+def test_the_minimum_path_length_is_respected():
     lengths = [(solution == maze.PATH).sum() + 1 for _, solution in maze.generate(30, 30, 10, min_path_length=110)]
     assert min(lengths) >= 110
 
 
 def test_an_unreachable_path_length_is_an_error():
-    with pytest.raises(RuntimeError, match="path of 24 steps"):
+    with pytest.raises(RuntimeError, match="24 .*min_path_length"):
         list(maze.generate(5, 5, 1, min_path_length=24))
 
 
@@ -140,7 +140,7 @@ def test_no_test_maze_is_a_symmetry_of_a_training_maze():
     assert not train & test
 
 
-def test_augmented_mazes_are_solved_neighbours_of_their_original():
+def test_augmented_mazes_are_solved_and_follow_their_original():
     splits, info = maze.generated_mazes(8, 8, 3, 2, aug=True)
     plain, _ = maze.generated_mazes(8, 8, 3, 2)
     train = splits["train"]
@@ -152,7 +152,7 @@ def test_augmented_mazes_are_solved_neighbours_of_their_original():
     assert (info.task, info.grid_shape, info.vocab_size) == ("maze", (8, 8), 6)
 
 
-def test_augmentation_of_an_oblong_grid_is_refused():
+def test_augmentation_of_an_oblong_grid_is_rejected():
     with pytest.raises(ValueError, match="5 x 7"):
         maze.generated_mazes(5, 7, 1, 1, aug=True)
 
@@ -180,14 +180,14 @@ def test_an_oblong_source_needs_its_shape(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (("S G#", "SoG"), "line 2, column 'answer': 3 characters 'SoG'; expected 4"),
-        (("S xG", "S oG"), "line 2, column 'question': character 'x' at position 3"),
-        (("S# G", "So G"), "line 2, column 'answer': does not solve column 'question': row 1, column 2: '#' became"),
-        (("S  G", "S  G"), "line 2, column 'answer': .*the marked path does not connect S and G"),
-        (("S  S", "S  S"), "line 2, column 'question': the puzzle has 2 S and 0 G"),
+        (("S G#", "SoG"), "line 2, column 'answer': 3 .*'SoG'; .*4"),
+        (("S xG", "S oG"), "line 2, column 'question': .*'x' .*3"),
+        (("S# G", "So G"), "line 2, column 'answer': .*column 'question': row 1, column 2: '#'"),
+        (("S  G", "S  G"), "line 2, column 'answer': .* S and G"),
+        (("S  S", "S  S"), "line 2, column 'question': .*2 S and 0 G"),
     ],
 )
-def test_a_faulty_row_is_named_with_line_and_column(tmp_path, row, message):
+def test_invalid_row_error_names_line_and_column(tmp_path, row, message):
     with pytest.raises(ValueError, match=message):
         maze.mazes_from_source(write_csv(tmp_path / "m.csv", [row]), (2, 2))
 
@@ -217,8 +217,8 @@ def test_the_command_writes_a_folder_that_load_dataset_streams(tmp_path):
     [
         (["--height", "2", "--width", "9"], "--height"),
         (["--openings", "2"], "--openings"),
-        (["--height", "5", "--width", "7", "--aug"], "aug needs a square grid"),
-        (["--source", "m.csv", "--height", "5"], "--height and --width belong together"),
+        (["--height", "5", "--width", "7", "--aug"], "5 x 7"),
+        (["--source", "m.csv", "--height", "5"], "--height and --width"),
     ],
 )
 def test_bad_usage_exits_with_status_2(tmp_path, options, message):

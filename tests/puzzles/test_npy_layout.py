@@ -82,7 +82,7 @@ def test_ignored_labels_become_minus_100_and_nothing_else_does(tmp_path):
     assert splits["train"]["labels"][:] == np.where(labels == 0, -100, labels).tolist()
 
 
-def test_a_selection_of_rows_is_written_with_offsets_of_its_own(tmp_path):
+def test_selected_rows_are_written_with_new_offsets(tmp_path):
     splits, info = read_original(write_layout(tmp_path / "source"))
     out = write_original(DatasetDict(train=splits["train"].select([1, 2, 3])), info, tmp_path / "back")
     assert np.load(out / "train/all__puzzle_indices.npy").tolist() == [0, 2, 3]
@@ -113,15 +113,15 @@ def test_the_task_is_guessed_from_length_and_vocabulary():
         ({"group_indices": [0, 0, 3]}, "group_indices.npy"),
         ({"puzzle_indices": [0, 1, 2, 3]}, "puzzle_indices.npy: .* 0 to 4"),
         ({"group_indices": [0, 2]}, "group_indices.npy: .* 0 to 3"),
-        ({"puzzle_indices": [0, 4]}, r"puzzle_indices.npy has shape \(2,\); expected \(4,\)"),
-        ({"labels": np.zeros((3, SEQ_LEN), int)}, r"labels.npy has shape \(3, 6\); expected \(4, 6\)"),
-        ({"inputs": np.zeros((4, 7), int)}, r"inputs.npy has shape \(4, 7\); expected \(4, 6\)"),
-        ({"inputs": np.full((4, SEQ_LEN), 9)}, "train inputs holds values from 9 to 9"),
-        ({"puzzle_identifiers": [1, 2, 4]}, "puzzle_identifiers.npy holds values from 1 to 4"),
-        ({"inputs": np.zeros((4, SEQ_LEN))}, "inputs.npy has dtype float64"),
+        ({"puzzle_indices": [0, 4]}, r"puzzle_indices.npy .*\(2,\); .*\(4,\)"),
+        ({"labels": np.zeros((3, SEQ_LEN), int)}, r"labels.npy .*\(3, 6\); .*\(4, 6\)"),
+        ({"inputs": np.zeros((4, 7), int)}, r"inputs.npy .*\(4, 7\); .*\(4, 6\)"),
+        ({"inputs": np.full((4, SEQ_LEN), 9)}, "train inputs .*9 to 9"),
+        ({"puzzle_identifiers": [1, 2, 4]}, "puzzle_identifiers.npy .*1 to 4"),
+        ({"inputs": np.zeros((4, SEQ_LEN))}, "inputs.npy .*float64"),
     ],
 )
-def test_arrays_that_disagree_are_refused_by_name(tmp_path, changes, message):
+def test_inconsistent_arrays_are_rejected_by_name(tmp_path, changes, message):
     source = write_layout(tmp_path / "s", **{name: np.asarray(values) for name, values in changes.items()})
     with pytest.raises(ValueError, match=message):
         read_original(source)
@@ -144,14 +144,14 @@ def test_a_missing_file_is_named(tmp_path, name):
         ({"sets": ["very-hard"]}, r"sets=\['very-hard'\]"),
     ],
 )
-def test_a_dataset_json_that_cannot_be_ours_is_refused(tmp_path, meta, message):
+def test_invalid_dataset_json_is_rejected(tmp_path, meta, message):
     with pytest.raises(ValueError, match=message):
         read_original(write_layout(tmp_path / "s", meta=meta))
 
 
 def test_pickled_arrays_are_never_loaded(tmp_path):
     source = write_layout(tmp_path / "s", puzzle_identifiers=np.array([{}, {}, {}], dtype=object))
-    with pytest.raises(ValueError, match=r"identifiers.npy is no plain .npy array of integers"):
+    with pytest.raises(ValueError, match="puzzle_identifiers.npy .*objects"):
         read_original(source)
 
 
@@ -165,13 +165,13 @@ def rows(puzzle_index, group_index, label=1) -> Dataset:
 @pytest.mark.parametrize(
     ("split", "dataset", "message"),
     [
-        ("train", rows([0, 1, 0], [0, 0, 0]), "puzzle_index falls after row 1"),
-        ("train", rows([0, 0], [0, 1]), "group_index changes inside puzzle 0"),
+        ("train", rows([0, 1, 0], [0, 0, 0]), "puzzle_index .*row 1"),
+        ("train", rows([0, 0], [0, 1]), "group_index .*puzzle 0"),
         ("train", rows([0], [0], label=0), "ignore_label_id=0"),
-        ("validation", rows([0], [0]), "split 'validation' has no place in the original layout"),
+        ("validation", rows([0], [0]), "split 'validation' .*train or test"),
     ],
 )
-def test_rows_the_layout_cannot_hold_are_refused(tmp_path, split, dataset, message):
+def test_rows_the_layout_cannot_store_are_rejected(tmp_path, split, dataset, message):
     with pytest.raises(ValueError, match=message):
         write_original(DatasetDict({split: dataset}), PuzzleInfo("generic", (1, 2), 4), tmp_path / "out")
 
@@ -179,11 +179,11 @@ def test_rows_the_layout_cannot_hold_are_refused(tmp_path, split, dataset, messa
 def test_an_existing_layout_is_not_overwritten(tmp_path):
     source = write_layout(tmp_path / "s")
     splits, info = read_original(source)
-    with pytest.raises(FileExistsError, match="already holds a data set in the original layout"):
+    with pytest.raises(FileExistsError, match="already holds"):
         write_original(splits, info, source)
 
 
-def test_the_commands_import_and_export_give_back_the_original(tmp_path):
+def test_import_and_export_commands_round_trip(tmp_path):
     from hrm_hf.cli import app
 
     source, ours, back = write_layout(tmp_path / "s"), tmp_path / "ours", tmp_path / "back"

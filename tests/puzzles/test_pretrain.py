@@ -106,7 +106,7 @@ def test_the_full_size_command_is_the_published_run_of_26041_steps():
 
 
 @pytest.mark.parametrize("command", [BASIC, ULTRA, FULL, BACKGROUND, SUDOKU_FULL])
-def test_every_command_of_the_guide_is_one_of_run_puzzle(command):
+def test_run_puzzle_accepts_every_command_of_the_guide(command):
     run = run_of(command, DataSize(1000, 1.0, "f"))
     model, data, training = parsed(arguments(run))
     assert build_config(model).model_type == "hrm_puzzle"
@@ -156,7 +156,7 @@ def test_every_key_of_the_original_reaches_its_option():
         ("--output_dir x", "--output_dir"),
     ],
 )
-def test_a_word_that_means_nothing_is_refused_with_what_was_meant(words, message):
+def test_invalid_arguments_are_rejected_by_name(words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_command(words.split())
 
@@ -164,13 +164,13 @@ def test_a_word_that_means_nothing_is_refused_with_what_was_meant(words, message
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("arch.hidden_size=30 arch.num_heads=4", "hidden_size=30 is not a multiple of num_attention_heads=4"),
-        ("arch.loss.loss_type=hinge", "loss_type='hinge' is not one of"),
-        ("arch.pos_encodings=alibi", "pos_encodings='alibi' is not one of"),
+        ("arch.hidden_size=30 arch.num_heads=4", "hidden_size=30 .*num_attention_heads=4"),
+        ("arch.loss.loss_type=hinge", "loss_type='hinge'"),
+        ("arch.pos_encodings=alibi", "pos_encodings='alibi'"),
     ],
 )
-def test_an_architecture_that_cannot_be_is_refused_before_anything_is_written(words, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_impossible_architectures_are_rejected_before_writing(words, message):
+    with pytest.raises(ValueError, match=message):
         run_of(words)
 
 
@@ -183,7 +183,7 @@ def test_an_interval_must_divide_the_epochs_and_fill_a_batch():
         epoch_steps(10, 1, 16, 1.0, 768)
 
 
-def test_a_missing_data_set_is_an_error_that_says_how_to_build_it(tmp_path, monkeypatch, capsys):
+def test_missing_data_set_error_names_the_build_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="data_path=data/sudoku-extreme-small") as stop:
         script("pretrain.py", BASIC.split(), monkeypatch)
@@ -203,7 +203,7 @@ def test_groups_and_examples_are_counted_alike_in_both_layouts(tmp_path):
     assert (ours.groups, ours.mean_examples) == (theirs.groups, theirs.mean_examples) == (12, 1.0)
 
 
-def test_every_build_command_is_one_that_hrm_hf_data_knows():
+def test_hrm_hf_data_accepts_every_build_command():
     for name in ("sudoku-extreme-1k-aug-1000", "maze-30x30-hard-1k", "arc-aug-1000", "sudoku-extreme-full"):
         command = shlex.split(build_command(Path("data", name)))
         assert CliRunner().invoke(app, [*command[1:3], "--help"]).exit_code == 0
@@ -216,7 +216,7 @@ def test_environment_variables_decide_compiler_and_logging():
     assert run_of(BASIC)["report_to"] == "none"
 
 
-def test_the_same_command_resumes_in_its_own_folder_and_another_has_another():
+def test_each_command_resumes_in_its_own_folder():
     basic, ultra, here = (
         Path(run_of(command)["output_dir"]) for command in (BASIC, ULTRA, f"{BASIC} checkpoint_path=here")
     )
@@ -246,7 +246,7 @@ def test_a_command_trains_and_its_checkpoint_is_evaluated(original_folder, tmp_p
     assert json.loads(result)["metrics"]["count"] == 6
 
 
-def test_a_model_is_evaluated_on_arrays_of_the_original_as_on_the_set_they_become(original_folder, tmp_path):
+def test_evaluation_on_original_arrays_equals_that_on_imported_data(original_folder, tmp_path):
     """Referee: `hrm-hf data import`, which writes the same puzzles in our layout."""
     splits, info = read_original(original_folder)
     save_puzzle_dataset(splits, info, tmp_path / "ours")
@@ -260,11 +260,11 @@ def test_a_model_is_evaluated_on_arrays_of_the_original_as_on_the_set_they_becom
     for metrics in found:
         metrics.pop("puzzles_per_second", None)
     assert found[0] == found[1] and found[0]["count"] == 6
-    with pytest.raises(ValueError, match="has no split 'validation' in the original's layout; expected train or test"):
+    with pytest.raises(ValueError, match="split 'validation' .*train or test"):
         evaluate_checkpoint(EvaluatePuzzles(data=str(original_folder), split="validation", **given))
 
 
-def test_a_checkpoint_of_the_original_is_converted_and_meets_its_data(original_folder, tmp_path, monkeypatch):
+def test_original_checkpoint_is_converted_and_evaluated_on_its_data(original_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     vocab_size = json.loads((original_folder / "train" / "dataset.json").read_text())["vocab_size"]
     tiny.model("hrm", vocab_size=vocab_size, num_puzzle_identifiers=1, halt_max_steps=2).save_pretrained("ours")
@@ -283,10 +283,10 @@ def test_a_checkpoint_of_the_original_is_converted_and_meets_its_data(original_f
         (["checkpoint=nowhere"], FileNotFoundError, "nowhere"),
         (["chekpoint=x"], ValueError, "chekpoint"),
         ([], ValueError, "checkpoint=FOLDER"),
-        (["checkpoint=."], FileNotFoundError, ". holds no step_N"),
+        (["checkpoint=."], FileNotFoundError, "step_N"),
     ],
 )
-def test_evaluate_says_what_is_wrong_with_a_checkpoint(words, error, message, tmp_path, monkeypatch):
+def test_evaluate_names_the_invalid_checkpoint_argument(words, error, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=re.escape(message)):
         evaluation_arguments(words)

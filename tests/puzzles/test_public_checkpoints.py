@@ -84,7 +84,7 @@ def test_a_repository_of_hrm_gives_the_golden_logits(hub, tmp_path):
         ),
     ],
 )
-def test_other_repositories_of_hrm_give_the_model_they_were_made_from(name, fields, task, hub, tmp_path):
+def test_other_hrm_repositories_restore_their_model(name, fields, task, hub, tmp_path):
     made = tiny.model("hrm", task="generic", grid_shape=None, box_shape=None, **fields)
     made.save_pretrained(tmp_path / "made")
     convert_to_original(tmp_path / "made", tmp_path / "original")
@@ -150,7 +150,7 @@ def test_weights_without_a_configuration_take_the_originals_arch_file(alphaxiv, 
     assert_golden(model, TRM)
 
 
-def test_what_is_missing_of_weights_alone_is_said(alphaxiv, tmp_path):
+def test_errors_list_the_weights_and_presets_to_choose_from(alphaxiv, tmp_path):
     failed = call("convert", "trm", "alphaXiv/trm-model-sudoku", "--out", tmp_path / "ours", status=1).exception
     assert "step_32550_sudoku_epoch50k" in str(failed) and "step_39060_sudoku_60k_epoch_attn_type" in str(failed)
     source = "alphaXiv/trm-model-sudoku/step_32550_sudoku_epoch50k"
@@ -159,7 +159,7 @@ def test_what_is_missing_of_weights_alone_is_said(alphaxiv, tmp_path):
     assert "config=trm-6m" in str(failed) and "trm-5m-mlp, trm-7m, trm-7m-arc, trm-7m-maze" in str(failed)
 
 
-def test_a_preset_of_other_puzzles_is_a_warning_and_tells_no_size(tmp_path, caplog):
+def test_a_preset_of_other_puzzles_gives_a_warning_and_no_sizes(tmp_path, caplog):
     torch.save({name: value[:6] if "embed" in name or "lm_head" in name else value
                 for name, value in compiled(TRM).items()}, tmp_path / "maze_hard_step_32550")  # fmt: skip
     arch = {**arch_section("trm", fields_of(TRM)), "vocab_size": 11, "seq_len": 81}
@@ -201,7 +201,7 @@ def test_a_training_state_of_eqr_gives_its_average_and_the_golden_states(hub, tm
         ("maze-unique/eqr.pth", {"vocab_size": 6, "seq_len": 900}, {"mlp_t": False, "pos_encodings": "rope"}),
     ],
 )
-def test_what_the_average_of_eqr_lacks_comes_from_the_model(file, puzzles, positions, hub, tmp_path):
+def test_tensors_missing_from_the_eqr_average_come_from_the_model(file, puzzles, positions, hub, tmp_path):
     """As in the released files: a puzzle table, which is no parameter and so is not averaged."""
     fields = {"L_layers": 1, "hidden_size": 32, "puzzle_emb_ndim": 32, "puzzle_emb_len": 2, **positions}
     made = TrmPuzzleForSolving(
@@ -221,7 +221,7 @@ def test_what_the_average_of_eqr_lacks_comes_from_the_model(file, puzzles, posit
     assert {name: getattr(model.config, name) for name in kept} == kept
 
 
-def test_files_deeper_in_a_repository_are_named(hub, tmp_path):
+def test_error_names_weights_in_subfolders(hub, tmp_path):
     publish("locuslab/EqR-model", {"sudoku-extreme/eqr.pth": b"-", "maze-unique/eqr.pth": b"-"})
     failed = str(call("convert", "eqr", "locuslab/EqR-model", "--out", tmp_path / "ours", status=1).exception)
     assert "locuslab/EqR-model/maze-unique/eqr.pth" in failed and "locuslab/EqR-model/sudoku-extreme/eqr.pth" in failed
@@ -249,7 +249,7 @@ def without_table(case=SE_RRM[0]):
     return state, {**golden.variant(case), "puzzle_emb_ndim": 0}
 
 
-def test_the_vocabulary_of_se_rrm_comes_from_its_data_or_is_asked_for(tmp_path, caplog):
+def test_se_rrm_vocabulary_comes_from_its_data_or_an_argument(tmp_path, caplog):
     state, fields = without_table()
     (tmp_path / "run").mkdir()
     torch.save(state, tmp_path / "run/step_7")
@@ -264,15 +264,15 @@ def test_the_vocabulary_of_se_rrm_comes_from_its_data_or_is_asked_for(tmp_path, 
     assert (result["seq_len"], result["vocab_size"], result["task"], caplog.text) == (81, 11, "sudoku", "")
 
 
-def test_tensors_that_are_no_se_rrm_are_named(tmp_path):
+def test_tensors_that_do_not_fit_se_rrm_are_named(tmp_path):
     state, fields = without_table()
     (tmp_path / "run").mkdir()
     (tmp_path / "run/all_config.yaml").write_bytes(run_config("se_rrm", fields))
     name = "model.inner.L_level.layers.0.attn.qkv_proj.weight"
     for value, message in (
-        ({"model.inner.embed_symbol_tokens": None}, r"size mismatch for model.embed.tokens"),
+        ({"model.inner.embed_symbol_tokens": None}, r"model\.embed\.tokens"),
         ({name: None}, r"Missing .*model.L_level.layers.0.self_attn.qkv_proj.weight"),
-        ({name: torch.zeros(7, 32)}, "do not fit each other"),
+        ({name: torch.zeros(7, 32)}, "do not fit"),
     ):
         changed = {key: each for key, each in {**state, **value}.items() if each is not None}
         torch.save(changed, tmp_path / "run/step_7")
@@ -282,10 +282,10 @@ def test_tensors_that_are_no_se_rrm_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["eqr", "se_rrm"])
-def test_there_is_no_way_back_to_the_successors(architecture, puzzle, tmp_path):
+def test_conversion_back_to_the_successors_is_rejected(architecture, puzzle, tmp_path):
     failed = call("convert", architecture, puzzle, "--out", tmp_path / "back", "--to-original", status=2)
-    assert f"there is no way back to {architecture}" in failed.stderr
-    with pytest.raises(ValueError, match="no way back"):
+    assert f"back to {architecture}" in failed.stderr
+    with pytest.raises(ValueError, match=f"expected {architecture},"):
         convert_to_original(puzzle, tmp_path / "back", architecture=architecture)
 
 
@@ -321,7 +321,7 @@ def test_a_revision_is_fetched(hub, tmp_path):
     assert result["commit"] == hub.commits("org/hrm", revision="weights")[0]
     result, _ = convert("hrm", f"{hub.url}/org/hrm/tree/weights", tmp_path)
     assert result["commit"] == hub.commits("org/hrm", revision="weights")[0]
-    assert "name one of its weights: none" in str(
+    assert "weights: none" in str(
         call("convert", "hrm", "org/hrm", "--out", tmp_path / "ours", status=1).exception
     )
 
@@ -341,19 +341,19 @@ def test_a_revision_is_fetched(hub, tmp_path):
         ("nowhere", None),
     ],
 )
-def test_what_names_no_model_is_bad_usage_and_asks_nobody(source, revision, hub, tmp_path):
+def test_invalid_model_names_exit_with_status_2_without_requests(source, revision, hub, tmp_path):
     options = ["--revision", revision] if revision else []
     call("convert", "hrm", source, "--out", tmp_path / "ours", *options, status=2)
     assert not hub.requests
 
 
-def test_a_name_that_is_neither_here_nor_there_says_so(hub, tmp_path, monkeypatch):
+def test_unknown_model_name_is_reported(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no folder `runs`
     said = call("convert", "hrm", "runs/typo", "--out", tmp_path / "ours", status=2).stderr
-    assert "runs/typo is no folder here, and on the Hub there is no such model, or it is private" in said
+    assert "runs/typo" in said and "private" in said
 
 
-def test_a_language_model_on_the_hub_is_converted_with_what_lies_beside_it(hub, tmp_path):
+def test_language_model_conversion_downloads_only_its_folder(hub, tmp_path):
     publish("org/text", {"final/config.json": b"{}", "final/model.safetensors": save_safetensors({}), "x": b"-"})
     failed = call("convert", "hrm_lm", "org/text/final", "--out", tmp_path / "ours", status=1).exception
     assert "/final/" in str(failed) and "token_embeddings" in str(failed)
@@ -372,19 +372,19 @@ def guessing(tmp_path, vocab_size, **run):
     return tmp_path / "run"
 
 
-def test_a_guess_that_nothing_confirms_is_a_warning_with_its_mend(tmp_path, caplog):
+def test_an_unconfirmed_guess_gives_a_warning_with_the_fix(tmp_path, caplog):
     run = guessing(tmp_path, 12)
     assert convert_original(run, tmp_path / "ours")["seq_len"] == 900
     assert "vocab_size=12 is that of arc, so seq_len=900" in caplog.text and "--seq-len N" in caplog.text
 
 
 @pytest.mark.parametrize("options, run", [({"seq_len": 49}, {}), ({}, {"data_path": "data/arc-aug-1000"})])
-def test_what_is_known_is_no_guess(options, run, tmp_path, caplog):
+def test_known_sizes_give_no_warning(options, run, tmp_path, caplog):
     convert_original(guessing(tmp_path, 12, **run), tmp_path / "ours", **options)
     assert "a guess" not in caplog.text
 
 
-def test_data_of_another_vocabulary_at_the_place_of_the_runs_own_are_a_warning(tmp_path, caplog):
+def test_data_of_another_vocabulary_at_data_path_give_a_warning(tmp_path, caplog):
     (tmp_path / "data/train").mkdir(parents=True)
     (tmp_path / "data/train/dataset.json").write_text(json.dumps({"seq_len": 49, "vocab_size": 14}))
     (tmp_path / "data/identifiers.json").write_text(json.dumps(["<blank>"] * 3))
@@ -394,7 +394,7 @@ def test_data_of_another_vocabulary_at_the_place_of_the_runs_own_are_a_warning(t
     assert "names 3 puzzles" in caplog.text
 
 
-def test_an_architecture_that_we_do_not_know_is_a_warning_where_its_tensors_fit(tmp_path, caplog):
+def test_unknown_architecture_with_fitting_tensors_gives_a_warning(tmp_path, caplog):
     (tmp_path / "run").mkdir()
     torch.save(golden.tensors(TRM, "state_dict/"), tmp_path / "run/step_1")
     config = yaml.safe_load(run_config("trm", fields_of(TRM)))
@@ -421,7 +421,7 @@ class Malicious:
     ],
     ids=["weights", "configuration", "in a dict"],
 )
-def test_code_in_a_checkpoint_is_refused_and_not_run(content, tmp_path, monkeypatch):
+def test_code_in_a_checkpoint_is_rejected_and_not_run(content, tmp_path, monkeypatch):
     monkeypatch.setenv("HRM_HF_TEST_TARGET", str(tmp_path / "pwned"))
     (tmp_path / "eqr.pth").write_bytes(saved(content))
     with pytest.raises(ValueError, match="never loaded"):

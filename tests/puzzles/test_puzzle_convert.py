@@ -52,7 +52,7 @@ def first_logits(model, case):
 
 
 @pytest.mark.parametrize("prefix", ["model.inner.", "_orig_mod.model.inner.", "inner.", "", "model._orig_mod.inner."])
-def test_converted_weights_give_the_original_logits_whatever_wraps_the_names(write_original, tmp_path, prefix):
+def test_converted_weights_give_the_original_logits_with_any_name_prefix(write_original, tmp_path, prefix):
     state = {name.replace("model.inner.", prefix): value for name, value in original_state(HRM).items()}
     result = convert_original(write_original(HRM, state), tmp_path / "ours", "hrm")
     model = AutoModelForPuzzleSolving.from_pretrained(tmp_path / "ours").eval()
@@ -64,7 +64,7 @@ def test_converted_weights_give_the_original_logits_whatever_wraps_the_names(wri
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_there_and_back_is_exact_to_the_bit(write_original, tmp_path, case, dtype):
+def test_round_trip_is_bit_exact(write_original, tmp_path, case, dtype):
     state = original_state(case, getattr(torch, dtype))
     folder = write_original(case, state, forward_dtype=dtype)
     convert_original(folder, tmp_path / "ours", case.architecture)
@@ -104,20 +104,20 @@ def test_every_missing_unexpected_and_misshapen_tensor_is_named_at_once(write_or
     assert not (tmp_path / "ours").exists()
 
 
-def test_names_that_coincide_without_their_wrappers_are_refused(write_original, tmp_path):
+def test_names_that_coincide_without_prefixes_are_rejected(write_original, tmp_path):
     state = original_state(HRM) | {"lm_head.weight": torch.zeros(11, 64)}
     with pytest.raises(ValueError, match="coincide"):
         convert_original(write_original(HRM, state), tmp_path / "ours")
 
 
-def test_the_largest_step_is_taken_unless_told(write_original, tmp_path):
+def test_the_largest_step_is_the_default(write_original, tmp_path):
     folder = write_original(HRM, step=9)
     torch.save({}, folder / "step_10")
     with pytest.raises(ValueError, match="vocab_size=None"):
         convert_original(folder, tmp_path / "ours")
     assert convert_original(folder, tmp_path / "ours", step=9)["source"].endswith("step_9")
     assert convert_original(folder / "step_9", tmp_path / "ours")["source"].endswith("step_9")
-    with pytest.raises(FileNotFoundError, match=r"no step_3; it has \['step_9', 'step_10'\]"):
+    with pytest.raises(FileNotFoundError, match=r"step_3; .*\['step_9', 'step_10'\]"):
         convert_original(folder, tmp_path / "ours", step=3)
 
 
@@ -135,35 +135,35 @@ def test_a_truncated_file_is_named(write_original, tmp_path, size):
     [[1, 2], {"weights": {"a": torch.zeros(1)}}, {"model": {"a": [1]}, "config": {}}],
     ids=["list", "nested", "model"],
 )
-def test_something_else_than_a_state_dict_is_refused(write_original, tmp_path, content):
+def test_files_without_a_state_dict_are_rejected(write_original, tmp_path, content):
     with pytest.raises(ValueError, match="expected a state_dict"):
         convert_original(write_original(HRM, content), tmp_path / "ours")
 
 
 def test_a_missing_or_broken_config_is_named(write_original, tmp_path):
     folder = write_original(HRM)
-    for text, message in (("a: [", "not valid YAML"), ("lr: 1", "arch"), ("arch: {}", "arch lacks")):
+    for text, message in (("a: [", "YAML"), ("lr: 1", "arch"), ("arch: {}", "arch lacks")):
         (folder / "all_config.yaml").write_text(text)
         with pytest.raises(ValueError, match=f"all_config.yaml.*{message}"):
             convert_original(folder, tmp_path / "ours")
     (folder / "all_config.yaml").unlink()
-    with pytest.raises(FileNotFoundError, match=r"all_config\.yaml is missing"):
+    with pytest.raises(FileNotFoundError, match=r"all_config\.yaml .*--config FILE"):
         convert_original(folder, tmp_path / "ours")
-    with pytest.raises(FileNotFoundError, match="holds no step_N"):
+    with pytest.raises(FileNotFoundError, match="step_N"):
         convert_original(tmp_path, tmp_path / "ours")
 
 
 @pytest.mark.parametrize(
     ("arch", "message"),
     [
-        ({"H_cycles": "two"}, r"'H_cycles' expected int, got str \(value: 'two'\)"),
-        ({"pos_encodings": "alibi"}, "pos_encodings='alibi' is not one of"),
-        ({"num_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
+        ({"H_cycles": "two"}, "'H_cycles' .*'two'"),
+        ({"pos_encodings": "alibi"}, "pos_encodings='alibi'"),
+        ({"num_heads": 3}, "hidden_size=64 .*num_attention_heads=3"),
         ({"name": NAMES["trm"]}, "arch.name="),
-        ({"loss": {"loss_type": "focal"}}, "loss_type='focal' is not one of"),
+        ({"loss": {"loss_type": "focal"}}, "loss_type='focal'"),
     ],
 )
-def test_impossible_architectures_are_refused_with_the_field(write_original, tmp_path, arch, message):
+def test_impossible_architectures_are_rejected_by_field(write_original, tmp_path, arch, message):
     with pytest.raises(ValueError, match=message):
         convert_original(write_original(HRM, **arch), tmp_path / "ours")
 
@@ -173,12 +173,12 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(write_original, tmp_path):
     assert AutoModelForPuzzleSolving.from_pretrained(tmp_path / "ours").config.rms_norm_eps == 1e-5
 
 
-def test_trm_with_a_continue_value_is_refused_because_it_never_ran(write_original, tmp_path):
+def test_trm_with_a_continue_value_is_rejected(write_original, tmp_path):
     with pytest.raises(ValueError, match="no_ACT_continue=False"):
         convert_original(write_original(TRM, no_ACT_continue=False), tmp_path / "ours", "trm")
 
 
-def test_fields_that_we_do_not_have_are_reported(write_original, tmp_path, caplog):
+def test_unsupported_fields_are_reported(write_original, tmp_path, caplog):
     convert_original(write_original(HRM, causal=False), tmp_path / "ours")
     assert "ignored: ['causal']" in caplog.text
 
@@ -219,20 +219,20 @@ def test_seq_len_of_a_known_vocabulary(write_original, tmp_path, vocab_size, tas
     assert (result["seq_len"], result["task"]) == (900, task)
 
 
-def test_an_unknown_seq_len_is_asked_for(write_original, tmp_path):
+def test_an_unknown_seq_len_must_be_given(write_original, tmp_path):
     folder = write_original(HRM, with_vocabulary(13))
     with pytest.raises(ValueError, match="--seq-len N"):
         convert_original(folder, tmp_path / "ours")
     assert convert_original(folder, tmp_path / "ours", seq_len=25)["seq_len"] == 25
 
 
-def test_a_table_without_identifiers_is_warned_about(write_original, tmp_path, caplog):
+def test_a_table_without_identifiers_gives_a_warning(write_original, tmp_path, caplog):
     convert_original(write_original(HRM, identifiers=0), tmp_path / "ours")
     assert "8 rows of the puzzle table cannot be told apart" in caplog.text
 
 
-def test_identifiers_of_other_data_are_refused(write_original, tmp_path):
-    with pytest.raises(ValueError, match=r"names 5 puzzles, the checkpoint's table has 8 rows"):
+def test_identifiers_of_other_data_are_rejected(write_original, tmp_path):
+    with pytest.raises(ValueError, match=r"identifiers\.json .*5 puzzles, .*8 rows"):
         convert_original(write_original(HRM, identifiers=5), tmp_path / "ours")
 
 
@@ -247,12 +247,12 @@ def test_identifiers_come_from_the_data_folder_if_the_checkpoint_has_none(write_
 @pytest.mark.parametrize(
     "case, fields, message",
     [
-        (HRM, {"pos_encodings": "none"}, "the original hrm cannot express: pos_encodings='none'"),
+        (HRM, {"pos_encodings": "none"}, "hrm .*: pos_encodings='none'"),
         (TRM, {"pos_encodings": "rope2d", "grid_shape": [9, 9]}, "pos_encodings='rope2d'"),
-        (TRM, {"update_rate": 0.95, "noise_scale": 0.01}, "trm cannot express: update_rate=0.95; noise_scale=0.01"),
+        (TRM, {"update_rate": 0.95, "noise_scale": 0.01}, "trm .*: update_rate=0.95; noise_scale=0.01"),
     ],
 )
-def test_what_the_original_cannot_express_is_refused(case, fields, message, tmp_path):
+def test_fields_the_original_cannot_express_are_rejected(case, fields, message, tmp_path):
     model = golden.model(case, **fields)
     model.save_pretrained(tmp_path / "ours")
     with pytest.raises(ValueError, match=message):
@@ -270,7 +270,7 @@ def run_cli(monkeypatch, *arguments) -> int:
     return exit_status.value.code or 0
 
 
-def test_the_command_converts_there_and_back(write_original, tmp_path, monkeypatch, capsys):
+def test_the_command_converts_in_both_directions(write_original, tmp_path, monkeypatch, capsys):
     folder = write_original(TRM)
     assert run_cli(monkeypatch, "trm", folder, "--out", tmp_path / "ours", "--json") == 0
     assert json.loads(capsys.readouterr().out)["architecture"] == "trm_puzzle"
@@ -293,4 +293,4 @@ def test_the_command_exits_2_on_bad_usage_and_1_on_failure(write_original, tmp_p
     assert "arch.name" in capsys.readouterr().err
     golden.model(HRM).save_pretrained(out)
     assert run_cli(monkeypatch, "trm", out, "--out", tmp_path / "back", "--to-original") == 1
-    assert "is a 'hrm_puzzle'; expected trm" in capsys.readouterr().err
+    assert "'hrm_puzzle'; expected trm" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_tasks_without_rules_have_no_valid_fraction(data):
     assert "valid_fraction" not in run(Scripted(data[1], task="generic"), data)
 
 
-def test_figures_do_not_depend_on_the_batch_size(data):
+def test_metrics_do_not_depend_on_the_batch_size(data):
     torch.manual_seed(0)
     model = HrmPuzzleForSolving(HrmPuzzleConfig(**CONFIG))
     with torch.no_grad():
@@ -124,7 +124,7 @@ def random_model(**fields):
     return model.eval()
 
 
-def test_restarts_are_those_of_solve_and_are_told(data):
+def test_restarts_equal_those_of_solve_and_are_reported(data):
     model = random_model()
     options = {"restarts": 3, "noise": 0.7, "noise_at": "every_step", "choose": "residual", "exit_when_still": 0.01}
     seen = []
@@ -139,14 +139,14 @@ def test_restarts_are_those_of_solve_and_are_told(data):
     assert {name: found[name] for name in options} == options
 
 
-def test_a_batch_is_by_default_what_stays_in_the_cache(data, monkeypatch):
+def test_the_default_batch_fits_the_cache(data, monkeypatch):
     rows = []
     monkeypatch.setattr(HrmPuzzleForSolving, "boards_per_call", 3)
     evaluate_puzzles(random_model(), *data, on_batch=lambda ids, *_: rows.append(len(ids)))
     assert rows == [3, 3, 3, 1]
 
 
-def test_one_plain_run_is_not_told_and_an_unknown_option_is_named(data):
+def test_default_options_are_not_reported_and_unknown_ones_raise(data):
     plain = {"restarts": 1, "noise": None, "noise_at": "start", "choose": "q", "exit_when_still": None}
     assert not {*plain, "average_steps_of_all_runs"} & run(Scripted(data[1]), data, **plain).keys()
     with pytest.raises(TypeError, match="'restart'"):
@@ -166,7 +166,7 @@ def test_the_same_seed_gives_the_same_evaluation_and_leaves_other_random_numbers
     assert results[0] == results[1] != results[2]
 
 
-def test_the_rules_choose_where_the_task_has_rules_that_prove(data):
+def test_rules_choose_restarts_only_for_tasks_with_rules(data):
     """A model that is right in its second run, and less sure of it."""
 
     class Second(HrmPuzzleForSolving):
@@ -199,15 +199,15 @@ def test_the_result_is_json(data):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda q, a, i: (q[:, :9], a, i), r"input_ids has shape \(10, 9\); expected \(10, 16\)"),
-        (lambda q, a, i: (q, a[:5], i), r"labels has shape \(5, 16\)"),
-        (lambda q, a, i: (q, a, i[:3]), "3 puzzle_identifiers for 10 rows"),
-        (lambda q, a, i: (q, a, i + 5), "puzzle_identifiers hold 14"),
-        (lambda q, a, i: (q, np.full_like(a, -100), i), "none of 10 rows has a label"),
+        (lambda q, a, i: (q[:, :9], a, i), r"input_ids .*\(10, 9\); .*\(10, 16\)"),
+        (lambda q, a, i: (q, a[:5], i), r"labels .*\(5, 16\)"),
+        (lambda q, a, i: (q, a, i[:3]), "3 puzzle_identifiers .*10 rows"),
+        (lambda q, a, i: (q, a, i + 5), "puzzle_identifiers .*14"),
+        (lambda q, a, i: (q, np.full_like(a, -100), i), "10 rows .*-100"),
         (lambda q, a, i: (q[:0], a[:0], i[:0]), "no puzzles"),
     ],
 )
-def test_impossible_data_are_refused(change, message, data):
+def test_invalid_data_are_rejected(change, message, data):
     with pytest.raises(ValueError, match=message):
         evaluate_puzzles(Scripted(data[1]), *change(*data, np.arange(10)))
 
@@ -231,7 +231,7 @@ def test_numpy_and_torch_count_correct_cells_alike():
     ("right", "count", "low", "high"),
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
-def test_intervals_are_those_that_newcombe_published(right, count, low, high):
+def test_intervals_match_those_published_by_newcombe(right, count, low, high):
     # Statistics in Medicine 17 (1998), table I, method 3
     assert wilson_interval(right, count) == pytest.approx((low, high), abs=5e-5)
     found = accuracies([1] * right + [0] * (count - right), [1] * count)
@@ -252,7 +252,7 @@ def test_every_share_of_puzzles_comes_with_its_interval(data):
     ]  # fmt: skip
 
 
-def test_difficulty_has_a_bin_a_value_or_a_few_bins_of_about_equal_counts():
+def test_difficulty_is_binned_by_value_or_into_similar_counts():
     table = accuracy_by_difficulty(np.array([2, 0, 2, 5]), np.array([True, True, False, False]))
     assert [(row["low"], row["high"], row["count"], row["exact_accuracy"]) for row in table] == [
         (0, 0, 1, 1), (2, 2, 2, 0.5), (5, 5, 1, 0),
@@ -285,8 +285,8 @@ def test_the_evaluate_module_loads_offline_and_ignores_minus_100():
     assert result == found
 
 
-def test_the_evaluate_module_refuses_rows_of_unequal_length():
-    with pytest.raises(ValueError, match="puzzle 0: 1 predicted cells, 2 labels"):
+def test_the_evaluate_module_rejects_rows_of_unequal_length():
+    with pytest.raises(ValueError, match="puzzle 0: 1 .*2 labels"):
         evaluate.load(METRIC_FOLDER).compute(predictions=[[1]], references=[[1, 2]])
 
 

@@ -131,7 +131,7 @@ def test_votes_of_a_perfect_maze_model_agree_in_all_symmetries(shape, votes):
 def test_more_votes_than_a_maze_has_symmetries_is_an_error():
     solve, _ = solver_of(config("maze", 7, 11, 6), lambda tokens: tokens)
     puzzle, _ = next(iter(maze.generate(7, 11, 1)))
-    with pytest.raises(ValueError, match=r"votes=8.*7 x 11 has 4 symmetries"):
+    with pytest.raises(ValueError, match="votes=8.*7 x 11 .*votes=4"):
         solve([maze.decode(row) for row in puzzle], votes=8)
 
 
@@ -201,7 +201,7 @@ def run_of(answers, q_values):
     return solver_of(SUDOKU_4, lambda tokens: next(answers), q_halt=lambda row, noise: next(q_values))
 
 
-def test_each_choice_of_restarts_takes_its_answer():
+def test_each_choose_option_picks_its_restart():
     puzzle = puzzles_4x4(1)[0]
     right = solve_sudoku(sudoku_rules.encode(puzzle))
     answers = [np.full(16, 2), np.full(16, 3), right, np.full(16, 2)]
@@ -217,7 +217,7 @@ def test_each_choice_of_restarts_takes_its_answer():
         assert result["text"] == sudoku_rules.decode(expected), options
 
 
-def test_tasks_whose_rules_prove_nothing_are_chosen_by_q():
+def test_q_chooses_restarts_of_tasks_without_rules():
     solve, model = solver_of(config("generic", 2, 3, 5), lambda tokens: tokens)
     answers, q_values = iter([np.full(6, n) for n in (1, 2, 3)]), iter([0.0, 2.0, 1.0])
     model.answer, model.q_halt = lambda tokens: next(answers), lambda row, noise: next(q_values)
@@ -252,7 +252,7 @@ def test_the_check_of_mazes_agrees_with_the_rules():
     assert task.obeys(questions, answers).tolist() == [False, True, True, True]
 
 
-def test_trajectory_is_that_of_the_winning_view_in_the_puzzles_own_orientation():
+def test_trajectory_shows_the_winning_view_in_the_original_orientation():
     rising = iter(range(5))  # the last view, a random one, is the surest
     solve, _ = solver_of(SUDOKU_4, solve_sudoku, q_halt=lambda row, noise: next(rising))
     puzzle = puzzles_4x4(1)[0]
@@ -262,7 +262,7 @@ def test_trajectory_is_that_of_the_winning_view_in_the_puzzles_own_orientation()
     assert len(result["trajectory"]) == len(result["confidences"]) == result["steps"] == 2
 
 
-def test_every_form_of_a_sudoku_is_read_alike():
+def test_every_sudoku_notation_is_parsed_alike():
     solve, _ = solver_of(SUDOKU_4, solve_sudoku)
     text = puzzles_4x4(1)[0]
     flat = [int(digit) for digit in text]
@@ -282,9 +282,9 @@ def test_a_changed_clue_is_a_violation():
 
 @pytest.mark.parametrize(
     "puzzle, message",
-    [("123", "16 cells; got 3"), ("x" + "." * 15, "'x' is no digit"), ([[9] + [0] * 3] + [[0] * 4] * 3, "above the")],
+    [("123", "16 cells; .*3"), ("x" + "." * 15, "'x'"), ([[9] + [0] * 3] + [[0] * 4] * 3, "digit 9 .*4")],
 )
-def test_an_impossible_sudoku_is_refused(puzzle, message):
+def test_an_invalid_sudoku_is_rejected(puzzle, message):
     solve, _ = solver_of(SUDOKU_4, solve_sudoku)
     with pytest.raises(ValueError, match=message):
         solve(puzzle)
@@ -292,14 +292,14 @@ def test_an_impossible_sudoku_is_refused(puzzle, message):
 
 def test_an_error_in_a_list_names_the_puzzle():
     solve, _ = solver_of(SUDOKU_4, solve_sudoku)
-    with pytest.raises(ValueError, match=r"puzzle 1: .*is no digit"):
+    with pytest.raises(ValueError, match="puzzle 1: .*'y'"):
         solve(["." * 16, "y" * 16])
 
 
 @pytest.mark.parametrize(
     "change, message", [(("G", " "), "1 S and 0 G"), (("#", "x"), "'x'"), ((" ", "o"), "holds 'o'")]
 )
-def test_an_impossible_maze_is_refused(change, message):
+def test_an_invalid_maze_is_rejected(change, message):
     solve, _ = solver_of(config("maze", 7, 7, 6), lambda tokens: tokens)
     puzzle, _ = next(iter(maze.generate(7, 7, 1)))
     with pytest.raises(ValueError, match=message):
@@ -310,7 +310,7 @@ def test_generic_tokens_have_no_rules_and_no_votes():
     solve, _ = solver_of(config("generic", 2, 3, 5), lambda tokens: tokens[::-1].copy())
     result = solve([0, 1, 2, 3, 4, 0])
     assert result["grid"] == [[0, 4, 3], [2, 1, 0]] and result["valid"] is None
-    with pytest.raises(ValueError, match="no known symmetries"):
+    with pytest.raises(ValueError, match='votes=2.*task="generic"'):
         solve([0, 1, 2, 3, 4, 0], votes=2)
 
 
@@ -393,17 +393,17 @@ def test_an_arc_task_with_two_tests_gives_both_answers():
     assert [test["grid"] for test in result["tests"]] == [[[2, 1]], [[4, 3]]]
 
 
-def test_an_answer_that_is_no_grid_is_not_valid():
+def test_an_answer_without_a_grid_is_invalid():
     solve = PuzzleSolvingPipeline(Oracle(arc_config(), lambda tokens: np.zeros(SEQ_LEN)), identifiers=ARC_NAMES)
     result = solve({**TASK, "name": "abc"})
     assert result["grid"] == [] and not result["valid"]
 
 
-def test_identifiers_of_another_model_are_refused():
-    with pytest.raises(ValueError, match="has 2 names, the model's puzzle table 4 rows"):
+def test_identifiers_of_another_model_are_rejected():
+    with pytest.raises(ValueError, match=r"identifiers\.json .*2 names, .*4 rows"):
         PuzzleSolvingPipeline(HrmPuzzleForSolving(arc_config()), identifiers=["<blank>", "abc"])
 
 
-def test_a_config_that_is_no_sudoku_board_is_refused():
-    with pytest.raises(ValueError, match="needs seq_len=16, vocab_size=6"):
+def test_a_config_that_fits_no_sudoku_board_is_rejected():
+    with pytest.raises(ValueError, match="vocab_size=5: .*seq_len=16, vocab_size=6"):
         PuzzleSolvingPipeline(HrmPuzzleForSolving(config("sudoku", 4, 4, 5)))

@@ -123,7 +123,7 @@ def break_at(model, steps, how="loss", calls=None) -> None:
 # ---- one step ----
 
 
-def test_a_compiled_run_compiles_the_act_step_alone(make_trainer, monkeypatch):
+def test_a_compiled_run_compiles_only_the_act_step(make_trainer, monkeypatch):
     monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)  # "eager" needs none
     plain = make_trainer()
     plain.train()
@@ -164,7 +164,7 @@ def test_only_slots_that_halted_get_new_rows(make_trainer, sudoku):
     assert len(set(given)) > 1, "slots halted at different moments"
 
 
-def test_with_augment_every_slot_gets_boards_that_are_in_no_file_with_their_solutions(make_trainer, sudoku):
+def test_augment_gives_every_slot_new_boards_with_their_solutions(make_trainer, sudoku):
     trainer = make_trainer(tiny.model("trm", halt_max_steps=2, **BOARDS_4X4), max_steps=30, augment=True)
     seen = spy(trainer)
     trainer.train()
@@ -177,7 +177,7 @@ def test_with_augment_every_slot_gets_boards_that_are_in_no_file_with_their_solu
     assert len(fresh) > len(stored)
 
 
-def test_a_run_begins_with_the_hardest_rows_and_comes_to_all(make_trainer):
+def test_hard_first_starts_with_the_hardest_rows_and_reaches_all(make_trainer):
     splits, _ = generated_sudoku(4, num_train=24, num_test=1, clues=(6, 14))
     rows = PuzzleRows(splits["train"])
     rows.rating = None
@@ -192,7 +192,7 @@ def test_a_run_begins_with_the_hardest_rows_and_comes_to_all(make_trainer):
     assert last == {board.tobytes() for board in rows.input_ids}, "an epoch of the order has every row"
 
 
-def test_rows_that_start_late_are_trained_on_where_that_many_steps_have_led(make_trainer):
+def test_late_rows_train_on_states_after_that_many_steps(make_trainer):
     def first_step(**options):
         trainer = make_trainer(tiny.model("trm", undecided=False), max_steps=1, **options)
         seen = spy(trainer)
@@ -216,7 +216,7 @@ def test_rows_that_start_late_are_trained_on_where_that_many_steps_have_led(make
 
 
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])
-def test_training_is_the_loop_of_the_original_written_by_hand(make_trainer, sudoku, architecture):
+def test_training_matches_the_original_loop_written_by_hand(make_trainer, sudoku, architecture):
     # The original offers a full batch at every step and loses the rows offered to busy slots.
     lr, puzzle_lr, decay, steps = 1e-3, 1e-2, 0.1, 12
     trainer = make_trainer(
@@ -251,7 +251,7 @@ def test_training_is_the_loop_of_the_original_written_by_hand(make_trainer, sudo
 # ---- optimizers ----
 
 
-def test_puzzle_rows_have_a_learning_rate_of_their_own_on_the_same_schedule(make_trainer):
+def test_puzzle_rows_have_their_own_learning_rate_on_the_same_schedule(make_trainer):
     trainer = make_trainer(max_steps=2, warmup_steps=10, learning_rate=1e-3, puzzle_emb_lr=1e-2)
     trainer.train()
     sparse, dense = inner_optimizers(trainer)
@@ -261,7 +261,7 @@ def test_puzzle_rows_have_a_learning_rate_of_their_own_on_the_same_schedule(make
     assert logged(trainer)[-1]["learning_rate"] == pytest.approx(1e-3 * 2 / 10, rel=0.6)  # of the weights
 
 
-def test_only_rows_of_puzzles_in_use_move_and_by_the_sign(make_trainer, sudoku):
+def test_only_rows_of_used_puzzles_move_by_sign_descent(make_trainer, sudoku):
     rows = PuzzleRows.__new__(PuzzleRows)
     rows.__dict__.update(sudoku["train"].__dict__, puzzle_identifiers=np.where(np.arange(24) % 2, 1, 3))
     trainer = make_trainer(train=rows, puzzle_emb_lr=0.01, puzzle_emb_weight_decay=0.0, warmup_steps=0)
@@ -282,7 +282,7 @@ def test_the_table_is_the_same_tensor_after_the_model_was_moved(make_trainer):
     assert model.model.puzzle_emb.weight is table
 
 
-def test_an_optimizer_of_the_library_trains_the_weights_beside_sign_descent(make_trainer):
+def test_a_library_optimizer_trains_the_weights_next_to_sign_descent(make_trainer):
     trainer = make_trainer(adam_atan2=False, optim="adamw_torch")
     before = weights(trainer.model)
     trainer.train()
@@ -293,7 +293,7 @@ def test_an_optimizer_of_the_library_trains_the_weights_beside_sign_descent(make
     assert {name.rsplit(".", 1)[-1] for name in still} <= {"cos", "sin", "H_init", "L_init"}
 
 
-def test_frozen_weights_train_the_table_alone(make_trainer):
+def test_freeze_weights_trains_only_the_table(make_trainer):
     model = tiny.model("trm").requires_grad_(False)
     trainer = make_trainer(model, max_steps=3, ema_rate=0.9)
     before = weights(model)
@@ -401,7 +401,7 @@ def test_skipped_steps_are_counted_in_the_log(make_trainer):
     assert all(math.isfinite(entry["loss"]) for entry in logged(trainer)[2:])
 
 
-def test_a_slot_whose_latents_broke_starts_on_its_next_row(make_trainer, sudoku):
+def test_a_slot_with_nonfinite_latents_starts_its_next_row(make_trainer, sudoku):
     model = tiny.model("trm", undecided=False)  # no slot halts by itself
     break_at(model, {2}, how="latents")
     trainer = make_trainer(model, max_steps=4)
@@ -414,21 +414,17 @@ def test_a_slot_whose_latents_broke_starts_on_its_next_row(make_trainer, sudoku)
     assert trainer.carry.current_data["input_ids"][1].tolist() == sudoku["train"].input_ids[order.row(5)].tolist()
 
 
-def test_too_many_steps_in_a_row_stop_the_run_with_the_reason(make_trainer):
+def test_too_many_nonfinite_steps_in_a_row_stop_the_run(make_trainer):
     trainer = make_trainer(max_steps=20, max_nonfinite_steps=3)
     break_at(trainer.model, range(1, 20))
     before = weights(trainer.model)
-    with pytest.raises(
-        NonFiniteError,
-        match=r"not finite in 3 steps in a row, the last at step 3 \(loss nan, gradient norm \w+, learning rate 0.0\d+"
-        r"\)\. The weights are those of the last good step\. Lower the learning rate",
-    ):
+    with pytest.raises(NonFiniteError, match=r"3 steps .*step 3 \(loss nan, .*norm \w+, .*rate 0\.0\d+\)"):
         trainer.train()
     after = weights(trainer.model)
     assert_copied(after, before)
 
 
-def test_a_finite_step_in_between_starts_the_count_anew(make_trainer):
+def test_a_finite_step_resets_the_count(make_trainer):
     model = tiny.model("trm")
     break_at(model, {2, 3, 5, 6})
     trainer = make_trainer(model, max_steps=7, max_nonfinite_steps=3)
@@ -461,18 +457,18 @@ def test_bf16_is_the_dtype_of_activations_not_of_weights(make_trainer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"gradient_accumulation_steps": 2}, r"gradient_accumulation_steps=2: .*raise per_device_train_batch_size"),
-        ({"fp16": True}, "fp16 is not supported for models with a carry; use --bf16 or float32"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2: .*per_device_train_batch_size"),
+        ({"fp16": True}, "--fp16 .*--bf16"),
     ],
 )
-def test_what_an_act_step_cannot_do_is_refused(make_trainer, arguments, message):
+def test_unsupported_training_arguments_are_rejected(make_trainer, arguments, message):
     with pytest.raises(ValueError, match=message):
         make_trainer(**arguments)
 
 
-def test_data_that_do_not_fit_are_refused_before_the_first_step(make_trainer):
+def test_data_that_do_not_fit_are_rejected_before_the_first_step(make_trainer):
     trainer = make_trainer(tiny.model("hrm", seq_len=9, grid_shape=[3, 3]))
-    with pytest.raises(ValueError, match="the data have seq_len 16, the model 9"):
+    with pytest.raises(ValueError, match="seq_len 16, .*9"):
         trainer.train()
 
 
@@ -557,9 +553,9 @@ def stop_in_manifest(folder):
 
 
 DAMAGE = [
-    (truncate, "model.safetensors has 1,234 bytes, 2,000 expected"),
+    (truncate, "model.safetensors .*1,234 bytes, 2,000"),
     (remove, "optimizer.pt is missing"),
-    (stop_before_manifest, "manifest.json is missing, so the run was stopped while it saved"),
+    (stop_before_manifest, "manifest.json is missing"),
     pytest.param(
         stop_in_manifest,
         "manifest.json",
@@ -568,15 +564,15 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("harm", "message"), DAMAGE, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_last_whole_one(checkpoints, harm, message):
+def test_corrupted_checkpoint_error_names_the_file_and_the_last_complete_one(checkpoints, harm, message):
     harm(checkpoints / "checkpoint-10")
-    with pytest.raises(ValueError, match=r"is corrupted: .*; resume from the newest complete one") as error:
+    with pytest.raises(ValueError, match=f"checkpoint-10 is corrupted: .*{message}.*last-complete") as error:
         resolve_checkpoint(checkpoints, "last")
-    assert message in str(error.value) and str(checkpoints / "checkpoint-4") in str(error.value)
+    assert str(checkpoints / "checkpoint-4") in str(error.value)
     assert resolve_checkpoint(checkpoints, "last-complete") == str(checkpoints / "checkpoint-4")
 
 
-def test_the_newest_checkpoint_is_that_of_the_most_steps(checkpoints):
+def test_the_newest_checkpoint_has_the_most_steps(checkpoints):
     assert [folder.name for folder in list_checkpoints(checkpoints)] == [f"checkpoint-{n}" for n in (2, 4, 10)]
     for wanted in (True, "True", "last", "last-complete"):
         assert resolve_checkpoint(checkpoints, wanted) == str(checkpoints / "checkpoint-10")
@@ -585,25 +581,25 @@ def test_the_newest_checkpoint_is_that_of_the_most_steps(checkpoints):
 
 
 def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint to resume from in .*empty"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint .*empty"):
         resolve_checkpoint(tmp_path / "empty", "last")
     for folder in list_checkpoints(checkpoints):
         stop_before_manifest(folder)
     for folder in (checkpoints, tmp_path / "empty"):
         assert resolve_checkpoint(folder, "last-complete") is None
-    with pytest.raises(ValueError, match="no complete checkpoint is left"):
+    with pytest.raises(ValueError, match="no complete checkpoint"):
         resolve_checkpoint(checkpoints, "last")
     with pytest.raises(ValueError, match="checkpoint-77 does not exist"):
         resolve_checkpoint(checkpoints, str(checkpoints / "checkpoint-77"))
 
 
-def test_last_whole_resumes_from_the_checkpoint_before_a_damaged_one(make_trainer, tmp_path):
+def test_last_complete_resumes_from_the_checkpoint_before_a_corrupted_one(make_trainer, tmp_path):
     options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
     whole = make_trainer(**options)
     whole.train()
     file = tmp_path / "run" / "checkpoint-6" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"model\.safetensors has 100 bytes, [\d,]+ expected.*checkpoint-4"):
+    with pytest.raises(ValueError, match=r"model\.safetensors .*100 bytes, [\d,]+ .*checkpoint-4"):
         make_trainer(**options).train("last")
     resumed = make_trainer(**options)
     resumed.train("last-complete")
@@ -630,22 +626,22 @@ def test_a_full_disk_is_reported_and_earlier_checkpoints_stay(make_trainer, monk
 
     monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", full)
     trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2, save_total_limit=1)
-    with pytest.raises(OSError, match=r"could not write checkpoint .*checkpoint-4: .*Earlier checkpoints are intact"):
+    with pytest.raises(OSError, match="write .*checkpoint-4: .*last-complete"):
         trainer.train()
     assert trainer.args.save_total_limit == 1
     assert resolve_checkpoint(tmp_path / "run", "last-complete") == str(tmp_path / "run" / "checkpoint-2")
 
 
-def test_a_disk_that_fills_up_at_the_manifest_is_reported_alike(make_trainer, monkeypatch):
+def test_a_disk_that_fills_up_at_the_manifest_is_reported(make_trainer, monkeypatch):
     def full(folder, run_id):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("hrm_hf.trainer.saving.write_manifest", full)
-    with pytest.raises(OSError, match="could not write checkpoint"):
+    with pytest.raises(OSError, match="write .*checkpoint-2: "):
         make_trainer(max_steps=2, save_strategy="steps", save_steps=2).train()
 
 
-def test_a_checkpoint_that_is_written_over_is_not_whole_until_it_is_complete(make_trainer, monkeypatch, tmp_path):
+def test_an_interrupted_overwrite_leaves_an_incomplete_checkpoint(make_trainer, monkeypatch, tmp_path):
     # An old manifest would vouch for a mixture of both.
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     make_trainer(**options).train()
@@ -659,7 +655,7 @@ def test_a_checkpoint_that_is_written_over_is_not_whole_until_it_is_complete(mak
     assert find_corruption(tmp_path / "run" / "checkpoint-2") != []
 
 
-def test_old_checkpoints_go_only_after_the_new_one_is_whole(make_trainer, monkeypatch, tmp_path):
+def test_old_checkpoints_are_deleted_after_the_new_one_is_complete(make_trainer, monkeypatch, tmp_path):
     import hrm_hf.trainer.saving as module
 
     seen, write = [], module.write_manifest

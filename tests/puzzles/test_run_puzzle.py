@@ -77,7 +77,7 @@ def arguments(tmp_path, puzzles, start_weights):
     return build
 
 
-def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(run, tmp_path):
+def test_a_recipe_run_saves_everything_that_a_result_needs(run, tmp_path):
     out = tmp_path / "run"
     recipe = {
         **RECIPE, "model_type": "trm_puzzle", "data_path": str(tmp_path / "boards"), "output_dir": str(out),
@@ -124,7 +124,7 @@ def test_a_saved_recipe_repeats_its_run(run, arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(run, arguments, tmp_path):
+def test_a_run_killed_three_times_reproduces_the_losses(run, arguments, tmp_path):
     options = {"max_steps": 60, "save_steps": 3, "ema_rate": 0.9, "save_total_limit": 3}
     run(arguments("alone", **options))
 

@@ -53,14 +53,14 @@ def knowing(solution, doubt=0.0):
 
 @pytest.mark.parametrize("puzzle", HARD)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_search_finds_the_only_solution_whatever_the_scores(puzzle, seed):
+def test_the_search_finds_the_only_solution_with_any_scores(puzzle, seed):
     scores = np.random.default_rng(seed).random((81, 11))
     found = search_sudoku(tokens(puzzle), scores)
     assert found.complete and found.tokens.tolist() == tokens(HARD[puzzle]).tolist() and found.nodes > 1
 
 
 @pytest.mark.parametrize("puzzle", HARD)
-def test_without_scores_the_nodes_are_those_of_the_solver(puzzle):
+def test_a_search_without_scores_visits_as_many_nodes_as_the_solver(puzzle):
     found = search_sudoku(tokens(puzzle))
     guesses = found.nodes - 1
     assert (found.tokens - 1).tolist() == plain_sudoku.solve(puzzle).tolist()
@@ -69,7 +69,7 @@ def test_without_scores_the_nodes_are_those_of_the_solver(puzzle):
 
 
 @pytest.mark.parametrize("puzzle", HARD)
-def test_scores_that_know_the_solution_spare_every_wrong_guess(puzzle):
+def test_perfect_scores_avoid_every_wrong_guess(puzzle):
     solution = HARD[puzzle]
     guided, plain = search_sudoku(tokens(puzzle), knowing(solution)), search_sudoku(tokens(puzzle))
     assert guided.nodes < plain.nodes
@@ -84,12 +84,12 @@ def test_a_board_that_singles_solve_takes_one_node():
     assert search_sudoku(tokens(easy)).nodes == 1
 
 
-def test_a_search_ends_at_the_most_nodes_and_says_so():
+def test_a_search_stops_at_the_node_limit_and_reports_it():
     stopped = search_sudoku(tokens(HARDEST), max_nodes=5)
     assert stopped.tokens is None and stopped.nodes == 5 and not stopped.complete
 
 
-def test_a_board_without_a_solution_is_told_from_a_search_that_was_stopped():
+def test_unsolvable_boards_differ_from_stopped_searches():
     none = search_sudoku(tokens("11" + "." * 14))
     assert none.tokens is None and none.complete
 
@@ -125,23 +125,21 @@ def test_views_are_undone_before_their_probabilities_order_the_guesses():
         assert PuzzleSolvingPipeline(model)(puzzle, votes=votes, search=True)["search"]["nodes"] == guided
 
 
-def test_a_board_without_a_solution_keeps_the_models_answer_and_its_faults():
+def test_a_board_without_a_solution_keeps_the_models_answer_and_violations():
     solve = PuzzleSolvingPipeline(model_for("sudoku", 4, 4, 6))
     result = solve("11" + "." * 14, search=True)
     assert result["search"]["solved"] is False and result["search"]["complete"] is True
     assert result["valid"] is False and result["violations"]
 
 
-def test_mazes_and_tokens_are_refused_with_the_reason():
+def test_search_is_rejected_for_mazes_and_generic_tokens():
     task, _ = next(iter(maze.generate(7, 7, 1)))
-    with pytest.raises(
-        ValueError, match=r"search is for Sudoku; the task of this model is 'maze'.*mark_shortest_path"
-    ):
+    with pytest.raises(ValueError, match="search .*'maze'.*mark_shortest_path"):
         PuzzleSolvingPipeline(model_for("maze", 7, 7, 6))([maze.decode(row) for row in task], search=True)
     generic = model_for("generic", 2, 3, 5)
-    with pytest.raises(ValueError, match="search is for Sudoku; the task of this model is 'generic'"):
+    with pytest.raises(ValueError, match="search .*'generic'"):
         PuzzleSolvingPipeline(generic)([0, 1, 2, 3, 4, 0], search=True)
-    with pytest.raises(ValueError, match="search is for Sudoku"):
+    with pytest.raises(ValueError, match="search .*'generic'"):
         evaluate_puzzles(generic, [[0] * 6], [[0] * 6], search=True)
 
 
@@ -173,7 +171,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_the_command_says_that_a_search_found_the_answer(saved):
+def test_the_command_reports_that_a_search_found_the_answer(saved):
     puzzle = "1.....3..4.....2"
     result = runner.invoke(app, ["solve", str(saved), puzzle, "--search"])
     assert result.exit_code == 0, result.output
@@ -185,7 +183,7 @@ def test_the_command_says_that_a_search_found_the_answer(saved):
     assert json.loads(printed.stdout) == [expected]
 
 
-def test_the_command_of_evaluation_searches(saved):
+def test_the_evaluation_command_searches(saved):
     result = runner.invoke(app, ["eval", "puzzles", str(saved), str(saved / "data"), "--search", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["metrics"]["search_exact_accuracy"] == 1

@@ -20,7 +20,7 @@ MAZE = "S  \n## \nG  "
 
 
 @pytest.mark.parametrize("task", SHIPPED)
-def test_a_model_in_the_package_is_at_most_a_megabyte_and_says_how_it_was_made(task):
+def test_shipped_models_are_at_most_a_megabyte_and_record_their_training(task):
     folder = Path(shipped_model(task))
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 10**6
     with safe_open(folder / "model.safetensors", "pt") as weights:
@@ -60,12 +60,12 @@ def test_the_first_argument_is_a_model_unless_it_is_a_puzzle(words, model, puzzl
     assert (options.model, options.puzzles) == (model, puzzles)
 
 
-def test_a_task_without_a_model_is_named():
+def test_a_task_without_a_shipped_model_is_rejected():
     with pytest.raises(ValueError, match="task='arc'"):
         shipped_model("arc")
 
 
-def test_a_model_in_the_package_is_pushed_and_pulled_as_any_other(hub, tmp_path):
+def test_shipped_models_are_pushed_and_pulled_like_any_other(hub, tmp_path):
     push_checkpoint(shipped_model("sudoku"), NAME)
     pull_checkpoint(NAME, tmp_path / "pulled")
     assert {"model.safetensors", "modeling_se_rrm_puzzle.py", "README.md"} <= set(hub.files(NAME))

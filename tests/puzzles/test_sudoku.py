@@ -93,18 +93,18 @@ def test_blank_is_token_1_and_digit_d_is_token_d_plus_1():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("123", "a board has 16 or 36 or 81 cells; got 3"),
-        ("12x4" + "." * 12, r"row 1, column 3: 'x' is no digit; expected 1 to 4"),
-        ("...." * 3 + "...5", "row 4, column 4: digit 5 is above the board's size 4"),
+        ("123", "16 or 36 or 81 cells; .*3"),
+        ("12x4" + "." * 12, "row 1, column 3: 'x' .*1 to 4"),
+        ("...." * 3 + "...5", "row 4, column 4: digit 5 .*4"),
     ],
 )
-def test_a_malformed_board_is_named_with_its_place(text, message):
+def test_malformed_board_error_names_the_cell(text, message):
     with pytest.raises(ValueError, match=message):
         sudoku_rules.encode(text)
 
 
 def test_a_token_outside_the_vocabulary_cannot_be_decoded():
-    with pytest.raises(ValueError, match="row 1, column 2: token 6; expected 0 to 5"):
+    with pytest.raises(ValueError, match="row 1, column 2: token 6; .*0 to 5"):
         sudoku_rules.decode([1, 6] + [1] * 14)
 
 
@@ -176,13 +176,13 @@ def test_every_4x4_puzzle_with_the_fewest_clues_can_be_reached():
 
 
 @pytest.mark.parametrize(("size", "clues", "least"), [(4, 3, 4), (6, 7, 8), (9, 16, 17)])
-def test_fewer_clues_than_possible_are_refused(size, clues, least):
+def test_fewer_clues_than_possible_are_rejected(size, clues, least):
     with pytest.raises(ValueError, match=f"clues={clues}: .* {least} to {size**2}"):
         sudoku_generation.generate(size, 1, clues)
 
 
 def test_running_out_of_puzzles_is_an_error():
-    with pytest.raises(RuntimeError, match="after 288 of 289; use more clues"):
+    with pytest.raises(RuntimeError, match="288 of 289"):
         list(sudoku_generation.generate(4, 289, 16))
 
 
@@ -209,7 +209,7 @@ sys.modules["hrm_hf"].__path__ = [sys.argv[1]]
 """
 
 
-def test_generation_repeats_itself_in_another_process_with_another_hash_seed():
+def test_generation_is_reproducible_across_processes_and_hash_seeds():
     here: dict = {}
     exec(DIGEST, here)
     code = BARE_PACKAGE + DIGEST + "print(digest, 'datasets' in sys.modules, 'torch' in sys.modules)"
@@ -262,7 +262,7 @@ def test_augmentation_that_would_copy_every_test_solution_is_an_error(tmp_path):
     grids = ["".join(map(str, grid)) for grid in sudoku_generation.all_grids_4x4().tolist()]
     write_csv(tmp_path / "train.csv", [("." + grids[0][1:], grids[0])])
     write_csv(tmp_path / "test.csv", [(grid, grid) for grid in grids])
-    with pytest.raises(RuntimeError, match="use --num-aug 0"):
+    with pytest.raises(RuntimeError, match="num_aug=1: .*--num-aug 0"):
         sudoku.sudoku_from_source(tmp_path, num_aug=1)
 
 
@@ -302,13 +302,13 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
         (f"question,answer\n{SOLVED_4},{SOLVED_4}\n{SOLVED_4},123\n", "line 3, column 'answer': 3 characters"),
         (f"question,answer\n{SOLVED_4},{SOLVED_4[:15]}9\n", "line 2, column 'answer': character '9'"),
         (f"question,answer\n{'.' * 16},{'1' * 16}\n", "line 2, column 'answer': .*row 1 holds 1 4"),
-        (f"question,answer\n2{'.' * 15},{SOLVED_4}\n", "line 2, .*clue 2 was changed to 1"),
+        (f"question,answer\n2{'.' * 15},{SOLVED_4}\n", "line 2, .*clue 2 .*to 1"),
         (f"question,answer\n{SOLVED_4}\n", "line 2: 1 fields"),
         (f"question,answer,rating\n{SOLVED_4},{SOLVED_4},x\n", "line 2, column 'rating': 'x'"),
         ("question,answer\n", "no rows"),
     ],
 )
-def test_a_faulty_csv_is_named_with_line_column_and_value(tmp_path, text, message):
+def test_csv_errors_name_line_column_and_value(tmp_path, text, message):
     path = tmp_path / "s.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"s\.csv.*{message}"):
@@ -320,19 +320,19 @@ def test_a_faulty_csv_is_named_with_line_column_and_value(tmp_path, text, messag
     [
         ('{"question": ', "line 2: broken JSON"),
         ("[1]", r"line 2: \[1\]"),
-        ('{"question": "1"}', "line 2, column 'answer': None; expected a string"),
+        ('{"question": "1"}', "line 2, column 'answer': None"),
     ],
 )
-def test_a_faulty_jsonl_is_named_with_its_line(tmp_path, line, message):
+def test_jsonl_errors_name_the_line(tmp_path, line, message):
     path = write_jsonl(tmp_path / "s.jsonl", [(SOLVED_4, SOLVED_4)])
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(ValueError, match=message):
         sudoku.sudoku_from_source(path)
 
 
-def test_an_unknown_kind_of_file_is_refused(tmp_path):
+def test_an_unknown_file_type_is_rejected(tmp_path):
     (tmp_path / "s.xlsx").touch()
-    with pytest.raises(ValueError, match=r"unknown kind of file '.xlsx'; expected .csv\[.gz\], .jsonl"):
+    with pytest.raises(ValueError, match=r"'\.xlsx'; .*\.csv\[\.gz\], \.jsonl"):
         sudoku.sudoku_from_source(tmp_path / "s.xlsx")
 
 
@@ -345,14 +345,14 @@ def test_the_last_rows_become_the_test_split(tmp_path):
     assert len(splits["train"]) == 7
 
 
-def test_a_test_size_beside_a_test_split_is_refused(tmp_path):
+def test_test_size_with_a_test_split_is_rejected(tmp_path):
     for name in ("train.csv", "test.csv"):
         write_csv(tmp_path / name, [(SOLVED_4, SOLVED_4)])
-    with pytest.raises(ValueError, match="has a test split of its own"):
+    with pytest.raises(ValueError, match=r"\(1 rows\).*--test-size"):
         sudoku.sudoku_from_source(tmp_path, test_size=1)
 
 
-def test_min_difficulty_filters_both_splits_and_the_sample_is_drawn_from_what_is_left(tmp_path):
+def test_min_difficulty_filters_both_splits_before_sampling(tmp_path):
     grids = ["".join(map(str, grid)) for grid in sudoku_generation.all_grids_4x4()[:40].tolist()]
     rows = [(g if i < 30 else "." + g[1:], g, i % 2) for i, g in enumerate(grids)]
     path = write_csv(tmp_path / "s.csv", rows, "question,answer,rating")
@@ -362,7 +362,7 @@ def test_min_difficulty_filters_both_splits_and_the_sample_is_drawn_from_what_is
     assert len({tuple(row) for row in splits["train"]["labels"]}) == 5
 
 
-def test_a_sample_larger_than_the_source_is_refused(tmp_path):
+def test_a_sample_larger_than_the_source_is_rejected(tmp_path):
     path = write_csv(tmp_path / "s.csv", [(SOLVED_4, SOLVED_4)])
     with pytest.raises(ValueError, match="subsample_size=2: "):
         sudoku.sudoku_from_source(path, subsample_size=2)
@@ -382,7 +382,7 @@ def test_a_hub_set_is_read_from_its_two_splits(monkeypatch):
 
 
 @needs_hard
-def test_ratings_that_a_source_lacks_are_computed(tmp_path):
+def test_missing_ratings_are_computed(tmp_path):
     rows = read_hard(5)
     path = write_csv(tmp_path / "s.csv", [(row["puzzle"], row["solution"]) for row in rows], "puzzle,solution")
     splits, _ = sudoku.sudoku_from_source(path)
@@ -420,9 +420,9 @@ def test_the_command_writes_a_folder_that_load_dataset_streams(tmp_path):
         (["--size", "5"], "size=5"),
         (["--size", "4", "--clues", "3"], "clues=(3, 3)"),
         (["--clues", "many"], "clues='many'"),
-        (["--test-size", "5"], "--test-size has no effect on generated sets"),
-        (["--source", "x.csv", "--num-train", "5"], "--num-train has no effect on sets read"),
-        (["--source", "absent.csv"], "absent.csv does not exist"),
+        (["--test-size", "5"], "--test-size has no effect"),
+        (["--source", "x.csv", "--num-train", "5"], "--num-train has no effect"),
+        (["--source", "absent.csv"], "absent.csv"),
     ],
 )
 def test_bad_usage_exits_with_status_2(tmp_path, options, message):
@@ -431,7 +431,7 @@ def test_bad_usage_exits_with_status_2(tmp_path, options, message):
     assert message in " ".join(result.output.split())
 
 
-def test_a_folder_with_other_options_is_refused_before_the_build(tmp_path):
+def test_a_folder_with_other_options_is_rejected_before_the_build(tmp_path):
     out = str(tmp_path / "s4")
     for seed, status in (("0", 0), ("0", 0), ("1", 2)):
         options = ["--size", "4", "--num-train", "5", "--num-test", "5", "--seed", seed, "--out", out]

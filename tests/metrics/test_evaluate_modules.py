@@ -93,7 +93,7 @@ def test_a_metric_loads_from_a_space(tmp_path):
 
 
 def test_unknown_metrics_and_nonempty_folders_are_rejected(tmp_path):
-    with pytest.raises(ValueError, match="accuracy.*arc_pass_at_k"):
+    with pytest.raises(ValueError, match=r"accuracy.*arc_pass_at_k"):
         write_metric_space("accuracy", tmp_path / "space")
     (tmp_path / "mine").write_text("kept")
     with pytest.raises(FileExistsError, match="not empty"):

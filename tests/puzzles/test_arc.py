@@ -318,7 +318,7 @@ def test_training_on_an_evaluated_task_is_rejected(bundle, tmp_path):
 
 @needs_bundles
 def test_arc_1_evaluation_with_arc_2_training_is_rejected():
-    with pytest.raises(ValueError, match="376 .*00576224, 009d5c81"):
+    with pytest.raises(ValueError, match=r"376 .*00576224, 009d5c81"):
         read_tasks([ARC_1, ARC_2])
 
 
@@ -367,12 +367,12 @@ def test_malformed_task_error_names_file_task_and_pair(tmp_path, task, message):
 def test_a_malformed_identifier_is_rejected(name):
     with pytest.raises(ValueError, match=f"identifier .*{name[-10:]}'"):
         parse_identifier(name)
-    with pytest.raises(ValueError, match="'a_t1_0123456789' .*identifier"):
+    with pytest.raises(ValueError, match=r"'a_t1_0123456789' .*identifier"):
         parse_task(make_task(1), "a_t1_0123456789")
 
 
 def test_errors_name_missing_sources_and_available_subsets(bundle):
-    with pytest.raises(FileNotFoundError, match="nowhere .*PATH:SUBSET"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere .*PATH:SUBSET"):
         read_tasks(["nowhere"])
     with pytest.raises(ValueError, match=r"'test'.*\['evaluation', 'training'\]"):
         read_tasks([f"{bundle}:test"])
@@ -388,7 +388,7 @@ def test_solutions_that_do_not_match_their_challenges_are_rejected(tmp_path):
 
 
 def test_negative_num_aug_and_an_empty_task_list_are_rejected(bundle):
-    with pytest.raises(ValueError, match="num_aug.*-1"):
+    with pytest.raises(ValueError, match=r"num_aug.*-1"):
         build_arc(read_tasks([bundle]), num_aug=-1)
     with pytest.raises(ValueError, match="no tasks"):
         build_arc([])

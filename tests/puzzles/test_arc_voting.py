@@ -102,24 +102,24 @@ def test_rows_that_only_pad_the_batch_do_not_vote(votes):
 def test_hidden_tests_give_no_score():
     votes = ArcVoting({"one": {"train": [], "test": [{"input": QUESTION_A}]}}, NAMES)
     vote(votes, (4, QUESTION_A, RIGHT, 0.0))
-    with pytest.raises(ValueError, match="no task .*solutions"):
+    with pytest.raises(ValueError, match=r"no task .*solutions"):
         votes.result()
 
 
 def test_rows_of_the_train_split_are_rejected(votes):
-    with pytest.raises(ValueError, match="row 0: .*task 'one'"):
+    with pytest.raises(ValueError, match=r"row 0: .*task 'one'"):
         vote(votes, (1, [[8, 8]], RIGHT, 0.0))
 
 
 def test_an_unknown_identifier_is_rejected(votes):
     row = encode_grid(np.array(QUESTION_A))[None]
-    with pytest.raises(ValueError, match="identifier 99 .*1 to 18"):
+    with pytest.raises(ValueError, match=r"identifier 99 .*1 to 18"):
         votes.update(row, np.array([99]), row, np.zeros(1))
 
 
 def test_nan_is_rejected(votes):
     rows = np.zeros((2, 900), dtype=int)
-    with pytest.raises(ValueError, match="q_halt_logits .*NaN"):
+    with pytest.raises(ValueError, match=r"q_halt_logits .*NaN"):
         votes.update(rows, np.ones(2, int), rows, np.full(2, np.nan))
 
 

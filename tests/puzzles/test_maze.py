@@ -130,7 +130,7 @@ def test_the_minimum_path_length_is_respected():
 
 
 def test_an_unreachable_path_length_is_an_error():
-    with pytest.raises(RuntimeError, match="24 .*min_path_length"):
+    with pytest.raises(RuntimeError, match=r"24 .*min_path_length"):
         list(maze.generate(5, 5, 1, min_path_length=24))
 
 

@@ -151,7 +151,7 @@ def test_invalid_dataset_json_is_rejected(tmp_path, meta, message):
 
 def test_pickled_arrays_are_never_loaded(tmp_path):
     source = write_layout(tmp_path / "s", puzzle_identifiers=np.array([{}, {}, {}], dtype=object))
-    with pytest.raises(ValueError, match="puzzle_identifiers.npy .*objects"):
+    with pytest.raises(ValueError, match=r"puzzle_identifiers.npy .*objects"):
         read_original(source)
 
 

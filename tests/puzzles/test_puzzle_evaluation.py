@@ -286,7 +286,7 @@ def test_the_evaluate_module_loads_offline_and_ignores_minus_100():
 
 
 def test_the_evaluate_module_rejects_rows_of_unequal_length():
-    with pytest.raises(ValueError, match="puzzle 0: 1 .*2 labels"):
+    with pytest.raises(ValueError, match=r"puzzle 0: 1 .*2 labels"):
         evaluate.load(METRIC_FOLDER).compute(predictions=[[1]], references=[[1, 2]])
 
 

@@ -131,7 +131,7 @@ def test_votes_of_a_perfect_maze_model_agree_in_all_symmetries(shape, votes):
 def test_more_votes_than_a_maze_has_symmetries_is_an_error():
     solve, _ = solver_of(config("maze", 7, 11, 6), lambda tokens: tokens)
     puzzle, _ = next(iter(maze.generate(7, 11, 1)))
-    with pytest.raises(ValueError, match="votes=8.*7 x 11 .*votes=4"):
+    with pytest.raises(ValueError, match=r"votes=8.*7 x 11 .*votes=4"):
         solve([maze.decode(row) for row in puzzle], votes=8)
 
 
@@ -292,7 +292,7 @@ def test_an_invalid_sudoku_is_rejected(puzzle, message):
 
 def test_an_error_in_a_list_names_the_puzzle():
     solve, _ = solver_of(SUDOKU_4, solve_sudoku)
-    with pytest.raises(ValueError, match="puzzle 1: .*'y'"):
+    with pytest.raises(ValueError, match=r"puzzle 1: .*'y'"):
         solve(["." * 16, "y" * 16])
 
 
@@ -310,7 +310,7 @@ def test_generic_tokens_have_no_rules_and_no_votes():
     solve, _ = solver_of(config("generic", 2, 3, 5), lambda tokens: tokens[::-1].copy())
     result = solve([0, 1, 2, 3, 4, 0])
     assert result["grid"] == [[0, 4, 3], [2, 1, 0]] and result["valid"] is None
-    with pytest.raises(ValueError, match='votes=2.*task="generic"'):
+    with pytest.raises(ValueError, match=r'votes=2.*task="generic"'):
         solve([0, 1, 2, 3, 4, 0], votes=2)
 
 
@@ -405,5 +405,5 @@ def test_identifiers_of_another_model_are_rejected():
 
 
 def test_a_config_that_fits_no_sudoku_board_is_rejected():
-    with pytest.raises(ValueError, match="vocab_size=5: .*seq_len=16, vocab_size=6"):
+    with pytest.raises(ValueError, match=r"vocab_size=5: .*seq_len=16, vocab_size=6"):
         PuzzleSolvingPipeline(HrmPuzzleForSolving(config("sudoku", 4, 4, 5)))

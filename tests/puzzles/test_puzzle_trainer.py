@@ -468,7 +468,7 @@ def test_unsupported_training_arguments_are_rejected(make_trainer, arguments, me
 
 def test_data_that_do_not_fit_are_rejected_before_the_first_step(make_trainer):
     trainer = make_trainer(tiny.model("hrm", seq_len=9, grid_shape=[3, 3]))
-    with pytest.raises(ValueError, match="seq_len 16, .*9"):
+    with pytest.raises(ValueError, match=r"seq_len 16, .*9"):
         trainer.train()
 
 
@@ -581,7 +581,7 @@ def test_the_newest_checkpoint_has_the_most_steps(checkpoints):
 
 
 def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no checkpoint .*empty"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*empty"):
         resolve_checkpoint(tmp_path / "empty", "last")
     for folder in list_checkpoints(checkpoints):
         stop_before_manifest(folder)
@@ -626,7 +626,7 @@ def test_a_full_disk_is_reported_and_earlier_checkpoints_stay(make_trainer, monk
 
     monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", full)
     trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2, save_total_limit=1)
-    with pytest.raises(OSError, match="write .*checkpoint-4: .*last-complete"):
+    with pytest.raises(OSError, match=r"write .*checkpoint-4: .*last-complete"):
         trainer.train()
     assert trainer.args.save_total_limit == 1
     assert resolve_checkpoint(tmp_path / "run", "last-complete") == str(tmp_path / "run" / "checkpoint-2")
@@ -637,7 +637,7 @@ def test_a_disk_that_fills_up_at_the_manifest_is_reported(make_trainer, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("hrm_hf.trainer.saving.write_manifest", full)
-    with pytest.raises(OSError, match="write .*checkpoint-2: "):
+    with pytest.raises(OSError, match=r"write .*checkpoint-2: "):
         make_trainer(max_steps=2, save_strategy="steps", save_steps=2).train()
 
 

@@ -134,12 +134,12 @@ def test_a_board_without_a_solution_keeps_the_models_answer_and_violations():
 
 def test_search_is_rejected_for_mazes_and_generic_tokens():
     task, _ = next(iter(maze.generate(7, 7, 1)))
-    with pytest.raises(ValueError, match="search .*'maze'.*mark_shortest_path"):
+    with pytest.raises(ValueError, match=r"search .*'maze'.*mark_shortest_path"):
         PuzzleSolvingPipeline(model_for("maze", 7, 7, 6))([maze.decode(row) for row in task], search=True)
     generic = model_for("generic", 2, 3, 5)
-    with pytest.raises(ValueError, match="search .*'generic'"):
+    with pytest.raises(ValueError, match=r"search .*'generic'"):
         PuzzleSolvingPipeline(generic)([0, 1, 2, 3, 4, 0], search=True)
-    with pytest.raises(ValueError, match="search .*'generic'"):
+    with pytest.raises(ValueError, match=r"search .*'generic'"):
         evaluate_puzzles(generic, [[0] * 6], [[0] * 6], search=True)
 
 

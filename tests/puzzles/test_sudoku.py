@@ -104,7 +104,7 @@ def test_malformed_board_error_names_the_cell(text, message):
 
 
 def test_a_token_outside_the_vocabulary_cannot_be_decoded():
-    with pytest.raises(ValueError, match="row 1, column 2: token 6; .*0 to 5"):
+    with pytest.raises(ValueError, match=r"row 1, column 2: token 6; .*0 to 5"):
         sudoku_rules.decode([1, 6] + [1] * 14)
 
 
@@ -262,7 +262,7 @@ def test_augmentation_that_would_copy_every_test_solution_is_an_error(tmp_path):
     grids = ["".join(map(str, grid)) for grid in sudoku_generation.all_grids_4x4().tolist()]
     write_csv(tmp_path / "train.csv", [("." + grids[0][1:], grids[0])])
     write_csv(tmp_path / "test.csv", [(grid, grid) for grid in grids])
-    with pytest.raises(RuntimeError, match="num_aug=1: .*--num-aug 0"):
+    with pytest.raises(RuntimeError, match=r"num_aug=1: .*--num-aug 0"):
         sudoku.sudoku_from_source(tmp_path, num_aug=1)
 
 

@@ -93,5 +93,5 @@ def test_puzzles_do_not_depend_on_the_processes_and_a_larger_set_begins_with_a_s
 
 def test_unreachable_clue_counts_are_an_error(monkeypatch):
     monkeypatch.setattr(sudoku_generation, "MAX_TRIES", 32)
-    with pytest.raises(RuntimeError, match="17 to 17 .*0 of 5"):
+    with pytest.raises(RuntimeError, match=r"17 to 17 .*0 of 5"):
         list(sudoku_generation.generate(9, 5, 17))

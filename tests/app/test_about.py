@@ -14,14 +14,14 @@ from hrm_hf.registry import AutoModelForPuzzleSolving
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_a_fresh_model_is_untrained_whatever_its_seed(architecture):
+def test_freshly_initialized_model_is_untrained_for_any_seed(architecture):
     """The referee is the architecture's own initialisation, drawn by another seed."""
     torch.manual_seed(7)
     assert is_untrained(type(every.model(architecture))(every.model(architecture).config))
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_a_few_steps_of_an_optimizer_end_that(architecture):
+def test_model_counts_as_trained_after_a_few_optimizer_steps(architecture):
     """Steps of 0.03 in each weight: as many as a short run makes smaller ones."""
     model = type(every.model(architecture))(every.model(architecture).config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
@@ -33,7 +33,7 @@ def test_a_few_steps_of_an_optimizer_end_that(architecture):
 
 
 @pytest.mark.parametrize("task", SHIPPED)
-def test_the_models_of_the_package_are_trained_and_say_on_what(task):
+def test_packaged_models_are_trained_and_name_their_data(task):
     folder = shipped_model(task)
     model = AutoModelForPuzzleSolving.from_pretrained(folder)
     assert not is_untrained(model)
@@ -45,7 +45,7 @@ def test_the_models_of_the_package_are_trained_and_say_on_what(task):
     assert (Path(folder) / "README.md").read_text(encoding="utf-8").split("# ")[1].split("\n")[0] in words
 
 
-def test_a_saved_fresh_model_is_called_untrained_and_has_no_card(tmp_path):
+def test_saved_untrained_model_is_labeled_untrained_without_card(tmp_path):
     model = every.model("cosmo_cnn")
     model.save_pretrained(tmp_path)
     page = model_html(str(tmp_path), "<new>", model)
@@ -53,7 +53,7 @@ def test_a_saved_fresh_model_is_called_untrained_and_has_no_card(tmp_path):
     assert "&lt;new&gt;" in page and "<new>" not in page
 
 
-def test_what_a_run_left_is_said_without_its_folders(tmp_path):
+def test_training_summary_hides_local_folders(tmp_path):
     model = every.model("hrm_lm")  # its weights are no fresh draw
     model.save_pretrained(tmp_path)
     assert training_html(str(tmp_path), model) == "How it was trained is not stated."

@@ -95,12 +95,12 @@ def test_a_board_is_solved_with_the_options_of_restarts(solver):
     assert board.result["grid"] == expected["grid"] and board.last_step == expected["steps"]
 
 
-def test_a_digit_above_the_size_is_named_with_its_cell(solver):
-    with pytest.raises(ValueError, match="row 1, column 2: digit 10 is above the board's size 4"):
+def test_invalid_digit_is_reported_with_its_cell(solver):
+    with pytest.raises(ValueError, match=r"row 1, column 2: .*10.* 4"):
         solve_board(solver, ["1", "10", *[""] * 14])
-    with pytest.raises(ValueError, match="row 1, column 2: 'ab' is no digit"):
+    with pytest.raises(ValueError, match="row 1, column 2: 'ab'"):
         solve_board(solver, ["1", "ab", *[""] * 14])
-    with pytest.raises(ValueError, match="row 1, column 2: 'x' is no digit; expected 1 to 4"):
+    with pytest.raises(ValueError, match=r"row 1, column 2: 'x'.* 1 to 4"):
         solve_board(solver, ["1", "x", *[""] * 14])
 
 
@@ -136,7 +136,7 @@ def test_a_given_cell_is_never_marked_as_changed():
     assert "changed" not in board_html(maze_task, board, 2).split("hrm-legend")[0]
 
 
-def test_a_caption_says_which_rules_are_broken(solver):
+def test_caption_lists_broken_rules(solver):
     (board,) = solve_board(solver, ["1", "1", *[""] * 14], halt="fixed")
     said = caption(solver.puzzle_task, board, board.last_step)
     assert sudoku_rules.validate_solution("11..............", board.result["text"])[0] in said
@@ -166,13 +166,13 @@ def test_the_first_example_is_the_hardest_that_the_model_solves_by_the_rules(sol
     assert solve_board(trained, first)[0].result["valid"]
 
 
-def test_a_maze_is_typed_as_rows_and_wrong_rows_are_named(maze_solver):
+def test_maze_is_typed_as_rows_and_wrong_rows_are_reported(maze_solver):
     typed = example(maze_solver, 0, seed=1)
     (board,) = solve_board(maze_solver, typed)
     assert maze_solver.puzzle_task.text(board.puzzle) == typed
     assert board.result["text"] == maze_solver(typed)["text"]
     assert show_step(maze_solver.puzzle_task, board, 99)[0].startswith(f'<div data-step="{board.last_step}">')
-    with pytest.raises(ValueError, match=r"4 lines of .6. cells; expected 5 of 6"):
+    with pytest.raises(ValueError, match=r"4 lines of .6..* 5 of 6"):
         solve_board(maze_solver, "\n".join(typed.splitlines()[:4]))
 
 
@@ -183,7 +183,7 @@ def test_an_arc_task_is_json_and_each_test_input_has_its_board(checkpoints):
     boards = solve_board(solver, json.dumps(task))
     assert [board.result["grid"] for board in boards] == [answer["grid"] for answer in solver(task)["tests"]]
     assert len(re.findall("title=", board_html(solver.puzzle_task, boards[0], 0))) < 900  # the frame is cut
-    with pytest.raises(ValueError, match=r"the task is no JSON: .* in line 1"):
+    with pytest.raises(ValueError, match=r"JSON.* line 1"):
         read_board(solver, "{'train'}")
 
 
@@ -191,7 +191,7 @@ def test_an_arc_task_is_json_and_each_test_input_has_its_board(checkpoints):
 
 
 @pytest.mark.parametrize("name", ["hrm_lm", "rlm_mhc"])
-def test_text_written_in_parts_is_that_of_one_call(language, name):
+def test_streamed_text_equals_one_call(language, name):
     model, tokenizer = language[name]
     options = WriteText(max_new_tokens=21, temperature=0.9, top_k=40, seed=4)
     parts = list(write(model, tokenizer, "abc", options))
@@ -230,7 +230,7 @@ def test_chosen_segments_and_criteria_reach_the_model(language):
     assert token_depths(model, ids, WriteText(exit_criterion="latent_diff", exit_threshold=1e6)) == [2] * 6
 
 
-def test_pieces_are_whole_characters_and_markup_is_escaped():
+def test_pieces_are_complete_characters_and_markup_is_escaped():
     tokenizer = byte_tokenizer()
     text = "<b>é🙂 &"
     ids = tokenizer(text).input_ids
@@ -240,11 +240,11 @@ def test_pieces_are_whole_characters_and_markup_is_escaped():
     assert "&lt;</span>" in text_html(tokenizer, ids, 0, None, 1)
 
 
-def test_a_prompt_without_room_or_without_tokens_is_refused(language):
+def test_empty_and_too_long_prompts_are_rejected(language):
     model, tokenizer = language["rlm_mhc"]
-    with pytest.raises(ValueError, match="the prompt is empty"):
+    with pytest.raises(ValueError, match="prompt is empty"):
         next(write(model, tokenizer, "", WriteText()))
-    with pytest.raises(ValueError, match=r"10 new tokens after a prompt of 250 .* ask for at most 6"):
+    with pytest.raises(ValueError, match=r"^10 .* 250 .*at most 6"):
         next(write(model, tokenizer, "a" * 250, WriteText(max_new_tokens=10)))
 
 
@@ -275,7 +275,7 @@ def test_every_attempt_is_shown_with_plan_verdict_and_decision(language, monkeyp
         assert f"{attempt.decision}, P(DONE) {attempt.done_probability:.2f}" in page
 
 
-def test_every_attempt_behind_the_first_is_called_a_repair():
+def test_every_attempt_after_the_first_is_called_a_repair():
     plan = {"intent": "ADD", "targets": [], "steps": []}
     attempts = [Attempt("x", plan, None, "CONTINUE", 0.1, 1)] * 2
     page = attempts_html(RefinementOutput(["x"], [[""] * 2], [attempts], [2], ["context"]))
@@ -289,7 +289,7 @@ def test_verdicts_tell_passed_failed_and_not_checked_apart():
     assert verdict_of(Feedback(category="other", message="not checked: too long")) == ("not checked: too long", "")
 
 
-def test_without_go_and_tree_sitter_the_page_says_that_nothing_is_checked(monkeypatch):
+def test_page_reports_missing_go_and_tree_sitter(monkeypatch):
     def missing(kind):
         raise ImportError("no tree-sitter")
 
@@ -303,7 +303,7 @@ def test_without_go_and_tree_sitter_the_page_says_that_nothing_is_checked(monkey
 # ---- mHC ----
 
 
-def test_gains_of_a_prompt_are_those_of_the_model(language):
+def test_gains_of_a_prompt_equal_the_models(language):
     model, tokenizer = language["rlm_mhc"]
     sites = prompt_gains(model, tokenizer, "To be")
     pairs = model.get_mhc_metrics(**tokenizer("To be", return_tensors="pt"))
@@ -313,9 +313,9 @@ def test_gains_of_a_prompt_are_those_of_the_model(language):
     assert all(gain_image(sites, product).size[0] > 500 for product in (False, True))
 
 
-def test_a_model_without_hyper_connections_says_so():
+def test_gains_of_a_model_without_hyper_connections_are_rejected():
     model = every.model("rlm_mhc", mhc_enabled=False)
-    with pytest.raises(ValueError, match="without hyper-connections"):
+    with pytest.raises(ValueError, match="mhc_enabled=False"):
         prompt_gains(model, byte_tokenizer(), "abc")
 
 
@@ -334,7 +334,7 @@ def test_a_drawn_map_gives_the_posterior_of_the_pipeline(regressor):
     assert rows[0][4] == f"{low:.3f} to {high:.3f}"
 
 
-def test_channels_that_may_be_shear_are_drawn_as_it_where_that_is_asked_for():
+def test_multichannel_maps_are_drawn_as_shear_only_on_request():
     config = HrmCosmoConfig.from_preset("test", num_channels=3, mask_channel=True)
     item = sample_map(config, 0.3, 0.8, seed=1, observable="shear")
     expected = generate_columns(MapSettings(size=16, observable="shear", sigma_e=0.0), 0.3, 0.8, seed=1)
@@ -347,16 +347,16 @@ def test_channels_that_may_be_shear_are_drawn_as_it_where_that_is_asked_for():
     assert item.keys() == {"map"} and item["map"].shape == (4, 16, 16)
 
 
-def test_pictures_of_map_and_posterior_show_something(regressor):
+def test_map_and_posterior_images_are_not_blank(regressor):
     item = sample_map(regressor.model.config, 0.3, 0.8, seed=1)
     result = infer(regressor, item, None, "fixed")
     for image in (map_image(item), posterior_image(result, regressor.model.config.reported_names, {})):
         assert np.asarray(image.convert("L")).std() > 10
 
 
-def test_a_file_that_is_no_map_is_called_by_its_name(regressor, tmp_path):
+def test_invalid_map_file_is_named(regressor, tmp_path):
     np.save(tmp_path / "small.npy", np.zeros((8, 8)))
-    with pytest.raises(ValueError, match=r"^small.npy: maps have the shape \[8, 8\]; expected \[16, 16\]"):
+    with pytest.raises(ValueError, match=r"^small\.npy: .*\[8, 8\].* \[16, 16\]"):
         read_map(regressor, str(tmp_path / "small.npy"))
     (tmp_path / "sky.fits").write_bytes(b"no FITS at all")
     with pytest.raises(ValueError, match=r"^sky\.fits"):
@@ -406,21 +406,21 @@ def test_each_kind_of_model_gets_its_tabs(checkpoints):
     assert {"solve", "write", "write_go", "mhc_gains", "infer", "map_mass"} <= public
 
 
-def test_no_model_and_a_model_without_a_tab_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="no model given"):
+def test_missing_models_and_models_without_a_tab_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match="no model"):
         build_app([])
-    with pytest.raises(ModelError, match="is no folder"):
+    with pytest.raises(ModelError, match="nothing is no folder"):
         build_app([str(tmp_path / "nothing")])
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="is a model of type gpt2, which has no tab"):
+    with pytest.raises(ValueError, match="type gpt2"):
         build_app([str(tmp_path)])
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="adapter is a PEFT adapter; merge it first"):
+    with pytest.raises(ValueError, match="adapter is a PEFT"):
         build_app([str(tmp_path / "adapter")])
 
 
-def test_models_of_the_same_folder_name_are_told_apart_by_their_paths(tmp_path, monkeypatch):
+def test_models_with_equal_folder_names_are_distinguished_by_path(tmp_path, monkeypatch):
     for run in ("first", "second"):
         every.save("cosmo_cnn", tmp_path / run / "model")
     monkeypatch.chdir(tmp_path / "first" / "model")

@@ -173,7 +173,7 @@ def test_a_pasted_puzzle_fills_the_board_and_arrow_keys_move(page):
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "row 2, column 2"
 
 
-def test_a_digit_too_large_gives_the_pipelines_message_in_place_of_the_old_answer(page):
+def test_too_large_digit_replaces_the_answer_with_the_pipelines_error(page):
     open_tab(page, "Sudoku · sudoku")
     cell = page.get_by_label("row 1, column 2").filter(visible=True)
     cell.fill("10")
@@ -198,7 +198,7 @@ def test_an_example_fills_and_solves_with_one_click(page):
     page.wait_for_function("document.querySelectorAll('.shown-board .given').length === 6")
 
 
-def test_a_maze_is_solved_from_its_rows_and_wrong_rows_are_named(page, checkpoints):
+def test_maze_is_solved_from_its_rows_and_wrong_rows_are_reported(page, checkpoints):
     solver = pipeline("puzzle-solving", model=str(checkpoints["maze"]))
     open_tab(page, "Maze · maze")
     puzzle = page.get_by_role("textbox", name="Puzzle").filter(visible=True)
@@ -276,7 +276,7 @@ def test_a_drawn_and_an_uploaded_map_have_posteriors(page, checkpoints, tmp_path
     assert page.locator(".cosmology-posterior img:visible").count() == 0
 
 
-def test_a_tab_says_its_model_and_runs_its_example_once(browser, served):
+def test_tab_describes_its_model_and_runs_its_example_once(browser, served):
     page, wrong = visit(browser, served, viewport={"width": 1440, "height": 900})
     solver = pipeline("puzzle-solving", model=shipped_model("sudoku"))
     open_tab(page, "Sudoku · sudoku-9x9")
@@ -297,7 +297,7 @@ def test_a_tab_says_its_model_and_runs_its_example_once(browser, served):
     page.context.close()
 
 
-def test_every_tab_fits_a_phone_says_its_model_and_has_answered_its_example(browser, served, tmp_path):
+def test_every_tab_fits_a_phone_and_shows_its_model_and_example(browser, served, tmp_path):
     """390 pixels: nothing beside the page, no button too small to touch, and digits of at least 15 pixels."""
     page, wrong = visit(browser, served, **PHONE)
     for name, answered in ANSWERED.items():

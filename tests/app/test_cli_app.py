@@ -15,7 +15,7 @@ def run(*arguments: str):
     return CliRunner().invoke(app, ["app", *arguments])
 
 
-def test_without_a_model_the_page_shows_those_of_the_package(monkeypatch):
+def test_app_shows_packaged_models_by_default(monkeypatch):
     shown = []
     monkeypatch.setattr("hrm_hf.app.build_app", lambda models, device: shown.append((models, device)))
     monkeypatch.setattr("hrm_hf.app.launch", lambda demo, **options: None)
@@ -23,32 +23,32 @@ def test_without_a_model_the_page_shows_those_of_the_package(monkeypatch):
     assert shown == [([shipped_model("sudoku"), shipped_model("maze")], "cpu")]
 
 
-def test_a_folder_that_does_not_exist_is_bad_usage():
+def test_missing_folder_is_a_usage_error():
     found = run("./no/such/model")
     assert found.exit_code == 2
-    assert "./no/such/model is no folder" in found.output
+    assert "./no/such/model" in found.output
 
 
-def test_a_port_that_is_taken_is_named_with_the_way_out(checkpoints):
+def test_occupied_port_is_reported_with_the_option_to_change_it(checkpoints):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         found = run(str(checkpoints["sudoku"]), "--port", str(port))
     assert found.exit_code == 1
-    assert f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another" in str(found.exception)
+    assert all(part in str(found.exception) for part in (f"127.0.0.1:{port}", "--port"))
     validate_port("127.0.0.1", port)  # free again
 
 
-def test_without_gradio_the_extra_is_named(checkpoints, monkeypatch):
+def test_missing_gradio_names_the_extra(checkpoints, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     found = run(str(checkpoints["sudoku"]))
     assert found.exit_code == 1
-    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[app\]"'):
+    with pytest.raises(ImportError, match=r"hrm_hf\[app\]"):
         raise found.exception
 
 
-def test_the_page_is_served_where_it_was_asked_for(checkpoints, monkeypatch):
+def test_page_is_served_on_the_requested_port(checkpoints, monkeypatch):
     asked = {}
     monkeypatch.setattr("hrm_hf.app.launch", lambda demo, **options: asked.update(options, demo=demo))
     with socket.socket() as probe:

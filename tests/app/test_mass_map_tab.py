@@ -58,7 +58,7 @@ def ancestors(block):
         yield block
 
 
-def test_drawn_shear_is_that_of_a_data_set(mapper):
+def test_sampled_shear_equals_that_of_a_data_set(mapper):
     config = mapper.model.config
     item, kappa = sample_shear(config, 0.3, 0.8, 5, **SKY)
     settings = MapSettings(size=16, observable="shear", sigma_e=0.26, galaxies_per_arcmin2=30.0, mask_fraction=0.3)
@@ -69,7 +69,7 @@ def test_drawn_shear_is_that_of_a_data_set(mapper):
     assert not item["mask"].all()
 
 
-def test_the_first_shear_is_as_noisy_as_that_of_training():
+def test_default_shear_noise_matches_training():
     settings = MapSettings(size=64, observable="shear", sigma_e=SIGMA_E, galaxies_per_arcmin2=25.0, mask_fraction=0.3)
     rows = [generate_columns(settings, 0.3, 0.8, seed) for seed in range(20)]
     shear = np.concatenate([row["map"][:, row["mask"]] for row in rows], axis=1)
@@ -79,7 +79,7 @@ def test_the_first_shear_is_as_noisy_as_that_of_training():
     assert galaxies_of_training(HrmMassMappingConfig()) == MapSettings().galaxies_per_arcmin2
 
 
-def test_the_map_is_that_of_the_pipeline_and_its_error_is_told(mapper):
+def test_map_equals_the_pipelines_and_its_error_is_shown(mapper):
     item, kappa = sample_shear(mapper.model.config, 0.3, 0.8, 5, **SKY)
     result = infer(mapper, item, 3, "fixed", return_segments=True)
     expected = mapper(item, max_steps=3)["kappa"]
@@ -90,7 +90,7 @@ def test_the_map_is_that_of_the_pipeline_and_its_error_is_told(mapper):
     assert f"{error:.3f} of its own rms; of its hidden pixels: " in error_remark(item, result, kappa)
 
 
-def test_hidden_pixels_of_shear_are_blank_and_a_map_without_a_truth_has_none(mapper, drawn_panels):
+def test_masked_shear_pixels_are_blank_and_truth_is_optional(mapper, drawn_panels):
     item, kappa = sample_shear(mapper.model.config, 0.3, 0.8, 5, **SKY)
     result = infer(mapper, item, None, "fixed", return_segments=True)
     image = maps_image(item, result, kappa)

@@ -91,11 +91,11 @@ CASES = {
         lambda p: tiny.model("hrm")(**tiny.batch(4) | {"puzzle_identifiers": torch.tensor([0, 1, 2, 99])}), "99"
     ),
     "other puzzles": (lambda p: tiny.model("hrm").adapt_puzzle_embeddings(9, "keep"), "puzzle_embeddings='keep'"),
-    "an unknown field": (lambda p: config("H_cycle=3"), "'H_cycle'; did you mean 'H_cycles'"),
+    "an unknown field": (lambda p: config("H_cycle=3"), "'H_cycle'.*'H_cycles'"),
     "an override without a value": (lambda p: config("H_cycles"), "'H_cycles'"),
     "broken overrides": (lambda p: parse_overrides('{"H_cycles": 3'), "config_overrides"),
     "no model": (lambda p: config(model_type=None), "--model_type"),
-    "an unknown flag": (lambda p: flags("--puzle_emb_lr", "1"), "'puzle_emb_lr'; did you mean 'puzzle_emb_lr'"),
+    "an unknown flag": (lambda p: flags("--puzle_emb_lr", "1"), "'puzle_emb_lr'.*'puzzle_emb_lr'"),
     "a negative rate": (lambda p: trainer(p, learning_rate=-1.0), "learning_rate=-1.0"),
     "an average above 1": (lambda p: trainer(p, ema_rate=1.5), "ema_rate=1.5"),
     "other data": (lambda p: trainer(p, train=rows(input_ids=[[9] * 16] * 3)).train(), "cell 0 is 9"),
@@ -104,7 +104,7 @@ CASES = {
     "no carry": (resume_without_a_carry, "number of processes"),
     "no data set": (lambda p: load_puzzle_info(p), INFO_FILE),
     "no data path": (lambda p: ensure_built(None, None), "data_path"),
-    "a data set that nothing builds": (lambda p: ensure_built(str(p / "no"), None), "/no holds no puzzle data set"),
+    "a data set that nothing builds": (lambda p: ensure_built(str(p / "no"), None), "/no holds"),
     "no identifiers": (without_identifiers, "identifiers.json"),
     "an unknown split": (lambda p: load_puzzle_dataset(boards(p), "validation"), "'validation'"),
     "another data set there": (another_set, "boards already holds"),
@@ -123,7 +123,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_is_named_with_its_value(name, tmp_path):
+def test_bad_input_is_reported_with_its_value(name, tmp_path):
     call, message = CASES[name]
     with pytest.raises((ValueError, OSError), match=message):
         call(tmp_path)

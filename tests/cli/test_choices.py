@@ -20,11 +20,11 @@ from hrm_hf.text.reasoning.tasks import TASKS
         (ReasoningTask, TASKS),
     ],
 )
-def test_an_option_offers_what_the_library_knows(choices, known):
+def test_option_choices_equal_the_librarys(choices, known):
     assert get_args(choices) == tuple(known)
 
 
-def test_thresholds_have_the_bounds_of_their_criteria():
+def test_exit_threshold_bounds_depend_on_the_criterion():
     for name, kind in EXIT_CRITERIA.items():
         for threshold in (0.5, 1.5):
             allowed = kind.default_threshold is not None and threshold <= kind.highest_threshold

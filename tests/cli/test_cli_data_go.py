@@ -102,7 +102,7 @@ def test_a_tokenizer_skips_broken_lines_and_counts_them(tmp_path):
     assert "t.jsonl, line 2" in result["not_read"]["examples"]["unreadable line"][0]
 
 
-def test_splits_that_few_packages_leave_empty_are_named(tmp_path):
+def test_empty_splits_are_reported(tmp_path):
     for number in range(2):
         (tmp_path / f"p{number}").mkdir()
         (tmp_path / f"p{number}" / "work.go").write_text(GO.format(n=number))
@@ -111,7 +111,7 @@ def test_splits_that_few_packages_leave_empty_are_named(tmp_path):
     assert "note: " not in call("go", tmp_path, "--out", tmp_path / "none", *none).stdout
 
 
-def test_trajectories_are_labelled_by_a_validator(tree, tmp_path):
+def test_trajectories_are_labeled_by_a_validator(tree, tmp_path):
     pytest.importorskip("tree_sitter_go")
     options = ("--trajectories", "2", "--validator", "tree-sitter", "--validation-share", "0", "--test-share", "0")
     call("go", tree, "--out", tmp_path, *options)
@@ -142,13 +142,13 @@ def test_commits_of_a_repository_are_records(tmp_path):
     assert "FIX" in plans
 
 
-def test_a_folder_without_go_is_an_error_that_says_so(tmp_path):
-    assert "there are no Go files in it" in failure("go", tmp_path, "--out", tmp_path / "o")
-    assert "there are no Go files in it" in failure("go-tokenizer", "--source", tmp_path, "--out", tmp_path / "o")
+def test_folder_without_go_files_is_rejected(tmp_path):
+    assert "no Go files" in failure("go", tmp_path, "--out", tmp_path / "o")
+    assert "no Go files" in failure("go-tokenizer", "--source", tmp_path, "--out", tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
 
-def test_a_folder_whose_files_were_all_left_out_says_why(tmp_path):
+def test_folder_without_usable_files_reports_the_reasons(tmp_path):
     (tmp_path / "line.go").write_text("package a\n\nvar x = `" + "x" * 10_000_000 + "`\n")
     (tmp_path / "b.go").write_text("package a\n\nfunc f() {\n}\n")
     message = failure("go", tmp_path, "--out", tmp_path / "o")
@@ -163,12 +163,12 @@ def test_a_folder_whose_files_were_all_left_out_says_why(tmp_path):
         (("--oracle", "types"), "validator='auto'"),
     ],
 )
-def test_bad_usage_is_exit_status_2(tree, tmp_path, options, message):
+def test_bad_usage_exits_with_2(tree, tmp_path, options, message):
     result = call("go", tree, "--out", tmp_path, *options, code=2)
     assert message in " ".join(result.output.replace("│", " ").split())
 
 
-def test_a_source_that_is_not_there_is_bad_usage(tmp_path):
+def test_missing_source_is_a_usage_error(tmp_path):
     call("go", tmp_path / "nowhere", "--out", tmp_path / "o", code=2)
     (tmp_path / "a.txt").write_text("x")
     call("go", tmp_path / "a.txt", "--out", tmp_path / "o", code=2)
@@ -177,10 +177,10 @@ def test_a_source_that_is_not_there_is_bad_usage(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["prs:", "hub:", ""])
-def test_evaluation_files_are_refused_as_sources(tmp_path, kind):
+def test_evaluation_files_are_rejected_as_sources(tmp_path, kind):
     file = tmp_path / "mbpp_go_mbxp.jsonl"
     file.write_text("{}\n")
-    assert "is one of the evaluation files" in failure("go", f"{kind}{file}", "--out", tmp_path / "o")
+    assert "evaluation files" in failure("go", f"{kind}{file}", "--out", tmp_path / "o")
 
 
 def test_other_records_are_not_overwritten(built, tree):

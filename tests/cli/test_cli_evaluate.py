@@ -60,7 +60,7 @@ def evaluated(*arguments) -> dict:
 
 
 @pytest.mark.parametrize("name", [*every.CAUSAL_LMS, "llama"])
-def test_perplexity_and_bits_per_byte_are_those_of_the_logits(name, models, text):
+def test_perplexity_and_bits_per_byte_follow_from_the_logits(name, models, text):
     metrics = evaluated("lm", models[name], "--data", text, "--block-size", BLOCK, "--batch-size", 3)["metrics"]
     model, words = (auto.from_pretrained(models[name]) for auto in (AutoModelForCausalLM, AutoTokenizer))
     options = LmDataArguments(eval_data=[str(text)], block_size=BLOCK)
@@ -89,7 +89,7 @@ def test_perplexity_and_bits_per_byte_are_those_of_the_logits(name, models, text
         (("--exit-criterion", "latent_diff", "--exit-threshold", 1e9), 2),  # the first has none to differ from
     ],
 )
-def test_segments_are_as_many_as_the_options_allow(options, steps, models, text):
+def test_options_limit_the_number_of_segments(options, steps, models, text):
     found = evaluated("lm", models["hrm_lm"], "--data", text, "--block-size", BLOCK, "--limit", 5, *options)
     assert found["metrics"]["average_steps"] == pytest.approx(steps)
 
@@ -107,7 +107,7 @@ def int8_of_torchao():
     ],
     ids=["nf4", "int8", "torchao"],
 )
-def test_a_quantised_model_is_measured_as_it_was_saved(architecture, config, models, text, tmp_path):
+def test_quantized_model_is_evaluated_as_saved(architecture, config, models, text, tmp_path):
     pytest.importorskip("bitsandbytes")
     model = AutoModelForCausalLM.from_pretrained(models[architecture], quantization_config=config())
     model.save_pretrained(tmp_path)
@@ -118,7 +118,7 @@ def test_a_quantised_model_is_measured_as_it_was_saved(architecture, config, mod
     assert rounded["lm_loss"] == pytest.approx(whole["lm_loss"], rel=0.02) and rounded["lm_loss"] != whole["lm_loss"]
 
 
-def test_the_end_of_a_text_is_what_training_holds_out(text):
+def test_evaluation_uses_the_end_of_the_text_that_training_holds_out(text):
     options = LmDataArguments(train_data=[str(text)], validation_split_percentage=20, block_size=BLOCK)
     trained_beside = load_text_corpus(options, byte_tokenizer()).validation
     alone = load_evaluation_text(LmDataArguments(eval_data=[str(text)], block_size=BLOCK), byte_tokenizer(), 20)
@@ -142,15 +142,15 @@ def test_results_are_written_and_go_into_the_card(models, text, tmp_path):
     "model, options, code, message",
     [
         ("llama", ("--block-size", 64, "--overlap", 64), 2, "overlap=64"),
-        ("llama", ("--num-segments", 2), 1, "type llama, which has no segments; leave out --num-segments"),
+        ("llama", ("--num-segments", 2), 1, "leave out --num-segments"),
         ("hrm_lm", ("--exit-threshold", 0.5), 2, "exit_threshold="),
         ("hrm_lm", ("--block-size", 300), 2, "has 256 positions"),
         ("hrm_lm", ("--exit-criterion", "kl", "--exit-threshold", -3), 2, "exit_threshold="),
         ("hrm_lm", ("--exit-criterion", "cdf", "--exit-threshold", 2), 2, "exit_threshold="),
-        ("hrm_lm", ("--device", "cuda:9"), 2, "cuda:9 is not here"),
-        ("hrm_lm", ("--device", "abacus"), 2, "abacus is not here"),
-        ("nowhere", (), 2, "is no folder"),
-        ("puzzle", (), 2, "type hrm_puzzle; expected a language model"),
+        ("hrm_lm", ("--device", "cuda:9"), 2, "cuda:9"),
+        ("hrm_lm", ("--device", "abacus"), 2, "abacus"),
+        ("nowhere", (), 2, "./nowhere is no folder"),
+        ("puzzle", (), 2, "type hrm_puzzle; expected"),
     ],
 )
 def test_bad_usage_is_explained(model, options, code, message, models, text, tmp_path):
@@ -162,12 +162,12 @@ def test_bad_usage_is_explained(model, options, code, message, models, text, tmp
     assert result.exit_code == code and message in (result.output + str(result.exception))
 
 
-def test_text_that_does_not_exist_is_named(models):
+def test_missing_text_file_is_named(models):
     result = run("lm", models["llama"], "--data", "./nothing.txt")
     assert result.exit_code == 1 and "nothing.txt" in str(result.exception)
 
 
-def test_text_without_a_line_is_named_and_broken_lines_can_be_left_out(models, tmp_path):
+def test_empty_text_file_is_named_and_broken_lines_can_be_skipped(models, tmp_path):
     (tmp_path / "nothing.txt").write_text("")
     result = run("lm", models["llama"], "--data", tmp_path / "nothing.txt")
     assert result.exit_code == 1 and "nothing.txt holds no text" in str(result.exception)
@@ -206,29 +206,29 @@ def bad(tmp_path_factory):
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
-        ("puzzles solver boards --device cuda:9", 2, "cuda:9 is not here; expected cpu"),
-        ("puzzles solver boards --out empty.jsonl/here", 2, "empty.jsonl is a file; expected a folder"),
-        ("puzzles solver empty.jsonl", 2, "empty.jsonl is no folder; expected a puzzle data set"),
-        ("puzzles solver ./nothing", 2, "./nothing is no folder; expected a puzzle data set"),
-        ("puzzles empty.jsonl boards", 2, "empty.jsonl is no folder; expected the folder of a model"),
-        ("puzzles adapter boards", 2, "adapter is a PEFT adapter; merge it first"),
-        ("puzzles cosmo_cnn boards", 2, "is a model of type cosmo_cnn; expected a puzzle solver"),
-        ("puzzles solver no_labels", 1, "lacks the columns ['labels']"),
+        ("puzzles solver boards --device cuda:9", 2, "cuda:9"),
+        ("puzzles solver boards --out empty.jsonl/here", 2, "empty.jsonl is a file"),
+        ("puzzles solver empty.jsonl", 2, "empty.jsonl is no folder"),
+        ("puzzles solver ./nothing", 2, "./nothing is no folder"),
+        ("puzzles empty.jsonl boards", 2, "empty.jsonl is no folder"),
+        ("puzzles adapter boards", 2, "adapter is a PEFT"),
+        ("puzzles cosmo_cnn boards", 2, "type cosmo_cnn; expected"),
+        ("puzzles solver no_labels", 1, "columns ['labels']"),
         ("puzzles solver no_rows", 1, "holds no"),
-        ("cosmo cosmo_cnn --data boards --device cuda:9", 2, "cuda:9 is not here"),
+        ("cosmo cosmo_cnn --data boards --device cuda:9", 2, "cuda:9"),
         ("cosmo cosmo_cnn --data boards --shift-data ./nothing", 2, "./nothing is no folder"),
         ("cosmo cosmo_cnn --data boards --out empty.jsonl", 2, "empty.jsonl is a file"),
         ("cosmo-baseline --data boards --method spectrum-ridge --out empty.jsonl", 2, "empty.jsonl is a file"),
-        ("go hrm_go_coder --records records.jsonl --device cuda:9", 2, "cuda:9 is not here"),
+        ("go hrm_go_coder --records records.jsonl --device cuda:9", 2, "cuda:9"),
         ("go hrm_go_coder --records records.jsonl --out empty.jsonl", 2, "empty.jsonl is a file"),
-        ("go hrm_go_coder --records boards", 2, "boards is a folder; expected a file of JSON Lines"),
+        ("go hrm_go_coder --records boards", 2, "boards is a folder"),
         ("go hrm_go_coder --records empty.jsonl", 1, "empty.jsonl: no record"),
-        ("go hrm_go_coder --trajectories records.jsonl", 1, "no record has attempts"),
-        ("go hrm_puzzle --records records.jsonl", 2, "is a model of type hrm_puzzle; expected a language model"),
-        ("lm adapter --data records.jsonl", 2, "adapter is a PEFT adapter; merge it first"),
+        ("go hrm_go_coder --trajectories records.jsonl", 1, "record has attempts"),
+        ("go hrm_puzzle --records records.jsonl", 2, "type hrm_puzzle; expected"),
+        ("lm adapter --data records.jsonl", 2, "adapter is a PEFT"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said_before_the_work(arguments, code, message, bad, monkeypatch):
+def test_invalid_evaluations_are_rejected_before_any_work(arguments, code, message, bad, monkeypatch):
     monkeypatch.chdir(bad)
     result = run(*arguments.split())
     assert result.exit_code == code, result.output + str(result.exception)

@@ -65,7 +65,7 @@ def test_a_repair_is_shown_with_its_difference_from_the_attempt_before(coder):
     assert all(f"\n{sign}{code.splitlines()[0]}\n" in shown for sign, code in zip("-+", codes))
 
 
-def test_json_has_codes_that_begin_with_their_prefixes(coder):
+def test_json_completions_begin_with_their_prefixes(coder):
     prefixes = ["func A() int {", "func B() {"]
     result = invoke(coder, "One.", "Two.", "--prefix", prefixes[0], "--prefix", prefixes[1], "--json")
     answer = json.loads(result.stdout)
@@ -73,7 +73,7 @@ def test_json_has_codes_that_begin_with_their_prefixes(coder):
     assert [len(one) for one in answer["attempts"]] == answer["iterations"]
 
 
-def test_everything_is_written_where_out_says(coder, tmp_path):
+def test_out_file_contains_the_printed_json(coder, tmp_path):
     result = invoke(coder, "One.", "--max-iterations", "1", "--json", "--out", str(tmp_path / "code.json"))
     assert json.loads((tmp_path / "code.json").read_text()) == json.loads(result.stdout)
 
@@ -107,7 +107,7 @@ def test_bad_usage_names_the_option(coder, arguments, option):
     assert result.exit_code == 2 and f"Invalid value for {option}" in result.output
 
 
-def test_repair_shows_only_a_record_whose_failure_the_model_repairs(coder, tmp_path, monkeypatch):
+def test_repair_shows_only_records_that_the_model_repairs(coder, tmp_path, monkeypatch):
     plan, broken, fixed = (
         {"intent": "ADD", "targets": [], "steps": []},
         "func A() {\n\treturn (\n}",
@@ -136,7 +136,7 @@ def test_repair_shows_only_a_record_whose_failure_the_model_repairs(coder, tmp_p
     assert json.loads(invoke(*command, "--json").stdout)["attempts"] == []
 
 
-def test_another_architecture_is_named(tmp_path):
+def test_other_architectures_are_rejected_by_name(tmp_path):
     tiny_lm.model("llama").save_pretrained(tmp_path)
     result = CliRunner().invoke(app, ["go", str(tmp_path), "x"])
     assert result.exit_code == 2 and "is a model of type llama; expected a Go coder" in result.output
@@ -167,7 +167,7 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd, monkeypatc
 
 
 @pytest.mark.parametrize(("bits", "readable"), [(2.31, False), (1.7, True)])
-def test_the_demo_shows_no_code_of_a_model_that_is_too_young(tmp_path, monkeypatch, bits, readable):
+def test_demo_hides_code_of_an_undertrained_model(tmp_path, monkeypatch, bits, readable):
     """No program runs; the model's bits per byte are those that a run would have left."""
     from hrm_hf.golang import demo
 

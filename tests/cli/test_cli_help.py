@@ -61,7 +61,7 @@ def test_help_and_usage_errors_load_nothing_heavy(found, command, code):
     assert found[command][0] == code and found[command][2] == []
 
 
-def test_the_version_is_the_package_s(found):
+def test_version_is_that_of_the_package(found):
     assert found["--version"][1].strip() == hrm_hf.__version__
 
 
@@ -71,7 +71,7 @@ def test_help_lists_every_command(found):
         assert f" {name} " in found["--help"][1]
 
 
-def test_a_command_that_there_is_not_brings_the_nearest(found):
+def test_unknown_command_suggests_the_nearest(found):
     assert "No such command" in found["no-such-command"][1]
     done = subprocess.run([sys.executable, "-m", "hrm_hf_start", "slove"], capture_output=True, text=True)
     assert "Did you mean 'solve'" in done.stderr

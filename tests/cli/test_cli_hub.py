@@ -7,7 +7,7 @@ from hub_here import NAME, call
 from huggingface_hub.cli.discussions import discussions_cli
 
 
-def test_a_dry_run_lists_what_would_go_and_sends_nothing(hub, puzzle):
+def test_dry_run_lists_files_and_uploads_nothing(hub, puzzle):
     (puzzle / "optimizer.pt").write_text("x")
     said = call("push", puzzle, NAME, "--dry-run").stdout
     assert "model.safetensors" in said and "stays behind: optimizer.pt (training state" in said
@@ -31,7 +31,7 @@ def test_a_private_model_is_pushed_to_a_branch_pulled_and_verified(hub, puzzle, 
     assert f"verified: {tmp_path / 'pulled'}" in said and f"commit: {pushed['commit']}" in said
 
 
-def test_a_push_that_is_proposed_says_how_to_pull_it_and_how_to_merge_it(hub, puzzle, tmp_path):
+def test_proposed_push_explains_how_to_pull_and_merge_it(hub, puzzle, tmp_path):
     call("push", puzzle, NAME)
     (puzzle / "results.json").write_text("{}")
     said = call("push", puzzle, NAME, "--create-pr").stdout
@@ -49,7 +49,7 @@ def test_a_push_that_is_proposed_says_how_to_pull_it_and_how_to_merge_it(hub, pu
     assert hub.files(NAME)["results.json"] == b"[]"
 
 
-def test_a_space_is_made_of_models_or_pushed_as_it_is(hub, puzzle, tmp_path):
+def test_space_is_built_from_models_or_pushed_unchanged(hub, puzzle, tmp_path):
     pytest.importorskip("gradio")
     call("push", "--space", puzzle, "org/demo", "--embed", "--title", "Boards")
     files = hub.files("org/demo", repo_type="space")
@@ -73,13 +73,13 @@ def test_a_space_is_made_of_models_or_pushed_as_it_is(hub, puzzle, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("push", "a", "b", NAME), "one folder makes a model"),
+        (("push", "a", "b", NAME), "sources=['a', 'b']"),
         (("push", "a", NAME, "--title", "x"), "only valid with --space"),
         (("push", "--space", "a", NAME, "--license", "mit"), "not valid with --space"),
         (("pull", NAME, "--verify"), "out=None"),
     ],
 )
-def test_bad_usage_exits_with_2_and_says_what_is_wrong(arguments, said):
+def test_bad_usage_exits_with_2_and_names_the_option(arguments, said):
     assert said in " ".join(call(*arguments, status=2).stderr.replace("│", " ").split())
 
 

@@ -47,7 +47,7 @@ def run(*arguments, **options):
     return result
 
 
-def test_solve_prints_the_board_and_what_breaks_the_rules(model):
+def test_solve_prints_the_board_and_rule_violations(model):
     result = run("solve", model, PUZZLE)
     assert result.exit_code == 0, result.output
     assert "+-----+-----+" in result.output
@@ -61,7 +61,7 @@ def test_solve_reads_stdin_and_prints_json(model):
     assert len(answers) == 2 and answers[0]["votes"]["of"] == 3
 
 
-def test_solve_reads_a_file_and_sums_up(model, tmp_path):
+def test_solve_reads_a_file_and_prints_a_summary(model, tmp_path):
     (tmp_path / "puzzles.csv").write_text(f"puzzle,solution\n{PUZZLE},1234341221434321\n{PUZZLE},\n")
     result = run("solve", model, "--file", tmp_path / "puzzles.csv")
     assert result.exit_code == 0, result.output
@@ -72,14 +72,14 @@ BREADTH = {"restarts": 3, "noise": 0.4, "noise_at": "every_step", "choose": "vot
 FLAGS = [word for name, value in BREADTH.items() for word in (f"--{name.replace('_', '-')}", value)]
 
 
-def test_solve_takes_the_options_of_restarts(model):
+def test_solve_takes_restart_options(model):
     result = run("solve", model, PUZZLE, "--json", "--max-steps", 5, "--seed", 3, *FLAGS)
     assert result.exit_code == 0, result.output
     solve = pipeline("puzzle-solving", model=str(model))
     assert json.loads(result.stdout) == [solve(PUZZLE, max_steps=5, seed=3, **BREADTH)]
 
 
-def test_eval_takes_the_options_of_restarts_and_the_card_tells_them(model, data):
+def test_eval_takes_restart_options_and_the_card_states_them(model, data):
     result = run("eval", "puzzles", model, data[0], "--json", "--update-card", *FLAGS)
     assert result.exit_code == 0, result.output
     metrics = json.loads(result.stdout)["metrics"]
@@ -108,7 +108,7 @@ def test_solve_writes_the_results_that_it_prints(model, tmp_path):
         ((), "no puzzle given"),
         ((PUZZLE, "--out", "a.pdf"), "out=a.pdf"),
         ((PUZZLE, PUZZLE, "--out", "a.png"), "out=a.png"),
-        ((PUZZLE, "--device", "cuda:9"), "cuda:9 is not here"),
+        ((PUZZLE, "--device", "cuda:9"), "cuda:9"),
     ],
 )
 def test_solve_explains_bad_usage(arguments, message, model):
@@ -117,14 +117,14 @@ def test_solve_explains_bad_usage(arguments, message, model):
 
 
 @pytest.mark.parametrize("command", [("solve", "./nowhere", PUZZLE), ("eval", "puzzles", "./nowhere", "data")])
-def test_a_checkpoint_folder_that_does_not_exist_is_bad_usage(command):
+def test_missing_checkpoint_folder_is_a_usage_error(command):
     result = run(*command)
-    assert result.exit_code == 2 and "is no folder" in result.output
+    assert result.exit_code == 2 and "./nowhere is no folder" in result.output
 
 
 def test_solve_fails_on_an_impossible_puzzle(model):
     result = run("solve", model, "12")
-    assert result.exit_code == 1 and "puzzle 0: a board has 16 cells" in str(result.exception)
+    assert result.exit_code == 1 and "puzzle 0: a board has 16" in str(result.exception)
 
 
 def test_lines_of_stdin_are_puzzles_if_they_are_long_enough_and_rows_otherwise():
@@ -137,7 +137,7 @@ def test_lines_of_stdin_are_puzzles_if_they_are_long_enough_and_rows_otherwise()
     assert puzzles_of_text("[[1,0,0,0],[0,0,0,0],[0,0,0,0],[0,0,0,0]]", square) == [[[1, 0, 0, 0]] + [[0] * 4] * 3]
 
 
-def test_open_rows_of_a_maze_on_stdin_do_not_end_it():
+def test_blank_rows_of_a_maze_on_stdin_do_not_end_it():
     task = puzzle_task(HrmPuzzleConfig(task="maze", grid_shape=[3, 3], seq_len=9, vocab_size=6))
     assert puzzles_of_text("S##\n   \n##G\n", task) == ["S##\n   \n##G"]
 
@@ -176,17 +176,17 @@ def test_eval_by_difficulty_prints_a_table_and_keeps_it(model, data, tmp_path):
     assert line in result.stdout and "by rating: " in result.stdout and "per_step" not in result.stdout
 
 
-def test_eval_by_difficulty_says_that_nothing_tells_it(tmp_path):
+def test_eval_by_difficulty_needs_a_difficulty(tmp_path):
     raw = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]], "output": [[4]]}]}
     tasks = [parse_task(raw, "abc")]
     splits, info = build_arc(tasks, num_aug=0, cache_dir=tmp_path / "cache")
     save_arc_dataset(splits, info, tasks, tmp_path / "arc")
     HrmPuzzleForSolving(HrmPuzzleConfig(**TINY, **info.config_fields())).save_pretrained(tmp_path / "model")
     result = run("eval", "puzzles", tmp_path / "model", tmp_path / "arc", "--by-difficulty")
-    assert result.exit_code == 2 and "nothing says how hard a puzzle is" in " ".join(result.output.split())
+    assert result.exit_code == 2 and "how hard" in " ".join(result.output.split())
 
 
-def test_eval_refuses_data_of_another_shape(model, tmp_path):
+def test_eval_rejects_data_of_another_shape(model, tmp_path):
     splits, info = sudoku.generated_sudoku(6, num_train=1, num_test=1, clues=20)
     save_puzzle_dataset(splits, info, tmp_path / "six")
     result = run("eval", "puzzles", model, tmp_path / "six")
@@ -238,7 +238,7 @@ def test_a_new_card_states_the_architecture(model_class, config_class, words, da
     assert f"{model.num_parameters():,} parameters" in text.replace("\n", " ")
 
 
-def test_a_card_that_people_wrote_gets_a_section_at_its_end(model):
+def test_results_are_appended_to_a_handwritten_card(model):
     (model / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n\nWords.\n")
     record_evaluation(model, {"exact_accuracy": 0.5}, "data/sudoku", "test", 1)
     loaded = ModelCard.load(model / "README.md")
@@ -246,6 +246,6 @@ def test_a_card_that_people_wrote_gets_a_section_at_its_end(model):
     assert loaded.data.license == "mit" and loaded.data.eval_results[0].metric_value == 0.5
 
 
-def test_a_card_without_a_model_is_refused(tmp_path):
+def test_card_without_a_model_is_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         record_evaluation(tmp_path, {"exact_accuracy": 1.0}, "data", "test", 1)

@@ -62,16 +62,16 @@ def nowhere(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_path_that_does_not_exist_is_named_in_one_line_before_anything_heavy_is_loaded(nowhere, command):
+def test_missing_path_is_named_in_one_line_before_heavy_imports(nowhere, command):
     code, said, heavy = nowhere[command.replace("MODEL", "runs/nothere")]
     assert code == 2 and said.count("\n") == 1 and not set(heavy) & {"torch", "datasets"}
-    assert said.startswith(("error: runs/nothere is no folder here; expected", "error: runs/nothere does not exist; "))
+    assert said.startswith(("error: runs/nothere is no folder", "error: runs/nothere does not exist"))
 
 
-def test_a_hub_that_cannot_be_reached_is_asked_once(nowhere):
+def test_unreachable_hub_is_queried_once(nowhere):
     code, said, heavy = nowhere["solve nobody/nothing 123"]
     assert code == 2 and said.count("\n") == 1 and "torch" not in heavy
-    assert f"nobody/nothing is no folder here, and the Hub ({UNREACHABLE}) cannot be asked for it (" in said
+    assert "nobody/nothing is" in said and f"({UNREACHABLE})" in said
 
 
 @pytest.fixture(scope="module")
@@ -96,37 +96,27 @@ SOLVER, CODER, LM = "a puzzle solver", "a Go coder", "a language model"
 @pytest.mark.parametrize(
     "command, model, wanted, instead",
     [
-        (
-            "solve MODEL 123",
-            "hrm_lm",
-            SOLVER,
-            "For a language model there are hrm-hf eval lm, eval reasoning, rlm, serve and app",
-        ),
-        (
-            "eval puzzles MODEL data",
-            "cosmo_cnn",
-            SOLVER,
-            "For a regressor of maps there are hrm-hf eval cosmo and app",
-        ),
+        ("solve MODEL 123", "hrm_lm", SOLVER, "hrm-hf eval lm, eval reasoning, rlm, serve and app"),
+        ("eval puzzles MODEL data", "cosmo_cnn", SOLVER, "hrm-hf eval cosmo and app"),
         ("convert trm MODEL --out out --to-original", "hrm_lm", SOLVER, "eval lm"),
-        ("go MODEL x", "trm_puzzle", CODER, "For a puzzle solver there are hrm-hf solve, eval puzzles and app"),
-        ("go MODEL x", "hrm_lm", CODER, "For a language model"),
-        ("eval go MODEL --records r.jsonl", "trm_puzzle", LM, "For a puzzle solver"),
-        ("eval lm MODEL --data text.txt", "cosmo_cnn", LM, "For a regressor of maps"),
-        ("rlm MODEL --question q --context-file here.txt", "trm_puzzle", LM, "For a puzzle solver"),
-        ("serve MODEL", "trm_puzzle", LM, "For a puzzle solver"),
-        ("eval cosmo MODEL --data .", "hrm_lm", "a regressor of maps", "For a language"),
+        ("go MODEL x", "trm_puzzle", CODER, "hrm-hf solve, eval puzzles and app"),
+        ("go MODEL x", "hrm_lm", CODER, "hrm-hf eval lm"),
+        ("eval go MODEL --records r.jsonl", "trm_puzzle", LM, "hrm-hf solve"),
+        ("eval lm MODEL --data text.txt", "cosmo_cnn", LM, "hrm-hf eval cosmo"),
+        ("rlm MODEL --question q --context-file here.txt", "trm_puzzle", LM, "hrm-hf solve"),
+        ("serve MODEL", "trm_puzzle", LM, "hrm-hf solve"),
+        ("eval cosmo MODEL --data .", "hrm_lm", "a regressor of maps", "hrm-hf eval lm"),
     ],
 )
-def test_a_model_of_another_kind_is_named_with_what_is_for_it(models, monkeypatch, command, model, wanted, instead):
+def test_wrong_model_kind_is_reported_with_the_commands_for_it(models, monkeypatch, command, model, wanted, instead):
     monkeypatch.chdir(models)
     found = CliRunner().invoke(app, command.replace("MODEL", model).split())
     assert found.exit_code == 2 and found.output.count("\n") == 1
-    assert f"error: {model} is a model of type {model}; expected {wanted}. " in found.output
+    assert f"error: {model} is a model of type {model}; expected {wanted}" in found.output
     assert instead in found.output
 
 
-def test_a_config_json_that_names_its_heads_tells_the_kind_before_anything_heavy_is_loaded(models):
+def test_auto_map_tells_the_kind_before_heavy_imports(models):
     commands = ["solve hrm_lm 123", "eval puzzles hrm_lm x", "go trm_puzzle x", "eval cosmo hrm_lm --data .",
                 "eval lm trm_puzzle --data x", "eval go cosmo_cnn --records x", "serve cosmo_cnn"]  # fmt: skip
     process = subprocess.run(
@@ -136,26 +126,26 @@ def test_a_config_json_that_names_its_heads_tells_the_kind_before_anything_heavy
         assert code == 2 and "; expected a" in said and not heavy, (command, said, heavy)
 
 
-def test_a_kind_that_config_json_does_not_tell_is_known_from_the_registry(models, tmp_path):
+def test_kind_without_auto_map_comes_from_the_registry(models, tmp_path):
     config = json.loads((models / "hrm_lm" / "config.json").read_text())
     del config["auto_map"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     kinds.validate_kind(str(tmp_path), kinds.PUZZLE_SOLVER)
-    with pytest.raises(ModelError, match=r"of type hrm_lm; expected a puzzle solver\. For a language"):
+    with pytest.raises(ModelError, match=r"type hrm_lm;.*puzzle solver.*hrm-hf eval lm"):
         kinds.load_config(str(tmp_path), kinds.PUZZLE_SOLVER)
 
 
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("hrm_ml", "hrm_ml is no folder here, it is not in the cache of huggingface_hub, and HF_HUB_OFFLINE forbids"),
-        ("./hrm_ml", r"./hrm_ml is no folder here; .*\. Did you mean hrm_lm\?"),
-        ("run", "run holds no model: config.json is missing .of its checkpoints run/checkpoint-20 is the newest"),
-        ("here.txt", "here.txt is no folder; expected the folder of a model, or OWNER/NAME on the Hub"),
-        ("a b/c", "'a b/c' is no folder here and no name on the Hub"),
+        ("hrm_ml", "hrm_ml .*HF_HUB_OFFLINE"),
+        ("./hrm_ml", r"\./hrm_ml .* hrm_lm\?"),
+        ("run", r"run .*config\.json.* run/checkpoint-20 "),
+        ("here.txt", r"here\.txt .*OWNER/NAME"),
+        ("a b/c", "'a b/c'"),
     ],
 )
-def test_what_is_no_model_is_said_to_be_what_it_is(models, monkeypatch, name, said):
+def test_invalid_model_names_are_explained(models, monkeypatch, name, said):
     monkeypatch.chdir(models)
     with pytest.raises(ModelError, match=said):
         find_model(name)
@@ -163,49 +153,49 @@ def test_what_is_no_model_is_said_to_be_what_it_is(models, monkeypatch, name, sa
 
 @pytest.mark.parametrize(
     "name, said",
-    [("strange", "has model type `x` but Transformers"), ("broken", "not a valid JSON file")],
+    [("strange", "`x`"), ("broken", "valid JSON")],
 )
-def test_a_config_that_cannot_be_read_is_one_line(models, name, said):
-    with pytest.raises(ModelError, match=f"{name} is no model that can be read: .*{said}") as error:
+def test_unreadable_config_is_reported_in_one_line(models, name, said):
+    with pytest.raises(ModelError, match=f"{name} .*{said}") as error:
         kinds.load_config(str(models / name))
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
-def test_a_language_model_may_be_one_of_transformers_and_a_solver_may_not(models):
+def test_only_language_models_may_come_from_transformers(models):
     assert kinds.load_config(str(models / "bert"), kinds.LANGUAGE_MODEL).model_type == "bert"
-    with pytest.raises(ModelError, match="is a model of type bert; expected a puzzle solver"):
+    with pytest.raises(ModelError, match=r"type bert;.*puzzle solver"):
         kinds.load_config(str(models / "bert"), kinds.PUZZLE_SOLVER)
 
 
-def test_an_adapter_is_of_the_kind_of_its_base(models, tmp_path):
+def test_adapter_has_the_kind_of_its_base_model(models, tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(models / "trm_puzzle")}))
     assert kinds.load_config(str(tmp_path), kinds.PUZZLE_SOLVER, adapters=True).model_type == "trm_puzzle"
-    with pytest.raises(ModelError, match="of type trm_puzzle; expected a Go coder"):
+    with pytest.raises(ModelError, match=r"type trm_puzzle;.*Go coder"):
         kinds.load_config(str(tmp_path), kinds.GO_CODER, adapters=True)
-    with pytest.raises(ModelError, match="is a PEFT adapter; merge it first"):
+    with pytest.raises(ModelError, match="PEFT adapter"):
         kinds.load_config(str(tmp_path), kinds.PUZZLE_SOLVER)
 
 
-def test_a_name_of_the_hub_is_asked_for_there_once_and_a_path_never(hub, tmp_path, monkeypatch):
+def test_hub_is_queried_once_for_a_name_and_never_for_a_path(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(ModelError, match="me/nothing is no folder here, and on the Hub there is no such model"):
+    with pytest.raises(ModelError, match=r"me/nothing .*no such model"):
         find_model("me/nothing")
     assert len([path for _, path in hub.requests if "/me/nothing" in path]) == 1
     asked = len(hub.requests)
     for name in ("runs/nothing", "./me", "a/b/c"):
         assert is_path(name)
-        with pytest.raises(ModelError, match="is no folder"):
+        with pytest.raises(ModelError, match=f"{name} is no folder"):
             find_model(name)
     assert len(hub.requests) == asked
 
 
-def test_a_model_of_the_hub_is_found_and_its_kind_is_asked_for(hub, models):
+def test_hub_model_is_found_and_its_kind_is_checked(hub, models):
     api = HfApi()
     api.create_repo("me/maps")
     api.upload_file(
         path_or_fileobj=models / "cosmo_cnn" / "config.json", path_in_repo="config.json", repo_id="me/maps"
     )
     find_model("me/maps")
-    with pytest.raises(ModelError, match="me/maps is a model of type cosmo_cnn; expected a puzzle solver"):
+    with pytest.raises(ModelError, match=r"me/maps .*cosmo_cnn;.*puzzle solver"):
         kinds.load_config("me/maps", kinds.PUZZLE_SOLVER)

@@ -124,13 +124,13 @@ def said(inputs, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS], ids=["imports", *COMMANDS])
-def test_nothing_is_said_that_is_not_about_the_work(said, name):
+def test_stderr_has_no_unrelated_output(said, name):
     assert said[name] == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_nothing_is_said_in_a_process_of_its_own(inputs, name, tmp_path):
+def test_stderr_of_a_separate_process_has_no_unrelated_output(inputs, name, tmp_path):
     if name in BY_TRL:
         pytest.importorskip("trl")
     words = words_of(SLOW[name], tmp_path / "out")
@@ -163,7 +163,7 @@ list(tqdm(range(3), desc="at once"))
 
 
 @pytest.mark.parametrize("debug", ["", "1"])
-def test_real_warnings_arrive_and_only_listed_ones_are_kept_back(debug):
+def test_only_listed_warnings_are_suppressed(debug):
     environment = {**ENVIRONMENT, "HRM_HF_DEBUG": debug}
     done = subprocess.run([sys.executable, "-c", SPEAKER], env=environment, capture_output=True, text=True, check=True)
     for real in ("lost half", "overflow", "took all memory", "said by somebody else", "newly initialised"):
@@ -172,7 +172,7 @@ def test_real_warnings_arrive_and_only_listed_ones_are_kept_back(debug):
         assert (listed in done.stderr) == bool(debug)
 
 
-def test_a_script_without_its_extra_says_in_one_line_what_installs_it(tmp_path):
+def test_script_without_its_extra_names_the_install_command_in_one_line(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['trl'] = None")
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])}
     script = [sys.executable, str(SCRIPTS / "run_sft.py")]

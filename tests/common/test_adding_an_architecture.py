@@ -65,7 +65,7 @@ def finished(tmp_path_factory):
         return folder, hub.files("org/plain")
 
 
-def test_three_files_and_a_row_are_all_that_is_written():
+def test_new_architecture_needs_only_three_files_and_a_registry_row():
     reasons = blocks()
     assert sum(reason.startswith(WRITTEN) for reason in reasons) == 3
     assert reasons["row of hrm_hf/registry.py"].count("\n") == 1

@@ -53,7 +53,7 @@ def test_every_language_model_has_classifiers():
 
 @each_name
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_text_is_classified_by_its_last_token_whatever_is_padded_beside_it(name, side):
+def test_padding_does_not_change_classification_by_the_last_token(name, side):
     model, tokenizer = classifier(name, AutoModelForSequenceClassification), every.processor(name)
     tokenizer.padding_side = side
     batch = tokenizer.pad({"input_ids": texts(name)}, return_tensors="pt")
@@ -64,7 +64,7 @@ def test_a_text_is_classified_by_its_last_token_whatever_is_padded_beside_it(nam
 
 
 @each_name
-def test_every_token_is_labelled_by_its_own_state(name):
+def test_every_token_is_labeled_by_its_own_state(name):
     model = classifier(name, AutoModelForTokenClassification)
     with torch.no_grad():
         ids = every.inputs(name)["input_ids"]
@@ -74,7 +74,7 @@ def test_every_token_is_labelled_by_its_own_state(name):
 
 @each_head
 @each_name
-def test_the_plain_trainer_teaches_a_classifier_and_predicts_with_it(name, auto_class, tmp_path):
+def test_plain_trainer_trains_a_classifier_and_predicts(name, auto_class, tmp_path):
     of_tokens = auto_class is AutoModelForTokenClassification
     model, rows = classifier(name, auto_class), texts(name)
     data = [{"input_ids": row, "labels": [token % 3 for token in row] if of_tokens else row[-1] % 3} for row in rows]
@@ -94,7 +94,7 @@ def test_the_plain_trainer_teaches_a_classifier_and_predicts_with_it(name, auto_
 
 @each_head
 @each_name
-def test_a_language_models_body_gets_a_head_and_is_found_again_in_what_is_saved(name, auto_class, tmp_path):
+def test_base_model_weights_survive_adding_a_head_and_saving(name, auto_class, tmp_path):
     written = every.model(name, **FIELDS.get(name, {}))
     written.save_pretrained(tmp_path / "lm")
     model, report = auto_class.from_pretrained(tmp_path / "lm", num_labels=3, output_loading_info=True)
@@ -158,16 +158,16 @@ def test_the_pipeline_names_the_label_of_a_text(tmp_path):
         assert answer["label"] == model.config.id2label[best]
 
 
-def test_texts_of_a_batch_need_a_padding_token():
+def test_batched_classification_needs_a_padding_token():
     model = classifier("hrm_lm", AutoModelForSequenceClassification)
     model.config.pad_token_id = None
-    with pytest.raises(ValueError, match="no padding token is defined"):
+    with pytest.raises(ValueError, match="padding token"):
         model(**every.inputs("hrm_lm"))
 
 
 @pytest.mark.slow
 @each_name
-def test_trls_reward_trainer_teaches_which_answer_is_chosen(name, tmp_path):
+def test_trl_reward_trainer_learns_the_chosen_answers(name, tmp_path):
     trl = pytest.importorskip("trl")
     pairs = {"chosen": ["a good tale", "a good end"] * 8, "rejected": ["a bad tale", "a bad end"] * 8}
     arguments = trl.RewardConfig(
@@ -184,7 +184,7 @@ def test_trls_reward_trainer_teaches_which_answer_is_chosen(name, tmp_path):
 
 
 @each_head
-def test_a_go_coder_of_two_stacks_is_refused(auto_class):
+def test_two_stack_go_coder_has_no_classifier(auto_class):
     config = AutoConfig.for_model("hrm_go_coder", planner_layers=1, generator_layers=1)
-    with pytest.raises(ValueError, match="two stacks has no classifier; use a unified one"):
+    with pytest.raises(ValueError, match="unified=False"):
         auto_class.from_config(config)

@@ -77,7 +77,7 @@ def found_in_package() -> dict[str, list[str]]:
     return {name: lines for name, lines in asked.items() if lines}
 
 
-def test_no_module_asks_for_the_name_of_an_architecture():
+def test_no_module_branches_on_an_architecture_name():
     assert found_in_package() == {}
 
 
@@ -96,7 +96,7 @@ def test_no_module_asks_for_the_name_of_an_architecture():
         "@runtime_checkable\nclass Halts(Protocol): pass",
     ],
 )  # fmt: skip
-def test_a_dispatch_is_found(line):
+def test_dispatch_is_detected(line):
     assert dispatches(line)
 
 
@@ -104,5 +104,5 @@ def test_a_dispatch_is_found(line):
     "line",
     ['"""hrm_lm"""', 'f"{name} is a {config.model_type}"', 'hasattr(error, "x")', "architecture_of(model).halts"],
 )
-def test_what_is_no_dispatch_is_left_alone(line):
+def test_other_comparisons_are_ignored(line):
     assert not dispatches(line)

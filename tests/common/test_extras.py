@@ -41,7 +41,7 @@ def demands() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("demand", demands(), ids=lambda demand: "-".join(demand[:2]))
-def test_what_is_asked_for_comes_with_the_extra_that_is_named(demand):
+def test_named_extra_installs_the_required_packages(demand):
     _, extra, *modules = demand
     assert {OWN_PACKAGES.get(module, module).replace("_", "-") for module in modules} <= extras()[extra]
 
@@ -52,7 +52,7 @@ def test_trackers_are_extras_of_their_names():
     assert all(extras()[tracker] == {tracker} for tracker in TRACKERS)
 
 
-def test_no_message_names_a_package_where_an_extra_has_it():
+def test_messages_name_the_extra_instead_of_its_package():
     of_users = extras().keys() - {"dev", "docs", "test", "quality"}
     ours = set().union(*(extras()[name] for name in of_users))
     for file in (ROOT / "hrm_hf").rglob("*.py"):
@@ -60,7 +60,7 @@ def test_no_message_names_a_package_where_an_extra_has_it():
         assert not ours & set(said), file
 
 
-def test_a_missing_package_is_named_with_its_extra_and_what_can_be_done_without(monkeypatch):
+def test_missing_package_is_reported_with_its_extra_and_alternative(monkeypatch):
     validate_extra("onnx", "this needs json", "json")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError) as error:

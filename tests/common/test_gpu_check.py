@@ -100,7 +100,7 @@ def run(monkeypatch, folder: Path, *flags: str) -> tuple[int, dict]:
     return gpu_check.main(), json.loads((folder / "gpu_check_cpu_quick.json").read_text())
 
 
-def test_the_quick_form_prints_a_table_writes_a_report_and_succeeds(monkeypatch, tmp_path, capsys):
+def test_quick_check_prints_a_table_and_writes_a_report(monkeypatch, tmp_path, capsys):
     status, report = run(monkeypatch, tmp_path, "--only", *FAST, "puzzles")
     assert (status, report["failed"], report["device"]) == (0, 0, "cpu")
     assert {row["check"] for row in report["comparisons"]} == set(FAST)
@@ -110,7 +110,7 @@ def test_the_quick_form_prints_a_table_writes_a_report_and_succeeds(monkeypatch,
     assert f"{len(report['comparisons'])} of {len(report['comparisons'])} comparisons" in printed
 
 
-def test_attention_with_a_wrong_scale_is_found(monkeypatch, tmp_path, capsys):
+def test_wrong_attention_scale_is_detected(monkeypatch, tmp_path, capsys):
     right = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def wrong(module, query, *others, **kwargs):
@@ -123,7 +123,7 @@ def test_attention_with_a_wrong_scale_is_found(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.count("FAILED") == report["failed"] == len(found) >= 2
 
 
-def test_a_cache_that_loses_a_token_is_found(monkeypatch, tmp_path):
+def test_cache_that_loses_a_token_is_detected(monkeypatch, tmp_path):
     class Forgetful(DynamicCache):
         def update(self, *arguments, **kwargs):
             keys, values = super().update(*arguments, **kwargs)
@@ -135,7 +135,7 @@ def test_a_cache_that_loses_a_token_is_found(monkeypatch, tmp_path):
     assert status == 1 and found == {"growing cache": False, "static cache": True}
 
 
-def test_weights_that_arrive_wrong_are_found_in_outputs_and_in_losses(monkeypatch, checkpoints):
+def test_wrong_weights_are_detected_in_outputs_and_losses(monkeypatch, checkpoints):
     """By a thousandth, in float32: far less than bfloat16 changes, far more than float32 does."""
     for measured, check in ((comparisons.outputs, "outputs"), (comparisons.training_losses, "losses")):
 
@@ -150,7 +150,7 @@ def test_weights_that_arrive_wrong_are_found_in_outputs_and_in_losses(monkeypatc
         assert [row.ok for row in rows] == [False, True], [row.line() for row in rows]  # float32, bfloat16
 
 
-def test_a_comparison_that_cannot_be_made_is_a_failure_and_the_others_are_made(monkeypatch, tmp_path):
+def test_crashed_comparison_is_a_failure_and_others_still_run(monkeypatch, tmp_path):
     monkeypatch.setattr(comparisons, "cached_logits", lambda *arguments: 1 / 0)
     monkeypatch.setattr(gpu_check, "puzzle_speed", lambda args: 1 / 0)
     status, report = run(monkeypatch, tmp_path, "--only", "puzzles", "cached", "outputs")

@@ -50,13 +50,13 @@ def outputs(architecture: str, model, **options) -> dict[str, torch.Tensor]:
     return tensors(model.eval()(**arguments, **options))
 
 
-def test_every_architecture_of_the_registry_is_of_a_kind_that_is_tested():
+def test_every_registered_architecture_is_tested():
     kinds = {row.model_type: row.pipeline for row in every.ROWS.values() if row.model_type not in every.ARCHITECTURES}
     assert kinds == {}, f"tests/helpers/every.py has no inputs for these pipelines: {kinds}"
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_a_head_has_the_methods_of_its_abilities_and_no_others(architecture):
+def test_head_has_only_the_methods_of_its_abilities(architecture):
     row = every.ROWS[architecture]
     for ability, methods in ABILITIES.items():
         assert [hasattr(row.head, method) for method in methods] == [ability in row.abilities] * len(methods), ability
@@ -73,7 +73,7 @@ def test_labels_give_a_loss_with_a_gradient(architecture):
 
 
 @every.with_variants((*every.PUZZLES, *every.OF_MAPS))
-def test_a_row_alone_gives_what_it_gives_in_a_batch(architecture, fields):
+def test_single_row_equals_its_row_in_a_batch(architecture, fields):
     model, batch = every.model(architecture, **fields), every.inputs(architecture, rows=5)
     with torch.no_grad():
         together = {name: value for name, value in tensors(model(**batch)).items() if len(value) == 5}
@@ -86,7 +86,7 @@ def test_a_row_alone_gives_what_it_gives_in_a_batch(architecture, fields):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @every.with_variants(every.CAUSAL_LMS)
-def test_a_text_alone_gives_what_it_gives_in_a_padded_batch(architecture, fields, side, attention):
+def test_single_text_equals_its_row_in_a_padded_batch(architecture, fields, side, attention):
     model, batch = every.wake(every.model(architecture, **fields)), every.padded(architecture, side)
     model.set_attn_implementation(attention)
     positions = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
@@ -105,7 +105,7 @@ def test_a_text_alone_gives_what_it_gives_in_a_padded_batch(architecture, fields
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @every.with_variants(every.CAUSAL_LMS)
-def test_a_text_in_pieces_with_a_cache_gives_what_it_gives_at_once(architecture, fields, kind, attention):
+def test_cached_pieces_equal_one_forward(architecture, fields, kind, attention):
     """Single tokens, pieces and single tokens again, in a batch that is padded on the left."""
     model, batch = every.wake(every.model(architecture, **fields)), every.padded(architecture)
     model.set_attn_implementation(attention)
@@ -130,7 +130,7 @@ def test_a_text_in_pieces_with_a_cache_gives_what_it_gives_at_once(architecture,
 
 
 @every.with_variants(every.CAUSAL_LMS)
-def test_a_model_writes_the_same_with_a_growing_a_static_and_no_cache(architecture, fields):
+def test_generation_is_equal_with_dynamic_static_and_no_cache(architecture, fields):
     model = every.wake(every.model(architecture, **fields))
     batch = {name: value[:2] for name, value in every.padded(architecture).items()}
     arguments = {**batch, "max_new_tokens": 8, "do_sample": False}
@@ -142,7 +142,7 @@ def test_a_model_writes_the_same_with_a_growing_a_static_and_no_cache(architectu
 
 
 @pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
-def test_beams_with_a_static_cache_are_those_with_a_growing_one(architecture):
+def test_beams_are_equal_with_static_and_dynamic_cache(architecture):
     model = every.wake(every.model(architecture))
     batch = {name: value[:2] for name, value in every.padded(architecture).items()}
     arguments = {**batch, "max_new_tokens": 8, "do_sample": False, "num_beams": 3}
@@ -162,7 +162,7 @@ def test_an_assistant_changes_no_token(architecture):
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
-def test_a_token_compiled_as_one_graph_with_a_static_cache_is_the_one_of_a_growing_cache(architecture, backend):
+def test_compiled_static_cache_step_equals_dynamic_cache(architecture, backend):
     """Backend "eager" runs by torch's own kernels what the compiler's front end saw."""
     torch._dynamo.reset()
     model = every.wake(every.model(architecture))
@@ -182,7 +182,7 @@ def test_a_token_compiled_as_one_graph_with_a_static_cache_is_the_one_of_a_growi
 
 @pytest.mark.parametrize("shards", ["one file", "shards"])
 @every.with_variants(every.ARCHITECTURES)
-def test_a_loaded_model_is_the_saved_one(architecture, fields, shards, tmp_path):
+def test_loaded_model_equals_the_saved_one(architecture, fields, shards, tmp_path):
     model = every.model(architecture, **fields)
     model.train()(**every.inputs(architecture), **every.targets(architecture))  # moves running means, if any
     model.eval().save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if shards == "shards" else {}))
@@ -213,7 +213,7 @@ def test_an_auto_class_loads_its_head_as_it_was_saved(architecture, auto_class, 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_weights_that_are_fetched_when_needed_give_the_same(architecture, place, tmp_path):
+def test_offloaded_weights_give_equal_outputs(architecture, place, tmp_path):
     """By accelerate, which gives a module its weights when it is called, and takes them away after that."""
     expected = outputs(architecture, every.model(architecture))
     model = every.model(architecture)
@@ -231,7 +231,7 @@ def test_weights_that_are_fetched_when_needed_give_the_same(architecture, place,
 
 @pytest.mark.parametrize("method", ["lora", "dora"])
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_an_adapter_gives_the_same_saved_and_loaded_and_merged(architecture, method, tmp_path):
+def test_adapter_gives_equal_outputs_saved_loaded_and_merged(architecture, method, tmp_path):
     every.save(architecture, tmp_path / "base")
     load = getattr(transformers, every.AUTO_CLASSES[architecture]).from_pretrained
     adapted = with_adapters(load(tmp_path / "base"), TuningArguments(lora_rank=4, use_dora=method == "dora"))

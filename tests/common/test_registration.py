@@ -62,10 +62,10 @@ def test_the_package_has_the_names_of_every_architecture():
     assert all(hasattr(hrm_hf, name) for name in hrm_hf.__all__)
 
 
-def test_what_the_package_does_not_have_is_an_attribute_error():
+def test_unknown_package_attribute_raises_attribute_error():
     import hrm_hf
 
-    with pytest.raises(AttributeError, match="'hrm_hf' has no attribute 'HrmNothing'"):
+    with pytest.raises(AttributeError, match=r"'hrm_hf'.*'HrmNothing'"):
         hrm_hf.HrmNothing  # noqa: B018
-    with pytest.raises(AttributeError, match="'hrm_hf' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"'hrm_hf'.*'nothing'"):
         hrm_hf.nothing  # noqa: B018

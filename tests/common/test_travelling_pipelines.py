@@ -107,7 +107,7 @@ def home(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PUZZLES)
-def test_a_puzzle_is_solved_as_by_the_package_also_when_saved_again(name, home):
+def test_puzzles_are_solved_as_by_the_package_even_after_saving_again(name, home):
     folder = home / "puzzles" / name
     asked, solve = json.loads((folder / "asked.json").read_text()), pipeline("puzzle-solving", model=str(folder))
     assert type(solve) is PuzzleSolvingPipeline
@@ -124,7 +124,7 @@ def test_a_puzzle_is_solved_as_by_the_package_also_when_saved_again(name, home):
 
 
 @pytest.mark.parametrize("architecture", every.OF_MAPS)
-def test_maps_give_the_posteriors_and_maps_of_the_package(architecture, home):
+def test_maps_give_the_packages_posteriors_and_maps(architecture, home):
     folder = home / "maps" / architecture
     expected = pipeline(every.ROWS[architecture].pipeline, model=str(folder))(torch.load(folder / "maps.pt"))
     found = json.loads((folder / "answers.json").read_text())
@@ -140,13 +140,13 @@ def test_maps_give_the_posteriors_and_maps_of_the_package(architecture, home):
 
 
 @pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
-def test_a_text_goes_on_as_with_the_package_and_its_tokenizer_asks_nothing_if_it_is_trusted_too(architecture, home):
+def test_trusted_tokenizer_and_model_generate_as_with_the_package(architecture, home):
     folder = home / "texts" / architecture
     expected = pipeline("text-generation", model=str(folder))("a tale", max_new_tokens=4, do_sample=False)
     assert json.loads((folder / "answers.json").read_text()) == expected
 
 
-def test_what_the_travelling_pipeline_does_not_know_is_refused_by_name(home):
+def test_portable_pipeline_rejects_unknown_input_by_name(home):
     size, cell, digit, votes, row, untrusted = json.loads((home / "errors.json").read_text())
     assert "4 cells; expected 16" in size and "cell 16 is 'x'" in cell and "cell 1 is 9" in digit
     assert "votes: the pipeline that travels" in votes and "pip install hrm_hf" in votes
@@ -155,7 +155,7 @@ def test_what_the_travelling_pipeline_does_not_know_is_refused_by_name(home):
 
 
 @pytest.mark.parametrize("architecture", (*every.PUZZLES, *every.OF_MAPS))
-def test_a_head_names_its_pipeline_in_what_is_saved_and_nowhere_else(architecture, tmp_path):
+def test_only_saved_heads_name_their_pipeline(architecture, tmp_path):
     model, row = every.model(architecture), every.ROWS[architecture]
     model.save_pretrained(tmp_path / "head")
     model.base_model.save_pretrained(tmp_path / "base")

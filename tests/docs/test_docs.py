@@ -110,7 +110,7 @@ def test_a_broken_link_or_anchor_fails_the_build(tmp_path):
     assert "'none.md'" in result.stderr and "'#there'" in result.stderr
 
 
-def test_the_site_asks_no_other_host_for_a_script_a_style_a_font_or_an_image(site):
+def test_site_loads_no_asset_from_another_host(site):
     outside = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=[\"']?(https?:)?//[^\"' >]+")
     imported = re.compile(r"@import|url\([\"']?(?:https?:)?//")
     for path in site.rglob("*.html"):
@@ -174,7 +174,7 @@ def test_every_recipe_is_named_in_some_page():
     assert [name for name in recipes if not re.search(rf"[`/]{name}(\.yaml|`)", text)] == []
 
 
-def test_the_moving_board_is_what_the_solver_of_the_package_does(tmp_path):
+def test_animated_board_shows_the_packaged_solver(tmp_path):
     """Referee: the solver, run again, of which what is copied or counted is compared.
 
     The number of steps hangs on no rounding: kernels of other processors move a confidence by less than 1e-5, and the
@@ -237,7 +237,7 @@ def test_every_option_in_the_tables_for_users_of_the_originals_exists(page):
         "make demonstration",
     ],
 )
-def test_a_mistyped_command_is_noticed(text):
+def test_mistyped_command_is_detected(text):
     (command, *_) = [Command("page", words) for words in docs_pages.shell_commands(text) if words[0] != "for"]
     with pytest.raises(CommandError):
         docs_pages.check(command)

@@ -16,7 +16,7 @@ CELLS = {cell for question in QUESTIONS for cells in question.features.values() 
 NAMED = sorted({cell.test for cell in CELLS if cell.test})
 
 
-def test_the_page_has_one_cell_where_all_models_agree_and_no_name_of_a_test():
+def test_page_merges_equal_cells_and_names_no_test():
     text = features_table.page()
     same, _, rest = text.partition("## It depends on the model")
     assert same.count("| ✓ |\n") >= 10 and "::" not in text
@@ -40,29 +40,29 @@ def test_every_question_links_to_its_guide_and_is_asked_once():
         ([Cell("part", "one preset"), Cell("no", "is refused")], "In part: one preset; is refused."),
     ],
 )
-def test_a_question_is_answered_by_the_worst_of_its_features(cells, answer):
+def test_question_takes_the_worst_answer_of_its_features(cells, answer):
     features = {str(number): {"hrm_lm": cell} for number, cell in enumerate(cells)}
     assert Question("Can I?", features).answer("hrm_lm") == answer
 
 
 @pytest.mark.parametrize("text", ["works", "maybe: who knows what", "yes:", "puzzles/test_maze.py"])
-def test_a_cell_that_is_neither_test_nor_reason_is_refused(text):
-    with pytest.raises(ValueError, match=r"expected FILE\.py::TEST, or yes, no, part or n/a"):
+def test_cell_without_test_or_reason_is_rejected(text):
+    with pytest.raises(ValueError, match=r"FILE\.py::TEST.*n/a"):
         features_table.read_cell(text)
 
 
-def test_what_names_no_test_has_a_reason_of_some_words():
+def test_cells_without_a_test_give_a_reason():
     assert [cell for cell in CELLS if not cell.test and len(cell.reason.split()) < 3] == []
 
 
-def test_every_question_is_shown_by_a_test_of_some_model():
+def test_every_question_has_a_test_for_some_model():
     for question in QUESTIONS:
         assert any(cell.test for cells in question.features.values() for cell in cells.values()), question.text
         assert all(cells.keys() == set(every.ARCHITECTURES) for cells in question.features.values())
 
 
 @pytest.mark.slow
-def test_every_test_that_is_named_is_found_by_pytest():
+def test_pytest_finds_every_named_test():
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", *NAMED]
     finished = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-2000:]

@@ -40,7 +40,7 @@ def tree(name: str) -> ast.Module:
     return ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", "\n".join(cells(name, "code")), flags=re.MULTILINE))
 
 
-def test_there_are_six_and_the_documentation_lists_them():
+def test_docs_list_all_six_notebooks():
     listed = re.findall(r"^\| `(\w+\.ipynb)` \|", (ROOT / "docs" / "notebooks.md").read_text(), re.MULTILINE)
     assert listed == NAMES == sorted(SHOWN) and len(NAMES) == 6
 
@@ -56,7 +56,7 @@ def test_a_notebook_is_committed_without_outputs_and_its_code_parses(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_opens_in_colab_at_the_one_address(name):
+def test_notebook_links_to_its_colab_address(name):
     specification = importlib.util.spec_from_file_location("badges", FOLDER / "badges.py")
     badges = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(badges)
@@ -69,7 +69,7 @@ def test_a_notebook_opens_in_colab_at_the_one_address(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_notebook_imports_and_calls_is_there(name):
+def test_notebook_imports_and_calls_exist(name):
     found = {}
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "hrm_hf":
@@ -85,7 +85,7 @@ def test_what_a_notebook_imports_and_calls_is_there(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_commands_of_a_notebook_have_the_options_they_name(name):
+def test_notebook_commands_use_existing_options(name):
     for cell in cells(name, "code"):
         for script in re.findall(r'resource\("training/(run_\w+)\.py"\)', cell):
             flags = set(re.findall(r"(?<=[ \"])--\w+", cell))

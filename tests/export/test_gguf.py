@@ -197,16 +197,16 @@ def test_matrices_that_q8_0_cannot_hold_are_f16(tmp_path, tokenizer):
     assert result["f16_matrices"] == 2
 
 
-def test_the_two_stack_model_is_refused_with_the_preset_to_use(tmp_path, tokenizer):
+def test_two_stack_model_is_rejected_with_the_preset_to_use(tmp_path, tokenizer):
     HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("test")).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"two-stack.*cross-attention.*from_preset\(\"unified\"\)"):
+    with pytest.raises(ValueError, match=r"two-stack.*from_preset\(\"unified\"\)"):
         export_gguf(tmp_path / "model", tmp_path / "out.gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("name, message", [("nowhere", "nowhere"), (".", "config.json"), ("lm", "hrm_lm")])
-def test_what_cannot_be_exported_is_named(tmp_path, name, message):
+def test_invalid_models_are_named(tmp_path, name, message):
     (tmp_path / "lm").mkdir()
     (tmp_path / "lm" / "config.json").write_text('{"model_type": "hrm_lm"}')
     with pytest.raises(ValueError, match=message):
@@ -224,7 +224,7 @@ def test_what_cannot_be_exported_is_named(tmp_path, name, message):
         ("unified", {"planner_cycles": 2}, "planner_cycles=1, not 2"),
     ],
 )
-def test_settings_that_llama_cpp_does_not_compute_are_refused(tmp_path, tokenizer, architecture, overrides, named):
+def test_settings_unsupported_by_llama_cpp_are_rejected(tmp_path, tokenizer, architecture, overrides, named):
     save(tmp_path / "model", tokenizer, architecture, **overrides)
     with pytest.raises(ValueError, match=named):
         export_gguf(tmp_path / "model", tmp_path / "out.gguf")
@@ -267,14 +267,14 @@ def sentence_piece_like(backend):
         (sentence_piece_like, "byte_fallback.*Metaspace"),
     ],
 )
-def test_tokenizers_that_are_not_byte_level_bpe_are_refused(tokenizer, change, named):
+def test_tokenizers_other_than_byte_level_bpe_are_rejected(tokenizer, change, named):
     changed = change(Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()))
     with pytest.raises(ValueError, match=named):
         gguf_vocabulary(wrap_backend(changed), VOCAB_SIZE)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_embeds_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="ids up to 329, the model embeds 300"):
+def test_tokenizer_with_more_ids_than_embeddings_is_rejected(tokenizer):
+    with pytest.raises(ValueError, match=r"329.* 300"):
         gguf_vocabulary(tokenizer, 300)
 
 
@@ -319,13 +319,13 @@ def remove_the_tokenizer(folder):
         (truncate, "is corrupted"),
         (drop_a_tensor, r"1 missing keys \(model.layers.1.mlp.up_proj.weight\)"),
         (add_a_tensor, r"1 unexpected keys \(model.layers.0.gate\)"),
-        (diverge, "model.norm.weight has values that are not finite"),
-        (widen, "does not fit its config.json|is corrupted"),
-        (break_the_tokenizer, "tokenizer of .* cannot be read"),
+        (diverge, r"model\.norm\.weight .*not finite"),
+        (widen, r"config\.json|is corrupted"),
+        (break_the_tokenizer, "tokenizer of .*read"),
         (remove_the_tokenizer, "has no tokenizer.json"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(tmp_path, tokenizer, damage, named):
+def test_corrupted_checkpoint_is_rejected_and_nothing_is_written(tmp_path, tokenizer, damage, named):
     save(tmp_path / "model", tokenizer)
     damage(tmp_path / "model")
     (tmp_path / "out.gguf").write_text("an older file")
@@ -343,13 +343,13 @@ def test_pickled_weights_are_not_read(tmp_path, tokenizer):
         export_gguf(tmp_path / "model", tmp_path / "out.gguf")
 
 
-def test_values_beyond_f16_are_refused_in_f16_only(tmp_path, tokenizer):
+def test_values_beyond_f16_are_rejected_only_for_f16(tmp_path, tokenizer):
     model = build("llama")
     with torch.no_grad():
         model.lm_head.weight[0, 0] = 1e6
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"output\.weight has values beyond f16's 65504"):
+    with pytest.raises(ValueError, match=r"output\.weight .*f16.* 65504"):
         export_gguf(tmp_path / "model", tmp_path / "out.gguf", dtype="f16")
     export_gguf(tmp_path / "model", tmp_path / "out.gguf", dtype="bf16")
 
@@ -378,21 +378,21 @@ def test_llama_cpp_gives_the_same_ids_and_logits(tmp_path, tokenizer, architectu
 
 @needs_llama_cpp
 @pytest.mark.external
-def test_the_check_refuses_a_file_whose_tokenizer_gives_other_ids(tmp_path, tokenizer, monkeypatch):
+def test_check_rejects_a_file_whose_tokenizer_gives_other_ids(tmp_path, tokenizer, monkeypatch):
     save(tmp_path / "model", tokenizer)
     vocabulary = gguf_vocabulary(tokenizer, VOCAB_SIZE)
     monkeypatch.setattr("hrm_hf.export.gguf.gguf_vocabulary", lambda *_: vocabulary | {"add_bos": False})
-    with pytest.raises(ValueError, match=r"llama\.cpp gives other ids for .*nothing was written"):
+    with pytest.raises(ValueError, match=r"llama\.cpp gives other ids"):
         export_gguf(tmp_path / "model", tmp_path / "out.gguf", check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @needs_llama_cpp
 @pytest.mark.external
-def test_the_check_refuses_a_file_in_half_split_rotary_order(tmp_path, tokenizer, monkeypatch):
+def test_check_rejects_a_file_in_half_split_rotary_order(tmp_path, tokenizer, monkeypatch):
     save(tmp_path / "model", tokenizer)
     monkeypatch.setattr("hrm_hf.export.gguf.interleave_rotary", lambda weight, heads: weight)
-    with pytest.raises(ValueError, match=r"computes another model.*nothing was written"):
+    with pytest.raises(ValueError, match="computes another model"):
         export_gguf(tmp_path / "model", tmp_path / "out.gguf", check=True)
 
 
@@ -429,7 +429,7 @@ def test_llama_cpp_stops_at_the_end_of_an_attempt(tmp_path, tokenizer):
 
 @needs_llama_cpp
 @pytest.mark.external
-def test_llama_cpp_makes_the_same_prompt_of_a_chat(tmp_path, tokenizer):
+def test_llama_cpp_renders_the_same_chat_prompt(tmp_path, tokenizer):
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     llama = vocabulary_in_llama_cpp(tmp_path, tokenizer)

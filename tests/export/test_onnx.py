@@ -80,7 +80,7 @@ def test_onnx_runtime_equals_the_model_at_another_batch_size(exported, architect
 
 
 @pytest.mark.parametrize("architecture", ALL)
-def test_the_files_are_whole_and_say_what_goes_in_and_out(exported, architecture):
+def test_files_are_complete_and_describe_inputs_and_outputs(exported, architecture):
     _, folder = exported(architecture)
     meta = json.loads((folder / "onnx.json").read_text())
     for name, said in meta["graphs"].items():
@@ -131,7 +131,7 @@ def test_the_adaptive_loop_equals_solve(exported, architecture, options):
     np.testing.assert_allclose(found.logits, expected.logits, atol=ONNX_TOLERANCE)
 
 
-def test_a_file_and_no_identifiers_are_enough_and_rows_do_not_depend_on_their_neighbours(exported):
+def test_identifiers_are_optional_and_rows_are_independent(exported):
     model, folder = exported("trm_puzzle")
     solver = OnnxPuzzleSolver(folder / "model.onnx")
     boards = every.inputs("trm_puzzle", rows=5)["input_ids"]
@@ -145,7 +145,7 @@ def test_a_file_and_no_identifiers_are_enough_and_rows_do_not_depend_on_their_ne
     assert solver.solve(boards.numpy()[:0]).predictions.shape == (0, 16)
 
 
-def test_a_model_without_a_puzzle_table_takes_identifiers_all_the_same(tmp_path):
+def test_model_without_a_puzzle_table_accepts_identifiers(tmp_path):
     fields = {"puzzle_emb_ndim": 0, "puzzle_emb_len": 0, "H_cycles": 1, "L_cycles": 1}
     model = every.model("trm_puzzle", **fields)
     model.save_pretrained(tmp_path / "model")
@@ -179,7 +179,7 @@ def test_the_loop_runs_without_torch_and_without_the_package(exported, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"max_steps": 3}, {"halt": "fixed", "max_steps": 1}])
-def test_maps_halt_in_the_loop_as_in_the_model(exported, options):
+def test_maps_halt_in_onnx_as_in_the_model(exported, options):
     model, folder = exported("hrm_cosmo")
     maps = every.inputs("hrm_cosmo", rows=16)["pixel_values"]
     with torch.no_grad():
@@ -233,7 +233,7 @@ def written_before(exported, monkeypatch):
     )
 
 
-def test_another_result_is_found_and_nothing_is_written(tmp_path, written_before):
+def test_wrong_output_is_detected_and_nothing_is_written(tmp_path, written_before):
     save_with_another_head(tmp_path / "model")
 
     with pytest.raises(ValueError, match="computes another posterior_mean"):
@@ -241,7 +241,7 @@ def test_another_result_is_found_and_nothing_is_written(tmp_path, written_before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_folder_with_files_is_written_to_with_force_only_and_keeps_what_is_not_ours(tmp_path, written_before):
+def test_nonempty_folder_needs_force_and_keeps_other_files(tmp_path, written_before):
     every.save("cosmo_cnn", tmp_path / "model")
     out = tmp_path / "onnx"
     out.mkdir()
@@ -257,14 +257,14 @@ def test_a_folder_with_files_is_written_to_with_force_only_and_keeps_what_is_not
 
 
 @pytest.mark.parametrize("opset", [17, 24])
-def test_opsets_that_nobody_writes_are_refused(tmp_path, opset):
+def test_unsupported_opsets_are_rejected(tmp_path, opset):
     done = CliRunner().invoke(app, ["export", "onnx", "model", "--out", str(tmp_path / "o"), "--opset", str(opset)])
     assert done.exit_code == 2 and "--opset" in done.output
 
 
-def test_missing_packages_are_named_with_the_extra(tmp_path, monkeypatch):
+def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[onnx\]"'):
+    with pytest.raises(ImportError, match=r"hrm_hf\[onnx\]"):
         export_onnx(tmp_path, tmp_path / "onnx")
 
 
@@ -273,21 +273,21 @@ def test_missing_packages_are_named_with_the_extra(tmp_path, monkeypatch):
     [
         ({"input_ids": np.zeros((2, 9), int)}, r"input_ids has shape \[2, 9\]"),
         ({"input_ids": np.full((2, 16), tiny.VOCAB_SIZE)}, "input_ids .* 0 to 5"),
-        ({"input_ids": np.zeros((2, 16))}, "input_ids are float64; expected integers from 0 to 5"),
+        ({"input_ids": np.zeros((2, 16))}, "input_ids .*float64.* 0 to 5"),
         ({"puzzle_identifiers": np.array([0, -1])}, "puzzle_identifiers .* 0 to 4"),
         ({"puzzle_identifiers": np.zeros(3, int)}, r"puzzle_identifiers has shape \[3\]"),
         ({"halt": "never"}, 'expected "q"'),
-        ({"min_steps": 17}, "need 1 <= min_steps <= max_steps"),
-        ({"min_confidence": 2}, "is not between 0 and 1"),
+        ({"min_steps": 17}, "1 <= min_steps <= max_steps"),
+        ({"min_confidence": 2}, "min_confidence=2 .*0 and 1"),
     ],
 )
-def test_the_loop_names_what_is_wrong_with_its_input(exported, change, message):
+def test_solver_names_the_invalid_input(exported, change, message):
     _, folder = exported("trm_puzzle")
     with pytest.raises(ValueError, match=message):
         OnnxPuzzleSolver(folder).solve(**{"input_ids": np.zeros((2, 16), int), **change})
 
 
-def test_the_loop_refuses_what_is_no_export_of_ours(exported, tmp_path):
+def test_solver_rejects_files_of_other_exporters(exported, tmp_path):
     with pytest.raises(FileNotFoundError, match="hrm-hf export onnx"):
         OnnxPuzzleSolver(tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"no graph")
@@ -299,5 +299,5 @@ def test_the_loop_refuses_what_is_no_export_of_ours(exported, tmp_path):
     foreign = onnx.load(cnn / "model.onnx")
     del foreign.metadata_props[:]
     onnx.save(foreign, tmp_path / "foreign.onnx")
-    with pytest.raises(ValueError, match="was not written by"):
+    with pytest.raises(ValueError, match=r"foreign\.onnx"):
         OnnxPuzzleSolver(Path(tmp_path / "foreign.onnx"))

@@ -55,14 +55,14 @@ def test_the_program_read_back_equals_the_model(exported, architecture, rows):
 
 
 @pytest.mark.parametrize("architecture", [name for name in every.ARCHITECTURES if name not in every.EXPORTED])
-def test_an_architecture_without_an_exporter_is_refused_by_name(architecture, tmp_path):
-    with pytest.raises(ValueError, match=f"is a {architecture}; exportable are cosmo_cnn, hrm_cosmo, "):
+def test_architecture_without_an_exporter_is_rejected_by_name(architecture, tmp_path):
+    with pytest.raises(ValueError, match=f"{architecture};.* cosmo_cnn, hrm_cosmo, "):
         export_torch(save(architecture, tmp_path / "model"), tmp_path / "model.pt2")
 
 
 @pytest.mark.parametrize("architecture", TEXT)
 @pytest.mark.parametrize("length", [1, 40])
-def test_texts_of_any_length_run(exported, architecture, length):
+def test_exported_program_runs_any_text_length(exported, architecture, length):
     model, _, program = exported(architecture)
     ids = torch.randint(97, 123, (2, length))
 
@@ -87,7 +87,7 @@ def test_tokens_of_hrm_lm_halt_in_the_graph_as_in_the_model(exported):
 
 
 @pytest.mark.parametrize("architecture", every.PUZZLES)
-def test_the_step_repeated_is_solve(exported, architecture):
+def test_repeated_steps_equal_solve(exported, architecture):
     model, _, program = exported(architecture)
     given = every.inputs(architecture, rows=6)
     step, ids = program.module(), given["puzzle_identifiers"].long()
@@ -104,7 +104,7 @@ def test_the_step_repeated_is_solve(exported, architecture):
     torch.testing.assert_close(q_halt, solution.q_halt, atol=1e-5, rtol=0)
 
 
-def test_the_file_says_what_goes_in_and_out(exported):
+def test_file_describes_inputs_and_outputs(exported):
     model, result, _ = exported("trm_puzzle")
     extra = {META_FILE: ""}
     torch.export.load(result["out"], extra_files=extra)
@@ -161,7 +161,7 @@ def exported_before(exported, monkeypatch):
     monkeypatch.setattr("hrm_hf.export.torch_export.export_graph", lambda graph: program)
 
 
-def test_another_result_is_found_and_nothing_is_written(tmp_path, exported_before):
+def test_wrong_output_is_detected_and_nothing_is_written(tmp_path, exported_before):
     save_with_another_head(tmp_path / "model")
 
     with pytest.raises(ValueError, match="computes another posterior_mean"):
@@ -169,7 +169,7 @@ def test_another_result_is_found_and_nothing_is_written(tmp_path, exported_befor
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_exists_is_overwritten_with_force_only(tmp_path, exported_before):
+def test_existing_file_is_overwritten_only_with_force(tmp_path, exported_before):
     out = tmp_path / "model.pt2"
     out.write_text("mine")
 
@@ -183,13 +183,13 @@ def test_what_exists_is_overwritten_with_force_only(tmp_path, exported_before):
 @pytest.mark.parametrize(
     "name, out, message",
     [
-        ("llama", "model.pt2", "is a llama; exportable are cosmo_cnn"),
+        ("llama", "model.pt2", "is a llama; "),
         ("cosmo_cnn", "model.onnx", "must end in .pt2"),
-        ("nothing", "model.pt2", "is no folder"),
+        ("nothing", "model.pt2", "nothing is no folder"),
         ("truncated", "model.pt2", "is corrupted"),
     ],
 )
-def test_bad_input_ends_in_one_line(tmp_path, name, out, message):
+def test_bad_input_is_reported_before_writing(tmp_path, name, out, message):
     folder = tmp_path / name
     if name == "llama":
         folder.mkdir()
@@ -207,8 +207,8 @@ def test_bad_input_ends_in_one_line(tmp_path, name, out, message):
     assert not (tmp_path / out).exists()
 
 
-def test_a_model_in_training_or_half_precision_is_refused():
-    with pytest.raises(ValueError, match="float32 and in eval mode"):
+def test_training_mode_and_half_precision_are_rejected():
+    with pytest.raises(ValueError, match=r"float32.*eval mode"):
         graphs(every.model("cosmo_cnn").train())
-    with pytest.raises(ValueError, match="float32 and in eval mode"):
+    with pytest.raises(ValueError, match=r"float32.*eval mode"):
         graphs(every.model("cosmo_cnn").to(torch.bfloat16))

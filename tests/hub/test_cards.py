@@ -73,7 +73,7 @@ def examples(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", every.ARCHITECTURES)
-def test_a_card_names_architecture_parameters_use_data_licence_and_limits(name, checkpoints):
+def test_card_names_architecture_parameters_use_data_license_and_limits(name, checkpoints):
     text, model = new_card_text(checkpoints[name]), every.model(name)
     assert f"{model.num_parameters():,} parameters" in " ".join(text.split()) and f"`{name}`" in text
     assert SAID[name] in " ".join(text.split()) and "$" not in text
@@ -86,7 +86,7 @@ def test_a_card_names_architecture_parameters_use_data_licence_and_limits(name, 
 
 
 @pytest.mark.parametrize("name", every.ARCHITECTURES)
-def test_the_metadata_of_a_card_are_what_the_library_reads_and_writes(name, checkpoints):
+def test_card_metadata_round_trips_through_the_library(name, checkpoints):
     raw = metadata_load(checkpoints[name] / "README.md")
     assert ModelCardData(**raw).to_dict() == raw
     assert raw["library_name"] == "transformers" and raw["license"] == "unknown" and name in raw["tags"]
@@ -172,7 +172,7 @@ print("all ran")
 
 
 @pytest.mark.parametrize("task", ["sudoku", "maze", "arc"])
-def test_the_puzzle_of_a_card_is_one_that_its_model_reads(task, tmp_path, monkeypatch):
+def test_card_example_puzzle_fits_the_model(task, tmp_path, monkeypatch):
     shapes = {"sudoku": ([9, 9], 11), "maze": ([6, 7], 6), "arc": ([30, 30], 12)}
     grid, vocabulary = shapes[task]
     fields = {"task": task, "grid_shape": grid, "seq_len": grid[0] * grid[1], "vocab_size": vocabulary}
@@ -187,7 +187,7 @@ def test_the_puzzle_of_a_card_is_one_that_its_model_reads(task, tmp_path, monkey
         exec(compile(block, task, "exec"), {})
 
 
-def test_a_card_says_how_and_on_what_under_which_licence_it_was_trained(checkpoint):
+def test_card_states_training_data_and_its_license(checkpoint):
     (checkpoint / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     (checkpoint / "results.json").write_text(json.dumps(RESULTS))
     (checkpoint / "training.png").write_bytes(b"a picture")
@@ -215,7 +215,7 @@ def test_a_card_says_how_and_on_what_under_which_licence_it_was_trained(checkpoi
     assert (data.license, data.datasets, data.base_model) == ("apache-2.0", ["allenai/c4"], "someone/weights")
 
 
-def test_what_a_run_recorded_of_hardware_puzzles_and_adapters_is_in_its_card(tmp_path):
+def test_card_states_recorded_hardware_puzzles_and_adapters(tmp_path):
     folder = every.save("trm_puzzle", tmp_path / "it")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"forward_dtype": "bfloat16"}))
@@ -242,13 +242,13 @@ def test_what_a_run_recorded_of_hardware_puzzles_and_adapters_is_in_its_card(tmp
         ("arc ARC-AGI-2/data", "ARC-AGI-2", "Apache-2.0"),
     ],
 )
-def test_a_command_that_built_data_is_named_by_its_sources(build, data, licence, tmp_path):
+def test_data_build_command_is_reported_by_its_sources(build, data, licence, tmp_path):
     folder = every.save("trm_puzzle", tmp_path / "it")
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"build_data": build, "data_path": "runs/data/it"}))
     assert re.search(rf"\| {re.escape(data)}.* \| .*{licence}.*\|", new_card_text(folder))
 
 
-def test_licences_of_go_records_are_those_that_were_counted(tmp_path):
+def test_card_lists_counted_licenses_of_go_records(tmp_path):
     folder = every.save("hrm_go_coder", tmp_path / "it")
     (tmp_path / "report.json").write_text(json.dumps({"licences": {"BSD-3-Clause": 9886, "unknown": 3}}))
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"train_data": [str(tmp_path / "train.jsonl")]}))
@@ -256,13 +256,13 @@ def test_licences_of_go_records_are_those_that_were_counted(tmp_path):
     assert wanted in new_card_text(folder)
 
 
-def test_licences_of_known_test_sets_stand_below_the_results(tmp_path):
+def test_card_lists_licenses_of_test_sets_below_the_results(tmp_path):
     folder = every.save("hrm_go_coder", tmp_path / "it")
     text = record_evaluation(folder, {"pass@1": 0.5}, "humanevalpack-go", "test", 1).read_text()
     assert "Licenses of these data: HumanEvalPack Go, MIT" in text
 
 
-def test_a_second_evaluation_replaces_the_first_and_keeps_what_people_wrote(checkpoint):
+def test_second_evaluation_replaces_the_first_and_keeps_edits(checkpoint):
     path = record_evaluation(checkpoint, METRICS, "books", "validation", 5)
     path.write_text(path.read_text().replace("Not stated yet", "Forty-nine old books. Not stated yet"))
     (checkpoint / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
@@ -276,7 +276,7 @@ def test_a_second_evaluation_replaces_the_first_and_keeps_what_people_wrote(chec
     assert files["org--letters.yaml"][0]["notes"] == "split=test, limit=10"
 
 
-def test_a_path_of_this_machine_is_no_name_on_the_hub(checkpoint, monkeypatch):
+def test_local_paths_do_not_become_hub_names(checkpoint, monkeypatch):
     monkeypatch.chdir(checkpoint.parent)
     (checkpoint.parent / "runs").mkdir()
     recipe = {"model_name_or_path": "runs/base", "train_data": "runs/texts"}  # both are gone
@@ -299,7 +299,7 @@ def test_a_card_for_a_repository_loads_it_in_the_examples(checkpoint):
     assert 'model="my-model"' in (checkpoint / "README.md").read_text()
 
 
-def test_a_go_coder_without_tags_is_not_said_to_plan(tmp_path):
+def test_card_of_an_untagged_go_coder_mentions_no_plans(tmp_path):
     model = every.model("hrm_go_coder", tagged=False)
     model.save_pretrained(tmp_path)
     assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path), HrmGoCoderForCausalLM)

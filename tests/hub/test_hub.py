@@ -47,7 +47,7 @@ def cut(file: Path, by: int) -> None:
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_what_is_uploaded_loads_by_itself(architecture, saved):
+def test_uploaded_files_are_self_contained(architecture, saved):
     contents = checkpoint_contents(saved / architecture, NAME)
     auto_map = json.loads((saved / architecture / "config.json").read_text())["auto_map"]
     assert every.AUTO_CLASSES[architecture] in auto_map and "AutoModel" in auto_map and "AutoConfig" in auto_map
@@ -62,7 +62,7 @@ def test_what_is_uploaded_loads_by_itself(architecture, saved):
     assert f'"{NAME}"' in contents.files["README.md"].decode()
 
 
-def test_the_code_is_that_of_the_package_and_the_folder_stays(puzzle):
+def test_pushed_code_is_the_packages_and_the_folder_is_unchanged(puzzle):
     (puzzle / "act.py").write_text("# of long ago\n")
     (puzzle / "puzzle_layers.py").unlink()
     contents = checkpoint_contents(puzzle, NAME)
@@ -73,7 +73,7 @@ def test_the_code_is_that_of_the_package_and_the_folder_stays(puzzle):
 @pytest.mark.parametrize(
     ("architecture", "file"), [("hrm_lm", "generation_config.json"), ("hrm_cosmo", "preprocessor_config.json")]
 )
-def test_what_a_config_tells_is_made_from_it(architecture, file, saved, tmp_path):
+def test_missing_configs_are_created_from_config_json(architecture, file, saved, tmp_path):
     folder = shutil.copytree(saved / architecture, tmp_path / "model")
     kept = json.loads((folder / file).read_text())
     (folder / file).unlink()
@@ -82,13 +82,13 @@ def test_what_a_config_tells_is_made_from_it(architecture, file, saved, tmp_path
     assert f"{file}: made from config.json" in contents.notes
 
 
-def test_a_language_model_without_a_tokenizer_is_refused(saved, tmp_path):
+def test_language_model_without_a_tokenizer_is_rejected(saved, tmp_path):
     folder = shutil.copytree(saved / "hrm_lm", tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(ValueError, match=r"has no tokenizer.*save_pretrained"):
         checkpoint_contents(folder, NAME)
 
 
-def test_a_state_of_training_stays_behind_unless_asked_for(puzzle):
+def test_training_state_is_pushed_only_on_request(puzzle):
     state = ("optimizer.pt", "training_args.bin", "raw_weights.safetensors", "act_state_0.pt", "checkpoint-5/x.json",
              "runs/events.out.tfevents.1", "rng_state_0.pth")  # fmt: skip
     for name in (*state, "recipe.yaml", "results.json", "training.png", "eval_fixed/results.json", "notes.txt"):
@@ -108,17 +108,17 @@ def test_a_state_of_training_stays_behind_unless_asked_for(puzzle):
     [
         ("recipe.yaml", "hub_token: hf_" + "a1B2" * 9, "Hugging Face Token"),
         ("results.json", '{"key": "-----BEGIN RSA PRIVATE KEY-----"}', "Private Key"),
-        ("trainer_state.json", f'{{"said": "{TOKEN}"}}', "the token you are logged in with"),
+        ("trainer_state.json", f'{{"said": "{TOKEN}"}}', "logged in"),
     ],
 )
-def test_a_file_with_a_secret_is_refused(file, text, kind, puzzle, monkeypatch):
+def test_file_with_a_secret_is_rejected(file, text, kind, puzzle, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     (puzzle / file).write_text(text)
     with pytest.raises(ValueError, match=rf"{file}: .*{kind}"):
         checkpoint_contents(puzzle, NAME)
 
 
-def test_the_licence_of_weights_is_the_users_to_name_and_that_of_code_is_ours(puzzle):
+def test_user_names_the_license_of_weights_and_code_keeps_ours(puzzle):
     unnamed = checkpoint_contents(puzzle, NAME)
     assert ModelCard(unnamed.files["README.md"].decode()).data.license == "unknown"
     assert any("names no license" in note for note in unnamed.notes)
@@ -130,7 +130,7 @@ def test_the_licence_of_weights_is_the_users_to_name_and_that_of_code_is_ours(pu
     assert (Path(__file__).parents[2] / "LICENSE").read_bytes() in named.files["LICENSE_CODE"]
 
 
-def test_the_copy_of_the_licence_in_the_package_is_that_of_the_repository():
+def test_packaged_license_equals_the_repositorys():
     root = Path(__file__).parents[2]
     assert (root / "hrm_hf" / "LICENSE").read_bytes() == (root / "LICENSE").read_bytes()
 
@@ -140,7 +140,7 @@ def test_an_adapter_goes_with_its_own_card(tmp_path):
 
     save_file({"lora_A": torch.zeros(2, 2)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(ValueError, match=r"no README.md, and there is no template"):
+    with pytest.raises(ValueError, match=r"no README\.md"):
         checkpoint_contents(tmp_path, NAME)
     (tmp_path / "README.md").write_text("---\nlibrary_name: peft\n---\nan adapter\n")
     files = checkpoint_contents(tmp_path, NAME).files
@@ -158,7 +158,7 @@ def test_truncated_weights_are_rejected(left, puzzle):
         validate_weights(puzzle)
 
 
-def test_every_shard_must_be_there_and_whole(saved, tmp_path):
+def test_missing_and_truncated_shards_are_rejected(saved, tmp_path):
     folder = shutil.copytree(saved / "sharded", tmp_path / "sharded")
     files = validate_weights(folder)
     assert len(files) > 3 and files[0].name == "model.safetensors.index.json"
@@ -176,7 +176,7 @@ def test_every_shard_must_be_there_and_whole(saved, tmp_path):
         validate_weights(folder)
 
 
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path, puzzle):
+def test_folder_without_a_checkpoint_is_named(tmp_path, puzzle):
     with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
         validate_weights(tmp_path / "nowhere")
     (puzzle / "config.json").unlink()
@@ -187,7 +187,7 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path, puzzle):
 # ---- push ----
 
 
-def test_a_push_is_one_commit_of_a_model_that_huggingface_hub_finds_whole(hub, puzzle):
+def test_push_is_one_commit_of_a_complete_model(hub, puzzle):
     result = push_checkpoint(puzzle, NAME, message="first")
     assert hub.commits(NAME)[0] == result.commit and len(hub.commits(NAME)) == 2  # after the repository's own
     files = hub.files(NAME)
@@ -199,7 +199,7 @@ def test_a_push_is_one_commit_of_a_model_that_huggingface_hub_finds_whole(hub, p
     assert push_checkpoint(puzzle, NAME).commit == result.commit  # nothing new, no new commit
 
 
-def test_weights_of_another_form_do_not_stay_beside_new_ones(hub, saved, puzzle):
+def test_push_deletes_old_weight_files_of_another_layout(hub, saved, puzzle):
     push_checkpoint(saved / "sharded", NAME)
     assert "model.safetensors.index.json" in hub.files(NAME)
     push_checkpoint(puzzle, NAME)
@@ -208,7 +208,7 @@ def test_weights_of_another_form_do_not_stay_beside_new_ones(hub, saved, puzzle)
     assert "model.safetensors" not in hub.files(NAME)
 
 
-def test_a_branch_is_made_and_main_stays(hub, puzzle):
+def test_push_creates_a_branch_and_keeps_main(hub, puzzle):
     first = push_checkpoint(puzzle, NAME).commit
     (puzzle / "results.json").write_text("{}")
     second = push_checkpoint(puzzle, NAME, revision="longer-run").commit
@@ -229,7 +229,7 @@ def test_somebody_elses_commit_during_a_push_is_not_overwritten(hub, puzzle, mon
 
     monkeypatch.setattr(HfApi, "preupload_lfs_files", somebody_else_first)
     (puzzle / "results.json").write_text("{}")
-    with pytest.raises(HubError, match=r"changed org/model during the push"):
+    with pytest.raises(HubError, match="changed org/model"):
         push_checkpoint(puzzle, NAME)
     assert "results.json" not in hub.files(NAME)
     push_checkpoint(puzzle, NAME)
@@ -239,12 +239,12 @@ def test_somebody_elses_commit_during_a_push_is_not_overwritten(hub, puzzle, mon
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        (None, "there is no token, and a push needs one: `hf auth login`"),
+        (None, "no token,.*`hf auth login`"),
         ("hf_wrong", "rejected the token"),
-        ("hf_test_read", "your token may not write to org/model .*role write"),
+        ("hf_test_read", "org/model .*role write"),
     ],
 )
-def test_a_push_without_the_right_token_says_what_is_missing(token, said, hub, puzzle, monkeypatch):
+def test_push_with_a_wrong_token_is_explained(token, said, hub, puzzle, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(puzzle / "no_such_file"))
     with pytest.raises(HubError, match=said):
@@ -253,7 +253,7 @@ def test_a_push_without_the_right_token_says_what_is_missing(token, said, hub, p
 
 
 @pytest.mark.parametrize("name", ["model", "a/b/c", "org/..", "org/with space", "/etc", "org/" + "n" * 120])
-def test_a_name_that_is_none_is_refused(name, hub, puzzle):
+def test_invalid_repository_names_are_rejected(name, hub, puzzle):
     with pytest.raises(ValueError):
         push_checkpoint(puzzle, name)
     assert not hub.requests
@@ -262,11 +262,11 @@ def test_a_name_that_is_none_is_refused(name, hub, puzzle):
 def test_offline_mode_is_named(hub, puzzle, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for action in (lambda: push_checkpoint(puzzle, NAME), lambda: pull_checkpoint(NAME)):
-        with pytest.raises(HubError, match="HF_HUB_OFFLINE is set"):
+        with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
             action()
 
 
-def test_a_connection_that_drops_during_a_push_is_tried_again_and_then_told(hub, puzzle, monkeypatch):
+def test_dropped_connection_during_push_is_retried_then_reported(hub, puzzle, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     hub.cut_after("/upload/", 1000, times=1)
     push_checkpoint(puzzle, NAME)  # tried again
@@ -276,7 +276,7 @@ def test_a_connection_that_drops_during_a_push_is_tried_again_and_then_told(hub,
         file.write(b"abcd")
     before = hub.files(NAME)
     hub.cut_after("/upload/", 1000, times=1000)
-    with pytest.raises(HubError, match="Run the same command again"):
+    with pytest.raises(HubError, match="same command"):
         push_checkpoint(puzzle, NAME)
     assert hub.files(NAME) == before
     hub.faults.clear()
@@ -306,7 +306,7 @@ def test_a_space_needs_a_program_and_goes_in_one_commit(hub, tmp_path):
 # ---- pull ----
 
 
-def test_a_pull_is_of_one_commit_and_can_be_verified(hub, puzzle, tmp_path):
+def test_pull_takes_one_commit_and_can_be_verified(hub, puzzle, tmp_path):
     pushed = push_checkpoint(puzzle, NAME)
     pulled = pull_checkpoint(NAME, tmp_path / "pulled")
     assert pulled.commit == pushed.commit
@@ -319,7 +319,7 @@ def test_a_pull_is_of_one_commit_and_can_be_verified(hub, puzzle, tmp_path):
     (pulled.path / "act.py").write_text("import os\n")
     (pulled.path / "README.md").unlink()
     (pulled.path / "more.py").write_text("")
-    said = "act.py differ; README.md are missing; more.py are not in the repository"
+    said = r"act\.py .*README\.md .*missing; more\.py "
     with pytest.raises(HubError, match=said):
         verify_checkpoint(pulled.path, NAME)
 
@@ -335,7 +335,7 @@ def test_an_older_commit_can_be_pulled_by_its_sha(hub, puzzle, tmp_path):
     assert old.commit == first and (old.path / "model.safetensors").read_bytes() == weights
 
 
-def test_a_folder_that_holds_something_else_is_not_overwritten(hub, puzzle, tmp_path):
+def test_pull_does_not_overwrite_other_files(hub, puzzle, tmp_path):
     push_checkpoint(puzzle, NAME)
     push_checkpoint(puzzle, "org/other")
     before = sorted(puzzle.iterdir())
@@ -356,7 +356,7 @@ def test_a_folder_that_holds_something_else_is_not_overwritten(hub, puzzle, tmp_
     assert not (folder / "results.json").exists()
 
 
-def test_bytes_that_were_changed_on_the_way_never_become_a_model(hub, puzzle, tmp_path):
+def test_pull_rejects_corrupted_bytes(hub, puzzle, tmp_path):
     push_checkpoint(puzzle, NAME)
     entry = hub.storage.find("model", NAME).commit("main").tree["model.safetensors"]
     stored = hub.storage.object(entry.sha256)
@@ -386,15 +386,15 @@ def test_an_interrupted_download_continues_with_the_same_command(hub, puzzle, tm
     assert (tmp_path / "pulled" / "model.safetensors").read_bytes() == (puzzle / "model.safetensors").read_bytes()
 
 
-def test_a_pull_of_what_is_not_there_says_so(hub, puzzle, monkeypatch):
+def test_pull_of_a_missing_model_or_revision_is_explained(hub, puzzle, monkeypatch):
     push_checkpoint(puzzle, NAME, private=True)
-    with pytest.raises(HubError, match="org/model has no revision 'v9'"):
+    with pytest.raises(HubError, match=r"org/model .*'v9'"):
         pull_checkpoint(NAME, revision="v9")
-    with pytest.raises(HubError, match="org/nothing does not exist, or is private and your token may not read it"):
+    with pytest.raises(HubError, match=r"org/nothing .*your token"):
         pull_checkpoint("org/nothing")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
-    with pytest.raises(HubError, match="org/model does not exist, or is private and there is no token"):
+    with pytest.raises(HubError, match=r"org/model .*no token"):
         pull_checkpoint(NAME)
     with pytest.raises(HubError, match="rejected the token"):
         pull_checkpoint(NAME, token="hf_wrong")

@@ -45,7 +45,7 @@ def change(client, options=None, **texts):
 # ---- the loopback Hub ----
 
 
-def test_a_pull_request_is_a_line_of_commits_beside_main_until_it_is_merged(hub, api, tmp_path):
+def test_pull_request_commits_stay_off_main_until_merged(hub, api, tmp_path):
     before = hub.commits(NAME)
     made = change(api, a="A")
     assert made.pr_url == f"{hub.url}/{NAME}/discussions/1"
@@ -71,7 +71,7 @@ def test_a_pull_request_is_a_line_of_commits_beside_main_until_it_is_merged(hub,
     assert not list(api.get_repo_discussions(NAME, discussion_status="open"))
 
 
-def test_merging_keeps_what_main_has_changed_meanwhile_and_refuses_conflicts(hub, api):
+def test_merge_keeps_changes_on_main_and_rejects_conflicts(hub, api):
     parent = hub.commits(NAME)[0]
     change(api, a="A", b=None)
     change(api, {"revision": "main"}, c="C")
@@ -102,10 +102,10 @@ def test_only_an_open_pull_request_can_be_merged(hub, api):
         api.change_discussion_status(NAME, 1, "open")
 
 
-def test_somebody_else_proposes_and_does_not_write(hub, api):
+def test_other_users_can_propose_but_not_write(hub, api):
     other = HfApi(endpoint=hub.url, token=hub.other_token)
     large = {"path_or_fileobj": b"\0" * 99, "path_in_repo": "x.bin", "repo_id": NAME}
-    with pytest.raises(HfHubHTTPError, match="pass `create_pr=1` as a query parameter"):
+    with pytest.raises(HfHubHTTPError, match="`create_pr=1`"):
         other.upload_file(**large)
     proposal = [CommitOperationAdd("x.bin", b"\0" * 99)]
     assert other.create_commit(NAME, proposal, commit_message="x", create_pr=True).pr_num == 1
@@ -131,7 +131,7 @@ def test_somebody_else_proposes_and_does_not_write(hub, api):
 # ---- our push ----
 
 
-def test_a_proposed_model_is_pulled_by_its_revision_and_is_main_once_merged(hub, puzzle, tmp_path):
+def test_proposed_model_is_pulled_by_revision_and_reaches_main_when_merged(hub, puzzle, tmp_path):
     push_checkpoint(puzzle, NAME)
     before, commits = hub.files(NAME), hub.commits(NAME)
     proposed = every.model("hrm_puzzle", seed=3)
@@ -158,7 +158,7 @@ def test_a_proposed_model_is_pulled_by_its_revision_and_is_main_once_merged(hub,
     assert hub.storage.find("model", NAME).commit("main").title == "Longer training (#1)"
 
 
-def test_a_proposed_file_takes_the_place_of_shards_when_merged_and_not_before(hub, puzzle, tmp_path):
+def test_proposed_single_file_replaces_shards_only_when_merged(hub, puzzle, tmp_path):
     push_checkpoint(every.save("hrm_puzzle", tmp_path / "sharded", max_shard_size="20KB"), NAME)
 
     def weights(revision):
@@ -174,15 +174,15 @@ def test_a_proposed_file_takes_the_place_of_shards_when_merged_and_not_before(hu
     assert weights("main") == ["model.safetensors"]
 
 
-def test_who_may_not_write_is_told_to_propose_and_can(hub, puzzle):
+def test_users_without_write_access_are_told_to_propose(hub, puzzle):
     push_checkpoint(puzzle, NAME)
     before = hub.files(NAME)
     with open(puzzle / "model.safetensors", "r+b") as file:
         file.seek(-4, 2)
         file.write(b"abcd")
-    with pytest.raises(HubError, match=r"your token may not write to org/model .* or propose it with --create-pr"):
+    with pytest.raises(HubError, match=r"org/model .*role write .*--create-pr"):
         push_checkpoint(puzzle, NAME, token=hub.other_token)
-    with pytest.raises(HubError, match=r"your token may not write to org/model .*role write"):
+    with pytest.raises(HubError, match=r"org/model .*role write"):
         push_checkpoint(puzzle, NAME, token=hub.read_token, create_pr=True)
     assert not hub.storage.find("model", NAME).pull_requests
     result = push_checkpoint(puzzle, NAME, token=hub.other_token, create_pr=True)
@@ -192,32 +192,32 @@ def test_who_may_not_write_is_told_to_propose_and_can(hub, puzzle):
     assert "results.json" in hub.files(NAME, FIRST) and hub.files(NAME) == before
 
 
-def test_a_pull_request_needs_a_repository_and_none_is_made_for_it(hub, puzzle):
+def test_pull_request_to_a_missing_repository_does_not_create_it(hub, puzzle):
     for options in ({"create_pr": True}, {"revision": FIRST}):
-        with pytest.raises(HubError, match=r"org/model does not exist, .* push without --create-pr"):
+        with pytest.raises(HubError, match=r"org/model .*without --create-pr"):
             push_checkpoint(puzzle, NAME, **options)
     assert not hub.storage.repositories
 
 
-def test_a_pull_request_that_has_ended_or_never_was_takes_no_more(hub, puzzle):
+def test_closed_merged_and_missing_pull_requests_reject_pushes(hub, puzzle):
     push_checkpoint(puzzle, NAME)
     (puzzle / "results.json").write_text("{}")
     push_checkpoint(puzzle, NAME, create_pr=True)
     (puzzle / "results.json").write_text("[]")
     api = HfApi(endpoint=hub.url)
     api.change_discussion_status(NAME, 1, "closed")
-    with pytest.raises(HubError, match=r"pull request 1 of org/model is closed.*open a new one with --create-pr"):
+    with pytest.raises(HubError, match=r"1 of org/model is closed.*--create-pr"):
         push_checkpoint(puzzle, NAME, revision=FIRST)
     api.change_discussion_status(NAME, 1, "open")
     api.merge_pull_request(NAME, 1)
-    with pytest.raises(HubError, match="pull request 1 of org/model is merged"):
+    with pytest.raises(HubError, match="1 of org/model is merged"):
         push_checkpoint(puzzle, NAME, revision=FIRST)
-    with pytest.raises(HubError, match="org/model has no revision 'refs/pr/9'"):
+    with pytest.raises(HubError, match=r"org/model .*'refs/pr/9'"):
         push_checkpoint(puzzle, NAME, revision="refs/pr/9")
     assert hub.files(NAME)["results.json"] == b"{}"
 
 
-def test_what_is_on_main_already_is_not_proposed(hub, puzzle):
+def test_unchanged_model_is_not_proposed(hub, puzzle):
     commit = push_checkpoint(puzzle, NAME).commit
     result = push_checkpoint(puzzle, NAME, create_pr=True)
     assert (result.commit, result.revision, result.url) == (commit, "main", f"{hub.url}/{NAME}")
@@ -226,8 +226,8 @@ def test_what_is_on_main_already_is_not_proposed(hub, puzzle):
 
 
 @pytest.mark.parametrize("revision", [FIRST, "v2"])
-def test_a_pull_request_that_starts_elsewhere_is_refused(revision, hub, puzzle):
-    with pytest.raises(ValueError, match=f"revision='{revision}'.*starts from main"):
+def test_pull_request_from_another_revision_is_rejected(revision, hub, puzzle):
+    with pytest.raises(ValueError, match=f"revision='{revision}'"):
         push_checkpoint(puzzle, NAME, create_pr=True, revision=revision)
     assert not hub.requests
 

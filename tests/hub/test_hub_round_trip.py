@@ -86,7 +86,7 @@ def test_a_process_without_the_package_reproduces_every_architecture_bit_for_bit
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_push_to_hub_of_the_library_pushes_every_head_with_our_card(architecture, hub):
+def test_push_to_hub_pushes_every_head_with_our_card(architecture, hub):
     hub_worker.library(architecture)
     files = hub.files(f"org/{architecture}")
     card = files["README.md"].decode()
@@ -104,7 +104,7 @@ def test_the_hf_command_uploads_and_downloads_a_private_model(hub, puzzle, tmp_p
         assert (tmp_path / "down" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_push_that_is_killed_shows_no_half_model_and_can_be_repeated(hub, puzzle, tmp_path):
+def test_killed_push_leaves_no_partial_model_and_can_be_repeated(hub, puzzle, tmp_path):
     first = push_checkpoint(puzzle, NAME).commit
     before = hub.files(NAME)
     every.model("hrm_puzzle", seed=4).save_pretrained(puzzle)
@@ -130,7 +130,7 @@ def test_a_killed_pull_leaves_no_model_and_continues_when_repeated(hub, large, t
     assert not (tmp_path / ".pulled.incoming").exists()
 
 
-def test_a_disk_that_fills_up_during_a_pull_is_named_and_no_model_appears(hub, large, tmp_path, monkeypatch, capsys):
+def test_full_disk_during_pull_is_reported_and_leaves_no_model(hub, large, tmp_path, monkeypatch, capsys):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True)

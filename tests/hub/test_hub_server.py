@@ -109,7 +109,7 @@ def test_a_folder_uploaded_and_downloaded_again_is_equal(hub, api, checkpoint, t
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset", "space"])
-def test_repositories_of_each_type_are_apart_and_created_once(hub, api, tmp_path, kind):
+def test_repository_types_are_separate_and_created_once(hub, api, tmp_path, kind):
     options = {"repo_id": "org/thing", "repo_type": kind, "space_sdk": "gradio" if kind == "space" else None}
     address = api.create_repo(**options)
     with pytest.raises(HfHubHTTPError, match="409"):
@@ -166,7 +166,7 @@ def test_a_private_repository_is_hidden_without_its_token(hub, api, tmp_path):
     assert hub.commits(REPO) == before
 
 
-def test_what_is_missing_is_named_by_the_error(api, tmp_path):
+def test_missing_repositories_revisions_and_files_raise_their_errors(api, tmp_path):
     cache = {"cache_dir": tmp_path / "cache"}
     with pytest.raises(RepositoryNotFoundError, match="404"):
         api.hf_hub_download("org/absent", "a.txt", **cache)
@@ -198,7 +198,7 @@ def test_a_commit_with_one_impossible_operation_changes_nothing(hub, api):
     assert shown(hub) == {} and hub.commits(REPO) == before
 
 
-def test_a_commit_upon_an_outdated_parent_is_refused(hub, api):
+def test_commit_on_an_outdated_parent_is_rejected(hub, api):
     parent = hub.commits(REPO)[0]
     add = [CommitOperationAdd("a.txt", b"a")]
     api.create_commit(REPO, add, commit_message="one", parent_commit=parent)
@@ -210,7 +210,7 @@ def test_a_commit_upon_an_outdated_parent_is_refused(hub, api):
 # Many at once
 
 
-def test_concurrent_commits_all_arrive_and_readers_never_see_half_of_one(hub, api):
+def test_concurrent_commits_are_atomic(hub, api):
     seen: set[frozenset[str]] = set()
     done = threading.Event()
 
@@ -238,7 +238,7 @@ def test_concurrent_commits_all_arrive_and_readers_never_see_half_of_one(hub, ap
 # Connections that break
 
 
-def test_a_dropped_download_goes_on_where_it_broke(hub, api, checkpoint, tmp_path, monkeypatch):
+def test_dropped_download_resumes(hub, api, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)  # its 10 MB: what it loses of a broken download
     api.upload_folder(repo_id=REPO, folder_path=checkpoint)
     hub.cut_after(WEIGHTS, 300_000)
@@ -248,7 +248,7 @@ def test_a_dropped_download_goes_on_where_it_broke(hub, api, checkpoint, tmp_pat
     assert path.endswith(WEIGHTS) and asked == "bytes=300000-"
 
 
-def test_an_upload_whose_connection_drops_is_sent_again_and_taken_once(hub, api, checkpoint):
+def test_dropped_upload_is_retried_and_stored_once(hub, api, checkpoint):
     hub.cut_after("/upload/", 300_000)
     api.upload_folder(repo_id=REPO, folder_path=checkpoint)
     assert len([path for method, path in hub.requests if method == "PUT"]) == 2

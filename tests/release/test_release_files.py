@@ -45,7 +45,7 @@ def only_version(one: Requirement, operator: str) -> Version:
 # ---- versions ----
 
 
-def test_the_oldest_versions_that_are_tried_are_the_oldest_that_are_allowed():
+def test_tested_minimum_versions_equal_the_allowed_ones():
     allowed = {name: only_version(one, ">=") for name, one in REQUIRED.items()}
     tried = requirements((ROOT / "constraints-min.txt").read_text())
     assert {name: only_version(one, "==") for name, one in tried.items()} == allowed
@@ -98,7 +98,7 @@ def test_the_image_installs_by_the_commands_of_the_readme():
         assert re.search(rf"(^|`){re.escape(command)}(`|\s|$)", readme, re.M), command
 
 
-def test_the_base_of_the_image_is_an_argument_and_its_instructions_are_docker_s():
+def test_dockerfile_takes_its_base_as_argument_and_uses_known_instructions():
     words = [word for word, _ in dockerfile()]
     assert words[0] == "ARG" and dockerfile()[1] == ("FROM", "${BASE}")
     assert set(words) <= {"ARG", "FROM", "RUN", "ENV", "WORKDIR", "COPY", "ENTRYPOINT", "CMD"}
@@ -109,7 +109,7 @@ def test_the_base_of_the_image_is_an_argument_and_its_instructions_are_docker_s(
     assert f"{program} = hrm_hf_start:main" in CONFIG["options.entry_points"]["console_scripts"]
 
 
-def test_the_image_takes_all_that_the_build_needs_and_no_environment():
+def test_image_copies_build_files_and_no_environment():
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert {".git", ".venv", "runs"} <= set(ignored)
     needed = {line.split("/")[0] for line in re.findall(r'"([\w/]+)/', (ROOT / "setup.py").read_text())}
@@ -134,7 +134,7 @@ def test_there_are_workflows_for_tests_docs_and_a_release():
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_runs_what_is_there_with_the_rights_it_needs(path):
+def test_workflow_runs_existing_commands_with_minimal_permissions(path):
     read = workflow(path)
     assert read["on"] and read["permissions"] == {"contents": "read"}
     jobs = read["jobs"]
@@ -156,13 +156,13 @@ def test_a_workflow_runs_what_is_there_with_the_rights_it_needs(path):
             assert (ROOT / program).stat().st_mode & 0o100, one["run"]
 
 
-def test_the_tests_of_a_push_are_those_of_the_repository():
+def test_push_workflow_runs_the_repositorys_tests():
     assert [one["run"] for one in workflow(ROOT / ".github/workflows/tests.yml")["jobs"]["tests"]["steps"][1:]] == [
         ".ci/run"
     ]
 
 
-def test_a_release_publishes_the_files_that_were_checked_and_holds_no_token():
+def test_release_publishes_the_checked_files_without_a_token():
     path = ROOT / ".github/workflows/release.yml"
     check, publish = workflow(path)["jobs"].values()
     made = [one["with"] for one in check["steps"] if "upload-artifact" in one.get("uses", "")]
@@ -198,7 +198,7 @@ def release_check():
     del sys.modules[spec.name]
 
 
-def test_the_answer_that_an_installed_package_must_give_is_the_solution_of_its_board(release_check):
+def test_expected_answer_of_the_install_check_solves_its_board(release_check):
     board, answer = release_check.BOARD, release_check.ANSWER
     assert all(given in (".", found) for given, found in zip(board, answer, strict=True))
     rows = [answer[9 * row : 9 * row + 9] for row in range(9)]
@@ -218,7 +218,7 @@ def test_a_command_that_fails_ends_the_check_with_its_output(release_check, monk
     assert "ended with status 1" in printed and "half\nno wheel" in printed
 
 
-def test_files_that_are_no_distributions_are_not_deleted(release_check, tmp_path):
+def test_build_keeps_other_files(release_check, tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(release_check.FailedCheckError, match="holds other files"):
         release_check.build(tmp_path / "work", tmp_path)

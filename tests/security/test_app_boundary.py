@@ -115,7 +115,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("path", ["/", "/config", f"{API}/upload", f"{API}/queue/join"])
-def test_a_page_of_somebody_else_gets_nothing(name, path, page):
+def test_requests_from_other_origins_are_rejected(name, path, page):
     status, content = send(f"{page[0]}{path}", None if path in ("/", "/config") else {}, **FOREIGN[name])
     assert status == 403 and b"error" in content
 
@@ -127,11 +127,11 @@ def test_a_page_of_somebody_else_gets_nothing(name, path, page):
         {"Host": "a.many.example"}, {"Origin": "https://demo.example"},
     ],
 )  # fmt: skip
-def test_the_names_of_the_page_are_answered(headers, page):
+def test_own_host_names_are_answered(headers, page):
     assert send(f"{page[0]}/config", **headers)[0] == 200
 
 
-def test_a_space_and_a_shared_link_know_their_names(monkeypatch):
+def test_space_and_shared_link_allow_their_host_names(monkeypatch):
     from hrm_hf.app.limits import launch_options
 
     monkeypatch.setenv("SPACE_HOST", "owner-demo.hf.space")
@@ -171,7 +171,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_value_outside_its_control_is_refused(name, page):
+def test_value_outside_its_control_is_rejected(name, page):
     event_name, data, place, value = NUMBERS[name]
     place = 1 + SOLVE_ORDER.index(place) if isinstance(place, str) else place
     found = refusal(ask(page, event(page, event_name), [*data[:place], value, *data[place + 1 :]]))
@@ -190,17 +190,17 @@ BOARDS = {
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_board_that_could_not_be_typed_is_refused(name, page):
+def test_impossible_boards_are_rejected(name, page):
     assert "board" in refusal(ask(page, event(page, "solve"), [BOARDS[name], *SOLVE[1:]]))
 
 
-def test_the_right_values_are_answered(page):
+def test_valid_values_are_answered(page):
     """Else every refusal here would mean nothing."""
     for name, data in (("solve", SOLVE), ("write", WRITE), ("infer", INFER)):
         assert refusal(ask(page, event(page, name), data)) == "", name
 
 
-def test_a_task_nested_too_deep_is_said_so():
+def test_deeply_nested_task_is_rejected():
     from types import SimpleNamespace
 
     from hrm_hf.app.puzzle_tab import read_board
@@ -213,9 +213,9 @@ def test_a_task_nested_too_deep_is_said_so():
 # ---- bodies and files ----
 
 
-def test_a_request_of_5_mb_is_refused_before_it_is_read(page):
+def test_request_of_5_mb_is_rejected_before_it_is_read(page):
     status, content = send(f"{page[0]}{API}/queue/join", {"data": ["a" * 5 * 10**6]})
-    assert status == 413 and b"the limit is 1,048,576 bytes" in content
+    assert status == 413 and b"1,048,576" in content
 
 
 def form(*files) -> tuple[bytes, str]:
@@ -226,13 +226,13 @@ def form(*files) -> tuple[bytes, str]:
     return b"".join(parts) + b"--x--\r\n", "multipart/form-data; boundary=x"
 
 
-def test_a_file_above_the_limit_is_refused(page):
+def test_file_above_the_limit_is_rejected(page):
     body, kind = form(("map.npy", bytes(UPLOAD + 10)))
     status, content = send(f"{page[0]}{API}/upload", body, Content_Type=kind)
     assert status == 413 and b"1048576" in content  # gradio's own words
 
 
-def test_many_files_above_the_limit_together_are_refused(page):
+def test_files_above_the_total_limit_are_rejected(page):
     body, kind = form(*((f"{number}.npy", bytes(UPLOAD - 10)) for number in range(4)))
     status, content = send(f"{page[0]}{API}/upload", body, Content_Type=kind)
     assert status == 413 and b"--max-upload-mb" in content
@@ -270,7 +270,7 @@ MAPS = {
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_an_uploaded_bomb_is_refused_before_it_is_unpacked(name, page):
+def test_uploaded_bomb_is_rejected_before_it_is_unpacked(name, page):
     file, make, words = MAPS[name]
     body, kind = form((file, make()))
     status, content = send(f"{page[0]}{API}/upload", body, Content_Type=kind)
@@ -286,11 +286,11 @@ def test_an_uploaded_bomb_is_refused_before_it_is_unpacked(name, page):
 def test_a_file_that_was_not_uploaded_is_not_read(path, page):
     found = infer_from(page, path)
     assert found and "root:" not in found
-    assert ("nothing is fetched from an address" in found) == path.startswith("http")
+    assert ("is fetched" in found) == path.startswith("http")
 
 
 @pytest.mark.parametrize("path", ["/file=/etc/passwd", "/file=../../etc/passwd", "/file/etc/passwd"])
-def test_no_file_of_the_machine_is_given_out(path, page):
+def test_local_files_are_not_served(path, page):
     status, content = send(f"{page[0]}{API}{path}")
     assert status in (403, 404) and b"root:" not in content
 
@@ -298,7 +298,7 @@ def test_no_file_of_the_machine_is_given_out(path, page):
 # ---- how much at once ----
 
 
-def test_events_at_once_are_bounded_and_none_passes_the_queue_by(page):
+def test_concurrent_events_are_bounded_and_cannot_bypass_the_queue(page):
     from hrm_hf.app.limits import SESSIONS, WAITING
 
     demo = page[1]
@@ -309,7 +309,7 @@ def test_events_at_once_are_bounded_and_none_passes_the_queue_by(page):
     assert {fn.concurrency_limit for fn in demo.fns.values() if fn.fn is not None} <= {1, "default"}
 
 
-def test_no_event_takes_a_picture(page):
+def test_no_event_accepts_an_image(page):
     """So no visitor's picture is unpacked; Pillow would have to bound that."""
     taken = [type(one).__name__ for fn in page[1].fns.values() for one in fn.inputs]
     assert "Image" not in taken and "UploadButton" in taken
@@ -332,7 +332,7 @@ CARDS = {
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_a_card_brings_no_markup_and_fetches_nothing(name, tmp_path):
+def test_card_injects_no_markup_and_loads_nothing(name, tmp_path):
     from hrm_hf.app.build import card_html
 
     (tmp_path / "README.md").write_text(CARDS[name], encoding="utf-8")
@@ -355,7 +355,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_that_no_run_wrote_is_no_failure_of_the_page(name, tmp_path):
+def test_malformed_recipe_does_not_break_the_page(name, tmp_path):
     from hrm_hf.app.build import training_html
 
     model = every.model("hrm_puzzle")

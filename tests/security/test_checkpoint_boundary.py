@@ -99,22 +99,20 @@ FILES = (
 )  # fmt: skip
 
 
-def test_the_bit_flips_below_are_of_every_file_of_a_checkpoint(saved):
+def test_bit_flip_cases_cover_every_checkpoint_file(saved):
     names = {file.name for file in (saved / "checkpoint-2").iterdir()}
     assert {name for name in names if not name.endswith(".py")} | {CODE} == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_found_and_last_whole_takes_the_checkpoint_before(run, name):
+def test_flipped_bit_is_detected_and_last_complete_falls_back(run, name):
     file = run / "checkpoint-2" / name
     whole = file.read_bytes()
     for place in {0, len(whole) // 3, len(whole) // 2, len(whole) - 2}:  # the last byte of JSON may be a line's end
         changed = bytearray(whole)
         changed[place] ^= 1
         file.write_bytes(changed)
-        with pytest.raises(
-            CheckpointError, match=r"checkpoint-2 is corrupted: .*; resume from the newest complete one"
-        ) as e:
+        with pytest.raises(CheckpointError, match="checkpoint-2 is corrupted") as e:
             resolve_checkpoint(run, "last")
         assert name in str(e.value)
         assert resolve_checkpoint(run, "last-complete") == str(run / "checkpoint-1")
@@ -149,7 +147,7 @@ HOSTILE_MANIFESTS = {
 
 
 @pytest.mark.parametrize("content", HOSTILE_MANIFESTS.values(), ids=HOSTILE_MANIFESTS)
-def test_a_hostile_manifest_is_refused_by_name(run, content):
+def test_hostile_manifest_is_rejected_by_name(run, content):
     file = run / "checkpoint-2" / MANIFEST
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CheckpointError, match=r"checkpoint-2 is corrupted: manifest\.json") as error:
@@ -158,7 +156,7 @@ def test_a_hostile_manifest_is_refused_by_name(run, content):
     assert resolve_checkpoint(run, "last-complete") == str(run / "checkpoint-1")
 
 
-def test_a_manifest_that_names_a_pipe_keeps_nobody_waiting(run):
+def test_pipes_do_not_block_verification(run):
     folder = run / "checkpoint-2"
     (folder / "optimizer.pt").unlink()
     os.mkfifo(folder / "optimizer.pt")
@@ -209,11 +207,11 @@ OTHERS = (other_widths, other_architecture, other_task, one_missing, one_more, t
 
 
 @pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.__name__)
-def test_weights_of_another_model_under_a_new_manifest_are_refused(run, change):
+def test_weights_of_another_model_are_rejected_despite_a_valid_manifest(run, change):
     change(run / "checkpoint-2")
     write_manifest(run / "checkpoint-2")
     message = refused(run)
-    assert "holds the weights of another model than this HrmPuzzleForSolving" in message
+    assert "another model than this HrmPuzzleForSolving" in message
 
 
 def header(entries, length=None, data=b"\0" * 64) -> bytes:
@@ -244,13 +242,13 @@ LYING_HEADERS = {
 
 
 @pytest.mark.parametrize("content", LYING_HEADERS.values(), ids=LYING_HEADERS)
-def test_a_safetensors_header_that_lies_is_a_named_error(run, content):
+def test_malformed_safetensors_header_is_reported(run, content):
     (run / "checkpoint-2" / "model.safetensors").write_bytes(content)
     write_manifest(run / "checkpoint-2")
-    assert "checkpoint-2: a file of weights cannot be read" in refused(run)
+    assert "checkpoint-2: a file of weights" in refused(run)
 
 
-def test_an_index_of_shards_cannot_lead_out_of_the_folder(run, tmp_path):
+def test_shard_index_cannot_leave_the_folder(run, tmp_path):
     folder = run / "checkpoint-2"
     shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors")
     index = {"metadata": {}, "weight_map": {"lm_head.weight": "../../elsewhere.safetensors"}}
@@ -272,7 +270,7 @@ PICKLES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "act_state_0.pt")
 
 @pytest.mark.parametrize("write", [raw, archived], ids=lambda write: write.__name__)
 @pytest.mark.parametrize("name", [*PICKLES, "scaler.pt"])
-def test_a_pickle_with_code_is_refused_and_not_run(run, tmp_path, name, write):
+def test_pickle_with_code_is_rejected_and_not_run(run, tmp_path, name, write):
     write(run / "checkpoint-2" / name, Payload(tmp_path / "ran"))
     write_manifest(run / "checkpoint-2")
     message = refused(run)
@@ -298,13 +296,13 @@ def test_a_pickle_that_no_resume_needs_is_not_opened(run, tmp_path, name):
     assert one.state.global_step == 3 and not (tmp_path / "ran").exists()
 
 
-def test_metadata_of_shards_are_read_if_they_are_plain_and_refused_if_they_hold_code(tmp_path):
+def test_plain_shard_metadata_is_read_and_code_is_rejected(tmp_path):
     with pytest.warns(UserWarning, match="single process"):
         shards.save({"weight": torch.zeros(3), "step": 3}, checkpoint_id=tmp_path / "model_0", no_dist=True)
     validate_plain_metadata(tmp_path)
     for content in (Payload(tmp_path / "ran"), {"a": print}, shards.FileSystemWriter):
         (tmp_path / "model_0" / ".metadata").write_bytes(pickle.dumps(content))
-        with pytest.raises(CheckpointError, match=r"\.metadata cannot be read.*asks for"):
+        with pytest.raises(CheckpointError, match=r"\.metadata .*asks for"):
             validate_plain_metadata(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -331,7 +329,7 @@ BROKEN = (of_nothing, of_text, of_an_empty_archive, of_another_kind)
 
 @pytest.mark.parametrize("write", BROKEN, ids=lambda write: write.__name__)
 @pytest.mark.parametrize("name", PICKLES)
-def test_a_state_that_is_none_is_a_named_error(run, name, write):
+def test_invalid_state_file_is_reported(run, name, write):
     write(run / "checkpoint-2" / name)
     write_manifest(run / "checkpoint-2")
     assert "checkpoint-2: " in (message := refused(run)) and "cannot be read" in message
@@ -349,7 +347,7 @@ BAD_JSON = {
     ("name", "content"), [(name, content) for name, contents in BAD_JSON.items() for content in contents],
     ids=lambda value: value[:24] or "nothing",
 )  # fmt: skip
-def test_a_state_of_the_trainer_that_is_none_is_a_named_error(run, name, content):
+def test_invalid_trainer_state_is_reported(run, name, content):
     (run / "checkpoint-2" / name).write_text(content)
     write_manifest(run / "checkpoint-2")
     assert "checkpoint-2: " in refused(run)
@@ -357,17 +355,17 @@ def test_a_state_of_the_trainer_that_is_none_is_a_named_error(run, name, content
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
 @pytest.mark.parametrize("name", ["model.safetensors", "weight_average.safetensors"])
-def test_weights_that_are_not_finite_are_not_trained_on(run, name, value):
+def test_nonfinite_weights_are_rejected(run, name, value):
     file = run / "checkpoint-2" / name
     tensors = load_file(file)
     tensors["lm_head.weight"][0, 0] = value
     save_file(tensors, file, {"format": "pt"})
     write_manifest(run / "checkpoint-2")
     message = refused(run, NonFiniteError)
-    assert "weights are not finite after step 2: " in message and "lm_head.weight" in message
+    assert "after step 2: " in message and "lm_head.weight" in message
 
 
-def test_the_average_of_another_model_is_refused(run):
+def test_weight_average_of_another_model_is_rejected(run):
     other_average(run / "checkpoint-2")
     write_manifest(run / "checkpoint-2")
     assert "head.weight" in refused(run, ValueError)
@@ -385,7 +383,7 @@ def plant_code(folder: Path, victim: Path, model_type: str) -> None:
     )
 
 
-def test_a_resume_does_not_run_code_that_lies_in_the_checkpoint(run, tmp_path):
+def test_resume_does_not_run_code_in_the_checkpoint(run, tmp_path):
     plant_code(run / "checkpoint-2", tmp_path / "ran", "hrm_puzzle")
     write_manifest(run / "checkpoint-2")
     trainer(run, max_steps=3).train("last")
@@ -393,7 +391,7 @@ def test_a_resume_does_not_run_code_that_lies_in_the_checkpoint(run, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "planted"])
-def test_weights_to_start_from_run_no_code_of_their_folder(tmp_path, monkeypatch, model_type):
+def test_initial_weights_run_no_code_from_their_folder(tmp_path, monkeypatch, model_type):
     # transformers asks at a terminal; in a job there is none.
     monkeypatch.setattr("builtins.input", lambda *_: "n")
     tiny_lm.model("llama").save_pretrained(tmp_path / "model")
@@ -409,7 +407,7 @@ def test_weights_to_start_from_run_no_code_of_their_folder(tmp_path, monkeypatch
 # ---- the folder itself ----
 
 
-def test_a_lock_that_is_a_link_does_not_overwrite_what_it_leads_to(run, tmp_path):
+def test_symlinked_lock_does_not_overwrite_its_target(run, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (run / ".run.lock").unlink()
@@ -419,7 +417,7 @@ def test_a_lock_that_is_a_link_does_not_overwrite_what_it_leads_to(run, tmp_path
     assert victim.read_text() == "precious"
 
 
-def test_overwriting_deletes_no_folder_that_a_checkpoint_is_a_link_to(run, tmp_path):
+def test_overwriting_does_not_delete_the_target_of_a_symlinked_checkpoint(run, tmp_path):
     (run / "checkpoint-1").rename(tmp_path / "elsewhere")
     (run / "checkpoint-1").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):

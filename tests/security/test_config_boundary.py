@@ -27,7 +27,7 @@ FIELDS = {
     "no-heads-by-another-name": ("hrm_puzzle", {"num_heads": 0}, "num_attention_heads=0"),
     "no-spread": ("hrm_lm", {"initializer_range": 0.0}, "initializer_range=0.0"),
     "streams-by-another-name": ("rlm_mhc", {"hc_mult": 0}, "mhc_flows=0"),
-    "stages-1000": ("cosmo_cnn", {"hidden_sizes": [8] * 1000}, "hidden_sizes has 1000 entries"),
+    "stages-1000": ("cosmo_cnn", {"hidden_sizes": [8] * 1000}, "hidden_sizes .*1000"),
 }
 
 
@@ -69,13 +69,13 @@ def test_a_checkpoint_with_an_impossible_config_is_rejected(name, tmp_path):
 
 
 @pytest.mark.parametrize("override", ["H_layers=-1", "rms_norm_eps=.nan", "num_heads=0", "H_cycles=true"])
-def test_overrides_of_a_run_are_rejected_by_the_name_of_the_field(override):
+def test_invalid_config_overrides_are_rejected_by_field_name(override):
     name = override.partition("=")[0].replace("num_heads", "num_attention_heads")
     with pytest.raises(ValueError, match=f"config_overrides.*{name}"):
         build_config(ModelArguments(model_type="hrm_puzzle", config_overrides=override), seq_len=16)
 
 
-def test_a_value_set_later_is_rejected_too():
+def test_invalid_assignment_is_rejected():
     config = class_of("hrm_puzzle")()
     with pytest.raises(REJECTED, match="halt_max_steps=0"):
         config.halt_max_steps = 0
@@ -97,11 +97,11 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     try:
         AutoConfig.from_pretrained(folder, trust_remote_code=True)
     except Exception as error:
-        print("rejected", folder.name, f"{name}=-1; expected a whole number" in str(error))
+        print("rejected", folder.name, f"{name}=-1" in str(error))
 """
 
 
-def test_code_that_travels_with_a_checkpoint_has_the_same_bounds(tmp_path):
+def test_checkpoint_code_has_the_same_bounds(tmp_path):
     names = sorted(config_class.model_type for config_class in CLASSES)
     for name in names:
         every.model(name).save_pretrained(tmp_path / "checkpoints" / name)

@@ -68,7 +68,7 @@ def pull_requests(path):
 FILES = [
     ("half a gzip file", "a.jsonl.gz", gzip.compress(binary(99_999))[:50_000], text, r"a\.jsonl\.gz"),
     ("a gzip file that is none", "a.txt.gz", b"hello\n", text, r"a\.txt\.gz: broken gzip file"),
-    ("binary text", "a.txt", binary(), text, r"a\.txt, line 1: not valid UTF-8"),
+    ("binary text", "a.txt", binary(), text, r"a\.txt, line 1: .*UTF-8"),
     ("deep JSON", "a.jsonl", f'{{"text": {DEEP}}}\n'.encode(), text, r"line 1: broken JSON"),
     ("an integer of 20,000 digits", "a.jsonl", f'{{"text": {DIGITS}}}\n'.encode(), text, r"line 1: broken JSON"),
     ("half a surrogate pair", "a.jsonl", b'{"text": "\\ud800"}\n', text, r"line 1: 'text'"),
@@ -87,14 +87,14 @@ FILES = [
     ("a context in deep JSON", "c.json", DEEP.encode(), read_context, r"c\.json is not valid JSON"),
     ("a deep recipe", "r.yaml", b"[" * 5000 + b"]" * 5000, recipe, r"r\.yaml is not valid YAML"),
     ("a recipe that runs code", "r.yaml", b"a: !!python/object/apply:os.system ['true']\n", recipe,
-     r"r\.yaml is not valid YAML: could not determine a constructor"),
+     r"r\.yaml .*YAML: .*constructor"),
     ("a binary recipe", "r.yaml", binary(), recipe, r"r\.yaml is not valid YAML"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "content", "read", "message"), [case[1:] for case in FILES],
                          ids=[case[0].replace(" ", "-") for case in FILES])  # fmt: skip
-def test_a_malformed_file_is_an_error_that_names_it(name, content, read, message, tmp_path):
+def test_malformed_file_is_named(name, content, read, message, tmp_path):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
@@ -117,7 +117,7 @@ PUZZLE_FOLDERS = {
 
 
 @pytest.mark.parametrize("case", PUZZLE_FOLDERS)
-def test_a_hostile_puzzle_folder_is_an_error_that_names_the_file(case, tmp_path):
+def test_hostile_puzzle_folder_is_rejected_by_file_name(case, tmp_path):
     name, content = PUZZLE_FOLDERS[case]
     files = {"puzzle.json": json.dumps(INFO), "identifiers.json": '["<blank>"]', name: content}
     for file, text_of_file in files.items():
@@ -127,7 +127,7 @@ def test_a_hostile_puzzle_folder_is_an_error_that_names_the_file(case, tmp_path)
 
 
 @pytest.mark.parametrize("change", [{"seq_len": 0}, {"vocab_size": True}, {"sets": "all"}, {"seq_len": "81"}])
-def test_hostile_meta_of_the_original_layout_is_an_error_that_names_the_file(change, tmp_path):
+def test_hostile_metadata_of_the_original_layout_is_rejected_by_file_name(change, tmp_path):
     meta = {"pad_id": 0, "ignore_label_id": 0, "blank_identifier_id": 0, "vocab_size": 6, "seq_len": 16}
     (tmp_path / "identifiers.json").write_text('["<blank>"]')
     (tmp_path / "train").mkdir()
@@ -138,7 +138,7 @@ def test_hostile_meta_of_the_original_layout_is_an_error_that_names_the_file(cha
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", DEEP.encode(), b'{"version": "1.0", "model": 3}', binary()])
-def test_a_damaged_tokenizer_is_an_error_that_names_its_folder(content, tmp_path):
+def test_corrupted_tokenizer_is_reported_with_its_folder(content, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(content)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises((ValueError, OSError)) as caught:
@@ -180,7 +180,7 @@ def with_dots(board: str) -> str:
     return board.replace("0", ".")
 
 
-def test_equal_puzzles_do_not_land_in_train_and_test_alike(tmp_path):
+def test_equal_puzzles_do_not_land_in_both_train_and_test(tmp_path):
     a, b, c, d = boards(4)
     dotted = (with_dots(a[0]), a[1])  # the same puzzle, written otherwise
     splits, info = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", [a, b, dotted, c, b, d, a]), test_size=2)
@@ -206,25 +206,25 @@ def test_symmetric_copies_of_test_puzzles_are_left_out_of_training_and_counted(t
     assert info.repeated == {"in train and symmetric copies of puzzles in test, left out": 1}
 
 
-def test_one_puzzle_with_two_solutions_is_an_error_with_both_lines(tmp_path):
+def test_puzzle_with_two_solutions_is_rejected_with_both_lines(tmp_path):
     first, second = ("1234341221434321", "1234341243212143")
     puzzle = "".join(x if x == y else "." for x, y in zip(first, second))
     path = write_csv(tmp_path / "s.csv", [(BOARD, SOLVED), (puzzle, first), (puzzle, second)])
-    with pytest.raises(ValueError, match=r"s\.csv, line 4: the puzzle of .*s\.csv, line 3 with another solution"):
+    with pytest.raises(ValueError, match=r"s\.csv, line 4: .*s\.csv, line 3 .*solution"):
         sudoku.sudoku_from_source(path)
 
 
-def test_equal_mazes_are_left_out_and_conflicting_ones_refused(tmp_path):
+def test_equal_mazes_are_skipped_and_conflicting_ones_rejected(tmp_path):
     one, other = ("S  #  G  ", "So #o Go "), ("S  ## G  ", "Soo##oGoo")
     splits, info = maze.mazes_from_source(write_csv(tmp_path / "m.csv", [one, other, one]), test_size=1)
     assert [len(splits[name]) for name in ("train", "test")] == [1, 1]
     assert info.repeated["equal to another in train, left out"] == 1
     detour = ("S  #  G  ", "Soo# oGoo")
-    with pytest.raises(ValueError, match=r"m\.csv, line 3: the puzzle of .*line 2 with another solution"):
+    with pytest.raises(ValueError, match=r"m\.csv, line 3: .*line 2 .*solution"):
         maze.mazes_from_source(write_csv(tmp_path / "m.csv", [one, detour]))
 
 
-def test_rows_without_repetitions_stay_as_they_were_and_so_does_what_is_written(tmp_path):
+def test_rows_without_repetitions_are_unchanged(tmp_path):
     rows = boards(6)
     splits, info = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", rows), test_size=2)
     assert shown(splits["train"]) + shown(splits["test"]) == [with_dots(one[0]) for one in rows]
@@ -234,7 +234,7 @@ def test_rows_without_repetitions_stay_as_they_were_and_so_does_what_is_written(
     assert "repeated" not in json.loads((out / "puzzle.json").read_text()) and not info.repeated
 
 
-def test_the_command_says_how_many_rows_repeat_others(tmp_path):
+def test_command_reports_the_number_of_repeated_rows(tmp_path):
     a, b = boards(2)
     path = write_csv(tmp_path / "s.csv", [a, a, b])
     result = CliRunner().invoke(app, ["data", "sudoku", "--source", str(path), "--out", str(tmp_path / "o"), "--json"])
@@ -244,7 +244,7 @@ def test_the_command_says_how_many_rows_repeat_others(tmp_path):
     assert load_puzzle_info(tmp_path / "o").repeated == report["repeated"]
 
 
-def test_a_trained_arc_task_that_is_an_evaluated_one_under_another_name_is_named(tmp_path, caplog):
+def test_evaluated_arc_task_renamed_in_training_is_reported(tmp_path, caplog):
     pair, other = {"input": [[1]], "output": [[2]]}, {"input": [[3]], "output": [[4]]}
     task = {"train": [pair], "test": [other]}
     bundle = {"training": {"a": task, "b": {"train": [other], "test": [other]}}, "evaluation": {"c": task}}

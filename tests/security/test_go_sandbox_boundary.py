@@ -184,7 +184,7 @@ def test_nothing_in_proc_can_be_written(results, name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_that_leads_out_or_takes_uncounted_memory_is_refused(results, name):
+def test_calls_that_escape_or_take_uncounted_memory_are_rejected(results, name):
     assert f"refused {name}\n" in results["calls"].output
 
 
@@ -195,29 +195,29 @@ def test_no_kind_of_memory_escapes_the_limit(results, name):
 
 
 @pytest.mark.parametrize("name", WALLS)
-def test_what_costs_memory_of_the_kernel_ends_at_a_wall(results, name):
+def test_kernel_memory_use_is_limited(results, name):
     result = results[f"wall {name}"]
     assert result.status == WALLS[name][1], result.output
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_the_host_is_neither_seen_nor_changed(results, name):
+def test_sandbox_neither_sees_nor_changes_the_host(results, name):
     result = results[f"escape {name}"]
     assert result.status == "pass", result.output
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_pass_cannot_be_had_without_passing(results, name):
+def test_forged_pass_is_a_failure(results, name):
     result = results[f"forged {name}"]
     assert result.status == "fail", result.output
 
 
-def test_the_word_of_a_pass_is_in_no_result(runner):
+def test_pass_marker_is_not_in_the_output(runner):
     (result,) = runner([GoProgram(function(""), TEST)])
     assert (result.status, result.output) == ("pass", "PASS\n")
 
 
-def test_a_test_main_of_the_tests_is_run_and_cannot_turn_a_failure_into_a_pass(runner):
+def test_test_main_runs_and_cannot_hide_a_failure(runner):
     main = 'func TestMain(m *testing.M) { ready = true; code := m.Run(); fmt.Println("closed", code); os.Exit(%s) }\n'
     tests = 'var ready bool\nfunc TestF(t *testing.T) { if !ready || F() != 1 { t.Fatal("bad") } }\n'
     right, wrong = "func F() int { return 1 }", "func F() int { return 2 }"
@@ -234,7 +234,7 @@ def test_a_test_main_of_the_tests_is_run_and_cannot_turn_a_failure_into_a_pass(r
     assert "closed 0" in found[0].output
 
 
-def test_tests_that_are_all_skipped_are_no_pass(runner):
+def test_all_skipped_tests_are_a_failure(runner):
     skip = 'func TestF(t *testing.T) { t.Skip("not here") }\n'
     some = skip + 'func TestG(t *testing.T) { t.Run("x", func(t *testing.T) { t.Parallel() }) }'
     found = runner([GoProgram("func F() {}", skip), GoProgram("func F() {}", some)])
@@ -257,13 +257,13 @@ ALLOCATION_FAILURES = [
 
 
 @pytest.mark.parametrize("output", ALLOCATION_FAILURES)
-def test_an_allocation_that_failed_is_called_memory(output):
+def test_failed_allocation_is_reported_as_memory(output):
     result = judge(Run(2, f"{output}\n\ngoroutine 1 [running]:\n", "", 0.1), LIMITS, "word")
     assert result.status == "memory"
-    assert result.message.startswith("used more memory than it may (256 MiB)")
+    assert "(256 MiB)" in result.message
 
 
-def test_a_text_about_memory_from_the_program_itself_is_no_memory_failure():
+def test_program_output_about_memory_is_not_a_memory_failure():
     output = "--- FAIL: TestF (0.00s)\n    main_test.go:4: got out of memory, want cannot map"
     assert judge(Run(1, output, "", 0.1), LIMITS, "word").status == "fail"
 
@@ -309,7 +309,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_nothing_is_alive_when_a_run_has_ended(name):
+def test_no_process_survives_a_run(name):
     mark = f"61.{os.getpid()}{list(ENDINGS).index(name)}"
     command = ["/bin/sh", "-c", ENDINGS[name].replace("MARK", mark)]
     run_sandboxed(command, Limits(seconds=1), read_only=SYSTEM, processes=True)
@@ -322,7 +322,7 @@ def test_a_sandbox_that_does_not_end_is_an_error(monkeypatch):
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda pidfd, _: alive.append(os.dup(pidfd)))
     monkeypatch.setattr(sandbox, "END_SECONDS", 0.0)
     try:
-        with pytest.raises(SandboxError, match="did not end in 0 s after it was killed"):
+        with pytest.raises(SandboxError, match="not end in 0 s "):
             run_sandboxed(["/usr/bin/sleep", "20"], Limits(seconds=0.2), read_only=SYSTEM)
     finally:
         for pidfd in alive:
@@ -330,7 +330,7 @@ def test_a_sandbox_that_does_not_end_is_an_error(monkeypatch):
             os.close(pidfd)
 
 
-def test_what_it_is_given_may_lie_where_only_we_can_reach(tmp_path):
+def test_inputs_may_lie_in_private_folders(tmp_path):
     closed = tmp_path / "closed"
     (closed / "out").mkdir(parents=True)
     (closed / "text").write_text("given")
@@ -344,11 +344,11 @@ def test_what_it_is_given_may_lie_where_only_we_can_reach(tmp_path):
     assert (closed / "text").read_text() == "given"
 
 
-def test_a_root_without_another_uid_is_refused(monkeypatch):
+def test_root_without_another_uid_is_rejected(monkeypatch):
     monkeypatch.setattr(sandbox, "_id_map", lambda kind: [(os.geteuid(), 0, 1)])
     sandbox.sandbox_uid.cache_clear()
     try:
-        with pytest.raises(SandboxError, match="run it as an ordinary user"):
+        with pytest.raises(SandboxError, match="ordinary user"):
             sandbox.sandbox_uid()
     finally:
         sandbox.sandbox_uid.cache_clear()

@@ -60,7 +60,7 @@ def test_pull_rejects_names_outside_its_folder(name, where, model, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["folder", "cache"])
-def test_pull_writes_nothing_where_headers_lead_outside(where, model, tmp_path):
+def test_pull_ignores_header_paths_outside_its_folder(where, model, tmp_path):
     model.lie("/resolve/", headers={"ETag": f'"{OUTSIDE}"', "X-Linked-Etag": f'"{OUTSIDE}"'})
     try:
         pull(where, tmp_path)
@@ -71,7 +71,7 @@ def test_pull_writes_nothing_where_headers_lead_outside(where, model, tmp_path):
 
 @pytest.mark.parametrize("where", ["folder", "cache"])
 @pytest.mark.parametrize("body", [b"\1" * 1000, b"\0" * 900, b"\0" * 2000], ids=["other", "shorter", "longer"])
-def test_other_bytes_never_become_a_model(body, where, model, tmp_path, monkeypatch):
+def test_pull_rejects_wrong_bytes(body, where, model, tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     model.instead("large.bin", [body], **{"X-Repo-Commit": model.commits(NAME)[0], "ETag": '"x"'})
     with pytest.raises((HubError, OSError)):
@@ -79,7 +79,7 @@ def test_other_bytes_never_become_a_model(body, where, model, tmp_path, monkeypa
     assert not (tmp_path / "deep" / "er" / "pulled").exists()
 
 
-def test_a_linked_file_in_an_unfinished_pull_is_not_written_through(model, tmp_path):
+def test_resumed_pull_does_not_write_through_symlinks(model, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a.txt").write_text("mine")
     incoming = tmp_path / "deep" / "er" / ".pulled.incoming"

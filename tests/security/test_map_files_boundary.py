@@ -151,7 +151,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_the_page_rejects_a_file_that_promises_too_much_by_name(name, tmp_path, capsys):
+def test_page_rejects_hostile_map_files_by_name(name, tmp_path, capsys):
     file, make = HOSTILE[name]
     path = tmp_path / file
     path.write_bytes(make())
@@ -161,7 +161,7 @@ def test_the_page_rejects_a_file_that_promises_too_much_by_name(name, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.fits"])
-def test_the_page_reads_whole_files_up_to_its_limit(name, tmp_path):
+def test_page_reads_files_up_to_its_limit(name, tmp_path):
     fits = pytest.importorskip("astropy.io.fits")
     path, values = tmp_path / name, np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     write = {"a.npy": np.save, "a.npz": lambda path, map: np.savez_compressed(path, map=map)}

@@ -77,24 +77,24 @@ def goes_on(reply, told, executor=None, **caps):
 
 
 @pytest.mark.parametrize(("name", "block", "told"), HOSTILE, ids=ids(HOSTILE))
-def test_the_run_goes_on_after_hostile_code_in_the_isolated_executor(name, block, told):
+def test_run_continues_after_hostile_code_in_the_isolated_executor(name, block, told):
     pytest.importorskip("pydantic_monty")
     goes_on(code(block), told, MontyExecutor(block_seconds=1, max_memory=2**28))
 
 
 @pytest.mark.parametrize(("name", "reply", "told"), REPLIES, ids=ids(REPLIES))
-def test_the_run_goes_on_after_a_hostile_reply(name, reply, told):
+def test_run_continues_after_a_hostile_reply(name, reply, told):
     pytest.importorskip("pydantic_monty")
     goes_on(reply, told)
 
 
-def test_an_error_is_shown_after_output_that_fills_all_the_room():
+def test_error_is_shown_after_truncated_output():
     ask, model = ask_of([code("print('y' * 100_000)\n1 / 0"), RIGHT])
     assert ask("?", context="", max_output_chars=500).answer == "the right answer"
     assert "ZeroDivisionError" in model.calls[-1]["prompts"][0]
 
 
-def test_a_child_gets_a_context_whose_key_has_20000_digits_without_ending_the_run():
+def test_context_key_of_20000_digits_does_not_end_the_run():
     replies = [code("part = rlm_query('q', {10 ** 20000: 1})"), code("FINAL('of the child')"), RIGHT]
     ask, _ = ask_of(replies)
     assert ask("?", context="", max_depth=2).answer == "the right answer"

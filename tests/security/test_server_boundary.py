@@ -148,7 +148,7 @@ def test_headers_above_the_limit_are_rejected(server):
         assert b" 400 " in wire.recv(4096).split(b"\r\n")[0]
 
 
-def test_answer_is_cut_to_what_the_window_leaves(server):
+def test_answer_is_truncated_to_the_remaining_window(server):
     for body in ({"max_tokens": 10**9}, {}):
         content = ask(server[0], TEXT, {"prompt": "a" * (WINDOW - 6), "temperature": 0, **body})[2]
         assert json.loads(content)["usage"]["total_tokens"] <= WINDOW

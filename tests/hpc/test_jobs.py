@@ -48,7 +48,7 @@ def two_nodes(cluster, checkout):
 
 
 @pytest.mark.slow
-def test_one_gpu_s_script_trains_and_every_override_reaches_the_run(cluster, checkout, submit_folder):
+def test_single_gpu_script_trains_with_every_override(cluster, checkout, submit_folder):
     keys = {"MAX_STEPS": 7, "BATCH_SIZE": 5, "LR": "2e-3", "SEED": 11, "NUM_WORKERS": 1, "TRAIN_SAMPLES": 30}
     job = cluster.submit(
         SCRIPTS / "single_gpu.sbatch", "--logging_steps", "7", cwd=submit_folder,
@@ -83,9 +83,7 @@ def test_two_processes_of_one_node_train_as_two_nodes_do(cluster, checkout, subm
 
 
 @pytest.mark.slow
-def test_a_preempted_job_goes_back_into_the_queue_and_on_with_the_same_losses(
-    cluster, checkout, submit_folder, two_nodes
-):
+def test_preempted_job_is_requeued_and_resumes_with_the_same_losses(cluster, checkout, submit_folder, two_nodes):
     job = cluster.submit(
         SCRIPTS / "multi_node.sbatch", cwd=submit_folder, **PUZZLES, OUTPUT_DIR="runs/stopped", MAX_STEPS=STEPS
     )
@@ -117,7 +115,7 @@ def test_a_job_that_is_requeued_before_any_checkpoint_starts_from_the_beginning(
 
 
 @pytest.mark.slow
-def test_two_jobs_on_one_node_at_once_have_ports_of_their_own(cluster, checkout, submit_folder):
+def test_concurrent_jobs_on_one_node_use_different_ports(cluster, checkout, submit_folder):
     jobs = []
     for tag, other in (("a", "b"), ("b", "a")):
         worker = ["--folder", submit_folder, "--tag", tag, "--meet", submit_folder / f"{other}-0.json"]
@@ -146,7 +144,7 @@ def test_accelerate_starts_two_nodes_of_two_processes(cluster, checkout, submit_
 
 
 @pytest.mark.slow
-def test_a_stopped_generator_goes_on_and_the_default_script_trains_on_its_maps(cluster, checkout, submit_folder):
+def test_stopped_generator_resumes_and_the_default_script_trains_on_its_maps(cluster, checkout, submit_folder):
     keys = {"DATA_TYPE": "lognormal", "SIZE": 32, "TRAIN_SAMPLES": 900, "VAL_SAMPLES": 100}
     own = {"TEST_SAMPLES": 20, "NUM_WORKERS": 2}
     job = cluster.submit(SCRIPTS / "generate_data.sbatch", "--shard-size", "50", cwd=checkout, **keys, **own)
@@ -177,7 +175,7 @@ def test_a_script_runs_inside_an_allocation_too(cluster, checkout, submit_folder
     assert [one["processes"] for one in seen(submit_folder)] == [1]
 
 
-def test_submit_makes_the_folder_of_the_log(cluster, submit_folder, monkeypatch):
+def test_submit_creates_the_log_folder(cluster, submit_folder, monkeypatch):
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(submit_folder)
@@ -194,14 +192,14 @@ def test_submit_makes_the_folder_of_the_log(cluster, submit_folder, monkeypatch)
 
 
 CANNOT_RUN = {  # what follows the script, keys, and a part of what the job says
-    "--export after the script": (["--export=EPOCHS=200"], {}, "write: sbatch --export=ALL,EPOCHS=200 FILE"),
-    "--export in two words": (["--export", "ALL,LR=1"], {}, "where sbatch does not read it"),
-    "--time after the script": (["--time=1"], {}, "write: sbatch --time=1 FILE"),
+    "--export after the script": (["--export=EPOCHS=200"], {}, "sbatch --export=ALL,EPOCHS=200 FILE"),
+    "--export in two words": (["--export", "ALL,LR=1"], {}, "sbatch --export=ALL, FILE"),
+    "--time after the script": (["--time=1"], {}, "sbatch --time=1 FILE"),
     "no such script": ([], {"SCRIPT": "training/run_nothing.py"}, "training/run_nothing.py is not in"),
     "no such checkout": ([], {"PROJECT": "/nowhere"}, "PROJECT=/path/to/checkout"),
     "no such interpreter": ([], {"PYTHON": "/no/python"}, "has no /no/python"),
-    "no GPU": ([], {"USE_CPU": "0"}, "nvidia-smi shows 0 GPUs and 1 are wanted"),
-    "a key of another script": ([], {"DATA_TYPE": "des"}, "DATA_TYPE=des has no meaning for training/run_puzzle.py"),
+    "no GPU": ([], {"USE_CPU": "0"}, "nvidia-smi shows 0 GPUs and 1"),
+    "a key of another script": ([], {"DATA_TYPE": "des"}, "DATA_TYPE=des has no meaning"),
     "a batch that a recipe has for all": (
         [], {"RECIPE": "training/recipes/sudoku_extreme_1k.yaml", "BATCH_SIZE": "8"}, "--global_batch_size 8",
     ),
@@ -220,14 +218,14 @@ def refused(cluster, checkout, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CANNOT_RUN)
-def test_a_job_that_cannot_run_says_why(cluster, refused, case):
+def test_job_that_cannot_run_logs_the_reason(cluster, refused, case):
     job, (*_, message) = refused[case], CANNOT_RUN[case]
     assert cluster.finish(job)["JobState"] == "FAILED"
     assert message in cluster.log(job)
     assert "Traceback" not in cluster.log(job)
 
 
-def test_a_log_in_a_missing_folder_is_why_ours_has_none(cluster, checkout, submit_folder):
+def test_job_with_its_log_in_a_missing_folder_fails(cluster, checkout, submit_folder):
     job = cluster.submit("--output=missing/%j.out", SCRIPTS / "single_gpu.sbatch", cwd=submit_folder, **PUZZLES)
     assert cluster.finish(job)["ExitCode"] == "0:53"
     assert not os.listdir(submit_folder)

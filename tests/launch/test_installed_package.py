@@ -106,7 +106,7 @@ def installed(request, packages, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_an_installed_package_recommends_commands_whose_files_are_there(installed):
+def test_installed_package_recommends_commands_whose_files_exist(installed):
     for task in ("puzzle", "lm"):
         advice = json.loads(installed("hrm-hf", "recommend", "--memory", "8GB", "--task", task, "--json"))
         for command in advice["commands"].values():

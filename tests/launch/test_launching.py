@@ -87,7 +87,7 @@ def test_bfloat16_needs_capability_eight_on_every_gpu():
     assert not plan_launch("hrm-lm-50m", [], [AMPERE, TURING]).bf16
 
 
-def test_large_models_are_checkpointed_and_small_ones_where_memory_asks_for_it():
+def test_large_models_use_checkpointing_and_small_ones_only_when_memory_is_short():
     assert plan_launch("hrm-lm-100m", [], [AMPERE]).activation_checkpointing
     assert not plan_launch("hrm-lm-50m", [], [AMPERE]).activation_checkpointing
     tight = plan_launch("hrm-lm-50m", ["--block_size", "2048"], [Device("G", 5 * GIB, (8, 0))])
@@ -95,20 +95,20 @@ def test_large_models_are_checkpointed_and_small_ones_where_memory_asks_for_it()
 
 
 @pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
-def test_checkpointing_can_be_chosen_by_both_of_its_names(name):
+def test_both_names_of_activation_checkpointing_work(name):
     plan = plan_launch("hrm-lm-100m", [f"--{name}", "false"], [AMPERE])  # whose recipe says true
     assert not plan.activation_checkpointing
     assert plan.command[plan.command.index("--activation_checkpointing") + 1] == "false"
 
 
-def test_what_does_not_fit_is_refused_with_its_terms_and_what_would_help():
-    with pytest.raises(ValueError, match=r"does not fit.*optimizer 49\.2.*--strategy fsdp2"):
+def test_model_that_does_not_fit_is_rejected_with_its_memory_terms_and_a_fix():
+    with pytest.raises(ValueError, match=r"rlm-mhc-large.*optimizer 49\.2.*--strategy fsdp2"):
         plan_launch("rlm-mhc-large", [], [Device("G", 80 * GIB, (8, 0))] * 2)
     plan = plan_launch("rlm-mhc-large", [], [Device("G", 80 * GIB, (8, 0))] * 2, strategy="fsdp2")
     assert "accelerate_configs/fsdp2.yaml" in shlex.join(plan.command)
 
 
-def test_flags_of_the_user_are_forwarded_as_they_are_and_planned_around():
+def test_user_flags_are_forwarded_unchanged_and_override_the_plan():
     flags = ["--learning_rate=1e-4", "--per_device_train_batch_size", "2", "--bf16", "false", "--max_steps", "7"]
     plan = plan_launch("hrm-lm-50m", flags, [AMPERE] * 4)
     assert plan.command[-len(flags) :] == flags
@@ -117,7 +117,7 @@ def test_flags_of_the_user_are_forwarded_as_they_are_and_planned_around():
     assert not any(part in ("--learning_rate", "--global_batch_size 16") for part in plan.command)
 
 
-def test_the_command_is_what_accelerate_and_run_clm_accept():
+def test_accelerate_and_run_clm_accept_the_command():
     plan = plan_of("--model", "hrm-lm-50m", "--gpus", "4", "--gpu_memory", "24GB", "--train_data", "x.jsonl")
     assert plan["command"][:2] == ["accelerate", "launch"]
     args = launch_command_parser().parse_args(plan["command"][2:])
@@ -140,13 +140,13 @@ def test_a_dry_run_needs_no_gpu(monkeypatch):
     assert plan["hypothetical"] and len(plan["devices"]) == 1
 
 
-def test_without_a_gpu_a_real_run_says_what_to_do(monkeypatch):
+def test_real_run_without_a_gpu_names_the_alternatives(monkeypatch):
     monkeypatch.setattr(launching, "cuda_devices", list)
     result = invoke("--model", "hrm-lm-50m")
-    assert result.exit_code == 1 and "--cpu to train on the CPU, or --dry_run" in str(result.exception)
+    assert result.exit_code == 1 and {"--cpu", "--dry_run"} <= set(str(result.exception).split())
 
 
-def test_more_gpus_than_there_are_is_an_error(monkeypatch):
+def test_more_gpus_than_available_is_an_error(monkeypatch):
     monkeypatch.setattr(launching, "cuda_devices", lambda: [AMPERE])
     result = invoke("--model", "hrm-lm-50m", "--gpus", "4")
     assert result.exit_code == 1 and "gpus=4: 1 found" in str(result.exception)
@@ -165,10 +165,10 @@ def test_bad_usage_exits_with_two(flags):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (("--max_stepps", "5"), "unknown flag 'max_stepps'; did you mean 'max_steps'?"),
-        (("--max_steps", "many"), "argument --max_steps/--max-steps: invalid int value: 'many'"),
-        (("--lr_scheduler_type", "cosinus"), "invalid choice: 'cosinus'"),
-        (("--model_name_or_path", "./nowhere"), "./nowhere is no folder"),
+        (("--max_stepps", "5"), "'max_stepps'; did you mean 'max_steps'"),
+        (("--max_steps", "many"), "--max_steps/--max-steps: invalid int value: 'many'"),
+        (("--lr_scheduler_type", "cosinus"), "'cosinus'"),
+        (("--model_name_or_path", "./nowhere"), "./nowhere"),
     ],
 )
 def test_a_dry_run_rejects_unknown_flags_and_values(flags, message):
@@ -191,12 +191,12 @@ def test_every_model_can_be_planned(model):
 @pytest.mark.parametrize(
     "text, size", [("24GB", 24 * GIB), ("24", 24 * GIB), ("1.5GiB", 1.5 * GIB), ("800MB", 800 * 2**20)]
 )
-def test_memory_is_read_as_people_write_it(text, size):
+def test_memory_sizes_are_parsed_with_and_without_units(text, size):
     assert parse_memory(text, "--memory") == size
 
 
 @pytest.mark.slow
-def test_two_cpu_processes_really_train(tmp_path):
+def test_two_cpu_processes_train(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question\n" * 400)
     command = [sys.executable, str(ROOT / "training" / "launch.py"), "--model", "hrm-lm-shakespeare-cpu", "--cpu"]

@@ -34,7 +34,7 @@ def named(checks: list[Check], name: str) -> Check:
     return next(check for check in checks if check.name == name)
 
 
-def test_the_command_prints_a_table_and_ends_with_0_where_all_is_well(tmp_path, monkeypatch):
+def test_command_prints_a_table_and_exits_0_when_all_checks_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "_all_reduce", lambda *args: Check("gloo", "ok", "tried below"))
     result = CliRunner().invoke(app, ["preflight", "--out", str(tmp_path), "--free", "1MB", "--json"])
     checks = json.loads(result.output)
@@ -44,7 +44,7 @@ def test_the_command_prints_a_table_and_ends_with_0_where_all_is_well(tmp_path, 
     assert all(check["fix"] for check in checks["checks"] if check["status"] == "fail")
 
 
-def test_a_failure_ends_with_1_and_its_fix_is_below_it(tmp_path, monkeypatch):
+def test_failed_check_exits_1_and_prints_its_fix_below(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "_all_reduce", lambda *args: Check("gloo", "ok", "tried below"))
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -57,24 +57,24 @@ def test_a_failure_ends_with_1_and_its_fix_is_below_it(tmp_path, monkeypatch):
     assert f"{port} cannot be bound" in lines[at] and "-> take another" in lines[at + 1]
 
 
-def test_two_processes_really_meet_and_add_their_numbers(monkeypatch):
+def test_two_processes_connect_and_add_their_numbers(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert named(backends(2, 120), "gloo") == Check("gloo", "ok", "2 processes added their numbers")
 
 
-def test_processes_that_cannot_meet_are_a_failure_and_no_hang(monkeypatch):
+def test_processes_that_cannot_connect_fail_without_hanging(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     check = named(backends(2, 60), "gloo")
     assert check.status == "fail" and "nosuch0" in check.found and "GLOO_SOCKET_IFNAME" in check.fix
 
 
-def test_a_process_that_never_comes_is_a_failure_when_time_is_up(monkeypatch):
+def test_missing_process_fails_after_the_timeout(monkeypatch):
     monkeypatch.setattr(preflight, "RANK_PROGRAM", "import time; time.sleep(600)")
     check = named(backends(2, 1.5), "gloo")
     assert (check.status, check.found) == ("fail", "2 processes did not meet in 1.5 s")
 
 
-def test_a_taken_port_fails_if_it_was_asked_for_and_is_a_note_if_not(monkeypatch):
+def test_port_in_use_fails_if_requested_and_is_a_note_otherwise(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -86,7 +86,7 @@ def test_a_taken_port_fails_if_it_was_asked_for_and_is_a_note_if_not(monkeypatch
 
 
 @pytest.mark.parametrize("variable", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
-def test_a_missing_interface_is_a_failure_that_lists_the_others(variable, monkeypatch):
+def test_missing_interface_fails_and_lists_the_others(variable, monkeypatch):
     for value, status in ((LOOPBACK, "ok"), ("^nosuch", "ok"), ("", "note"), ("nosuch0", "fail")):
         monkeypatch.setenv(variable, value)
         check = named(interfaces(), variable)
@@ -94,12 +94,12 @@ def test_a_missing_interface_is_a_failure_that_lists_the_others(variable, monkey
     assert "nosuch0" in check.found and LOOPBACK in check.fix
 
 
-def test_a_folder_that_takes_no_files_is_a_failure():
+def test_unwritable_folder_fails():
     (check,) = output_folder(Path("/proc/nowhere/runs"))  # not even for root
     assert check.status == "fail" and "cannot write into /proc" in check.found and "--out" in check.fix
 
 
-def test_too_little_room_is_a_failure_and_nothing_is_left_behind(tmp_path):
+def test_low_disk_space_fails_and_leaves_no_files(tmp_path):
     assert {check.status for check in output_folder(tmp_path / "new", 1)} == {"ok"}
     check = named(output_folder(tmp_path, 2**62), "disk")
     assert check.status == "fail" and "--free" in check.fix
@@ -111,7 +111,7 @@ def test_no_gpu_is_a_note_unless_one_is_required():
     assert (gpus()[0].status, gpus(required=True)[0].status) == ("note", "fail")
 
 
-def test_a_hostname_that_leads_nowhere_or_elsewhere_is_a_failure(monkeypatch):
+def test_unresolvable_or_foreign_hostname_fails(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     assert "does not resolve" in hostname().found
     elsewhere = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("198.51.100.7", 0))]
@@ -128,6 +128,6 @@ def test_threads_are_counted_over_processes(monkeypatch):
     assert threads(2).fix.startswith("export OMP_NUM_THREADS=")
 
 
-def test_a_size_that_is_none_is_bad_usage():
+def test_invalid_size_is_bad_usage():
     result = CliRunner().invoke(app, ["preflight", "--free", "lots"])
     assert result.exit_code == 2 and "lots" in result.output

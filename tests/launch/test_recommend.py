@@ -50,13 +50,13 @@ def test_the_guides_table_is_followed_row_by_row(size, hidden, batch, layers):
     assert (options["arch.H_layers"], options["arch.L_layers"]) == (layers, layers)
 
 
-def test_above_ten_gigabytes_the_guides_defaults_are_those_of_the_config():
+def test_guide_above_ten_gigabytes_uses_the_config_defaults():
     assert guide_row(int(10.5 * GIB)) == "hrm-512" and GUIDE_ROWS["hrm-512"].config == {}
     options, _ = parse_command(shlex.split(recommend(80 * GIB).commands["guide"])[2:])
     assert (options["arch.hidden_size"], options["global_batch_size"]) == (512, 768)
 
 
-def test_a_row_of_the_guide_that_does_not_fit_is_said_to_and_not_offered():
+def test_guide_row_that_does_not_fit_is_marked_and_not_offered():
     result = invoke("--memory", "11GB")
     assert "MORE THAN THERE IS" in result.output and "\nguide:" not in result.output
     best = recommend(11 * GIB).best
@@ -65,7 +65,7 @@ def test_a_row_of_the_guide_that_does_not_fit_is_said_to_and_not_offered():
 
 @pytest.mark.parametrize("size", [1.3, 2, 4, 8, 16, 40, 80])
 @pytest.mark.parametrize("task", ["puzzle", "cosmo"])
-def test_what_is_recommended_fits_and_twice_its_batch_does_not(size, task):
+def test_recommended_batch_fits_and_twice_that_batch_does_not(size, task):
     advice = recommend(int(size * GIB), task)
     best = advice.best
     assert best.size(best.largest_batch) <= advice.usable == usable_memory(int(size * GIB))
@@ -73,7 +73,7 @@ def test_what_is_recommended_fits_and_twice_its_batch_does_not(size, task):
         assert best.size(2 * best.largest_batch) > advice.usable
 
 
-def test_measured_memory_agrees_with_what_is_counted_tensor_by_tensor():
+def test_measured_memory_agrees_with_the_tensor_count():
     """Peak memory has also what is freed before the step ends, and the allocator's share; it is never much less."""
     counted = json.loads(RESULTS.with_name("puzzle_memory.json").read_text())["float32"]
     for name, row in json.loads(RESULTS.read_text())["puzzle"].items():
@@ -84,7 +84,7 @@ def test_measured_memory_agrees_with_what_is_counted_tensor_by_tensor():
         assert 0.8 < size / expected < 3, (name, size, expected)
 
 
-def test_the_line_goes_through_the_measured_points():
+def test_linear_fit_passes_through_the_measured_points():
     measured = json.loads(RESULTS.read_text())
     for row in (*measured["puzzle"].values(), *measured["cosmo"].values()):
         batch, size = max((int(batch), size) for batch, size in row["points"].items())
@@ -99,24 +99,24 @@ def test_more_memory_never_gives_a_smaller_model():
 
 
 @pytest.mark.parametrize("size", ["lots", "-4GB", "0GB", "4TB", ""])
-def test_a_size_that_is_none_is_bad_usage(size):
+def test_invalid_size_is_bad_usage(size):
     result = invoke(f"--memory={size}")
     assert result.exit_code == 2 and "24GB" in result.output
 
 
-def test_too_little_memory_is_an_error_with_the_figures():
+def test_too_little_memory_is_an_error_that_names_the_value():
     with pytest.raises(ValueError, match=r"memory='2\.0MB'"):
         recommend(2 * 2**20)
 
 
-def test_a_small_device_keeps_half_for_its_context_and_says_what_it_keeps():
+def test_small_device_reserves_memory_for_its_context_and_prints_the_reserve():
     """A GPU of 1 GB has no gigabyte to keep, and a model of hidden size 16 takes megabytes."""
     assert "1.00 GiB, of which 409.6 MiB for a step (614.4 MiB kept: " in invoke("--memory", "1GB").output
     assert recommend(GIB).best.largest_batch
     assert usable_memory(24 * GIB) == int(24 * GIB * 0.9) - GIB  # as ever where there is enough
 
 
-def test_a_language_model_that_is_recommended_fits_its_launcher_too():
+def test_launcher_accepts_the_recommended_language_model():
     advice = recommend(8 * GIB, "lm")
     words = shlex.split(advice.commands["what fits"])
     assert words[1] == "training/launch.py" and words[2] == "--model"
@@ -125,7 +125,7 @@ def test_a_language_model_that_is_recommended_fits_its_launcher_too():
     assert "hrm-lm" in invoke("--memory", "8GB", "--task", "lm").output
 
 
-def test_maps_have_a_recipe_for_each_preset_that_was_measured():
+def test_every_measured_map_preset_has_a_recipe():
     for preset in json.loads(RESULTS.read_text())["cosmo"]:
         recipe = yaml.safe_load((ROOT / "training" / "recipes" / f"{COSMO_RECIPES[preset]}.yaml").read_text())
         assert recipe["preset"] == preset

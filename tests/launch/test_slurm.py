@@ -54,13 +54,13 @@ def test_no_other_script_is_committed():
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_bash_can_read_the_file(name):
+def test_bash_parses_the_file(name):
     result = subprocess.run(["bash", "-n", FOLDER / name], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_bash_can_read_every_variation(launcher):
+def test_bash_parses_every_variation(launcher):
     job = SlurmJob(
         kind="multi_node", cluster="perlmutter", account="m1", launcher=launcher,
         setup=["module load python", "export A=1"], script="training/run_clm.py",
@@ -72,7 +72,7 @@ def test_bash_can_read_every_variation(launcher):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_script_names_an_interface_a_port_or_a_folder_of_ours(name):
+def test_no_script_names_an_interface_a_port_or_a_local_folder(name):
     text = (FOLDER / name).read_text()
     for forbidden in ("BASH_SOURCE", "29500", "ib0", "hsn", "eth0", "mkdir"):
         assert forbidden not in text
@@ -82,7 +82,7 @@ def test_no_script_names_an_interface_a_port_or_a_folder_of_ours(name):
     assert asked["signal"] == "USR1@300"  # to the tasks: with B: only the batch shell would get it
 
 
-def test_what_is_asked_of_the_cluster_can_be_given():
+def test_every_sbatch_directive_can_be_set():
     asked = directives(
         SlurmJob(
             kind="multi_node", account="m1", partition="p", constraint="a100", qos="regular", gpus=8, nodes=4,
@@ -96,7 +96,7 @@ def test_what_is_asked_of_the_cluster_can_be_given():
     }  # fmt: skip
 
 
-def test_perlmutter_s_nodes_have_four_gpus_with_32_cpus_each():
+def test_perlmutter_nodes_have_four_gpus_with_32_cpus_each():
     for kind, gpus, nodes in (("single_gpu", 1, 1), ("multi_gpu", 4, 1), ("multi_node", 4, 2)):
         asked = directives((FOLDER / f"perlmutter_{kind}.sbatch").read_text())
         assert (asked["constraint"], asked["gpus-per-node"], asked["nodes"]) == ("gpu", str(gpus), str(nodes))
@@ -105,7 +105,7 @@ def test_perlmutter_s_nodes_have_four_gpus_with_32_cpus_each():
     assert asked["constraint"] == "cpu" and "gpus-per-node" not in asked
 
 
-def test_torchrun_understands_its_line():
+def test_torchrun_parses_its_command():
     python, module, name, *flags = expanded(TORCHRUN)
     assert (python, module, name) == ("python", "-m", "torch.distributed.run")
     args = get_args_parser().parse_args([*flags, "train.py"])
@@ -113,7 +113,7 @@ def test_torchrun_understands_its_line():
     assert (args.rdzv_conf, args.local_addr, args.rdzv_backend) == ("is_host=0", "n2", "c10d")
 
 
-def test_accelerate_understands_its_line():
+def test_accelerate_parses_its_command():
     python, module, name, *flags = expanded(ACCELERATE)
     assert (python, module, name) == ("python", "-m", "accelerate.commands.launch")
     args = launch_command_parser().parse_args([*flags, "train.py"])
@@ -145,7 +145,7 @@ def folder_of(arguments: list[str]) -> str:
     return arguments[arguments.index("--output_dir") + 1]
 
 
-def test_every_job_has_an_output_folder_of_its_own(started):
+def test_every_job_has_its_own_output_folder(started):
     assert folder_of(started()) == folder_of(started(SLURM_RESTART_COUNT="1")) == "runs/sweep_12"
     assert folder_of(started(SLURM_JOB_ID="13", SCRIPT="training/run_clm.py")) == "runs/sweep_13"
     assert folder_of(started(OUTPUT_DIR="runs/mine")) == "runs/mine"
@@ -154,7 +154,7 @@ def test_every_job_has_an_output_folder_of_its_own(started):
     assert "--output_dir" not in started(SCRIPT="training/pretrain.py")  # which has none
 
 
-def test_a_job_that_goes_on_with_a_run_has_that_run_s_folder(started):
+def test_resuming_job_uses_the_folder_of_its_run(started):
     arguments = started(RESUME="runs/sweep_7/checkpoint-50")
     assert folder_of(arguments) == "runs/sweep_7"
     assert arguments[arguments.index("--resume_from_checkpoint") + 1] == "runs/sweep_7/checkpoint-50"
@@ -162,7 +162,7 @@ def test_a_job_that_goes_on_with_a_run_has_that_run_s_folder(started):
     assert "OUTPUT_DIR=runs/NAME_JOB" in started(RESUME="last-complete")  # an error: nothing to go on with
 
 
-def test_a_file_is_written_and_its_log_folder_made(tmp_path, monkeypatch):
+def test_command_writes_the_file_and_creates_its_log_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = invoke(
         "single_gpu", "--script", "training/run_puzzle.py", "--log-dir", "logs/slurm", "--out", "a/job.sbatch"
@@ -173,7 +173,7 @@ def test_a_file_is_written_and_its_log_folder_made(tmp_path, monkeypatch):
     assert "SCRIPT=${SCRIPT:-training/run_puzzle.py}" in text
 
 
-def test_without_slurm_submitting_says_what_to_do(tmp_path, monkeypatch):
+def test_submit_without_slurm_names_the_login_node(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     result = invoke("single_gpu", "--submit")
@@ -198,7 +198,7 @@ def test_without_slurm_submitting_says_what_to_do(tmp_path, monkeypatch):
         (["single_gpu", "--submit", "--out", "x"], "--submit"),
     ],
 )
-def test_bad_usage_says_what_was_expected(arguments, message):
+def test_bad_usage_names_the_option(arguments, message):
     result = invoke(*arguments)
     plain = re.sub(r"[│\s]+", " ", result.output)
     assert result.exit_code == 2 and message in plain, result.output

@@ -32,12 +32,12 @@ def write(path, *rows):
         ("grpo", {"prompt": "a"}, False),
     ],
 )
-def test_rows_of_every_format_keep_its_keys_alone(tmp_path, kind, row, talks):
+def test_rows_of_every_format_keep_only_its_keys(tmp_path, kind, row, talks):
     rows = load_answers([write(tmp_path / "rows.jsonl", {**row, "source": 7}, "", row)], kind)
     assert rows.to_list() == [row, row] and is_conversation(rows) is talks
 
 
-def test_files_of_all_kinds_and_folders_are_one_set_of_rows(tmp_path):
+def test_files_of_all_kinds_and_folders_are_concatenated(tmp_path):
     write(tmp_path / "a.jsonl", PAIR)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({**PAIR, "prompt": "é"}).encode()))
     pq.write_table(pa.Table.from_pylist([{**PAIR, "prompt": "c"}]), tmp_path / "c.parquet")
@@ -48,15 +48,15 @@ def test_files_of_all_kinds_and_folders_are_one_set_of_rows(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "rows", "message"),
     [
-        ("sft", [PAIR, '{"prompt": "a", '], r"rows.jsonl, line 2: broken JSON \("),
-        ("sft", [PAIR, "[1]"], r"rows.jsonl, line 2: \[1\]; expected a JSON object"),
-        ("sft", [PAIR, {"prompt": "a"}], r"rows.jsonl, line 2: no key 'completion', it has \['prompt'\]"),
-        ("sft", [PAIR, {**PAIR, "completion": None}], r"rows.jsonl, line 2: 'completion' is None; expected a text"),
-        ("sft", [PAIR, {**PAIR, "prompt": TURNS}], r"rows.jsonl, line 2: 'prompt' is .*; expected a text"),
-        ("sft", [{"messages": []}], r"line 1: 'messages' is \[\]; expected messages"),
-        ("sft", [{"messages": [{"role": "user"}]}], "line 1: 'messages' is .*; expected messages"),
-        ("sft", [{"prompt": "a", "completion": TURNS}], "line 1: prompt, completion must all be texts, or all"),
-        ("dpo", [PAIR], r"line 1: keys \['prompt', 'completion'\]; expected .*\"chosen\": ..., \"rejected\""),
+        ("sft", [PAIR, '{"prompt": "a", '], r"rows.jsonl, line 2: broken JSON"),
+        ("sft", [PAIR, "[1]"], r"rows.jsonl, line 2: \[1\]"),
+        ("sft", [PAIR, {"prompt": "a"}], r"rows.jsonl, line 2: .*'completion'.*\['prompt'\]"),
+        ("sft", [PAIR, {**PAIR, "completion": None}], r"rows.jsonl, line 2: 'completion' is None"),
+        ("sft", [PAIR, {**PAIR, "prompt": TURNS}], "rows.jsonl, line 2: 'prompt' is"),
+        ("sft", [{"messages": []}], r"line 1: 'messages' is \[\]"),
+        ("sft", [{"messages": [{"role": "user"}]}], "line 1: 'messages' is"),
+        ("sft", [{"prompt": "a", "completion": TURNS}], "line 1: prompt, completion"),
+        ("dpo", [PAIR], r"line 1: .*\['prompt', 'completion'\].*\"chosen\".*\"rejected\""),
     ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, kind, rows, message):
@@ -64,14 +64,14 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, kind, rows, mess
         load_answers([write(tmp_path / "rows.jsonl", *rows)], kind)
 
 
-def test_files_without_rows_and_of_other_kinds_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"rows.jsonl: no rows; expected \{\"prompt\": ...\}"):
+def test_files_without_rows_and_of_other_kinds_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match=r"rows.jsonl: no rows.*\{\"prompt\": ...\}"):
         load_answers([write(tmp_path / "rows.jsonl")], "grpo")
-    with pytest.raises(ValueError, match="no source: no rows"):
+    with pytest.raises(ValueError, match="no source"):
         load_answers([], "grpo")
-    with pytest.raises(ValueError, match=r"text.txt is plain text; expected .jsonl"):
+    with pytest.raises(ValueError, match=r"text.txt.*\.jsonl"):
         load_answers([write(tmp_path / "text.txt", "a")], "sft")
-    with pytest.raises(ValueError, match=r"broken.parquet is no Parquet file"):
+    with pytest.raises(ValueError, match=r"broken.parquet is no Parquet"):
         load_answers([write(tmp_path / "broken.parquet", "a")], "sft")
     with pytest.raises(FileNotFoundError, match=r"none.jsonl does not exist"):
         load_answers([str(tmp_path / "none.jsonl")], "sft")

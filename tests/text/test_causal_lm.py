@@ -37,28 +37,28 @@ def test_vocabulary_and_special_tokens_come_from_the_tokenizer():
     assert (found.vocab_size, found.pad_token_id, found.bos_token_id, found.eos_token_id) == (264, 0, 1, 2)
 
 
-def test_overrides_come_last_by_either_name_of_a_field():
+def test_overrides_win_under_either_name_of_a_field():
     found = config("hidden_size=32,n_head=2,n_layer=1,vocab_size=320", model_type="gpt2")
     assert (found.n_embd, found.n_head, found.vocab_size) == (32, 2, 320)
-    with pytest.raises(ValueError, match=r"config_overrides gives n_embd twice, as 32 and \(by hidden_size\) as 64"):
+    with pytest.raises(ValueError, match=r"n_embd.*32.*hidden_size.*64"):
         config("n_embd=32,hidden_size=64", model_type="gpt2")
-    with pytest.raises(ValueError, match=r"unknown config field of llama 'hiden_size'; did you mean 'hidden_size'\?"):
+    with pytest.raises(ValueError, match=r"llama.*'hiden_size'.*'hidden_size'"):
         config("hiden_size=32", model_type="llama")
 
 
-def test_a_vocabulary_smaller_than_the_tokenizers_is_refused():
-    with pytest.raises(ValueError, match="vocab_size=256 is smaller than the tokenizer's 264 tokens; set vocab_size"):
+def test_vocabulary_smaller_than_the_tokenizers_is_rejected():
+    with pytest.raises(ValueError, match=r"vocab_size=256.*264"):
         config("vocab_size=256", model_type="llama")
 
 
-def test_there_are_as_many_positions_as_a_row_has_tokens():
+def test_config_has_a_position_for_every_token_of_a_row():
     assert config("n_embd=32,n_head=2,n_layer=1", 5000, model_type="gpt2").n_positions == 5000
     assert config("n_embd=32,n_head=2,n_layer=1", 500, model_type="gpt2").n_positions == 1024
-    with pytest.raises(ValueError, match="has n_positions=64, fewer than the block_size=128 tokens"):
+    with pytest.raises(ValueError, match=r"n_positions=64.*block_size=128"):
         config("n_positions=64", 128, model_type="gpt2")
 
 
-def test_hrm_text_gets_the_layers_it_was_asked_for():
+def test_hrm_text_gets_the_requested_layers():
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "head_dim": 16}
     overrides = ",".join(f"{name}={value}" for name, value in {**sizes, "num_hidden_layers": 2}.items())
     found = config(overrides, 4096, model_type="hrm_text")  # positions are raised too: built a second time
@@ -67,8 +67,8 @@ def test_hrm_text_gets_the_layers_it_was_asked_for():
     assert found.num_hidden_layers == direct.num_hidden_layers == 16 and found.max_position_embeddings == 4096
 
 
-def test_a_preset_of_an_architecture_without_presets_is_refused():
-    with pytest.raises(ValueError, match="llama has no presets; set its fields with --config_overrides"):
+def test_preset_of_an_architecture_without_presets_is_rejected():
+    with pytest.raises(ValueError, match=r"llama.*presets.*--config_overrides"):
         config(model_type="llama", preset="small")
 
 
@@ -79,24 +79,24 @@ def test_a_tokenizer_for_a_fresh_model_never_pads_with_eos(tmp_path):
     assert load_tokenizer(str(tmp_path / "eos")).pad_token_id == 8
     assert load_tokenizer(str(tmp_path / "own")).pad_token_id == 2
     assert load_tokenizer(None, str(tmp_path / "none")).pad_token_id is None  # the weights know no other token
-    with pytest.raises(ValueError, match="no tokenizer: give --tokenizer_name byte"):
+    with pytest.raises(ValueError, match="--tokenizer_name byte"):
         load_tokenizer(None)
 
 
-def test_saved_weights_are_loaded_with_overrides_or_refused(tmp_path):
+def test_saved_weights_load_with_overrides_or_are_rejected(tmp_path):
     model = load_causal_lm(ModelArguments(model_type="llama", config_overrides=TINY_LLAMA), BYTES, 16)
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     saved = ModelArguments(model_name_or_path=str(tmp_path), config_overrides="attention_dropout=0.25")
     loaded = load_causal_lm(saved, BYTES, 16)
     assert loaded.dtype == torch.float32 and loaded.config.attention_dropout == 0.25
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
-    with pytest.raises(ValueError, match=r"was made for 2048 positions \(max_position_embeddings\), a row has block"):
+    with pytest.raises(ValueError, match=r"2048.*max_position_embeddings.*block_size=4096"):
         load_causal_lm(saved, BYTES, 4096)
-    with pytest.raises(ValueError, match="vocab_size=264 is smaller than the tokenizer's 300 tokens; use the tok"):
+    with pytest.raises(ValueError, match=r"vocab_size=264.*300"):
         load_causal_lm(saved, tokenizer_of(300), 16)
 
 
-def test_a_seed_decides_the_fresh_weights():
+def test_seed_determines_the_fresh_weights():
     arguments = ModelArguments(model_type="llama", config_overrides=TINY_LLAMA)
     one, same, other = (load_causal_lm(arguments, BYTES, 16, seed).lm_head.weight for seed in (3, 3, 4))
     assert torch.equal(one, same) and not torch.equal(one, other)

@@ -98,7 +98,7 @@ class NoCache:
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
-def test_each_block_computes_what_the_originals_would_with_correct_attention(write_original, tmp_path, file):
+def test_each_block_matches_the_original_with_correct_attention(write_original, tmp_path, file):
     convert_hrm_text1(write_original(file=file), tmp_path / "ours")
     model, state = HrmLmForCausalLM.from_pretrained(tmp_path / "ours").eval(), original_state()
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -114,7 +114,7 @@ def test_each_block_computes_what_the_originals_would_with_correct_attention(wri
             torch.testing.assert_close(ours[0], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_embeddings_final_norm_and_config_are_taken_over(write_original, tmp_path):
+def test_embeddings_final_norm_and_config_are_converted(write_original, tmp_path):
     result = convert_hrm_text1(write_original(H_cycles=1, L_cycles=2, rotary_embedding_base=500), tmp_path / "ours")
     model, state = HrmLmForCausalLM.from_pretrained(tmp_path / "ours"), original_state()
     config = model.config
@@ -159,7 +159,7 @@ def test_tokenizer_files_are_copied(write_original, tmp_path):
     assert (tmp_path / "ours" / "tokenizer.json").read_text() == "{}"
 
 
-def test_it_warns_that_outputs_cannot_match_and_why(write_original, tmp_path, caplog):
+def test_conversion_warns_why_outputs_cannot_match(write_original, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         result = convert_hrm_text1(write_original(), tmp_path / "ours")
     for reason in ("outputs cannot match", "attends to later tokens", "merges heads", "shifted twice", "L2 norm"):
@@ -194,36 +194,34 @@ def changed(name, tensor):
     [
         (without("layers.1.L_module.mlp.w2.weight"), {}, "model.L_module.layers.1.mlp.up_proj.weight"),
         (without("final_norm.weight"), {}, "model.H_module.exit_norm.weight"),
-        (without("token_embeddings.weight"), {}, r"lacks token_embeddings.weight; expected an HRMText1 checkpoint"),
+        (without("token_embeddings.weight"), {}, "lacks token_embeddings.weight"),
         (changed("router.weight", torch.zeros(2, 3)), {}, "router.weight"),
         (
             changed("layers.0.H_module.attn.q_proj.weight", torch.zeros(16, 8)), {},
             "model.H_module.layers.0.self_attn.q_proj.weight",
         ),
-        ({"token_embeddings.weight": torch.zeros(4, 4)}, {}, r"has units \[\]; expected layers.0 to layers.N-1"),
-        (changed("pos_embeddings.weight", torch.zeros(32, 16)), {}, r"has learned positions \(pos_embedd"),
-        (None, {"use_rotary_embeddings": False}, "has learned positions .use_rotary_embeddings is false"),
-        (None, {"n_head": None}, "n_head=None; expected a whole number"),
+        ({"token_embeddings.weight": torch.zeros(4, 4)}, {}, r"units \[\]"),
+        (changed("pos_embeddings.weight", torch.zeros(32, 16)), {}, r"learned positions \(pos_embeddings.weight"),
+        (None, {"use_rotary_embeddings": False}, "use_rotary_embeddings"),
+        (None, {"n_head": None}, "n_head=None"),
     ],
 )  # fmt: skip
-def test_a_checkpoint_that_does_not_fit_is_refused_by_tensor_or_field(
-    write_original, tmp_path, state, fields, message
-):
+def test_mismatched_checkpoint_is_rejected_by_tensor_or_field(write_original, tmp_path, state, fields, message):
     with pytest.raises(ValueError, match=message):
         convert_hrm_text1(write_original(state, **fields), tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
-def test_files_that_are_missing_or_damaged_are_named(write_original, tmp_path):
+def test_missing_or_corrupted_files_are_named(write_original, tmp_path):
     folder = write_original()
     (folder / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"config.json is missing"):
         convert_hrm_text1(folder, tmp_path / "ours")
     (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config.json is not valid JSON"):
+    with pytest.raises(ValueError, match=r"config.json.*JSON"):
         convert_hrm_text1(folder, tmp_path / "ours")
     (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has none of .*it holds \['config.json'\]"):
+    with pytest.raises(FileNotFoundError, match=r"model.safetensors.*\['config.json'\]"):
         convert_hrm_text1(folder, tmp_path / "ours")
     write_original()
     (folder / "model.safetensors").write_bytes(b"\x01" * 20)
@@ -238,6 +236,6 @@ class Harmful:
 
 def test_pickled_code_is_not_run(write_original, tmp_path, capsys):
     folder = write_original({"token_embeddings.weight": Harmful()})
-    with pytest.raises(ValueError, match="Python objects, which are never loaded"):
+    with pytest.raises(ValueError, match="Python objects"):
         convert_hrm_text1(folder, tmp_path / "ours")
     assert "code has run" not in capsys.readouterr().out

@@ -11,18 +11,18 @@ EQUAL_SIZE = ("hrm_lm_m4", "hrm_text", "llama", "rlm_mhc", "rlm_mhc_off")
 
 
 @pytest.mark.parametrize("peer", EQUAL_SIZE)
-def test_peers_of_equal_size_have_as_many_parameters_within_2_percent(peer):
+def test_peers_of_equal_size_match_parameters_within_2_percent(peer):
     wanted = models.count_parameters(models.peer_config("hrm_lm", "1m"))
     assert models.count_parameters(models.peer_config(peer, "1m")) == pytest.approx(wanted, rel=0.02)
 
 
-def test_the_llama_of_equal_work_has_as_many_forward_flops_within_2_percent():
+def test_llama_of_equal_compute_matches_forward_flops_within_2_percent():
     hrm, llama = (models.peer_config(peer, "1m", 256) for peer in ("hrm_lm", "llama_equal_flops"))
     forward = [models.flops_per_token(config, 256, backward=False) for config in (hrm, llama)]
     assert forward[1] == pytest.approx(forward[0], rel=0.02)
 
 
-def test_decoding_is_compared_with_the_same_body_without_what_a_model_adds():
+def test_decoding_baselines_share_the_body_without_the_added_part():
     sides = decoding.families("tiny")
     off, sinkhorn, birkhoff = sides["rlm_mhc"].values()
     assert (off.mhc_enabled, sinkhorn.mhc_res_mode, birkhoff.mhc_res_mode) == (False, "sinkhorn", "birkhoff")
@@ -32,19 +32,19 @@ def test_decoding_is_compared_with_the_same_body_without_what_a_model_adds():
         assert len({(c.hidden_size, c.intermediate_size, c.vocab_size) for c in family.values()}) == 1
 
 
-def test_the_interval_of_a_median_holds_it():
+def test_median_interval_contains_the_median():
     values = torch.arange(1.0, 102.0)
     low, high = decoding.interval(values)
     assert 30 < low < 51 < high < 72
 
 
 @pytest.mark.parametrize("peer", ["hrm_lm", "hrm_lm_m4", "hrm_text", "llama", "rlm_mhc"])
-def test_analytic_training_flops_are_those_that_torch_counts(peer):
+def test_analytic_training_flops_match_torch(peer):
     analytic, counted = quality.measured_flops(models.peer_config(peer, "tiny"), 64)
     assert analytic == pytest.approx(counted, rel=0.02)
 
 
-def test_a_forward_alone_costs_what_torch_counts():
+def test_analytic_forward_flops_match_torch():
     config = models.peer_config("hrm_lm", "tiny")
     analytic, counted = quality.measured_flops(config, 64, backward=False)
     assert analytic == pytest.approx(counted, rel=1e-6)
@@ -56,12 +56,12 @@ def test_flops_of_hrm_lm_follow_the_segments_that_ran():
     assert four == pytest.approx(4 * one)
 
 
-def test_a_text_is_one_id_a_byte_and_documents_end_in_one_eos():
+def test_text_has_one_id_per_byte_and_documents_end_in_one_eos():
     ids = models.ids_of(b"ab\n<|endoftext|>\nc")
     assert ids.tolist() == [8 + ord("a"), 8 + ord("b"), 8 + ord("\n"), models.EOS_ID, 8 + ord("c")]
 
 
-def test_random_halting_has_the_average_it_was_asked_for():
+def test_random_halting_has_the_requested_average():
     rule = halting.RandomExit(halting.hazards_of(halting.around(2.3, 4)))
     state = type("State", (), {"hidden": torch.zeros(100, 200, 1)})()
     thinking, steps = torch.ones(100, 200, dtype=torch.bool), torch.zeros(100, 200)

@@ -60,7 +60,7 @@ def optimizer_of(trainer):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "hrm_lm"])
-def test_a_log_is_the_mean_over_all_labelled_tokens_since_the_last_one(make, architecture):
+def test_log_is_the_mean_over_all_labeled_tokens_since_the_last_log(make, architecture):
     # Weights that do not move: three steps of two micro-batches are one pass over the data.
     model = tiny_lm.model(architecture, **(DETERMINISTIC if architecture == "hrm_lm" else {}))
     data = text(24, ignored=True)
@@ -80,7 +80,7 @@ def test_a_log_is_the_mean_over_all_labelled_tokens_since_the_last_one(make, arc
         assert {n: entry[n] for n in parts} == pytest.approx(parts, rel=1e-4, abs=1e-6)
 
 
-def test_the_loss_and_the_weights_are_those_of_the_library(make, tmp_path):
+def test_loss_and_weights_match_transformers(make, tmp_path):
     options = {"max_steps": 5, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "lr_scheduler_type": "linear"}
     mine = make("gpt2", **options, weight_decay=0.1)
     mine.train()
@@ -102,7 +102,7 @@ def test_the_loss_and_the_weights_are_those_of_the_library(make, tmp_path):
         torch.testing.assert_close(weights(mine.model)[name], value, rtol=0, atol=1e-5, msg=name)
 
 
-def test_speed_counts_the_labelled_tokens_after_the_shift(make, monkeypatch):
+def test_speed_counts_the_labeled_tokens_after_the_shift(make, monkeypatch):
     data, found = text(24, ignored=True), []
     trainer = make(train=data, max_steps=6)
     monkeypatch.setattr(
@@ -114,7 +114,7 @@ def test_speed_counts_the_labelled_tokens_after_the_shift(make, monkeypatch):
     assert [steps for _, steps in found] == [1] * 6
 
 
-def test_label_smoothing_hides_the_training_perplexity_and_not_that_of_the_evaluation(make):
+def test_label_smoothing_hides_training_perplexity_but_not_evaluation_perplexity(make):
     trainer = make(max_steps=2, label_smoothing_factor=0.1)
     trainer.train()
     assert "perplexity" not in logged(trainer)[0]
@@ -124,8 +124,8 @@ def test_label_smoothing_hides_the_training_perplexity_and_not_that_of_the_evalu
     assert trainer.label_smoother is not None
 
 
-def test_label_smoothing_of_the_library_is_refused_where_it_would_not_shift_the_labels(make):
-    with pytest.raises(ValueError, match=r"HrmLmForCausalLM with labels that are not shifted\. Set the model's own"):
+def test_library_label_smoothing_is_rejected_where_it_would_not_shift_labels(make):
+    with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1.*HrmLmForCausalLM.*label_smoothing="):
         make("hrm_lm", label_smoothing_factor=0.1)
 
 
@@ -133,7 +133,7 @@ def test_label_smoothing_of_the_library_is_refused_where_it_would_not_shift_the_
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_evaluation_is_the_mean_over_all_labelled_tokens(make, architecture):
+def test_evaluation_is_the_mean_over_all_labeled_tokens(make, architecture):
     trainer = make(architecture, bytes_per_token=4.0)  # 10 rows in batches of 4, labels of other lengths
     metrics = trainer.evaluate()
     expected = cross_entropy(trainer.model, trainer.eval_dataset)
@@ -151,13 +151,13 @@ def test_evaluation_is_the_mean_over_all_labelled_tokens(make, architecture):
             assert metrics[f"eval_{name}"] == pytest.approx(whole[name].item(), rel=1e-4)
 
 
-def test_an_evaluation_without_labelled_tokens_says_so(make):
+def test_evaluation_without_labeled_tokens_is_rejected(make):
     data = Dataset.from_dict({"input_ids": [[1, 2, 3]], "labels": [[-100] * 3]})
-    with pytest.raises(ValueError, match="the evaluation data have no labelled token"):
+    with pytest.raises(ValueError, match=r"evaluation.*-100"):
         make(evaluation=data).evaluate()
 
 
-def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make):
+def test_evaluation_uses_averaged_weights_and_restores_the_raw_ones(make):
     trainer = make(ema_rate=0.9)
     trainer.train()
     raw = weights(trainer.model)
@@ -174,7 +174,7 @@ def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make):
 
 @pytest.mark.parametrize("part", ["loss", "gradient"])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
-def test_a_step_that_is_not_finite_moves_neither_weights_nor_moments(make, part, max_grad_norm):
+def test_nonfinite_step_changes_neither_weights_nor_moments(make, part, max_grad_norm):
     model = tiny_lm.model("llama")
     tiny_lm.break_at(model, {3, 6}, part)  # the first micro-batch of step 2, the second of step 3
     before, states = [], []
@@ -199,11 +199,11 @@ def test_a_step_that_is_not_finite_moves_neither_weights_nor_moments(make, part,
     assert all(value.isfinite().all() for value in weights(model).values())
 
 
-def test_too_many_steps_in_a_row_stop_the_run_with_the_reason(make):
+def test_too_many_nonfinite_steps_in_a_row_stop_the_run(make):
     model = tiny_lm.model("llama")
     tiny_lm.break_at(model, set(range(3, 100)))
     trainer = make(model, max_steps=20, max_nonfinite_steps=3)
-    with pytest.raises(NonFiniteError, match=r"in 3 steps in a row, the last at step 5 .*those of the last good step"):
+    with pytest.raises(NonFiniteError, match=r" 3 steps.*step 5 .*good step"):
         trainer.train()
 
 
@@ -219,7 +219,7 @@ def test_a_resumed_run_remembers_the_skipped_steps(make):
 # ---- optimizer and schedule ----
 
 
-def test_weight_decay_spares_vectors_and_scalars(make):
+def test_weight_decay_skips_vectors_and_scalars(make):
     model = tiny_lm.model("llama")
     model.model.gate = torch.nn.Parameter(torch.ones(3))  # a name that the library would decay
     model.model.temperature = torch.nn.Parameter(torch.ones(()))
@@ -244,7 +244,7 @@ def test_adam_atan2_trains_a_language_model_with_decay_on_matrices_alone(make, a
     assert still == []
 
 
-def test_the_cosine_ends_at_its_floor_and_other_schedules_are_the_librarys(make):
+def test_cosine_ends_at_its_floor_and_other_schedules_match_transformers(make):
     trainer = make(max_steps=6, learning_rate=1.0, lr_min_ratio=0.1, max_grad_norm=0.0)
     trainer.create_optimizer_and_scheduler(6)
     rates = [trainer.lr_scheduler.lr_lambdas[0](step) for step in range(6)]
@@ -308,12 +308,12 @@ def test_the_gate_can_be_trained_alone(make):
 
 
 @pytest.mark.parametrize("given", [{"depth_warmup_ratio": 0.5}, {"train_gate_only": True}])
-def test_what_is_for_models_with_segments_is_refused_for_others(make, given):
+def test_segment_options_are_rejected_for_other_models(make, given):
     with pytest.raises(ValueError, match=next(iter(given))):
         make("llama", **given)
 
 
-def test_back_prop_depth_grows_to_its_end_within_the_warm_up(make):
+def test_backprop_depth_reaches_its_maximum_within_the_warmup(make):
     config = tiny_lm.model("hrm_lm", L_cycles=5, bp_steps=12).config
     args = make().args
     depths = [segment_schedule(args, config, step, 1000).bp_steps for step in range(1000)]
@@ -324,7 +324,7 @@ def test_back_prop_depth_grows_to_its_end_within_the_warm_up(make):
 def test_the_global_batch_is_shared_by_accumulated_batches(tmp_path):
     options = {"output_dir": str(tmp_path), "use_cpu": True, "gradient_accumulation_steps": 4}
     assert LmTrainingArguments(**options, global_batch_size=24).per_device_train_batch_size == 6
-    with pytest.raises(ValueError, match="global_batch_size=10 cannot be shared by 1 processes times 4 accumulated"):
+    with pytest.raises(ValueError, match=r"global_batch_size=10 .* 1 process.* 4 "):
         LmTrainingArguments(**options, global_batch_size=10)
 
 
@@ -338,16 +338,12 @@ def test_defaults_are_those_of_language_models(tmp_path):
 @pytest.mark.parametrize(
     ("model", "args_class", "message"),
     [
-        ("llama", PuzzleTrainingArguments, "args is a PuzzleTrainingArguments; CausalLMTrainer needs LmTrainingArg"),
-        ("llama", TrainingArguments, "args is a TrainingArguments; CausalLMTrainer needs LmTrainingArguments"),
-        (
-            "trm",
-            LmTrainingArguments,
-            "TrmPuzzleForSolving is for puzzle-solving; CausalLMTrainer trains models for t",
-        ),
+        ("llama", PuzzleTrainingArguments, " PuzzleTrainingArguments.*CausalLMTrainer.*LmTrainingArg"),
+        ("llama", TrainingArguments, " TrainingArguments.*CausalLMTrainer.*LmTrainingArguments"),
+        ("trm", LmTrainingArguments, "TrmPuzzleForSolving.*puzzle-solving.*CausalLMTrainer.*text-generation"),
     ],
 )
-def test_arguments_of_the_other_kind_of_model_are_refused(tmp_path, model, args_class, message):
+def test_arguments_and_models_of_another_task_are_rejected(tmp_path, model, args_class, message):
     model = tiny.model(model) if model == "trm" else tiny_lm.model(model)
     with pytest.raises(TypeError, match=message):
         CausalLMTrainer(model, args_class(output_dir=str(tmp_path), use_cpu=True))
@@ -356,13 +352,13 @@ def test_arguments_of_the_other_kind_of_model_are_refused(tmp_path, model, args_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bp_warmup_ratio": 20.0}, "bp_warmup_ratio=20.0 must be a share of the run"),
-        ({"halt_warmup_ratio": -1.0}, "halt_warmup_ratio=-1.0 must be a share of the run"),
+        ({"bp_warmup_ratio": 20.0}, "bp_warmup_ratio=20.0"),
+        ({"halt_warmup_ratio": -1.0}, "halt_warmup_ratio=-1.0"),
         ({"early_stopping_patience": 0}, "early_stopping_patience=0"),
-        ({"early_stopping_patience": 2}, "early_stopping_patience=2 needs evaluations: set --eval_strategy"),
+        ({"early_stopping_patience": 2}, "early_stopping_patience=2.*--eval_strategy"),
     ],
 )
-def test_arguments_that_cannot_be_meant_are_refused(tmp_path, arguments, message):
+def test_invalid_arguments_are_rejected(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         LmTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **arguments)
 
@@ -393,7 +389,7 @@ def test_gradient_checkpointing_changes_no_loss(make, architecture):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "hrm_lm"])
-def test_a_compiled_run_has_the_losses_of_a_plain_one(make, architecture):
+def test_compiled_run_has_the_losses_of_an_eager_run(make, architecture):
     # Compiled random numbers differ, and each unrolled cycle takes long to compile.
     short = {**DETERMINISTIC, "H_cycles": 1, "L_cycles": 1, "halt_max_steps": 2, "bp_steps": 2}
     overrides = short if architecture == "hrm_lm" else {}
@@ -471,7 +467,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, uninterrupted
 
 
 @pytest.mark.parametrize("step", [4, 5, 8])  # within the first epoch, at its end, in the second
-def test_data_that_do_not_know_their_length_resume_where_they_were(make, uninterrupted, step):
+def test_data_without_a_length_resume_at_their_position(make, uninterrupted, step):
     def stream():
         return text(22, ignored=True).to_iterable_dataset().shuffle(seed=4, buffer_size=8)  # 5 steps and a rest
 
@@ -483,7 +479,7 @@ def test_data_that_do_not_know_their_length_resume_where_they_were(make, uninter
     assert_copied(weights(resumed.model), weights(whole.model))
 
 
-def test_a_rest_that_fills_no_step_is_left_out(make):
+def test_incomplete_last_step_is_dropped(make):
     # 5 batches in steps of two: the library would add the fifth batch's gradients to the next epoch's first step.
     trainer = make(train=text(20).to_iterable_dataset(), gradient_accumulation_steps=2, max_steps=5)
     sizes, close = [], trainer._close_step
@@ -492,21 +488,21 @@ def test_a_rest_that_fills_no_step_is_left_out(make):
     assert sizes == [2 * 4 * (tiny_lm.BLOCK - 1)] * 5
 
 
-def test_a_run_without_an_average_cannot_be_resumed_with_one(make):
+def test_run_without_a_weight_average_cannot_be_resumed_with_one(make):
     make(max_steps=2, save_strategy="steps", save_steps=2).train()
-    with pytest.raises(ValueError, match=r"ema_rate=0.9, but .*checkpoint-2 was saved without an average of weights"):
+    with pytest.raises(ValueError, match=r"ema_rate=0.9.*checkpoint-2"):
         make(max_steps=4, ema_rate=0.9).train("last")
 
 
-def test_an_average_that_is_dropped_is_told(make):
+def test_dropped_weight_average_is_reported(make):
     make(max_steps=2, save_strategy="steps", save_steps=2, ema_rate=0.9).train()
-    with pytest.warns(UserWarning, match="has an average of weights, which this run drops"):
+    with pytest.warns(UserWarning, match=r"checkpoint-2.*average.*ema_rate"):
         make(max_steps=4).train("last")
 
 
-def test_a_checkpoint_of_weights_alone_cannot_be_resumed(make):
+def test_weights_only_checkpoint_cannot_be_resumed(make):
     make(max_steps=2, save_strategy="steps", save_steps=2, save_only_model=True).train()
-    with pytest.raises(ValueError, match=r"checkpoint-2 holds weights alone \(save_only_model\)"):
+    with pytest.raises(ValueError, match=r"checkpoint-2.*save_only_model"):
         make(max_steps=4).train("last")
 
 
@@ -516,18 +512,18 @@ def test_a_checkpoint_of_other_processes_continues_with_a_warning(make, tmp_path
     (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
     (folder / "rng_state_1.pth").write_bytes(b"")
     write_manifest(folder)
-    with pytest.warns(UserWarning, match="was saved by 2 processes, this run has 1: it continues with other random"):
+    with pytest.warns(UserWarning, match=r"checkpoint-2.* 2 processes.* 1:"):
         make(max_steps=4).train("last")
 
 
-def test_an_average_of_sharded_weights_is_refused(make):
+def test_average_of_sharded_weights_is_rejected(make):
     trainer = make(ema_rate=0.9)
     trainer.is_fsdp_enabled = True
-    with pytest.raises(ValueError, match=r"ema_rate=0\.9: an average of sharded weights cannot be saved"):
+    with pytest.raises(ValueError, match=r"ema_rate=0\.9.*sharded"):
         trainer.validate_arguments()
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_last_whole_one_resumes(make, tmp_path):
+def test_corrupted_checkpoint_is_rejected_and_the_last_complete_one_resumes(make, tmp_path):
     options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
     whole = make(**options)
     whole.train()

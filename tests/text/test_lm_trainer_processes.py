@@ -20,7 +20,7 @@ from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, list_checkpoints
 
 
 @pytest.mark.slow
-def test_a_run_killed_twice_gives_the_losses_of_one_left_alone(tmp_path):
+def test_run_killed_twice_has_the_losses_of_an_uninterrupted_run(tmp_path):
     lm_worker.train_resumable(str(tmp_path / "alone"), steps=24)
     out, draw = tmp_path / "killed", random.Random(0)
     for kill in range(2):
@@ -56,7 +56,7 @@ def two_processes(tmp_path_factory):
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-def test_the_processes_are_two_and_distributed(two_processes):
+def test_two_processes_run_distributed(two_processes):
     found = [(one["num_processes"], one["distributed_type"], one["find_unused"]) for one in two_processes]
     assert found == [(2, "MULTI_CPU", False)] * 2
 
@@ -80,7 +80,7 @@ def test_uneven_evaluation_data_are_counted_once(two_processes, tmp_path):
             assert one["evaluation"][f"{architecture} {rows}"] == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
-def test_a_loss_that_is_not_finite_on_one_process_skips_the_step_on_both(two_processes):
+def test_nonfinite_loss_on_one_process_skips_the_step_on_both(two_processes):
     first, second = (one["nonfinite"] for one in two_processes)
     assert first["moved"] == second["moved"] == [True, False, True, True]
     assert first["counts"] == second["counts"] == [None, 1, 1, 1]

@@ -33,7 +33,7 @@ def questions(name: str, answers: str, difficulty: int, count: int = 40, **optio
 
 @pytest.mark.parametrize("answers", ["all", "last"])
 @pytest.mark.parametrize("difficulty", [1, 5])
-def test_the_automaton_answers_what_rule_110_makes_of_its_cells(answers, difficulty):
+def test_automaton_answers_follow_rule_110(answers, difficulty):
     new_cell = dict(zip(itertools.product("10", repeat=3), "01101110"))  # Wolfram's table of rule 110
     for words, asked in questions("automaton", answers, difficulty, size=7):
         cells = [word for word in words if word in "01"]
@@ -86,7 +86,7 @@ def test_permutations_answer_the_arrangement_after_each_generator(answers, diffi
         assert all(words[place] == "_" for place, _, _ in asked)
 
 
-def test_the_generators_of_the_permutations_make_the_whole_of_s5():
+def test_permutation_generators_generate_s5():
     table = [tuple(row) for row in TASKS["permutations"]().generators().tolist()]
     reached, new = set(), {tuple(range(5))}
     while new:
@@ -110,7 +110,7 @@ def test_addition_answers_the_last_digits_of_the_sum(answers, difficulty):
 
 @pytest.mark.parametrize("answers", ["all", "last"])
 @pytest.mark.parametrize("difficulty", [1, 4])
-def test_brackets_answer_which_one_has_to_be_closed_next(answers, difficulty):
+def test_brackets_answer_the_next_bracket_to_close(answers, difficulty):
     for words, asked in questions("brackets", answers, difficulty):
         closed_by, stack, wanted, depths = {"(": ")", "[": "]", "{": "}"}, [], [], []
         for place, word in enumerate(words):
@@ -125,7 +125,7 @@ def test_brackets_answer_which_one_has_to_be_closed_next(answers, difficulty):
 
 
 @pytest.mark.parametrize("difficulty", [1, 6])
-def test_mazes_mark_the_cells_on_the_shortest_ways(difficulty):
+def test_mazes_mark_the_cells_on_the_shortest_paths(difficulty):
     side = 5
     for words, asked in questions("maze", "last", difficulty, size=side):
         board = words[: side * side]
@@ -152,7 +152,7 @@ def search(board: list[str], side: int, start: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(("name", "answers"), ANSWERS)
-def test_a_row_has_the_answer_one_place_after_the_word_it_is_read_at(name, answers):
+def test_labels_are_shifted_one_place_after_their_word(name, answers):
     task = TASKS[name](answers=answers)
     difficulties = np.array([3, 1, 3, 2])
     rows = draw_rows(task, difficulties, np.random.default_rng(5))
@@ -188,14 +188,14 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("name", "answers"), ANSWERS)
-def test_the_rows_of_a_seed_are_the_same_to_the_bit_everywhere(name, answers):
+def test_rows_of_a_seed_are_bit_identical_everywhere(name, answers):
     task = TASKS[name](answers=answers)
     rows = draw_rows(task, np.arange(300) % task.trained[1] + 1, np.random.default_rng(17))
     content = b"".join(rows[column].astype("<i4").tobytes() for column in sorted(rows))
     assert hashlib.sha256(content).hexdigest()[:16] == GOLDEN[f"{name} {answers}"]
 
 
-def test_the_tokenizer_has_a_word_for_everything_and_reads_what_it_writes(tmp_path):
+def test_tokenizer_covers_all_words_and_round_trips(tmp_path):
     from transformers import AutoTokenizer
 
     reasoning_tokenizer().save_pretrained(tmp_path)
@@ -213,7 +213,7 @@ def test_the_tokenizer_has_a_word_for_everything_and_reads_what_it_writes(tmp_pa
     assert sum("=" in word for word in shown) == (rows["labels"] != NOT_ASKED).sum()
 
 
-def test_a_folder_is_read_by_datasets_and_built_the_same_again(tmp_path):
+def test_datasets_reads_a_folder_and_a_rebuild_has_the_same_rows(tmp_path):
     from datasets import load_dataset
 
     options = {"num_train": 300, "num_validation": 20, "num_test": 10, "seed": 3}
@@ -239,7 +239,7 @@ def test_a_folder_is_read_by_datasets_and_built_the_same_again(tmp_path):
         build_reasoning(BuildReasoning(task="permutations", out=tmp_path / "a", **options | {"seed": 4}))
 
 
-def test_a_small_size_has_the_difficulties_that_it_can_have(tmp_path):
+def test_small_size_limits_the_difficulties(tmp_path):
     build_reasoning(BuildReasoning(task="pointers", out=tmp_path, size=3, num_train=10, num_test=2))
     info = load_reasoning_info(tmp_path)
     assert info.trained == (1, 2) and info.beyond is None
@@ -252,22 +252,22 @@ def test_a_small_size_has_the_difficulties_that_it_can_have(tmp_path):
         ("sudoku", {}, "task='sudoku'"),
         ("automaton", {"size": 2}, "size=2"),
         ("maze", {"answers": "all"}, "answers='all'"),
-        ("pointers", {"difficulty": "1-8"}, "8 nodes allow up to 7 hops"),
+        ("pointers", {"difficulty": "1-8"}, "8 nodes.*7 hops"),
         ("pointers", {"difficulty": "1-4", "beyond": "4-6"}, "beyond=4-6"),
-        ("pointers", {"beyond": "5-8"}, "8 nodes allow up to 7 hops"),
+        ("pointers", {"beyond": "5-8"}, "8 nodes.*7 hops"),
         ("addition", {"difficulty": "4-2"}, "4-2"),
         ("addition", {"difficulty": "few"}, "few"),
         ("addition", {"num_train": 0}, "num_train=0"),
-        ("maze", {"difficulty": "1-11"}, "6 cells a side allow up to 10 steps"),
+        ("maze", {"difficulty": "1-11"}, "6 cells.*10 steps"),
     ],
 )
-def test_wrong_options_are_said_before_anything_is_written(tmp_path, task, options, said):
+def test_invalid_options_are_named_before_anything_is_written(tmp_path, task, options, said):
     with pytest.raises(UsageError, match=said):
         build_reasoning(BuildReasoning(task=task, out=tmp_path / "out", **options))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_question_that_is_never_found_is_an_error_and_no_endless_search():
+def test_impossible_difficulty_is_an_error_instead_of_an_endless_search():
     task = TASKS["maze"](size=3)
     with pytest.raises(ValueError, match="difficulty=9"):
         task.draw(9, 1, np.random.default_rng(0))

@@ -38,7 +38,7 @@ def test_a_scripted_model_searches_asks_and_finishes_with_the_answer_dict():
     assert "the code word is heron" in model.calls[1]["prompts"][0]
 
 
-def test_the_model_is_told_type_and_size_of_the_context_and_none_of_it():
+def test_prompt_names_type_and_size_of_the_context_without_its_text():
     ask, model = ask_of([code("FINAL(1)")])
     ask("How many?", context=["secret one", "secret three"])
     assert "a list of 2 items (str); lengths of the first ones: 10, 12" in model.calls[0]["prompts"][0]
@@ -60,7 +60,7 @@ def test_every_way_to_finish(replies, answer):
     assert (result.answer, result.finished, result.stop_reason) == (answer, True, "answer")
 
 
-def test_what_follows_the_first_block_of_a_reply_is_dropped():
+def test_text_after_the_first_block_of_a_reply_is_dropped():
     guessed = code("print(len(context))") + "\nIt printed 99.\n" + code("FINAL(99)")
     ask, model = ask_of([guessed, code("FINAL(7)")])
     assert ask("How long?", context="letters").answer == "7"
@@ -104,7 +104,7 @@ def test_large_batches_are_split_at_batch_size():
     [
         ("llm_query(3)", "expected a string"),
         ("llm_query_batched('ab')", "list of strings"),
-        ("llm_query()", "missing a required argument"),
+        ("llm_query()", "required argument"),
         ("llm_query('x' * 300000)", "split it"),
         ("llm_query_batched(['x'] * 7)", "only 5 calls"),
         ("rlm_query('q', 'c')", "NameError"),
@@ -178,26 +178,26 @@ def test_wall_time_ends_a_run_inside_a_block():
     assert result.trajectory[-1]["seconds"] < 5
 
 
-def test_generate_is_told_how_much_time_is_left():
+def test_generate_receives_the_remaining_time():
     ask, model = ask_of([code("FINAL(1)")])
     ask("?", context="", max_wall_seconds=50)
     assert 40 < model.calls[0]["max_time"] <= 45  # a tenth is kept
 
 
-def test_an_endless_block_is_stopped_and_the_repl_goes_on():
+def test_endless_block_is_stopped_and_the_repl_continues():
     ask, _ = ask_of([code("x = 5"), code("x = 6", "while True: pass"), code("FINAL(x)")])
     result = ask("?", context="")
     assert result.answer == "5" and "TimeoutError" in events(result, "block")[1]["error"]
 
 
-def test_printed_output_is_cut():
+def test_printed_output_is_truncated():
     ask, model = ask_of([code("print('y' * 1000)"), code("FINAL(1)")])
     result = ask("?", context="", max_output_chars=100)
     assert events(result, "block")[0]["output"] == "y" * 100 + "\n[901 more characters were printed and are not shown]"
     assert "y" * 101 not in model.calls[1]["prompts"][0]
 
 
-def test_old_turns_are_left_out_when_the_conversation_outgrows_the_model():
+def test_old_turns_are_dropped_when_the_conversation_exceeds_the_window():
     replies = [code(f"print('output {i} ' * 100)") for i in range(9)] + [code("FINAL(1)")]
     ask, model = ask_of(replies, max_position_embeddings=5000)
     assert ask("?", context="", max_new_tokens=200).answer == "1"
@@ -207,20 +207,20 @@ def test_old_turns_are_left_out_when_the_conversation_outgrows_the_model():
 
 
 @pytest.mark.parametrize("window, reply", [(1024, 256), (2048, 512), (4096, 1024), (131072, 1024)])
-def test_a_reply_takes_by_default_no_more_than_a_quarter_of_a_small_window(window, reply):
+def test_default_reply_is_at_most_a_quarter_of_a_small_window(window, reply):
     model = LlamaForCausalLM(config_of(max_position_embeddings=window))
     chat = ChatModel(model, tokenizer_of(), {})
     assert chat.usual_reply() == reply and chat.room(reply) == window - reply
 
 
-def test_the_length_of_a_reply_that_nobody_gave_is_in_the_trajectory():
+def test_default_reply_length_is_in_the_trajectory():
     ask, _ = ask_of([code("FINAL(1)")], max_position_embeddings=20_000)
     assert events(ask("?", context=""), "caps")[0]["max_new_tokens"] == 1024
 
 
 @pytest.mark.parametrize("cap", ["max_turns", "max_sub_calls", "max_depth", "max_new_tokens", "max_wall_seconds"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_caps_that_are_not_above_zero_are_refused(cap, value):
+def test_caps_not_above_zero_are_rejected(cap, value):
     ask, _ = ask_of([])
     with pytest.raises(ValueError, match=f"{cap}={value}"):
         ask("?", context="", **{cap: value})
@@ -236,7 +236,7 @@ def test_strings_that_are_paths_stay_strings(tmp_path):
     assert ask(path, context=path).answer == f"{path}|{path}"
 
 
-def test_without_the_package_it_refuses_to_start_and_names_the_mend(monkeypatch):
+def test_missing_package_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     with pytest.raises(ImportError, match=r'pip install "hrm_hf\[rlm\]"'):
         RlmPipeline(Scripted([]), tokenizer_of())
@@ -265,7 +265,7 @@ def random_model(**fields):
     return LlamaForCausalLM(config_of(**fields))
 
 
-def test_a_random_model_ends_by_a_cap_with_an_answer_asked_for():
+def test_random_model_stops_at_a_cap_with_a_requested_answer():
     pytest.importorskip("pydantic_monty")
     ask = RlmPipeline(random_model(), tokenizer_of(), generation_kwargs={"do_sample": True})
     result = ask("?", context="x" * 10_000, max_turns=2, max_new_tokens=8)
@@ -284,7 +284,7 @@ def test_a_seed_repeats_a_sampled_run_and_leaves_the_global_state_alone():
     assert first.answer != other.answer
 
 
-def test_a_batch_is_answered_as_its_prompts_alone_by_a_real_model():
+def test_real_model_answers_a_batch_as_its_single_prompts():
     pytest.importorskip("pydantic_monty")
     model = random_model(initializer_range=1.0)
     block = code("alone = [llm_query(p) for p in ['a', 'bcdef']]", "FINAL(alone == llm_query_batched(['a', 'bcdef']))")
@@ -320,7 +320,7 @@ def test_without_a_chat_template_a_plain_one_is_used():
     assert "\n\nUser: Question: How many?" in prompt and prompt.endswith("\n\nAssistant:")
 
 
-def test_a_template_that_refuses_the_system_role_gets_the_rules_from_the_user():
+def test_template_without_a_system_role_gets_the_rules_in_the_user_turn():
     pytest.importorskip("pydantic_monty")
     strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
     model = Scripted([code("FINAL(1)")])
@@ -351,7 +351,7 @@ def test_contexts_of_other_types_are_rejected(context, message):
         ask("?", context=context)
 
 
-def test_mistakes_are_named_before_anything_runs():
+def test_invalid_arguments_are_named_before_anything_runs():
     with pytest.raises(ValueError, match="tokenizer=None"):
         RlmPipeline(Scripted([]))
     pytest.importorskip("pydantic_monty")
@@ -360,7 +360,7 @@ def test_mistakes_are_named_before_anything_runs():
     ask, _ = ask_of([], max_position_embeddings=100)
     with pytest.raises(ValueError, match="max_new_tokens=100"):
         ask("?", context="", max_new_tokens=100)
-    with pytest.raises(ValueError, match="rules, question and the last turn take"):
+    with pytest.raises(ValueError, match=r" 90 .*max_new_tokens=10"):
         ask("?", context="", max_new_tokens=10)
     with pytest.raises(ValueError, match="question=''"):
         ask("", context="")
@@ -372,7 +372,7 @@ def test_a_failing_model_is_an_error_with_its_cause_and_in_the_trajectory(tmp_pa
 
     block = code("try:", "    llm_query('x')", "except Exception: pass")
     ask, _ = ask_of([block], sub_call=broken)
-    with pytest.raises(RuntimeError, match=r"generate failed on 1 prompts.*IndexError: out of luck"):
+    with pytest.raises(RuntimeError, match=r" 1 prompts.*IndexError: out of luck"):
         ask("?", context="", trajectory=tmp_path / "run.jsonl")
     assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])["event"] == "error"
 
@@ -405,7 +405,7 @@ def test_the_command_prints_the_answer_or_the_whole_result(tmp_path):
     )
 
 
-def test_the_command_refuses_to_start_without_an_executor(tmp_path, monkeypatch):
+def test_command_without_an_executor_names_the_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     (tmp_path / "letters.txt").write_text("Dear sir")
     command = ["rlm", "some/model", "--context-file", str(tmp_path / "letters.txt"), "--question", "Who?"]

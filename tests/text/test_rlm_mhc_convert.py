@@ -32,7 +32,7 @@ def converted(tmp_path, **loading) -> RlmMhcForCausalLM:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_converted_model_computes_what_the_original_did(tmp_path, attention):
+def test_converted_model_matches_the_original(tmp_path, attention):
     model = converted(tmp_path, attn_implementation=attention)
     given, expected = mhc_golden.tensors(FILE, "nomhc.in."), mhc_golden.tensors(FILE, "nomhc.f32.")
     output = model(given["input_ids"], labels=given["labels"], output_hidden_states=True)
@@ -63,22 +63,22 @@ def test_up_cycling_a_converted_model_keeps_its_logits(tmp_path):
     torch.testing.assert_close(streams(ids).logits, model(ids).logits, atol=1e-12, rtol=0)
 
 
-def test_a_checkpoint_with_the_originals_mhc_is_refused_with_the_reason_and_nothing_written(tmp_path):
+def test_checkpoint_with_original_mhc_is_rejected_and_nothing_is_written(tmp_path):
     folder = write_original(tmp_path / "original", mhc_enabled=True)
-    with pytest.raises(ValueError, match="was trained with the original's mHC layers"):
+    with pytest.raises(ValueError, match=r"config.yaml.*mhc_enabled: true"):
         convert_rlm_mhc(folder, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
-def test_tensors_of_the_originals_mhc_are_refused_whatever_the_config_says(tmp_path):
+def test_original_mhc_tensors_are_rejected_regardless_of_the_config(tmp_path):
     folder = write_original(tmp_path / "original")
     state = mhc_golden.tensors(FILE, "nomhc.state.")
     save_file({**state, "layers.0.mhc_pre.connection_weights": torch.zeros(4, 4)}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match="mHC layers"):
+    with pytest.raises(ValueError, match=r"model.safetensors.*mHC"):
         convert_rlm_mhc(folder, tmp_path / "ours")
 
 
-def test_every_tensor_that_does_not_fit_is_named(tmp_path):
+def test_every_mismatched_tensor_is_named(tmp_path):
     folder = write_original(
         tmp_path / "original", without=("norm.weight", "layers.1.ffn.down_proj.weight"), ffn_dim=80
     )
@@ -99,7 +99,7 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path):
         (lambda folder: (folder / "config.yaml").unlink(), "config.yaml is missing"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04."), "model.safetensors cannot be read"),
-        (lambda folder: (folder / "config.yaml").write_text("a: [1"), "not valid YAML"),
+        (lambda folder: (folder / "config.yaml").write_text("a: [1"), "config.yaml.*YAML"),
         (lambda folder: (folder / "config.yaml").write_text("hidden_dim: 8"), r"lacks \['num_layers'"),
     ],
 )

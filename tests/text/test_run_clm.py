@@ -92,7 +92,7 @@ def held_out_loss(out: Path) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_a_run_leaves_a_model_and_everything_that_a_result_needs(run, model_type):
+def test_run_saves_the_model_and_all_result_files(run, model_type):
     out, results = run("run", model_type, prompt="Doc", prompt_new_tokens=8)
     expected = {
         "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "recipe.yaml", "results.json",
@@ -125,7 +125,7 @@ def test_a_saved_recipe_repeats_its_run(run, tmp_path, script, monkeypatch):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_resumed_run_gives_the_losses_of_one_left_alone(run, streaming):
+def test_resumed_run_has_the_losses_of_an_uninterrupted_run(run, streaming):
     source = {"streaming": True, "max_eval_samples": 3, "shuffle_buffer": 8} if streaming else {}
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5, **source}
     whole, _ = run("whole", "hrm_lm", **options)
@@ -155,14 +155,14 @@ def test_the_best_model_is_kept_and_training_stops_when_it_gets_no_better(run):
 def test_a_broken_line_stops_the_run_or_is_counted_in_the_results(run, data):
     path = data / "broken.jsonl"
     path.write_text((data / "train.jsonl").read_text() + '{"text": \n' + json.dumps({"text": 5}) + "\n")
-    with pytest.raises(BadLineError, match=r"broken.jsonl, line 121: broken JSON \(Expecting value: character 10\)"):
+    with pytest.raises(BadLineError, match=r"broken.jsonl, line 121: .*character 10"):
         run("stopped", train_data=str(path))
     _, results = run("skipped", train_data=str(path), on_bad_line="skip")
     assert results["bad_lines"] == 2
-    assert "broken.jsonl, line 122: 'text' is 5; expected a string" in results["data"]["train"]["bad_lines"][1]
+    assert "broken.jsonl, line 122: 'text' is 5" in results["data"]["train"]["bad_lines"][1]
     assert "line 121" in results["printed"]
 
 
-def test_a_run_without_text_says_what_to_give(run):
-    with pytest.raises(ValueError, match="no training text: give --train_data"):
+def test_run_without_text_names_the_missing_option(run):
+    with pytest.raises(ValueError, match="--train_data"):
         run("run", train_data=None)

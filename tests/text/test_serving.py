@@ -97,12 +97,12 @@ LOOPS = {"num_loops": 2, "loop_start": 0, "loop_end": 1}
 
 
 @pytest.mark.parametrize("architecture, fields", [("hrm_lm", {}), ("hrm_go_coder", {}), ("rlm_mhc", LOOPS)])
-def test_what_visits_a_layer_twice_refuses_a_cache_with_one_place_a_layer(architecture, fields):
+def test_recurrent_models_reject_caches_with_one_slot_per_layer(architecture, fields):
     model = every.model(architecture, **fields)
-    with pytest.raises(ValueError, match="without --continuous-batching"):
+    with pytest.raises(ValueError, match="--continuous-batching"):
         model.generate_batch(inputs=[[1, 2, 3]])
     for server in ("vllm", "sglang"):  # as their transformers backends make a model
-        with pytest.raises(ValueError, match="one place a layer"):
+        with pytest.raises(ValueError, match=f"attn_implementation='{server}'"):
             AutoModel.from_config(model.config, attn_implementation=server)
 
 
@@ -127,7 +127,7 @@ def server_attention(module, query, key, value, attention_mask, scaling=None, at
     return attention_instances[module.layer_idx].attend(query, key, value, scaling), None
 
 
-def test_a_server_that_keeps_keys_and_values_itself_gets_the_tokens_of_generate(monkeypatch):
+def test_server_with_its_own_cache_gets_the_tokens_of_generate(monkeypatch):
     """As vLLM 0.33 and SGLang call a model: the base model by AutoModel, flat positions, their objects as keywords."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "server", server_attention)
     model = every.model("rlm_mhc")
@@ -149,13 +149,13 @@ def test_a_server_that_keeps_keys_and_values_itself_gets_the_tokens_of_generate(
     assert torch.equal(ids, expected)
 
 
-def test_only_a_model_without_recurrence_says_that_other_servers_can_run_it():
+def test_only_models_without_recurrence_report_compatibility_with_other_servers():
     """vLLM and SGLang ask a class for this before they take its attention over."""
     assert RlmMhcForCausalLM.is_backend_compatible()
     assert not HrmLmForCausalLM.is_backend_compatible() and not HrmGoCoderForCausalLM.is_backend_compatible()
 
 
-def test_what_is_no_language_model_is_refused_before_a_server_starts(tmp_path):
+def test_other_models_are_rejected_before_a_server_starts(tmp_path):
     runner = CliRunner()
     found = runner.invoke(cli, ["serve", "./nowhere"])
     assert found.exit_code == 2 and "./nowhere is no folder" in found.output

@@ -40,7 +40,7 @@ def packed(texts, tmp_path, **options) -> list[dict]:
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16, 1000])
-def test_blocks_in_a_row_are_the_texts_with_eos(tmp_path, block_size):
+def test_concatenated_blocks_are_the_texts_with_eos(tmp_path, block_size):
     texts = make_texts(1100)  # more than one batch
     blocks = packed(texts, tmp_path, block_size=block_size)
     expected = all_tokens(texts)
@@ -57,7 +57,7 @@ def test_a_stream_gives_the_same_blocks(tmp_path):
     assert [row["input_ids"] for row in stream] == [row["input_ids"] for row in packed(texts, tmp_path)]
 
 
-def test_the_last_short_block_can_be_left_out(tmp_path):
+def test_last_short_block_can_be_dropped(tmp_path):
     texts = ["x" * 20]
     assert len(packed(texts, tmp_path)) == 2 and len(packed(texts, tmp_path, drop_last_block=True)) == 1
     assert packed(["x" * 15], tmp_path, drop_last_block=True) == packed(["x" * 15], tmp_path)
@@ -97,7 +97,7 @@ def test_packed_blocks_come_from_the_cache_the_second_time(tmp_path):
     ],
     ids=lambda config: config.model_type,
 )
-def test_with_a_document_mask_each_document_is_as_if_alone(config):
+def test_document_mask_isolates_each_document(config):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     model.config.use_cache = False  # as in training
@@ -143,7 +143,7 @@ def test_processes_share_all_rows_without_repeats_in_as_many_steps(tmp_path, str
     assert sorted(row for part in parts for batch in part for row in batch) == list(range(12 * processes))
 
 
-def test_an_uneven_last_batch_is_filled_up_with_rows_from_the_start():
+def test_uneven_last_batch_is_padded_with_rows_from_the_start():
     parts = shares([{"input_ids": [number]} for number in range(13)])
     assert [len(part) for part in parts] == [4, 4]
     rows = [row for part in parts for batch in part for row in batch]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import pandas
 import pytest
@@ -57,24 +58,23 @@ def test_another_column_holds_the_text(write, read):
 
 
 BROKEN = [
-    (b'{"text": "cut', "line 2: broken JSON (Unterminated string starting at: character 10)"),
-    (b'{"body": "x"}', "line 2: no key 'text', it has ['body']; name the right one with --text_column"),
-    (b'{"text": null}', "line 2: 'text' is None; expected a string"),
-    (b'{"text": ["x"]}', "line 2: 'text' is ['x']; expected a string"),
-    (b'"x"', "line 2: 'x'; expected a JSON object"),
-    (b'{"text": "caf\xe9"}', "line 2: not valid UTF-8 (byte 0xe9 at position 14)"),
-    (b'{"text": "a\\ud800"}', "line 2: 'text' holds half a surrogate pair at character 2"),
+    (b'{"text": "cut', "line 2: broken JSON .*character 10"),
+    (b'{"body": "x"}', r"line 2: .*'text'.*\['body'\].*--text_column"),
+    (b'{"text": null}', "line 2: 'text' is None"),
+    (b'{"text": ["x"]}', r"line 2: 'text' is \['x'\]"),
+    (b'"x"', "line 2: 'x'"),
+    (b'{"text": "caf\xe9"}', "line 2: .*UTF-8.* 0xe9 .*position 14"),
+    (b'{"text": "a\\ud800"}', "line 2: 'text' .*character 2"),
     (b"[" * 100_000, "line 2: broken JSON"),
 ]
 
 
 @pytest.mark.parametrize(("line", "message"), BROKEN)
-def test_a_broken_line_stops_with_file_and_line(write, read, line, message):
+def test_broken_line_is_an_error_with_file_and_line(write, read, line, message):
     path = write("a.jsonl", b'{"text": "x"}\n' + line + b'\n{"text": "y"}\n')
     for streaming in (False, True):
-        with pytest.raises(BadLineError) as error:
+        with pytest.raises(BadLineError, match=f"{re.escape(str(path))}, {message}"):
             read(path, streaming=streaming)
-        assert f"{path}, {message}" in str(error.value)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -88,14 +88,14 @@ def test_broken_lines_are_skipped_and_counted_if_asked(write, tmp_path, streamin
     assert f"{path}, line 3: no key 'text'" in chosen.bad_lines[1]
 
 
-def test_a_file_that_changed_is_read_anew(write, read):
+def test_changed_file_is_read_again(write, read):
     path = write("a.jsonl", json_lines(GOOD))
     read(path)
     write("a.jsonl", json_lines([{"text": "new"}]))
     assert read(path)[0] == ["new"]
 
 
-def test_a_plain_text_is_one_document_as_it_stands(write, read):
+def test_plain_text_is_one_unchanged_document(write, read):
     text = "one\r\n\ntwo\n<|endoftext|>\nthree\n\n"
     assert read(write("a.txt", text))[0] == [text]
 
@@ -112,7 +112,7 @@ def test_empty_lines_may_separate_documents(write, read):
 
 def test_a_broken_line_of_a_plain_text_is_named(write, read):
     path = write("a.txt", b"good\nb\xffd\ngood again\n")
-    with pytest.raises(BadLineError, match=r"a\.txt, line 2: not valid UTF-8 \(byte 0xff at position 2\)"):
+    with pytest.raises(BadLineError, match=r"a\.txt, line 2: .*UTF-8.* 0xff .*position 2"):
         read(path)
     texts, errors = read(path, on_bad_line="skip")
     assert texts == [None, "good\ngood again\n"] and "line 2" in errors[0]
@@ -122,7 +122,7 @@ def test_a_truncated_gzip_file_is_an_error_with_its_line(write, read, tmp_path):
     whole = gzip.compress(json_lines([{"text": str(number)} for number in range(5000)]).encode())
     path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cut.jsonl.gz: broken gzip file"):
+    with pytest.raises(ValueError, match=r"cut.jsonl.gz: .*gzip.* line \d"):
         read(path)
 
 
@@ -133,13 +133,13 @@ def test_parquet_files_are_read_and_rows_without_text_named(read, tmp_path, stre
     texts, errors = read(path, streaming=streaming)
     assert texts == ["x", None, "z"]
     assert errors == [None, f"{path}, row 1: 'text' is empty (null); expected a string", None]
-    with pytest.raises(ValueError, match=r"no column 'body', it has \['text', 'number'\]"):
+    with pytest.raises(ValueError, match=r"'body'.*\['text', 'number'\]"):
         read(path, column="body", streaming=streaming)
-    with pytest.raises(ValueError, match="column 'number' holds int64; expected strings"):
+    with pytest.raises(ValueError, match=r"'number'.*int64"):
         read(path, column="number", streaming=streaming)
 
 
-def test_a_folder_is_all_its_known_files_in_order(write, read, tmp_path):
+def test_folder_yields_its_known_files_in_order(write, read, tmp_path):
     write("in/b.txt", "two")
     write("in/a.jsonl", json_lines([{"text": "one"}]))
     write("in/deep/c.txt.gz", "three")
@@ -157,15 +157,15 @@ def test_a_data_set_repository_is_read_by_name_and_configuration(read, write, tm
     assert read(f"hub:{tmp_path / 'set'}:en", streaming=streaming)[0] == ["x", "y"]
 
 
-def test_what_is_not_here_is_named(read, write, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none.jsonl does not exist; expected a file"):
+def test_missing_and_unknown_sources_are_named(read, write, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none.jsonl does not exist"):
         read("none.jsonl")
-    with pytest.raises(FileNotFoundError, match=r"nobody/nothing is no file or folder"):
+    with pytest.raises(FileNotFoundError, match=r"nobody/nothing is no file"):
         read("nobody/nothing")
-    with pytest.raises(ValueError, match=r"a.csv: unknown kind of file '.csv'; expected .jsonl, .json, .txt"):
+    with pytest.raises(ValueError, match=r"a.csv: .*'\.csv'.*\.jsonl, \.json, \.txt"):
         read(write("a.csv", "x"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty has no file of a known kind in it"):
+    with pytest.raises(ValueError, match="empty has no file"):
         read(tmp_path / "empty")
 
 
@@ -174,5 +174,5 @@ def test_what_is_not_here_is_named(read, write, tmp_path):
     [("allenai/c4:en", True), ("owner/name", True), ("hub:wikitext:x", True), ("data/a.jsonl", False),
      ("/data/set", False), ("./data/set", False), ("a.txt", False), ("wikitext", False)],
 )  # fmt: skip
-def test_names_of_the_hub_are_told_from_paths(source, expected):
+def test_hub_names_are_distinguished_from_paths(source, expected):
     assert is_hub_source(source) == expected

@@ -13,7 +13,7 @@ def tokenizer():
     return byte_tokenizer()
 
 
-def test_it_has_264_tokens_and_pad_is_not_eos(tokenizer):
+def test_tokenizer_has_264_tokens_and_pad_is_not_eos(tokenizer):
     assert len(tokenizer) == tokenizer.vocab_size == 264
     ids = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
     assert ids == [0, 1, 2, 3]
@@ -36,7 +36,7 @@ def test_any_text_survives_encoding_and_decoding(tokenizer):
         assert tokenizer.decode(tokenizer(text, split_special_tokens=True)["input_ids"]) == text
 
 
-def test_what_is_saved_is_an_ordinary_tokenizer(tokenizer, tmp_path):
+def test_saved_tokenizer_is_an_ordinary_tokenizer(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "ROMEO:\nÀ moi!<|endoftext|>"

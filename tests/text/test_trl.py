@@ -177,7 +177,7 @@ class Recording(GrpoTrainer):
 
 
 @pytest.mark.parametrize("architecture", [*every.CAUSAL_LMS, "unified Go coder"])
-def test_samples_weigh_what_they_weighed_when_written(architecture, tmp_path):
+def test_training_log_probabilities_match_those_of_generation(architecture, tmp_path):
     name = "hrm_go_coder" if "Go" in architecture else architecture
     model = tiny_go.model(3, awake=True, **tiny_go.VARIANTS["unified"]) if "Go" in architecture else every.model(name)
     # In training some tokens draw a random minimum of segments, in each forward anew: no two forwards are then equal.
@@ -240,7 +240,7 @@ def test_rewards_are_learned_against_the_model_at_the_start(lora_rank, tmp_path)
     torch.testing.assert_close(seen["ref_per_token_logps"][kept], weighed[kept], rtol=0, atol=1e-4)
 
 
-def test_of_the_go_coder_plan_and_code_are_sampled_and_an_answer_ends_with_its_code(tmp_path):
+def test_go_coder_samples_plan_and_code_and_stops_after_its_code(tmp_path):
     seen = []
 
     def reward(completion_ids, **_):
@@ -258,7 +258,7 @@ def test_of_the_go_coder_plan_and_code_are_sampled_and_an_answer_ends_with_its_c
 
 
 @pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
-def test_of_answers_that_are_known_the_rewarded_one_is_learned(architecture, tmp_path):
+def test_rewarded_answer_is_learned(architecture, tmp_path):
     prompt, said = PAIRS[architecture][0][0], [completion for _, completion in PAIRS[architecture]]
     rows = Dataset.from_list([{"prompt": prompt, "completion": completion} for completion in said])
     taught = sft(architecture, tmp_path, rows=rows, max_steps=40)
@@ -310,7 +310,7 @@ def test_conversations_are_learned_to_their_end(script, tmp_path):
     turns = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]]
     rows = write(tmp_path / "rows.jsonl", [{"messages": one} for one in turns])
     options = {"model_name_or_path": str(base), "train_data": rows, "max_steps": 60, "learning_rate": 1e-2}
-    with pytest.raises(ValueError, match=r"ends an answer with '.*<\|im_end\|>.*--eos_token"):
+    with pytest.raises(ValueError, match=r"<\|im_end\|>.*--eos_token"):
         script("run_sft", "refused", "sft_hrm_lm", **options)
     out = script("run_sft", "chat", "sft_hrm_lm", eos_token="<|im_end|>", **options)
     tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
@@ -361,53 +361,43 @@ def test_rewards_through_the_script_are_those_of_the_recipe(script, tmp_path):
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(values))
     *_, args, _ = parse_recipe(classes, ["--recipe", str(tmp_path / "again.yaml")])
     assert (args.steps_per_generation, args.generation_batch_size) == (2, 16)
-    with pytest.raises(ValueError, match=r"longest prompt has .* tokens, .* above the 512 positions"):
+    with pytest.raises(ValueError, match=r"max_completion_length=512.*512 positions"):
         script("run_grpo", "long", "grpo_go_coder", **{**options, "max_completion_length": 512})
 
 
-def test_messages_do_not_teach_the_go_coder_code_without_a_plan(script, tmp_path):
+def test_messages_without_a_plan_are_rejected_for_the_go_coder(script, tmp_path):
     base = every.save("hrm_go_coder", tmp_path / "base")
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "func A() {}"}]
     rows = write(tmp_path / "rows.jsonl", [{"messages": turns}])
-    with pytest.raises(ValueError, match="messages, which have no plan"):
+    with pytest.raises(ValueError, match=r"messages.*<PLAN>"):
         script("run_sft", "sft", "sft_hrm_lm", model_name_or_path=str(base), train_data=rows)
 
 
-def test_preferences_need_a_model_that_writes(script, tmp_path):
+def test_preferences_need_trained_weights(script, tmp_path):
     rows = write(tmp_path / "rows.jsonl", preferences("rlm_mhc"))
-    with pytest.raises(ValueError, match=r"dpo changes a model that already writes: .*--model_name_or_path"):
+    with pytest.raises(ValueError, match=r"dpo .*--model_name_or_path"):
         script("run_dpo", "dpo", "dpo_rlm_mhc", model_type="rlm_mhc", tokenizer_name="byte", train_data=rows)
 
 
 @pytest.mark.parametrize(
     ("name", "recipe", "options", "message"),
     [
-        (
-            "run_sft",
-            "sft_hrm_lm",
-            {"label_smoothing_factor": 0.1},
-            r"does not reach the loss; .*label_smoothing=",
-        ),
-        (
-            "run_dpo",
-            "dpo_rlm_mhc",
-            {"model_init_kwargs": {"dtype": "bfloat16"}},
-            "loaded by other options",
-        ),
+        ("run_sft", "sft_hrm_lm", {"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1: .*label_smoothing="),
+        ("run_dpo", "dpo_rlm_mhc", {"model_init_kwargs": {"dtype": "bfloat16"}}, "model_init_kwargs=.*bfloat16"),
         (
             "run_grpo",
             "grpo_go_coder",
             {"beta": 0.1, "config_overrides": {"plan_budget": 9}},
-            "as it was saved",
+            "beta=0.1: .*config_overrides",
         ),
     ],
 )
-def test_an_option_that_would_do_nothing_is_an_error(script, name, recipe, options, message):
+def test_option_without_effect_is_rejected(script, name, recipe, options, message):
     with pytest.raises(ValueError, match=message):
         script(name, "refused", recipe, model_name_or_path="none", train_data="none.jsonl", **options)
 
 
 @pytest.mark.parametrize("option", ["ema_rate", "adam_atan2", "lr_multipliers"])
-def test_what_only_our_own_trainer_has_is_an_unknown_option(script, option):
+def test_option_of_our_own_trainer_is_unknown(script, option):
     with pytest.raises(UsageError, match=f"unknown key '{option}'"):
         script("run_sft", "refused", "sft_hrm_lm", **{option: 0.9})

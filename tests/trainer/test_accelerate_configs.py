@@ -82,7 +82,7 @@ def test_the_launcher_knows_every_option_of_the_file(name):
 
 @pytest.mark.parametrize("flags", [[], JOB_FLAGS], ids=["by hand", "in a job"])
 @pytest.mark.parametrize("name", ["multi_node", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"])
-def test_on_several_nodes_each_starts_its_own_share_and_finds_the_first(name, flags):
+def test_each_of_several_nodes_starts_its_processes_and_finds_the_first(name, flags):
     nodes = ["--num_machines", "2", "--num_processes", "8", "--machine_rank", "1"]
     nodes += ["--main_process_ip", "10.0.0.1", "--main_process_port", "23456"]
     file = ["--config_file", str(FOLDER / f"{name}.yaml")]
@@ -99,13 +99,13 @@ def test_on_several_nodes_each_starts_its_own_share_and_finds_the_first(name, fl
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_the_precision_is_the_recipe_s(name):
+def test_precision_comes_from_the_recipe(name):
     assert launch_arguments(name)[0].mixed_precision == "no"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["multi_gpu", "fsdp2"])
-def test_on_the_cpu_two_processes_train_by_ddp_whatever_the_file_says(name, tmp_path, one_process):
+def test_two_cpu_processes_train_by_ddp_regardless_of_the_file(name, tmp_path, one_process):
     # That fsdp2.yaml does not shard on the CPU is accelerate's doing; the file says so.
     for seen in train(tmp_path / "run", 2, environment(name)):
         assert (seen["num_processes"], seen["distributed_type"], seen["backend"]) == (2, "MULTI_CPU", "gloo")
@@ -115,7 +115,7 @@ def test_on_the_cpu_two_processes_train_by_ddp_whatever_the_file_says(name, tmp_
 @needs_deepspeed
 @pytest.mark.slow  # compiles a small C++ library at first
 @pytest.mark.parametrize("name", ["deepspeed_zero2", "deepspeed_zero3"])
-def test_on_the_cpu_two_processes_train_by_deepspeed(name, tmp_path, one_process):
+def test_two_cpu_processes_train_by_deepspeed(name, tmp_path, one_process):
     seen = train(tmp_path / "run", 2, {**environment(name), "DS_ACCELERATOR": "cpu"})
     for process in seen:
         assert (process["num_processes"], process["distributed_type"]) == (2, "DEEPSPEED")

@@ -165,7 +165,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(together, alone, name):
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_two_processes_go_on_exactly_from_a_checkpoint(together, name):
+def test_two_processes_resume_exactly(together, name):
     whole, resumed = together[0] / name, together[0] / f"{name}, resumed"
     assert losses(resumed) == losses(whole)
     assert all(torch.equal(saved(whole)[key], value) for key, value in saved(resumed).items())

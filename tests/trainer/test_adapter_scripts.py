@@ -61,7 +61,7 @@ def text(tmp_path_factory):
     return {"train_data": str(path), "data_cache_dir": str(path.parent / "cache"), "block_size": 32}
 
 
-def test_an_adapter_of_a_language_model_goes_through_everything_that_loads_one(run, text, tmp_path):
+def test_language_model_adapter_loads_everywhere(run, text, tmp_path):
     base = every.save("rlm_mhc", tmp_path / "base")
     out = run("run_clm", "adapter", model_name_or_path=str(base), lora_rank=4, prompt="Line", **text)
     assert ADAPTER | {"tokenizer_config.json", "training.png"} <= names(out)
@@ -84,7 +84,7 @@ def test_an_adapter_of_a_language_model_goes_through_everything_that_loads_one(r
     assert differ_beyond_rounding(logits("rlm_mhc", AutoModelForCausalLM.from_pretrained(more)), expected)
 
 
-def test_quantised_weights_train_through_the_script(run, text, tmp_path):
+def test_quantized_weights_train_through_the_script(run, text, tmp_path):
     pytest.importorskip("bitsandbytes")
     base = every.save("hrm_lm", tmp_path / "base")
     out = run("run_clm", "qlora", model_name_or_path=str(base), lora_rank=4, load_in="4bit", max_steps=2, **text)
@@ -164,11 +164,11 @@ def test_an_adapter_of_a_puzzle_model_holds_its_table(run, known, tmp_path):
 def test_adapters_and_puzzle_tables_of_other_sizes_do_not_mix(run, known, tmp_path):
     more = renamed_boards(tmp_path / "more", 8)
     options = {"model_name_or_path": known["base"], "data_path": more, "puzzle_embeddings": "extend", "max_steps": 1}
-    with pytest.raises(ValueError, match="have 8 puzzle identifiers, the base has 5, and no adapter fits"):
+    with pytest.raises(ValueError, match=r" 8 puzzle identifiers.* 5, .*adapter"):
         run("run_puzzle", "refused", **options, lora_rank=4)
     merged = run("run_puzzle", "merged", **options, lora_rank=4, merge_adapter=True)
     assert AutoModelForPuzzleSolving.from_pretrained(merged).config.num_puzzle_identifiers == 8
-    with pytest.raises(ValueError, match="freeze_weights trains the puzzle table alone, lora_rank adapters too"):
+    with pytest.raises(ValueError, match=r"freeze_weights.*lora_rank"):
         run("run_puzzle", "both", **options, lora_rank=4, merge_adapter=True, freeze_weights=True)
 
 

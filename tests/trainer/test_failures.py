@@ -40,7 +40,7 @@ def test_an_expected_failure_is_one_line_with_its_status(error, code, said, caps
     assert (stop.value.code, capsys.readouterr().err) == (code, said)
 
 
-def test_a_mistake_of_ours_keeps_its_traceback_and_so_does_any_with_the_variable(monkeypatch):
+def test_bug_keeps_its_traceback_and_so_does_any_error_in_debug_mode(monkeypatch):
     with pytest.raises(TypeError, match="ours"), one_line_errors():
         raise TypeError("ours")
     monkeypatch.setenv("HRM_HF_DEBUG", "1")

@@ -66,20 +66,18 @@ def goes_on(folder, alone) -> None:
 # ---- disks ----
 
 
-def test_a_full_disk_ends_the_run_with_a_message_and_whole_checkpoints(disk, alone):
+def test_full_disk_ends_the_run_and_keeps_complete_checkpoints(disk, alone):
     folder = disk("size=700k")
-    with pytest.raises(
-        OSError, match=r"could not write checkpoint .*checkpoint-\d: .*Earlier checkpoints are intact; f"
-    ):
+    with pytest.raises(OSError, match=r"checkpoint-\d: .* intact.*--resume_from_checkpoint last-complete"):
         make("lm", folder, **SAVES).train()
     disk("remount,size=20m")
     goes_on(folder, alone)
 
 
-def test_a_run_into_a_folder_that_cannot_be_written_ends_before_it_trains(disk):
+def test_unwritable_folder_ends_the_run_before_training(disk):
     folder = disk("size=1m,ro")
     one = make("lm", folder)
-    with pytest.raises(OSError, match=r"cannot be written \(Read-only file system\): choose another --output_dir"):
+    with pytest.raises(OSError, match=r"Read-only file system.*--output_dir"):
         one.train()
     assert one.state.global_step == 0
 
@@ -100,7 +98,7 @@ def little_memory(more: int):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit the memory of a process")
 @pytest.mark.parametrize("by", ["torch", "Python"])
-def test_a_run_without_memory_is_told_so_and_leaves_whole_checkpoints(tmp_path, alone, by):
+def test_out_of_memory_is_reported_and_keeps_complete_checkpoints(tmp_path, alone, by):
     one = make("lm", tmp_path, **SAVES)
     step = one.training_step
 
@@ -111,13 +109,10 @@ def test_a_run_without_memory_is_told_so_and_leaves_whole_checkpoints(tmp_path, 
         return step(*args, **kwargs)
 
     one.training_step = larger
-    with pytest.raises(
-        (RuntimeError, MemoryError), match=r"out of memory in step 4 \(.*\): lower --per_device_train_b"
-    ) as e:
+    expected = r"memory.*step 4 .*--per_device_train_batch_size.*checkpoint-3 .*--resume_from_checkpoint last-complete"
+    with pytest.raises((RuntimeError, MemoryError), match=expected) as e:
         one.train()
-    assert str(e.value).endswith(
-        f"{tmp_path / 'checkpoint-3'} is intact: --resume_from_checkpoint last-complete goes on from there"
-    )
+    assert str(tmp_path / "checkpoint-3") in str(e.value)
     goes_on(tmp_path, alone)
 
 
@@ -125,7 +120,7 @@ def test_a_run_without_memory_is_told_so_and_leaves_whole_checkpoints(tmp_path, 
 
 
 @pytest.mark.slow
-def test_when_one_process_is_killed_the_other_says_so_and_ends(tmp_path):
+def test_surviving_process_reports_a_killed_one_and_ends(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
@@ -146,16 +141,14 @@ def test_when_one_process_is_killed_the_other_says_so_and_ends(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_learning_rate_of_1e30_saves_no_broken_weights_and_says_at_which_step(kind, tmp_path):
+def test_learning_rate_of_1e30_saves_no_nonfinite_weights_and_names_the_step(kind, tmp_path):
     one = make(kind, tmp_path, learning_rate=1e30, warmup_steps=0, **SAVES)
-    with pytest.raises(
-        NonFiniteError, match=r"weights are not finite after step 1: .*Lower the learning rate \(1e\+30\)"
-    ):
+    with pytest.raises(NonFiniteError, match=r"weights .*step 1: .*learning rate \(1e\+30\)"):
         one.train()
     assert list_checkpoints(tmp_path) == []
 
 
-def test_weights_that_break_leave_the_checkpoints_from_before(tmp_path, alone):
+def test_nonfinite_weights_keep_the_earlier_checkpoints(tmp_path, alone):
     one = make("lm", tmp_path, **{**SAVES, "save_total_limit": 2})
     step = one.training_step
 
@@ -166,17 +159,15 @@ def test_weights_that_break_leave_the_checkpoints_from_before(tmp_path, alone):
         return loss
 
     one.training_step = breaks
-    with pytest.raises(
-        NonFiniteError, match=r"weights are not finite after step 4: transformer.wte.weight\. They were"
-    ):
+    with pytest.raises(NonFiniteError, match=r"weights .*step 4: transformer.wte.weight"):
         one.train()
     assert [saved.name for saved in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-3"]
     goes_on(tmp_path, alone)
 
 
-def test_weights_that_break_in_a_run_that_saves_nothing_are_told_at_its_end(tmp_path):
+def test_nonfinite_weights_are_reported_at_the_end_of_a_run_without_saves(tmp_path):
     one = make("cosmo", tmp_path, learning_rate=1e30, warmup_steps=0, max_steps=3)
-    with pytest.raises(NonFiniteError, match="weights are not finite after step 3: "):
+    with pytest.raises(NonFiniteError, match=r"weights .*step 3: "):
         one.train()
 
 

@@ -18,7 +18,7 @@ def accelerator():
     return Accelerator(cpu=True)
 
 
-def test_micro_batches_and_steps_add_up_and_reading_starts_anew(accelerator):
+def test_micro_batches_and_steps_add_up_and_reading_resets(accelerator):
     meter = MetricAccumulator()
     for step in ([1.0, 2.0], [4.0]):
         for value in step:
@@ -28,7 +28,7 @@ def test_micro_batches_and_steps_add_up_and_reading_starts_anew(accelerator):
     assert meter.drain(accelerator, 5)[:2] == ({}, 3)
 
 
-def test_a_dropped_step_leaves_nothing(accelerator):
+def test_dropped_step_is_not_counted(accelerator):
     meter = MetricAccumulator()
     meter.add(terms(loss=1.0))
     meter.keep()
@@ -47,7 +47,7 @@ def test_names_may_come_in_another_order_or_be_missing(accelerator):
     assert meter.drain(accelerator, 3)[0] == {"a": 11.0, "b": 222.0, "c": 5.0}
 
 
-def test_the_clock_stands_still_while_paused(accelerator):
+def test_clock_stops_while_paused(accelerator):
     meter = MetricAccumulator()
     with meter.paused():
         time.sleep(0.5)

@@ -43,7 +43,7 @@ def transcription(p, gradients, lr, beta1, beta2, weight_decay):
 
 
 @pytest.mark.parametrize(("betas", "weight_decay"), [((0.9, 0.95), 0.1), ((0.9, 0.999), 0.0), ((0.0, 0.5), 1.0)])
-def test_adam_atan2_is_its_formula(betas, weight_decay):
+def test_adam_atan2_matches_its_formula(betas, weight_decay):
     params = parameters()
     start = [p.detach().clone() for p in params]
     optimizer = AdamATan2(params, lr=0.05, betas=betas, weight_decay=weight_decay)
@@ -98,7 +98,7 @@ def test_parameters_without_gradient_neither_move_nor_decay():
     assert torch.equal(params[1], parameters()[1]) and not torch.equal(params[0], parameters()[0])
 
 
-def test_a_restored_adam_atan2_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_restored_adam_atan2_continues_exactly(tmp_path):
     params = parameters()
     optimizer = AdamATan2(params, lr=0.05)
     for step in range(3):
@@ -137,12 +137,12 @@ def test_gradients_of_one_row_are_summed_before_the_sign_and_the_row_decays_once
     torch.testing.assert_close(table[1], torch.tensor([0.9 - 0.1, 0.9 + 0.1]))
 
 
-def test_a_table_without_gradient_is_left_alone_and_a_dense_gradient_refused():
+def test_table_without_gradient_is_unchanged_and_dense_gradient_is_rejected():
     table = torch.ones(3, 2)
     SignSGD([table]).step()
     assert torch.equal(table, torch.ones(3, 2))
     table.grad = torch.ones(3, 2)
-    with pytest.raises(TypeError, match=r"needs a sparse gradient of rows; this one is dense, \(3, 2\)"):
+    with pytest.raises(TypeError, match=r"sparse gradient.*\(3, 2\)"):
         SignSGD([table]).step()
 
 
@@ -176,7 +176,7 @@ def test_a_schedule_reaches_every_optimizer_with_its_own_base_rate():
     assert all(p.grad is None for p in params)
 
 
-def test_a_restored_composite_goes_on_as_if_it_had_not_stopped():
+def test_restored_composite_continues_exactly():
     optimizer, table, params = composite()
     schedule = LambdaLR(optimizer, cosine_with_min_ratio(4, 100, 0.1))
     for step in range(3):
@@ -198,7 +198,7 @@ def test_a_restored_composite_goes_on_as_if_it_had_not_stopped():
     assert [group["lr"] for group in resumed.param_groups] == [group["lr"] for group in optimizer.param_groups]
 
 
-def test_a_state_of_another_number_of_optimizers_is_refused():
+def test_state_of_another_number_of_optimizers_is_rejected():
     optimizer, _, params = composite()
     with pytest.raises(ValueError, match="parameter group"):
         optimizer.load_state_dict(CompositeOptimizer([AdamATan2(params)]).state_dict())
@@ -218,7 +218,7 @@ def test_the_schedule_counts_the_first_update_as_step_1():
     assert cosine_with_min_ratio(0, 10, 0.0)(0) == pytest.approx(0.5 * (1 + math.cos(math.pi / 10)))
 
 
-def test_the_average_of_weights_leaves_buffers_out_but_for_the_statistics_of_batch_norms():
+def test_weight_average_skips_buffers_except_batch_norm_statistics():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     model.register_buffer("table", torch.ones(3))
     average = WeightAverage(model, rate=0.5)
@@ -230,7 +230,7 @@ def test_the_average_of_weights_leaves_buffers_out_but_for_the_statistics_of_bat
     assert model[1].running_mean.tolist() == [2.0, 2.0]
 
 
-def test_the_average_of_weights_is_the_recursion():
+def test_weight_average_follows_the_recursion():
     model = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.ones_(model.weight)
     average = WeightAverage(model, rate=0.9)
@@ -247,11 +247,11 @@ def test_the_average_of_weights_is_the_recursion():
     assert model.weight.tolist() == [[5.0, 5.0]]
 
 
-def test_a_saved_average_is_restored_or_refused():
+def test_saved_average_is_restored_or_rejected():
     model = torch.nn.Linear(2, 2)
     average, other = WeightAverage(model, 0.5), WeightAverage(model, 0.5)
     average.shadow["weight"].fill_(7)
     other.load(average.shadow)
     assert other.shadow["weight"].unique().tolist() == [7.0]
-    with pytest.raises(ValueError, match=r"saved average does not fit: \['bias'\]"):
+    with pytest.raises(ValueError, match=r"saved average.*\['bias'\]"):
         other.load({"weight": torch.zeros(2, 2)})

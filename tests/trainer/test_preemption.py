@@ -60,7 +60,7 @@ def stopped_run(kind, folder, number=signal.SIGUSR1, step=STOPPED_AT, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_signal_in_a_step_saves_after_it_and_the_run_goes_on_with_the_same_losses(kind, tmp_path):
+def test_signal_in_a_step_saves_after_it_and_the_resumed_losses_match(kind, tmp_path):
     alone = make(kind, tmp_path / "alone")
     alone.train()
     stopped = stopped_run(kind, tmp_path / "run")
@@ -74,7 +74,7 @@ def test_a_signal_in_a_step_saves_after_it_and_the_run_goes_on_with_the_same_los
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_after_training_handlers_and_mask_are_as_they_were(number, tmp_path, signals):
+def test_training_restores_handlers_and_mask(number, tmp_path, signals):
     stopped_run("lm", tmp_path, number)
     assert {one: signal.getsignal(one) for one in STOP_SIGNALS} == signals[0]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == signals[1]
@@ -90,7 +90,7 @@ def test_a_run_that_fails_leaves_no_handler_behind(tmp_path, signals):
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_that_waits_since_before_training_stops_after_the_first_step(number, tmp_path):
+def test_signal_pending_before_training_stops_after_the_first_step(number, tmp_path):
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     signal.raise_signal(number)  # to this thread: others of this process have not blocked it
     trainer = make("lm", tmp_path)
@@ -99,7 +99,7 @@ def test_a_signal_that_waits_since_before_training_stops_after_the_first_step(nu
     assert not signal.sigpending()
 
 
-def test_more_signals_do_no_more_than_one(tmp_path):
+def test_repeated_signals_act_as_one(tmp_path):
     trainer = make("lm", tmp_path)
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
         trainer.add_callback(Signal(number))
@@ -124,7 +124,7 @@ def test_a_signal_in_an_evaluation_stops_after_the_next_step(tmp_path):
     assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [2]
 
 
-def test_where_only_the_best_step_is_saved_the_run_stops_at_one_without_evaluation(tmp_path):
+def test_run_that_saves_only_the_best_step_stops_without_evaluation(tmp_path):
     options = {"save_strategy": "best", "eval_strategy": "steps", "eval_steps": STOPPED_AT, "greater_is_better": True}
     trainer = stopped_run("lm", tmp_path, metric_for_best_model="eval_loss", **options)
     assert trainer.state.global_step == STOPPED_AT + 1
@@ -147,7 +147,7 @@ def test_a_run_stopped_in_its_last_step_is_complete_when_it_goes_on(kind, tmp_pa
     assert all(value.equal(weights[name]) for name, value in resumed.model.state_dict().items())
 
 
-def test_a_signal_after_the_last_step_is_for_whoever_listens_next(tmp_path):
+def test_signal_after_the_last_step_goes_to_the_previous_handler(tmp_path):
     class Late(TrainerCallback):
         def on_train_end(self, args, state, control, **kwargs):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -160,16 +160,16 @@ def test_a_signal_after_the_last_step_is_for_whoever_listens_next(tmp_path):
     assert not trainer.preemption.preempted and seen == [signal.SIGTERM]
 
 
-def test_outside_the_main_thread_training_warns_and_goes_on(tmp_path):
+def test_training_outside_the_main_thread_warns_and_continues(tmp_path):
     trainer = make("lm", tmp_path)
-    with pytest.warns(UserWarning, match="outside the main thread"):
+    with pytest.warns(UserWarning, match="main thread"):
         thread = threading.Thread(target=trainer.train)
         thread.start()
         thread.join()
     assert trainer.state.global_step == STEPS
 
 
-def test_last_whole_starts_a_run_that_has_nothing_to_continue(tmp_path, capsys):
+def test_last_complete_starts_a_new_run_without_checkpoints(tmp_path, capsys):
     (tmp_path / "checkpoint-2").mkdir()  # without a manifest: stopped in its first save
     trainer = make("lm", tmp_path, max_steps=1)
     trainer.train("last-complete")
@@ -204,7 +204,7 @@ def test_a_stopped_script_names_its_checkpoint_creates_the_file_and_ends(tmp_pat
     assert f"after step 3 of 6, saved in {tmp_path / 'run' / 'checkpoint-3'}" in capsys.readouterr().out
 
 
-def test_a_complete_script_goes_on_and_only_one_that_blocked_signals_listens_still(tmp_path, signals):
+def test_complete_script_continues_and_listens_only_if_it_blocked_signals(tmp_path, signals):
     trainer = make("lm", tmp_path, save_strategy="steps", save_steps=STEPS)
     trainer.train()
     exit_if_preempted(trainer)
@@ -300,7 +300,7 @@ def blocks(process: int, number: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads what a process blocks from /proc")
-def test_a_script_that_is_told_to_stop_while_it_imports_saves_after_its_first_step(tmp_path):
+def test_script_signaled_during_imports_saves_after_its_first_step(tmp_path):
     file = tmp_path / "stopped"
     arguments = recipe_arguments(
         tmp_path / "recipe.yaml", **PUZZLE_RECIPE, data_path=str(puzzle_boards(tmp_path / "boards")),
@@ -343,7 +343,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step_and_they_go_on(two_
     assert len(one["alone"]) == STEPS
 
 
-def test_the_file_tells_what_the_launcher_hides(two_processes):
+def test_stopped_file_reports_the_preemption_that_the_launcher_hides(two_processes):
     _, result, out = two_processes
     assert result.returncode == 1 and (out / "stopped").exists()
     assert "exitcode  : 85" in result.stderr

@@ -105,7 +105,7 @@ def rounded_weight(module) -> torch.Tensor:
 
 @every_scheme
 @every_model
-def test_every_linear_map_is_quantised_but_for_heads(saved, architecture, scheme):
+def test_every_linear_layer_is_quantized_except_heads(saved, architecture, scheme):
     model = load(architecture, saved[architecture], scheme)
     types = {name: type(module.weight).__name__ for name, module in linear_maps(model).items()}
     kept = {name for name, kind in types.items() if kind == "Parameter"}
@@ -118,7 +118,7 @@ def test_every_linear_map_is_quantised_but_for_heads(saved, architecture, scheme
 
 @every_scheme
 @every_model
-def test_outputs_are_those_of_the_rounded_weights(saved, architecture, scheme):
+def test_outputs_match_the_rounded_weights(saved, architecture, scheme):
     model, plain = load(architecture, saved[architecture], scheme), load(architecture, saved[architecture])
     with torch.no_grad():
         for name, module in linear_maps(plain).items():
@@ -134,7 +134,7 @@ def test_outputs_are_those_of_the_rounded_weights(saved, architecture, scheme):
 
 @every_scheme
 @every_model
-def test_a_saved_quantised_model_is_read_again_as_it_was(saved, architecture, scheme, tmp_path):
+def test_saved_quantized_model_reloads_unchanged(saved, architecture, scheme, tmp_path):
     model = load(architecture, saved[architecture], scheme)
     before = logits(model, architecture)  # a product first: 4-bit weights may be packed anew by it
     model.save_pretrained(tmp_path)
@@ -146,8 +146,8 @@ def test_a_saved_quantised_model_is_read_again_as_it_was(saved, architecture, sc
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("architecture", [name for name, row in every.ROWS.items() if not row.quantizable])
-def test_convolutions_are_refused(saved, architecture, scheme):
-    with pytest.raises(ValueError, match=r"made of convolutions.*dtype=torch\.bfloat16"):
+def test_convolutions_are_rejected(saved, architecture, scheme):
+    with pytest.raises(ValueError, match=r"convolutions.*dtype=torch\.bfloat16"):
         load(architecture, saved[architecture], scheme)
 
 
@@ -196,7 +196,7 @@ def test_blocks_follow_the_activations_dtype(architecture, scheme, tmp_path):
     assert relative_error(out.float(), logits(plain, architecture)) < bound
 
 
-def test_a_list_of_ones_own_leaves_more_maps_as_they_are(saved):
+def test_custom_skip_list_leaves_more_layers_unquantized(saved):
     skipped = BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "q_head", "o_proj"])
     auto = transformers.AutoModelForMaskedLM
     model = auto.from_pretrained(saved["hrm_puzzle"], quantization_config=skipped).eval()
@@ -206,7 +206,7 @@ def test_a_list_of_ones_own_leaves_more_maps_as_they_are(saved):
     assert relative_error(logits(model, "hrm_puzzle"), logits(every.model("hrm_puzzle"), "hrm_puzzle")) < 0.05
 
 
-def test_4_bit_maps_pass_gradients_on_after_an_evaluation(saved):
+def test_4_bit_layers_pass_gradients_after_an_evaluation(saved):
     model = load("hrm_go_coder", saved["hrm_go_coder"], "bnb-nf4")
     embeddings = model.get_input_embeddings()(every.inputs("hrm_go_coder")["input_ids"]).detach()
 

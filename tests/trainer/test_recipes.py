@@ -70,7 +70,7 @@ def refused(classes, args) -> str:
 # ---- reading ----
 
 
-def test_the_file_comes_first_and_flags_override_it(recipe):
+def test_flags_override_the_file(recipe):
     path = recipe({"needed": 3, "word": "file", "rate": 0.5})
     (options,) = parse_recipe([Options], ["--recipe", path, "--word", "flag"])
     assert options == Options(needed=3, word="flag", rate=0.5)
@@ -78,7 +78,7 @@ def test_the_file_comes_first_and_flags_override_it(recipe):
     assert same == options
 
 
-def test_without_a_file_flags_and_defaults_are_all():
+def test_flags_and_defaults_work_without_a_file():
     assert parse_recipe([Options], ["--needed", "1", "--flag"]) == (Options(needed=1, flag=True),)
 
 
@@ -87,22 +87,22 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(recipe):
     assert options.rate == 1e-4
 
 
-def test_an_option_that_nobody_gives_is_asked_for(recipe):
+def test_missing_required_option_is_named(recipe):
     assert "required: --needed" in refused([Options], ["--recipe", recipe({"word": "x"})])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("needed: 1\nwrod: x\n", "recipe.yaml: unknown key 'wrod'; did you mean 'word'?"),
-        ("needed: [1\n", "recipe.yaml is not valid YAML: while parsing a flow sequence"),
-        ("- needed\n", "recipe.yaml must be a mapping of option: value, it is a list"),
-        ("", "recipe.yaml must be a mapping of option: value, it is a NoneType"),
-        ("needed: many\n", "argument --needed: invalid int value: 'many'"),
+        ("needed: 1\nwrod: x\n", "recipe.yaml: .*'wrod'.*'word'"),
+        ("needed: [1\n", "recipe.yaml .*YAML.*flow sequence"),
+        ("- needed\n", "recipe.yaml .*mapping.* list"),
+        ("", "recipe.yaml .*mapping.* NoneType"),
+        ("needed: many\n", "--needed: .*int.*'many'"),
     ],
 )
-def test_a_faulty_recipe_is_bad_usage_with_file_and_reason(recipe, text, message):
-    assert message in refused([Options], ["--recipe", recipe(text)])
+def test_invalid_recipe_is_bad_usage_that_names_file_and_reason(recipe, text, message):
+    assert re.search(message, refused([Options], ["--recipe", recipe(text)]))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_missing_recipe_is_bad_usage(tmp_path):
 
 def test_an_unknown_flag_is_bad_usage_that_names_the_nearest():
     message = refused(CLASSES, ["--output_dir", "x", "--puzzle_emb_lrr", "1"])
-    assert "unknown flag 'puzzle_emb_lrr'; did you mean 'puzzle_emb_lr'?" in message
+    assert re.search("'puzzle_emb_lrr'.*'puzzle_emb_lr'", message)
 
 
 def test_every_recipe_that_a_script_names_exists():
@@ -145,7 +145,7 @@ def test_overrides_may_be_a_mapping_in_the_file_a_string_or_json(recipe):
     assert parse_overrides(None) == parse_overrides("") == {}
 
 
-def test_a_flag_overrides_single_fields_beside_those_of_the_recipe(recipe):
+def test_flag_overrides_are_merged_with_those_of_the_recipe(recipe):
     path = recipe({"model_type": "hrm_lm", "config_overrides": {"hidden_size": 32, "halt_max_steps": 2}})
     (arguments,) = parse_recipe([ModelArguments], ["--recipe", str(path), "--config_overrides", "halt_max_steps=3"])
     assert parse_overrides(arguments.config_overrides) == {"hidden_size": 32, "halt_max_steps": 3}
@@ -167,19 +167,19 @@ def test_a_fresh_config_is_preset_then_data_then_overrides():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model_type": "hrm_puzle"}, "unknown model_type 'hrm_puzle'; did you mean 'hrm_puzzle'?"),
-        ({"preset": "hrm-27"}, r"unknown preset 'hrm-27' for hrm_puzzle; choose one of \['hrm-27m', "),
-        ({"config_overrides": "hiden_size=4"}, "unknown config field of hrm_puzzle 'hiden_size'; .* 'hidden_size'"),
-        ({"config_overrides": "hidden_size"}, "config_overrides: 'hidden_size' is not of the form field=value"),
-        ({"config_overrides": "hidden_size=30,num_attention_heads=4"}, "hidden_size=30 is not a multiple of num_att"),
+        ({"model_type": "hrm_puzle"}, "model_type 'hrm_puzle'.*'hrm_puzzle'"),
+        ({"preset": "hrm-27"}, "'hrm-27'.*hrm_puzzle.*'hrm-27m'"),
+        ({"config_overrides": "hiden_size=4"}, "hrm_puzzle 'hiden_size'.* 'hidden_size'"),
+        ({"config_overrides": "hidden_size"}, "config_overrides: 'hidden_size'"),
+        ({"config_overrides": "hidden_size=30,num_attention_heads=4"}, "hidden_size=30.*num_attention_heads=4"),
         ({"config_overrides": "hidden_size=big"}, "hidden_size"),
-        ({"config_overrides": "seq_len=15"}, r"grid_shape=\[4, 4\] does not have seq_len=15 cells"),
+        ({"config_overrides": "seq_len=15"}, r"grid_shape=\[4, 4\].*seq_len=15"),
         pytest.param(
             {"config_overrides": '{"hidden_size": 4'}, "config_overrides",
         ),
     ],
 )  # fmt: skip
-def test_an_impossible_config_is_named(arguments, message):
+def test_invalid_config_is_named(arguments, message):
     with pytest.raises((ValueError, StrictDataclassError), match=message):
         build_config(ModelArguments(**{"model_type": "hrm_puzzle", **arguments}), **FROM_DATA)
 

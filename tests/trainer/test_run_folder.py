@@ -57,16 +57,16 @@ def fake(folder: Path, step: int, run_id: str | None = "a" * 32) -> Path:
 # ---- a second run, later ----
 
 
-def test_a_second_run_is_refused_and_leaves_the_first_ones_checkpoints_alone(tmp_path):
+def test_second_run_is_rejected_and_leaves_the_first_runs_checkpoints_unchanged(tmp_path):
     trainer(tmp_path).train()
     before = contents(tmp_path)
-    with pytest.raises(FileExistsError, match=r"checkpoint-2, checkpoint-4\), and a new one would mix") as error:
+    with pytest.raises(FileExistsError, match="checkpoint-2, checkpoint-4") as error:
         trainer(tmp_path).train()
     assert "--overwrite_output_dir" in str(error.value) and "--resume_from_checkpoint last" in str(error.value)
     assert contents(tmp_path) == before
 
 
-def test_a_run_told_to_overwrite_deletes_what_was_there_and_no_more(tmp_path):
+def test_overwrite_deletes_only_the_earlier_checkpoints(tmp_path):
     trainer(tmp_path, steps=8).train()
     (tmp_path / "notes.txt").write_text("mine")
     first = run_id_of(tmp_path / "checkpoint-8")
@@ -86,7 +86,7 @@ def test_overwriting_waits_until_the_new_run_has_made_a_step(tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_a_run_that_resumes_overwrites_nothing_of_its_own(tmp_path):
+def test_resumed_run_overwrites_none_of_its_own_checkpoints(tmp_path):
     # A job that is requeued has the options of its first start.
     trainer(tmp_path, overwrite_output_dir=True).train("last-complete")
     resumed = trainer(tmp_path, steps=6, overwrite_output_dir=True)
@@ -115,7 +115,7 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_has_another(tmp_path):
 def test_checkpoints_of_two_runs_in_one_folder_are_named(tmp_path):
     fake(tmp_path, 2), fake(tmp_path, 4, "b" * 32)
     for wanted in ("last", "last-complete", str(tmp_path / "checkpoint-4")):
-        with pytest.raises(CheckpointError, match=r"of run bbbbbbbb, but checkpoint-2 of run aaaaaaaa\. Move one"):
+        with pytest.raises(CheckpointError, match=r"bbbbbbbb.* checkpoint-2 .*aaaaaaaa.*--output_dir"):
             begin(tmp_path, wanted)
 
 
@@ -129,7 +129,7 @@ def test_a_manifest_lists_files_of_subfolders_as_sharded_checkpoints_have_them(t
     assert "global_step2/rank_0.pt has other content than was written" in find_corruption(place)[0]
 
 
-def test_last_whole_puts_damaged_checkpoints_out_of_the_way_of_a_run_that_starts_anew(tmp_path, capsys):
+def test_last_complete_renames_corrupted_checkpoints_before_a_new_run(tmp_path, capsys):
     for step in (2, 4):
         (fake(tmp_path, step) / "model.safetensors").write_bytes(b"y" * 100)
     one = trainer(tmp_path)
@@ -154,7 +154,7 @@ def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):
 # ---- rotation ----
 
 
-def test_what_was_just_written_stays_though_later_checkpoints_are_there(tmp_path):
+def test_new_checkpoint_survives_rotation_among_later_ones(tmp_path):
     trainer(tmp_path, steps=8).train()
     for folder in list_checkpoints(tmp_path):
         os.utime(folder, (time.time() - 10, time.time() - 10))
@@ -181,7 +181,7 @@ def waiting_run(folder: str, file: str) -> None:
     one.train("last-complete")
 
 
-def test_a_run_at_the_same_time_is_told_host_and_process_and_a_killed_one_lets_go(tmp_path):
+def test_concurrent_run_error_names_host_and_process_and_a_killed_run_unlocks(tmp_path):
     run, file = tmp_path / "run", tmp_path / "trains"
     process = started.process(waiting_run, str(run), str(file))
     process.start()
@@ -190,7 +190,7 @@ def test_a_run_at_the_same_time_is_told_host_and_process_and_a_killed_one_lets_g
     try:
         with pytest.raises(FolderInUseError, match=f"process {process.pid} on {socket.gethostname()}") as error:
             trainer(run).train("last-complete")
-        assert str(run) in str(error.value) and "another --output_dir" in str(error.value)
+        assert str(run) in str(error.value) and "--output_dir" in str(error.value)
     finally:
         process.kill()
         process.join()
@@ -199,31 +199,31 @@ def test_a_run_at_the_same_time_is_told_host_and_process_and_a_killed_one_lets_g
     assert resumed.state.global_step == 4 and len(tiny_lm.logged(resumed)) == 4
 
 
-def test_a_script_holds_its_folder_to_the_end_and_its_trainer_may_use_it(tmp_path):
+def test_script_locks_its_folder_to_the_end_and_its_trainer_may_use_it(tmp_path):
     args = LmTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
     claim_run_folder(args)
     trainer(tmp_path).train()
     # Another file object, as another process would have.
     with open(tmp_path / LOCK_FILE) as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with pytest.raises(FileExistsError, match="holds checkpoints of an earlier run"):
+    with pytest.raises(FileExistsError, match="checkpoint-2, checkpoint-4"):
         claim_run_folder(args)
     assert (tmp_path / LOCK_FILE).read_text() == f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def test_where_the_file_system_has_no_locks_a_run_warns_and_goes_on(tmp_path, monkeypatch):
+def test_run_without_file_locks_warns_and_continues(tmp_path, monkeypatch):
     def no_locks(self):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(UnixFileLock, "_acquire", no_locks)
     assert FileLock is UnixFileLock
-    with pytest.warns(UserWarning, match=r"has no locks \(Function not implemented\)"), held(tmp_path, True):
+    with pytest.warns(UserWarning, match=r"locks \(Function not implemented\)"), held(tmp_path, True):
         pass
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing")  # a default of TRL
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("run_*.py")), ids=lambda path: path.stem)
-def test_every_script_refuses_in_one_line_before_it_writes_anything(script, tmp_path, monkeypatch, capsys):
+def test_every_script_fails_in_one_line_before_it_writes_anything(script, tmp_path, monkeypatch, capsys):
     fake(tmp_path, 2)
     (tmp_path / "recipe.yaml").write_text("of the first run")
     before = contents(tmp_path)
@@ -236,7 +236,7 @@ def test_every_script_refuses_in_one_line_before_it_writes_anything(script, tmp_
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
-    assert line.startswith("error: ") and "checkpoint-2), and a new one would mix with it" in line
+    assert line.startswith("error: ") and "checkpoint-2)" in line and "--overwrite_output_dir" in line
     after = contents(tmp_path)
     del after[LOCK_FILE]
     assert after == before

@@ -184,7 +184,7 @@ def test_an_interrupted_build_is_finished_as_if_it_had_not_been(built, tmp_path,
     monkeypatch.undo()
     left = sorted(file.name for file in out.rglob("*") if file.is_file())
     assert len([name for name in left if name.endswith(".parquet")]) == shard and "cosmology.json" not in left
-    with pytest.raises(FileNotFoundError, match=r"same command finishes"):
+    with pytest.raises(FileNotFoundError, match=r"cosmology\.json.*interrupted"):
         load_cosmology_info(out)
     times = {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")}
     build(out)
@@ -241,9 +241,9 @@ def test_a_disk_that_is_really_full_keeps_finished_shards(built, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"seed": 1}, "seed is 0, asked 1"),
-        ({"settings": replace(SMALL, sigma_e=0.26)}, r"sigma_e is 0.0, asked 0.26"),
-        ({"counts": (60, 20)}, "train is 50, asked 60"),
+        ({"seed": 1}, r"seed\D+0\D+1\b"),
+        ({"settings": replace(SMALL, sigma_e=0.26)}, r"sigma_e\D+0\.0\D+0\.26"),
+        ({"counts": (60, 20)}, r"train\D+50\D+60"),
     ],
 )
 @pytest.mark.parametrize("told_by", ["cosmology.json", "unfinished.json"])
@@ -259,8 +259,8 @@ def test_a_folder_of_other_settings_is_refused_with_the_difference(copied, chang
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prior": {"omega_m": (0.5, 0.1), "sigma_8": (0.6, 1.0)}}, "prior of omega_m from 0.5 to 0.1 is empty"),
-        ({"prior": {"omega_m": (0.01, 0.5), "sigma_8": (0.6, 1.0)}}, "omega_b=0.046 must be below omega_m=0.01"),
+        ({"prior": {"omega_m": (0.5, 0.1), "sigma_8": (0.6, 1.0)}}, r"omega_m\D+0\.5\D+0\.1\b"),
+        ({"prior": {"omega_m": (0.01, 0.5), "sigma_8": (0.6, 1.0)}}, r"omega_b=0\.046.*omega_m=0\.01"),
     ],
 )
 def test_impossible_plans_are_refused_before_anything_is_written(tmp_path, options, message):
@@ -274,7 +274,7 @@ def test_a_map_that_cannot_be_drawn_is_named(tmp_path, monkeypatch):
         return {"map": np.full((1, 16, 16), np.nan, np.float32)}
 
     monkeypatch.setattr(cosmology_build, "generate_columns", draw)
-    with pytest.raises(ValueError, match=r"train map 0 \(.*omega_m.*seed \d+\): 256 pixels are NaN"):
+    with pytest.raises(ValueError, match=r"train map 0 \(.*omega_m.*seed \d+\): 256\b"):
         build(tmp_path)
 
 
@@ -288,13 +288,13 @@ def test_a_truncated_shard_is_an_error(copied):
 def test_maps_of_another_shape_are_named(built, tmp_path):
     build(tmp_path, replace(SMALL, size=32))
     (tmp_path / "cosmology.json").write_text((built[0] / "cosmology.json").read_text())
-    with pytest.raises(ValueError, match=r"32, 32.*cosmology.json says.*16, 16"):
+    with pytest.raises(ValueError, match=r"32, 32.*cosmology\.json.*16, 16"):
         read_arrays(tmp_path, "train")
 
 
 def test_a_missing_shard_is_told_and_made_again(copied, built):
     (copied / "train" / "00002-of-00003.parquet").unlink()
-    with pytest.raises(ValueError, match=r"hold 40 rows.*says 50"):
+    with pytest.raises(ValueError, match=r"\b40\b.*cosmology\.json.*\b50\b"):
         read_arrays(copied, "train")
     build(copied)
     assert contents(copied) == contents(built[0])
@@ -304,14 +304,14 @@ def test_unknown_paths_splits_and_columns_say_what_there_is(built, tmp_path):
     for path in (tmp_path / "nowhere", "data/kappa/of/mine", "nobody/no-such-set"):
         with pytest.raises(FileNotFoundError, match=r"hrm-hf data cosmology"):
             load_cosmology_info(path)
-    with pytest.raises(ValueError, match=r"no split 'validation'; it has \['train', 'test'\]"):
+    with pytest.raises(ValueError, match=r"'validation'.*\['train', 'test'\]"):
         read_arrays(built[0], "validation")
-    with pytest.raises(ValueError, match=r"no column 'tau'"):
+    with pytest.raises(ValueError, match="'tau'"):
         read_arrays(built[0], "train", ["tau"])
 
 
 def test_a_broken_description_is_told(copied):
     info = json.loads((copied / "cosmology.json").read_text())
     (copied / "cosmology.json").write_text(json.dumps(info | {"flavour": 3}))
-    with pytest.raises(ValueError, match=r"does not describe a cosmology data set of this version.*flavour"):
+    with pytest.raises(ValueError, match=r"cosmology\.json.*flavour"):
         load_cosmology_info(copied)

@@ -136,7 +136,7 @@ def test_areas_grow_with_the_square_of_the_widths_and_are_compared_to_a_baseline
     assert found["contour_area_ratio"]["omega_m,sigma_8"]["gaussian"] == pytest.approx(0.25, rel=0.02)
     assert found["contour_area_ratio"]["omega_m,sigma_8"]["density"] == pytest.approx(0.25, rel=0.05)
     assert found["rmse_ratio"]["omega_m"] == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="baseline has figures for"):
+    with pytest.raises(ValueError, match=r"baseline.*\[\].*omega_m"):
         compare(metrics, {"parameters": {}})
 
 
@@ -147,7 +147,7 @@ def test_moments_of_the_prior_of_s8_are_those_of_draws():
     mean, std = prior_moments("s_8", PRIOR)
     assert mean == pytest.approx(s_8.mean(), rel=2e-3)
     assert std == pytest.approx(s_8.std(), rel=5e-3)
-    with pytest.raises(ValueError, match="expected some for h"):
+    with pytest.raises(ValueError, match=r"prior.*'sigma_8'.*\bh\b"):
         prior_moments("h", PRIOR)
 
 
@@ -173,8 +173,8 @@ def test_a_derived_s8_is_judged_alone_but_not_as_one_more_free_parameter():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"std": np.zeros((4, 1))}, "std is not positive for map 0"),
-        ({"mean": np.full((4, 1), np.nan)}, "mean holds 4 values that are not finite"),
+        ({"std": np.zeros((4, 1))}, "std.*positive.*map 0"),
+        ({"mean": np.full((4, 1), np.nan)}, r"mean.*\b4\b.*finite"),
     ],
 )
 def test_bad_predictions_are_refused_with_what_is_wrong(change, message):
@@ -231,5 +231,5 @@ def test_predictions_of_a_model_are_those_of_its_forward_whatever_the_batches():
     last = {name: curve[-1] for name, curve in answers.rmse_per_step().items()}
     for name, rmse in last.items():
         assert rmse == pytest.approx(parameter_metrics(predictions, name, PRIOR)["rmse"])
-    with pytest.raises(ValueError, match="the model also reports s_8"):
+    with pytest.raises(ValueError, match=r"'sigma_8'\].* s_8"):
         predict_maps(model, scaled, MapSet(maps, {name: labels[name] for name in PRIOR}))

@@ -3,7 +3,6 @@
 The files are made here by healpy, astropy and numpy. Referee of the projection is astropy's WCS.
 """
 
-import re
 import sys
 
 import numpy as np
@@ -138,9 +137,9 @@ def test_patches_with_little_sky_are_left_out_and_counted(write_sky, sky, noise)
 @pytest.mark.parametrize(
     ("mask", "options", "message"),
     [
-        (lambda sky: sky[1] < 0, {"centres": [(0.0, 60.0)]}, "latitude 60 is observed to 0%"),
-        (lambda sky: sky[1] < -99, {}, r"mask of .* is empty"),
-        (lambda sky: np.ones(12 * 32**2), {}, "expected one resolution"),
+        (lambda sky: sky[1] < 0, {"centres": [(0.0, 60.0)]}, r"latitude 60\b.*\b0%"),
+        (lambda sky: sky[1] < -99, {}, "mask.*empty"),
+        (lambda sky: np.ones(12 * 32**2), {}, r"\[12288, 49152\]"),
         (None, {"field": 3}, "field=3"),
         (None, {"side_deg": 45}, "side_deg=45"),
         (None, {"side_deg": float("nan")}, "side_deg=nan"),
@@ -154,21 +153,21 @@ def test_options_and_masks_that_give_no_patch_are_rejected(write_sky, sky, noise
 
 def test_zeros_without_a_mask_look_like_missing_sky(write_sky, sky, noise):
     noise[sky[1] > 0] = 0
-    with pytest.raises(ValueError, match=r"exactly 0.*give the mask"):
+    with pytest.raises(ValueError, match="exactly 0.*mask"):
         read_healpix_patches(write_sky(noise))
 
 
 def test_missing_files_say_where_they_are_published(healpy, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no\.fits does not exist; the DES Y3 mass maps"):
+    with pytest.raises(FileNotFoundError, match=r"no\.fits.*DES Y3"):
         read_healpix_patches(tmp_path / "no.fits")
-    with pytest.raises(FileNotFoundError, match="Globus or Binder"):
+    with pytest.raises(FileNotFoundError, match=r"df_m_16_CIC_z=0\.npy.*Globus"):
         read_quijote_cube(tmp_path / "df_m_16_CIC_z=0.npy")
 
 
 def test_nan_is_refused_where_observed_and_ignored_under_the_mask(write_sky, sky, noise):
     noise[sky[1] > 60] = np.nan
     path = write_sky(noise)
-    with pytest.raises(ValueError, match="observed pixels are NaN"):
+    with pytest.raises(ValueError, match=r"sky\.fits: \d+ .*NaN"):
         read_healpix_patches(path)
     mask = write_sky((sky[1] < 60).astype(np.float32), "mask.fits")
     assert np.isfinite(read_healpix_patches(path, mask, side_deg=10, size=8).maps).all()
@@ -177,13 +176,13 @@ def test_nan_is_refused_where_observed_and_ignored_under_the_mask(write_sky, sky
 def test_a_truncated_healpix_file_is_refused(write_sky, noise):
     path = write_sky(noise)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"truncated|no readable"):
+    with pytest.raises(ValueError, match=r"readable (HEALPix|FITS)"):
         read_healpix_patches(path)
 
 
 def test_without_healpy_the_error_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "healpy", None)
-    with pytest.raises(ImportError, match=re.escape('needs healpy: pip install "hrm_hf[cosmology]"')):
+    with pytest.raises(ImportError, match=r"healpy.*hrm_hf\[cosmology\]"):
         read_healpix_patches(tmp_path / "no.fits")
 
 
@@ -205,10 +204,10 @@ def test_units_that_are_no_image_or_no_map_of_the_sphere_are_listed(healpy, fits
     fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(np.ones((8, 8)))]).writeto(tmp_path / "map.fits")
     table.writeto(tmp_path / "table.fits")
     for read, name, options, message in (
-        (read_healpix_patches, "map.fits", {}, "holds HDU 0: PrimaryHDU, HDU 1: ImageHDU; expected a HEALPix map"),
-        (read_fits_image, "map.fits", {"hdu": 0}, "no image in HDU 0; it has HDU 0: PrimaryHDU, HDU 1: ImageHDU"),
-        (read_fits_image, "map.fits", {"hdu": 7}, "no image in HDU 7"),
-        (read_fits_image, "table.fits", {}, "has no image; it has HDU 0: PrimaryHDU, HDU 1: BinTableHDU"),
+        (read_healpix_patches, "map.fits", {}, "HDU 0: PrimaryHDU, HDU 1: ImageHDU.*HEALPix"),
+        (read_fits_image, "map.fits", {"hdu": 0}, "HDU 0.*HDU 0: PrimaryHDU, HDU 1: ImageHDU"),
+        (read_fits_image, "map.fits", {"hdu": 7}, "HDU 7"),
+        (read_fits_image, "table.fits", {}, "HDU 0: PrimaryHDU, HDU 1: BinTableHDU"),
     ):
         with pytest.raises(ValueError, match=message):
             read(tmp_path / name, **options)
@@ -217,11 +216,11 @@ def test_units_that_are_no_image_or_no_map_of_the_sphere_are_listed(healpy, fits
 @pytest.mark.parametrize(
     ("shape", "mask", "message"),
     [
-        ((8,), None, r"of shape \(8,\)"),
-        ((8, 9), None, r"of shape \(1, 8, 9\)"),
-        ((1, 1, 8, 8), None, r"of shape \(1, 1, 8, 8\)"),
-        ((8, 8), np.zeros((8, 8), bool), "is empty"),
-        ((8, 8), np.ones((4, 4), bool), r"has shape \(4, 4\)"),
+        ((8,), None, r"\(8,\)"),
+        ((8, 9), None, r"\(1, 8, 9\)"),
+        ((1, 1, 8, 8), None, r"\(1, 1, 8, 8\)"),
+        ((8, 8), np.zeros((8, 8), bool), "empty"),
+        ((8, 8), np.ones((4, 4), bool), r"\(4, 4\)"),
     ],
 )
 def test_images_and_masks_of_other_shapes_are_rejected(fits, tmp_path, shape, mask, message):
@@ -234,7 +233,7 @@ def test_nan_pixels_of_an_image_are_refused_unless_masked(fits, tmp_path):
     image = np.ones((8, 8), np.float32)
     image[2, 3:5] = np.nan, np.inf
     fits.PrimaryHDU(image).writeto(tmp_path / "map.fits")
-    with pytest.raises(ValueError, match="2 of 64 pixels are NaN or infinite"):
+    with pytest.raises(ValueError, match="2 of 64 .*NaN"):
         read_fits_image(tmp_path / "map.fits")
     masked = read_fits_image(tmp_path / "map.fits", mask=np.isfinite(image))
     np.testing.assert_array_equal(masked[0], np.isfinite(image))
@@ -293,20 +292,20 @@ def test_density_becomes_contrast(save_cube):
 
 @pytest.mark.parametrize("slab", [0, 100, 62.5 * 3, 2000, -62.5])
 def test_a_slab_that_does_not_divide_the_box_is_refused_with_those_that_do(save_cube, slab):
-    with pytest.raises(ValueError, match=r"does not divide .* 1000, 500, 250, 125, 62.5 do"):
+    with pytest.raises(ValueError, match=rf"slab_mpc={slab:g}\b.* 1000, 500, 250, 125, 62\.5"):
         quijote_maps(read_quijote_cube(save_cube(contrast())), slab)
 
 
 @pytest.mark.parametrize(
     ("values", "name", "message"),
     [
-        (contrast(), "cube.npy", "name of a Quijote cube"),
-        (contrast(), "df_m_16_TSC_z=0.npy", "name of a Quijote cube"),
+        (contrast(), "cube.npy", "df_m_N_CIC_z=Z.npy"),
+        (contrast(), "df_m_16_TSC_z=0.npy", "df_m_N_CIC_z=Z.npy"),
         (np.zeros((16, 16)), None, r"float array \(16, 16, 16\)"),
         (np.zeros((8, 8, 8)), None, r"float array \(16, 16, 16\)"),
         (np.zeros((16, 16, 16), int), None, r"float array \(16, 16, 16\)"),
         (np.where(np.arange(16) == 3, np.nan, contrast()), None, "mean nan"),
-        (np.random.default_rng(0).normal(size=(16, 16, 16)), None, "expected density contrast"),
+        (np.random.default_rng(0).normal(size=(16, 16, 16)), None, "density contrast"),
     ],
 )
 def test_cubes_that_are_not_quijotes_are_rejected(save_cube, values, name, message):
@@ -316,9 +315,9 @@ def test_cubes_that_are_not_quijotes_are_rejected(save_cube, values, name, messa
 
 def test_pickled_and_truncated_cubes_are_refused(save_cube):
     path = save_cube(np.array([{}], object))
-    with pytest.raises(ValueError, match="no readable array"):
+    with pytest.raises(ValueError, match="readable array"):
         read_quijote_cube(path)
     save_cube(contrast())
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(ValueError, match="no readable array"):
+    with pytest.raises(ValueError, match="readable array"):
         read_quijote_cube(path)

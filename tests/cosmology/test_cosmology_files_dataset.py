@@ -62,21 +62,21 @@ def test_a_table_names_files_by_the_end_of_their_path(table, tmp_path):
 @pytest.mark.parametrize("path", ["c/map.fits", "map.fits"])
 def test_a_file_without_a_row_has_no_label(table, tmp_path, path):
     labels = table("file,omega_m,sigma_8\na/map.fits,0.3,0.8\n")
-    with pytest.raises(ValueError, match=r"0 rows of .* name it"):
+    with pytest.raises(ValueError, match=r"map\.fits: 0 rows"):
         labels(tmp_path / path)
 
 
 def test_a_folder_that_is_no_row_has_no_label(table, tmp_path):
     labels = table(QUIJOTE_TABLE)
     for folder in ("2", "fiducial"):
-        with pytest.raises(ValueError, match=f"the number of a row, 0 to 1, not '{folder}'"):
+        with pytest.raises(ValueError, match=f"0 to 1.*'{folder}'"):
             labels(tmp_path / folder / "df_m_128_CIC_z=0.npy")
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "is empty"),
+        ("", "empty"),
         ("omega_m,h\n0.3,0.7\n", "0 columns sigma_8"),
         ("omega_m,s8\n0.3,0.7\n", "0 columns sigma_8"),  # which may be S_8
         ("omega_m,sigma_8\n0.3,high\n", "row 1: sigma_8=high"),
@@ -182,11 +182,9 @@ def test_a_sky_without_labels_becomes_patches_without_labels(tmp_path):
     )
     assert np.array_equal(read_arrays(out, "test", ["mask"])["mask"], np.stack(rows["mask"]))
     for wanted in (read.config_fields, lambda: read.prior, lambda: read.target_names):
-        with pytest.raises(
-            ValueError, match=r"the healpix maps of this data set have no parameters.*--labels.*pipeline"
-        ):
+        with pytest.raises(ValueError, match="healpix.*omega_m.*sigma_8.*--labels.*pipeline"):
             wanted()
-    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]: without labels"):
+    with pytest.raises(ValueError, match=r"'train'.*\['test'\].*--labels"):
         read_arrays(out, "train")
     observed = np.stack(rows["map"])[:, 0][np.stack(rows["mask"])]
     np.testing.assert_allclose(info["pixel_std"], [observed.std()], rtol=1e-5)
@@ -207,7 +205,7 @@ def test_images_of_two_shapes_are_refused(tmp_path):
         fits.PrimaryHDU(np.ones((size, size))).writeto(tmp_path / f"{size}.fits")
     result = run(tmp_path / "8.fits", tmp_path / "16.fits", "--out", tmp_path / "out")
     assert isinstance(result.exception, ValueError)
-    assert "16.fits gives maps of shape (1, 16, 16), the first file (1, 8, 8)" in str(result.exception)
+    assert re.search(r"16\.fits.*\(1, 16, 16\).*\(1, 8, 8\)", str(result.exception))
     assert not list((tmp_path / "out").rglob("*.parquet"))
 
 
@@ -216,12 +214,12 @@ def test_bad_usage_is_refused_before_anything_is_read(save_cube, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "something").touch()
     for arguments, message in (
-        ((path, "--size", 64, "--out", tmp_path / "new"), "--size: size=64: has no effect on"),
-        ((tmp_path / "df_m_16_CIC_z=0.npy", "--out", tmp_path / "new"), "Nothing is downloaded"),
-        ((path, "--out", tmp_path / "out"), "not an empty folder"),
-        ((path, "--labels", tmp_path / "no.csv", "--out", tmp_path / "new"), "no.csv does not exist"),
-        ((path, "--omega-m", "0.1,0.5", "--out", tmp_path / "new"), "--omega-m: omega_m=0.1,0.5: has no effect"),
-        ((path, "--sigma-8", "high", "--out", tmp_path / "new"), "--sigma-8: sigma_8=high: has no effect"),
+        ((path, "--size", 64, "--out", tmp_path / "new"), "--size: size=64"),
+        ((tmp_path / "df_m_16_CIC_z=0.npy", "--out", tmp_path / "new"), "downloaded"),
+        ((path, "--out", tmp_path / "out"), "empty folder"),
+        ((path, "--labels", tmp_path / "no.csv", "--out", tmp_path / "new"), "no.csv"),
+        ((path, "--omega-m", "0.1,0.5", "--out", tmp_path / "new"), "--omega-m: omega_m=0.1,0.5"),
+        ((path, "--sigma-8", "high", "--out", tmp_path / "new"), "--sigma-8: sigma_8=high"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2
@@ -230,14 +228,14 @@ def test_bad_usage_is_refused_before_anything_is_read(save_cube, tmp_path):
 
 def test_a_split_without_labels_is_refused(save_cube, tmp_path):
     readings = [cube_reading(save_cube(contrast()), 250)]
-    with pytest.raises(ValueError, match="needs labels"):
+    with pytest.raises(ValueError, match=r"test_share=0\.5 .*labels"):
         write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, test_share=0.5)
 
 
 def test_a_split_that_would_be_empty_is_refused(save_cube, table, tmp_path):
     labels = table("omega_m,sigma_8\n0.3,0.8\n")
     readings = [cube_reading(save_cube(contrast(), folder="0"), 250)]
-    with pytest.raises(ValueError, match="of 1 universes leaves a split empty"):
+    with pytest.raises(ValueError, match=r"test_share=0\.5 of 1\b"):
         write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, labels=labels, test_share=0.5)
 
 
@@ -259,9 +257,9 @@ def test_a_prior_that_is_known_is_taken_from_the_options(two_cubes, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), r"all rows have omega_m=0.3175.*give it with --omega-m LOW,HIGH"),
-        (("--omega-m", "0.1,0.3"), r"omega_m=0.3175 in .*params.txt is outside the prior 0.1 to 0.3"),
-        (("--omega-m", "0.5,0.1"), r"prior of omega_m from 0.5 to 0.1 is empty"),
+        ((), r"omega_m=0\.3175.*--omega-m LOW,HIGH"),
+        (("--omega-m", "0.1,0.3"), r"omega_m=0\.3175.*params\.txt.*0\.1 to 0\.3"),
+        (("--omega-m", "0.5,0.1"), r"omega_m\D+0\.5\D+0\.1\b"),
     ],
 )
 def test_a_prior_that_does_not_fit_the_labels_is_refused(two_cubes, tmp_path, options, message):
@@ -275,7 +273,7 @@ def test_a_folder_of_maps_from_files_is_not_drawn_into(two_cubes, tmp_path):
     assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
     command = ["data", "cosmology", "--samples", "8", "--size", "16", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2 and "kind is quijote, asked lognormal" in re.sub(r"[\s│]+", " ", result.output)
+    assert result.exit_code == 2 and re.search(r"kind\b.*quijote.*lognormal", re.sub(r"[\s│]+", " ", result.output))
 
 
 # interruptions
@@ -309,11 +307,11 @@ def three_cubes(save_cube, table, tmp_path, monkeypatch):
 
 
 def test_the_same_call_finishes_what_was_interrupted(three_cubes, tmp_path):
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match="Errno 28"):
         three_cubes("out", broken=2)
     left = sorted(path.name for path in (tmp_path / "out").rglob("*.*"))
     assert left == ["00000-of-00003.parquet", "00001-of-00003.parquet", UNFINISHED]
-    with pytest.raises(FileNotFoundError, match="the same command finishes"):
+    with pytest.raises(FileNotFoundError, match=r"cosmology\.json.*interrupted"):
         load_cosmology_info(tmp_path / "out")
     kept = (tmp_path / "out" / "test" / "00001-of-00003.parquet").stat().st_mtime_ns
     info = three_cubes("out")
@@ -323,12 +321,12 @@ def test_the_same_call_finishes_what_was_interrupted(three_cubes, tmp_path):
     for name, column in read_arrays(tmp_path / "whole", "test").items():
         np.testing.assert_array_equal(read_arrays(tmp_path / "out", "test")[name], column)
     assert not (tmp_path / "out" / UNFINISHED).exists()
-    with pytest.raises(FileExistsError, match="holds maps of another command"):
+    with pytest.raises(FileExistsError, match="another command"):
         three_cubes("out")
 
 
 def test_another_call_does_not_go_on(three_cubes, tmp_path):
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match="Errno 28"):
         three_cubes("out", broken=1)
-    with pytest.raises(FileExistsError, match="splits train is None"):
+    with pytest.raises(FileExistsError, match="splits train.* None"):
         three_cubes("out", test_share=0.4)

@@ -108,7 +108,7 @@ def test_the_mask_of_the_file_joins_the_drawn_one():
     hidden = ~np.broadcast_to(middle[:, None], rows["kappa"].shape)
     assert (rows["kappa"][hidden] == 0).all()
     np.testing.assert_allclose(rows["kappa"].sum((2, 3)), 0, atol=1e-4)
-    with pytest.raises(ValueError, match="sky: no pixel of its middle is observed"):
+    with pytest.raises(ValueError, match="sky: no pixel"):
         shear_rows(kappa, 16, mask=np.zeros_like(seen))
 
 
@@ -123,7 +123,7 @@ def test_a_margin_is_the_sky_around_the_same_patch(tmp_path):
     alone, around = (read_healpix_patches(tmp_path / "sky.fits", margin=margin, **options) for margin in (0, 8))
     assert around.maps.shape == (2, 1, 32, 32)
     np.testing.assert_array_equal(around.maps[..., 8:-8, 8:-8], alone.maps)
-    with pytest.raises(ValueError, match="at most 15 with a margin of 8 pixels around 16: the projection is flat"):
+    with pytest.raises(ValueError, match=r"side_deg=16 .*\b15\b.*\b8\b.*\b16\b"):
         read_healpix_patches(tmp_path / "sky.fits", margin=8, side_deg=16, size=16)
 
 
@@ -180,12 +180,12 @@ def test_an_image_becomes_the_patch_in_its_middle(images, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (("0.fits", *SHEAR), "--pixel-arcmin: pixel_arcmin is missing"),
+    (("0.fits", *SHEAR), "--pixel-arcmin: pixel_arcmin"),
     (("0.fits", "--sigma-e", 0.3), "--sigma-e: sigma_e=0.3"),
     (("0.fits", *SHEAR, "--pixel-arcmin", 6, "--margin", 3), "--margin"),
     (("0.fits", *SHEAR, "--pixel-arcmin", 6, "--side-deg", 5), "--side-deg: side_deg="),
-    (("0.fits", *SHEAR, "--mask-edge-share", 1.2), "mask_edge_share=1.2 is not a share"),
-    (("df_m_16_CIC_z=0.npy", *SHEAR), "Quijote cubes hold density contrast"),
+    (("0.fits", *SHEAR, "--mask-edge-share", 1.2), "mask_edge_share=1.2"),
+    (("df_m_16_CIC_z=0.npy", *SHEAR), "--observable: observable='shear'"),
 ])  # fmt: skip
 def test_bad_usage_is_refused(images, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
@@ -223,4 +223,4 @@ def test_mass_maps_are_made_of_it(labelled):
     assert json.loads(result.stdout)["metrics"]["error_observed"]["value"] < 1  # 1: a map of nothing
     result = call("eval", "cosmo-map", "--data", data, "--method", "wiener")
     assert result.exit_code == 2
-    assert "do not say the redshifts of their sources: take kaiser-squires" in re.sub(r"[\s│]+", " ", result.output)
+    assert "take kaiser-squires" in re.sub(r"[\s│]+", " ", result.output)

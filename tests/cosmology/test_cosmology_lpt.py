@@ -242,7 +242,7 @@ def test_the_generator_decides_the_map():
 
 def test_a_box_narrower_than_the_patch_is_refused():
     settings = MapSettings(kind="2lpt", box_mpc=150.0, box_grid=16)
-    message = r"box_mpc=150.0 is narrower than the patch .* 201.8 Mpc/h for omega_m=0.3: set box_mpc to 202 or more"
+    message = r"box_mpc=150\.0.* 201\.8 Mpc/h.*omega_m=0\.3\b.*box_mpc.* 202\b"
     with pytest.raises(ValueError, match=message):
         lpt_convergence(COSMOLOGY, settings, np.random.default_rng(0))
 
@@ -251,9 +251,7 @@ def test_a_plan_whose_widest_universe_does_not_fit_the_box_is_refused():
     # pyccl: 5 degrees at redshift 1 are 215.4 Mpc/h for omega_m = 0.2, and 233.8 for 0.1.
     settings, counts = MapSettings(kind="2lpt", box_mpc=230.0), {"train": 1, "test": 0}
     CosmologyPlan(settings=settings, counts=counts, prior={"omega_m": (0.2, 0.5), "sigma_8": (0.6, 1.0)})
-    with pytest.raises(
-        ValueError, match=r"box_mpc=230.0 is narrower .* 233.8 Mpc/h for omega_m=0.1: set box_mpc to 234 or more"
-    ):
+    with pytest.raises(ValueError, match=r"box_mpc=230\.0.* 233\.8 Mpc/h.*omega_m=0\.1\b.*box_mpc.* 234\b"):
         CosmologyPlan(settings=settings, counts=counts)
     CosmologyPlan(settings=MapSettings(kind="2lpt"), counts=counts)  # the default fits the default prior
 

@@ -153,5 +153,5 @@ def test_impossible_parameters_are_refused_by_name_and_value(field, value):
 
 
 def test_baryons_are_part_of_matter():
-    with pytest.raises(ValueError, match=r"omega_b=0\.046 must be below omega_m=0\.04"):
+    with pytest.raises(ValueError, match=r"omega_b=0\.046.*omega_m=0\.04"):
         Cosmology(0.04, 0.8)

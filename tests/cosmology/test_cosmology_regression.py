@@ -107,11 +107,11 @@ def test_segments_can_be_chosen(infer, maps):
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
-        (np.zeros((3, 7)), {}, r"shape \[3, 7\]"),
-        (np.full((16, 16), np.nan), {}, "256 of 256 pixels are not finite"),
-        ("nowhere.fits", {}, "nowhere.fits does not exist"),
-        ({"maps": 1}, {}, "keys .'maps'.; expected map"),
-        ({"map": np.zeros((16, 16)), "mask": np.ones((16, 16))}, {}, "this model takes none"),
+        (np.zeros((3, 7)), {}, r"\[3, 7\]"),
+        (np.full((16, 16), np.nan), {}, "256 of 256"),
+        ("nowhere.fits", {}, r"nowhere\.fits"),
+        ({"maps": 1}, {}, r"\['maps'\].* map\b"),
+        ({"map": np.zeros((16, 16)), "mask": np.ones((16, 16))}, {}, "mask.*takes none"),
         (np.zeros((16, 16)), {"num_samples": 1}, "num_samples=1"),
         (np.zeros((16, 16)), {"halt": "q"}, "halt='q'"),
     ],

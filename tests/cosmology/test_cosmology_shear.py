@@ -71,14 +71,14 @@ def test_masks_have_the_asked_shape():
 
 
 @pytest.mark.parametrize("fields, message", [
-    ({"kind": "2lpt"}, "observable='shear' of kind '2lpt'.*use lognormal or gaussian"),
-    ({"mask_edge_share": 1.2}, "mask_edge_share=1.2 is not a share"),
-    ({"hole_arcmin": (5.0, 2.0)}, r"hole_arcmin=\(5.0, 2.0\) must be"),
+    ({"kind": "2lpt"}, "observable='shear'.*'2lpt'.*lognormal.*gaussian"),
+    ({"mask_edge_share": 1.2}, "mask_edge_share=1.2"),
+    ({"hole_arcmin": (5.0, 2.0)}, r"hole_arcmin=\(5.0, 2.0\)"),
 ])  # fmt: skip
 def test_impossible_settings_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
         MapSettings(observable="shear", **fields)
-    with pytest.raises(ValueError, match="observable='flexion' is not one of"):
+    with pytest.raises(ValueError, match="observable='flexion'"):
         MapSettings(observable="flexion")
 
 

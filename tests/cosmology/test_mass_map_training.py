@@ -145,11 +145,11 @@ def test_segments_of_the_pipeline_end_in_its_map(run, shear_maps):
 
 
 def test_wrong_uses_are_told(run, tmp_path):
-    with pytest.raises(ValueError, match="model_type='hrm_cosmo' is not a model that makes mass maps"):
+    with pytest.raises(ValueError, match="model_type='hrm_cosmo'"):
         run("wrong", model_type="hrm_cosmo")
-    with pytest.raises(UsageError, match="holds convergence, not shear"):
+    with pytest.raises(UsageError, match="kappa .*convergence.*shear"):
         run("wrong", data_path=tiny_cosmo.build(tmp_path / "kappa", samples=12))
-    with pytest.raises(UsageError, match=r"noise_sigma=0\.1 is for convergence"):
+    with pytest.raises(UsageError, match=r"noise_sigma=0\.1\b"):
         run("wrong", noise_sigma=0.1)
 
 

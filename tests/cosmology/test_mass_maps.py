@@ -103,7 +103,7 @@ def test_without_noise_there_is_nothing_to_weigh():
 
 def test_what_does_not_converge_is_an_error(problem):
     settings, spectra, shear, mask = problem
-    with pytest.raises(RuntimeError, match="use a larger tolerance"):
+    with pytest.raises(RuntimeError, match="larger tolerance"):
         WienerFilter(settings, spectra)(shear, mask, tolerance=0.0)
 
 
@@ -192,9 +192,9 @@ def test_methods_are_evaluated_from_the_command_line(data, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--data", "nowhere", "--method", "wiener"), "is no folder"),
-        (("--data", "convergence", "--method", "wiener"), "holds convergence, not shear"),
-        (("--data", "shear", "--method", "kaiser-squires", "--draws", "4"), "no posterior to draw from"),
+        (("--data", "nowhere", "--method", "wiener"), "nowhere"),
+        (("--data", "convergence", "--method", "wiener"), "convergence, not shear"),
+        (("--data", "shear", "--method", "kaiser-squires", "--draws", "4"), "--draws: kaiser-squires"),
     ],
 )
 def test_wrong_options_end_in_a_usage_error(data, arguments, message):

@@ -134,7 +134,7 @@ def test_training_continues_from_saved_weights_with_their_figures(run, tmp_path)
     second = run("second", data_path=other, model_type=None, preset=None, model_name_or_path=str(first), max_steps=1)
     assert (second / "preprocessor_config.json").read_text() == (first / "preprocessor_config.json").read_text()
     larger = tiny_cosmo.build(tmp_path / "larger", 30, 4, source_redshifts=(0.5, 1.0))
-    with pytest.raises(ValueError, match=r"was made for num_channels=1, the maps of .*larger have 2"):
+    with pytest.raises(ValueError, match=r"num_channels=1\b.*larger .*\b2\b"):
         run("third", data_path=larger, model_type=None, preset=None, model_name_or_path=str(first))
 
 
@@ -174,15 +174,15 @@ def test_maps_in_training_and_validation_are_of_other_cosmologies(maps):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_train_samples": 31}, "max_train_samples=31 and val_samples=10: of the 40 maps"),
-        ({"val_samples": 40}, "val_samples=40 of 40 maps leave none"),
-        ({"max_test_samples": 9}, "max_test_samples=9: the test split of .* has 8"),
-        ({"data_path": None}, "no data set: give --data_path"),
-        ({"data_path": "nowhere"}, "nowhere does not exist"),
+        ({"max_train_samples": 31}, "max_train_samples=31 .*val_samples=10.* 40 "),
+        ({"val_samples": 40}, "val_samples=40 of 40"),
+        ({"max_test_samples": 9}, "max_test_samples=9.* 8$"),
+        ({"data_path": None}, "--data_path"),
+        ({"data_path": "nowhere"}, "^nowhere "),
         ({"build_data": "cosmology --kind gaussian --samples 40 --test-samples 8 --size 16"}, "kind"),
-        ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, "draws 40 maps, .* want 41"),
+        ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, r"\b40 maps.*val_samples.* 41\b"),
         ({"model_type": "hrm_lm", "preset": None}, "hrm_lm"),
-        ({"config_overrides": "hiden_size=8"}, "did you mean 'hidden_size'"),
+        ({"config_overrides": "hiden_size=8"}, "hiden_size.*'hidden_size'"),
     ],
 )
 def test_data_and_models_that_do_not_fit_are_refused(run, options, message):
@@ -200,7 +200,7 @@ def test_noise_is_part_of_the_scaling_and_of_the_test(run, maps, tmp_path):
     assert (noisy - plain).std() == pytest.approx(0.05, rel=0.05)
     assert np.array_equal(load_test_maps(arguments, 42).maps, noisy)
     shear = tiny_cosmo.build(tmp_path / "shear", 20, 4, sigma_e=0.26)
-    with pytest.raises(ValueError, match="have shape noise already"):
+    with pytest.raises(ValueError, match=r"noise_sigma=0\.05.*sigma_e=0\.26"):
         run("twice", data_path=shear, noise_sigma=0.05)
 
 

@@ -88,11 +88,11 @@ def test_helpers_of_a_prompt_are_context_and_part_of_the_program(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"name": "a"}\n', "tasks.jsonl, line 1: no task of humaneval-go"),
+        ('{"name": "a"}\n', "tasks.jsonl, line 1: .*humaneval-go"),
         ("{\n", "tasks.jsonl, line 1"),
         ("[1]\n", "tasks.jsonl, line 1"),
-        (json.dumps({**MULTIPL_E, "prompt": "no function"}), "line 1: no task of humaneval-go"),
-        ("", "holds no task"),
+        (json.dumps({**MULTIPL_E, "prompt": "no function"}), "line 1: .*humaneval-go"),
+        ("", "no task"),
     ],
 )
 def test_a_line_that_is_no_task_is_named(tmp_path, content, said):

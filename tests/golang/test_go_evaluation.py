@@ -377,9 +377,9 @@ def test_the_command_writes_samples_of_a_benchmark(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "nothing to evaluate on"),
-        (["--benchmark", "humaneval-go=x.jsonl"], "give --out"),
-        (["--benchmark", "mbpp=x", "--out", "o"], "expected NAME=FILE"),
+        ([], "--trajectories"),
+        (["--benchmark", "humaneval-go=x.jsonl"], "--out"),
+        (["--benchmark", "mbpp=x", "--out", "o"], "benchmark='mbpp=x'"),
         (["--validator", "gofmt", "--records", "x"], "gofmt"),
     ],
 )

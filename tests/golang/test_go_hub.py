@@ -106,7 +106,7 @@ def test_the_documented_functions_of_a_file_are_records_and_others_are_counted(t
 
 
 def test_a_missing_column_is_named_with_those_that_are_there(tmp_path):
-    with pytest.raises(ValueError, match=r"old_contents, note.* lack after \(new_contents\), title"):
+    with pytest.raises(ValueError, match=r"old_contents, note.* after \(new_contents\), title"):
         read(written(tmp_path, {"old_contents": OLD, "note": ""}))
 
 
@@ -149,7 +149,7 @@ def test_a_function_that_gives_no_record_is_counted_with_its_reason(tmp_path, ch
 def test_a_broken_line_is_named_by_file_and_line_or_counted(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{json.dumps(COMMITPACKFT)}\n{{broken\n{json.dumps(COMMITPACKFT)}\n")
-    with pytest.raises(BadLineError, match=r"rows\.jsonl, line 2: broken JSON"):
+    with pytest.raises(BadLineError, match=r"rows\.jsonl, line 2: .*JSON"):
         read(path)
     records, dropped = read(path, on_bad_line="skip")
     assert len(records) == 2

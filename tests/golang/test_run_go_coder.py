@@ -6,7 +6,6 @@ Referee of the reported figures: the saved folder, loaded by transformers, and c
 import importlib.util
 import json
 import math
-import re
 import sys
 import time
 from pathlib import Path
@@ -244,13 +243,10 @@ def test_the_same_run_without_writing_code_has_the_same_losses(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_data": None}, "no records: give --train_data"),
-        (
-            {"plan_loss_weight": 0.5, "model_type": "llama"},
-            "plan_loss_weight=0.5: LlamaForCausalLM has no such weight",
-        ),
-        ({"lr_multipliers": "planner=1", "model_type": "llama"}, "LlamaForCausalLM has no groups of parameters"),
-        ({"validation_frequency": 1, "eval_data": None}, "needs held-out records: give --eval_data"),
+        ({"train_data": None}, "--train_data"),
+        ({"plan_loss_weight": 0.5, "model_type": "llama"}, "plan_loss_weight=0.5: LlamaForCausalLM"),
+        ({"lr_multipliers": "planner=1", "model_type": "llama"}, "lr_multipliers=planner=1: LlamaForCausalLM"),
+        ({"validation_frequency": 1, "eval_data": None}, "validation_frequency=1 .*--eval_data"),
         ({"tokenizer_name": "byte"}, "hrm-hf data go-tokenizer"),
     ],
 )
@@ -262,8 +258,8 @@ def test_a_run_that_cannot_be_says_why(run, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr_multipliers": "planer=1"}, "'planer' is no group; there are planner, generator, refinement, shared"),
-        ({"lr_multipliers": "planner=fast"}, "'planner=fast' is not of the form group=number"),
+        ({"lr_multipliers": "planer=1"}, "'planer'.*planner, generator, refinement, shared"),
+        ({"lr_multipliers": "planner=fast"}, "'planner=fast'.*group=number"),
         ({"refinement_warmup": -1}, "refinement_warmup=-1"),
         ({"replay_file": "x"}, "replay_file='x'"),
         ({"max_length": 0}, "max_length=0"),
@@ -271,7 +267,7 @@ def test_a_run_that_cannot_be_says_why(run, options, message):
     ],
 )
 def test_a_wrong_option_is_bad_usage(run, options, message):
-    with pytest.raises(UsageError, match=re.escape(message)):
+    with pytest.raises(UsageError, match=message):
         run("run", **options)
 
 

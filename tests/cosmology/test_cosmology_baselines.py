@@ -55,7 +55,7 @@ def test_the_spectrum_of_one_channel_is_the_logarithm_of_its_power():
     np.testing.assert_allclose(spectrum_features(maps), np.log10(power))
 
 
-def test_the_coherence_of_equal_channels_is_one_and_of_opposite_ones_minus_one():
+def test_coherence_is_one_for_equal_and_minus_one_for_opposite_channels():
     maps = fields(2).maps
     equal, opposite = (MapSet(np.concatenate((maps, sign * maps), axis=1), {}) for sign in (1, -1))
     bins = spectrum_features(MapSet(maps, {})).shape[1]
@@ -63,7 +63,7 @@ def test_the_coherence_of_equal_channels_is_one_and_of_opposite_ones_minus_one()
     np.testing.assert_allclose(spectrum_features(opposite)[:, 2 * bins :], -1, rtol=1e-6)
 
 
-def test_a_mask_does_not_change_the_power_of_white_noise_nor_does_what_it_hides():
+def test_masks_and_masked_pixels_do_not_change_the_power_of_white_noise():
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((200, 1, 32, 32))
     masks = rng.random((200, 32, 32)) < 0.7
@@ -87,7 +87,7 @@ def test_moments_and_histograms_agree_with_scipy():
     np.testing.assert_allclose(found[1, 1, 4:], counts / len(pixels))
 
 
-def test_masked_pixels_do_not_enter_moments_or_histograms():
+def test_moments_and_histograms_ignore_masked_pixels():
     maps = fields(2)
     masks = np.ones((2, SIZE, SIZE), bool)
     masks[:, :8] = False  # a whole number of blocks at every scale
@@ -100,7 +100,7 @@ def test_masked_pixels_do_not_enter_moments_or_histograms():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_baseline_learns_amplitude_and_slope_with_honest_errors(method):
+def test_every_baseline_learns_amplitude_and_slope_with_calibrated_errors(method):
     train, test = fields(400), fields(300, seed=1)
     predictions = run_baseline(method, train, test, num_samples=200)
     result = evaluate_predictions(predictions, PRIOR)
@@ -116,7 +116,7 @@ def test_every_baseline_learns_amplitude_and_slope_with_honest_errors(method):
     assert all("rmse" in summary(result)[name] for name in PRIOR)
 
 
-def test_baselines_of_masked_channels_run_and_are_repeatable():
+def test_baselines_of_masked_channels_are_repeatable():
     train, test = fields(40, channels=2), fields(20, seed=1, channels=2)
     rng = np.random.default_rng(2)
     masks = [rng.random((len(maps.maps), SIZE, SIZE)) < 0.8 for maps in (train, test)]
@@ -129,7 +129,7 @@ def test_baselines_of_masked_channels_run_and_are_repeatable():
     np.testing.assert_array_equal(first.samples, second.samples)
 
 
-def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
+def test_missing_scikit_learn_is_an_error_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ImportError, match=r"hrm_hf\[cosmology\]"):
         run_baseline("spectrum-ridge", fields(4), fields(4))
@@ -171,7 +171,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_a_model_is_evaluated_beside_a_baseline_and_on_another_generator(data, model, tmp_path):
+def test_a_model_is_evaluated_against_a_baseline_and_on_another_generator(data, model, tmp_path):
     out, gp = tmp_path / "model", tmp_path / "ridge"
     found = run("cosmo-baseline", "--data", data["lognormal"], "--method", "spectrum-ridge", "--out", gp)
     assert found.exit_code == 0, found.output
@@ -198,13 +198,13 @@ def test_a_model_is_evaluated_beside_a_baseline_and_on_another_generator(data, m
         (("MODEL", "--data", "DATA", "--limit", "1"), "--limit"),
     ],
 )
-def test_wrong_arguments_end_in_a_usage_error(data, model, arguments, message):
+def test_wrong_arguments_raise_a_usage_error(data, model, arguments, message):
     places = {"DATA": data["lognormal"], "MODEL": model}
     found = run("cosmo", *(places.get(argument, argument) for argument in arguments))
     assert found.exit_code == 2 and message in " ".join(found.output.replace("│", " ").split())
 
 
-def test_a_shift_test_on_another_pixel_size_is_refused(data, model, tmp_path):
+def test_a_shift_test_on_another_pixel_size_is_rejected(data, model, tmp_path):
     from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
     from hrm_hf.cosmology.simulation.maps import MapSettings
 

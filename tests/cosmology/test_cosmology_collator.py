@@ -42,14 +42,14 @@ def collator(mask: bool = False, **options) -> MapCollator:
     return MapCollator(CosmoMapFeatureExtractor(SIZE, [0.5, 1.0], [2.0, 3.0], mask_channel=mask), **options)
 
 
-def test_the_eight_symmetries_are_those_of_numpy(maps):
+def test_the_eight_symmetries_match_numpy(maps):
     one = maps[0, 0]
     expected = {np.rot90(side, turns).tobytes() for side in (one, np.fliplr(one)) for turns in range(4)}
     found = turned(torch.from_numpy(one).expand(8, 1, SIZE, SIZE), torch.arange(8))
     assert {view.numpy().tobytes() for view in found[:, 0]} == expected and len(expected) == 8
 
 
-def test_shifts_are_those_of_numpy(maps):
+def test_shifts_match_numpy(maps):
     found = shifted(torch.from_numpy(maps[:3]), torch.tensor([0, 1, 5]), torch.tensor([2, 0, 13]))
     for row, by in enumerate([(0, 2), (1, 0), (5, 13)]):
         np.testing.assert_array_equal(found[row], np.roll(maps[row], by, axis=(1, 2)))
@@ -68,7 +68,7 @@ def test_a_mask_is_moved_with_its_map(maps, labels, masks):
         assert (found[:2, ~observed] == 0).all() and (found[:2, observed] != 0).all()
 
 
-def test_what_happens_to_a_map_depends_on_seed_step_and_its_number_alone(maps, labels):
+def test_augmentation_of_a_map_depends_only_on_seed_step_and_index(maps, labels):
     made = collator(shift=True, noise_sigma=0.3, seed=4)
     rows = MapRows(maps, labels, training=True)
 
@@ -81,7 +81,7 @@ def test_what_happens_to_a_map_depends_on_seed_step_and_its_number_alone(maps, l
     assert not torch.equal(seen([6], 12), alone) and not torch.equal(seen([6], 11, seed=5), alone)
 
 
-def test_random_numbers_are_even_and_independent():
+def test_random_numbers_are_uniform_and_independent():
     draws = map_draws(torch.arange(8000), seed=1, step=3)
     counts = torch.bincount(draws[:, 0] % 8)
     assert ((counts - 1000).abs() < 150).all()  # 5 standard deviations
@@ -94,7 +94,7 @@ def test_random_numbers_are_even_and_independent():
     assert torch.corrcoef(noise[:50].flatten(1)).fill_diagonal_(0).abs().max() < 0.16
 
 
-def test_evaluation_maps_keep_their_place_and_their_noise(maps, labels):
+def test_evaluation_maps_keep_their_position_and_noise(maps, labels):
     made = collator(shift=True, noise_sigma=0.3)
     rows = MapRows(maps, labels)
     batch = made(rows.__getitems__([4, 2]))
@@ -108,7 +108,7 @@ def test_evaluation_maps_keep_their_place_and_their_noise(maps, labels):
 # ---- training and validation ----
 
 
-def test_validation_maps_are_the_last_and_share_no_cosmology():
+def test_validation_maps_are_the_last_rows_and_share_no_cosmology():
     ids = np.repeat(np.arange(10), 3)
     train, held_out = split_rows(ids, None, 7)
     assert held_out.tolist() == list(range(23, 30))
@@ -120,6 +120,6 @@ def test_validation_maps_are_the_last_and_share_no_cosmology():
 
 
 @pytest.mark.parametrize(("train", "held_out"), [(22, 7), (100, 10), (1, 29), (None, 30), (None, 100)])
-def test_more_maps_than_there_are_is_an_error(train, held_out):
+def test_requesting_more_maps_than_available_is_an_error(train, held_out):
     with pytest.raises(ValueError, match=f"val_samples={held_out}"):
         split_rows(np.repeat(np.arange(10), 3), train, held_out)

@@ -73,14 +73,14 @@ def copied(built, tmp_path):
 # ---- what a data set holds ----
 
 
-def test_a_stored_seed_gives_the_map_again(built):
+def test_a_stored_seed_reproduces_its_map(built):
     rows = read_arrays(built[0], "test")
     for row in (0, 19):
         parameters = float(rows["omega_m"][row]), float(rows["sigma_8"][row])
         assert np.array_equal(generate_map(SMALL, *parameters, int(rows["seed"][row]))[0], rows["map"][row])
 
 
-def test_arrays_equal_what_datasets_decodes(built):
+def test_arrays_match_rows_decoded_by_datasets(built):
     rows, dataset = read_arrays(built[0], "train"), load_dataset(str(built[0]), split="train").with_format("numpy")
     assert set(rows) == set(dataset.column_names) and dataset.features["map"] == Array3D((1, 16, 16), "float32")
     for name, values in rows.items():
@@ -94,7 +94,7 @@ def test_splits_share_no_cosmology(built):
     assert test["cosmology_id"].tolist() == list(range(TEST_ID, TEST_ID + 20))
 
 
-def test_parameters_fill_the_prior_and_s8_follows_from_them(tmp_path):
+def test_parameters_fill_the_prior_and_determine_s8(tmp_path):
     prior = {"omega_m": (0.2, 0.3), "sigma_8": (0.9, 0.95)}
     rows = (build(tmp_path, counts=(200, 0), prior=prior), read_arrays(tmp_path, "train"))[1]
     for name, (low, high) in prior.items():
@@ -102,7 +102,7 @@ def test_parameters_fill_the_prior_and_s8_follows_from_them(tmp_path):
     assert np.allclose(rows["s_8"], rows["sigma_8"] * np.sqrt(rows["omega_m"] / 0.3), rtol=1e-6)
 
 
-def test_several_maps_of_a_cosmology_differ_in_their_noise_alone(tmp_path):
+def test_maps_of_one_cosmology_differ_only_in_their_noise(tmp_path):
     build(tmp_path, counts=(6, 0), maps_per_cosmology=3)
     rows = read_arrays(tmp_path, "train")
     assert rows["cosmology_id"].tolist() == [0, 0, 0, 1, 1, 1]
@@ -110,14 +110,14 @@ def test_several_maps_of_a_cosmology_differ_in_their_noise_alone(tmp_path):
     assert len(np.unique(rows["map"].reshape(6, -1), axis=0)) == 6
 
 
-def test_a_larger_set_begins_with_a_smaller_one_whatever_the_shards(built, tmp_path):
+def test_a_larger_data_set_begins_with_the_smaller_one_for_any_shard_size(built, tmp_path):
     build(tmp_path, counts=(12, 5), shard_size=5)
     for split, count in (("train", 12), ("test", 5)):
         large, small = read_arrays(built[0], split), read_arrays(tmp_path, split)
         assert all(np.array_equal(large[name][:count], small[name]) for name in large)
 
 
-def test_pixel_statistics_are_those_of_the_train_split_whatever_the_shards(built, tmp_path):
+def test_pixel_statistics_match_the_train_split_for_any_shard_size(built, tmp_path):
     maps = read_arrays(built[0], "train")["map"].astype(np.float64)
     assert np.allclose(built[1].pixel_mean, maps.mean((0, 2, 3)), atol=1e-9)
     assert np.allclose(built[1].pixel_std, maps.std((0, 2, 3)), rtol=1e-8)
@@ -125,7 +125,7 @@ def test_pixel_statistics_are_those_of_the_train_split_whatever_the_shards(built
     assert (info.pixel_mean, info.pixel_std) == (built[1].pixel_mean, built[1].pixel_std)
 
 
-def test_unobserved_pixels_do_not_count_and_masks_come_back(tmp_path, monkeypatch):
+def test_statistics_ignore_unobserved_pixels_and_masks_round_trip(tmp_path, monkeypatch):
     def draw(settings, omega_m, sigma_8, seed):
         rng = np.random.default_rng(seed)
         mask = rng.random((16, 16)) < 0.7
@@ -145,18 +145,18 @@ def test_unobserved_pixels_do_not_count_and_masks_come_back(tmp_path, monkeypatc
     assert (fields["num_channels"], fields["mask_channel"], fields["padding_mode"]) == (3, True, "zeros")
 
 
-def test_legacy_maps_are_labelled_with_omega_m_alone(tmp_path):
+def test_legacy_maps_are_labeled_with_omega_m_only(tmp_path):
     info = build(tmp_path, MapSettings(kind="legacy-synthetic", size=32), (5, 0))
     assert set(read_arrays(tmp_path, "train")) == {"map", "omega_m", "seed", "cosmology_id"}
     fields = info.config_fields()
     assert (fields["target_names"], fields["derived_s8"], fields["prior_bounds"]) == (["omega_m"], False, [[0.1, 0.5]])
 
 
-def test_the_info_is_read_back_as_it_was_built(built):
+def test_the_info_file_round_trips(built):
     assert load_cosmology_info(built[0]) == built[1]
 
 
-def test_the_data_decide_these_fields_of_a_config(built):
+def test_the_data_set_determines_config_fields(built):
     assert built[1].config_fields() == {
         "image_size": 16, "num_channels": 1, "mask_channel": False, "target_names": ["omega_m", "sigma_8"],
         "derived_s8": True, "prior_bounds": [[0.1, 0.5], [0.6, 1.0]], "pixel_mean": list(built[1].pixel_mean),
@@ -167,7 +167,7 @@ def test_the_data_decide_these_fields_of_a_config(built):
 # ---- workers and interruptions ----
 
 
-def test_two_workers_draw_masked_tomographic_maps_as_one_does(tmp_path):
+def test_two_workers_draw_the_same_masked_tomographic_maps_as_one(tmp_path):
     settings = MapSettings(kind="des", size=16, source_redshifts=(0.5, 1.0), sigma_e=0.26, mask_fraction=0.2)
     for workers in (1, 2):
         build(tmp_path / str(workers), settings, (20, 0), workers=workers)
@@ -176,7 +176,7 @@ def test_two_workers_draw_masked_tomographic_maps_as_one_does(tmp_path):
 
 
 @pytest.mark.parametrize("shard", [0, 3])
-def test_an_interrupted_build_is_finished_as_if_it_had_not_been(built, tmp_path, monkeypatch, shard):
+def test_a_resumed_build_equals_an_uninterrupted_one(built, tmp_path, monkeypatch, shard):
     out = tmp_path / "set"
     stop_at(monkeypatch, shard, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -192,7 +192,7 @@ def test_an_interrupted_build_is_finished_as_if_it_had_not_been(built, tmp_path,
     assert all(file.stat().st_mtime_ns == time for file, time in times.items()), "a finished shard was written again"
 
 
-def test_a_killed_worker_leaves_whole_shards(built, tmp_path, monkeypatch):
+def test_a_killed_worker_leaves_complete_shards(built, tmp_path, monkeypatch):
     class Killed(ProcessPoolExecutor):
         def submit(self, function, *args):
             future = super().submit(function, *args)
@@ -208,7 +208,7 @@ def test_a_killed_worker_leaves_whole_shards(built, tmp_path, monkeypatch):
     assert contents(tmp_path / "set") == contents(built[0])
 
 
-def test_what_a_killed_build_left_half_written_is_removed(copied, built):
+def test_partial_files_of_a_killed_build_are_removed(copied, built):
     (copied / "train" / ".00001-of-00003.parquet.123.tmp").write_bytes(b"half")
     (copied / "train" / "00001-of-00003.parquet").unlink()
     (copied / "cosmology.json").rename(copied / "unfinished.json")
@@ -217,7 +217,7 @@ def test_what_a_killed_build_left_half_written_is_removed(copied, built):
 
 
 @pytest.mark.external
-def test_a_disk_that_is_really_full_keeps_finished_shards(built, tmp_path):
+def test_a_full_disk_keeps_finished_shards(built, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     options = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]  # of about 80 kB
@@ -247,7 +247,7 @@ def test_a_disk_that_is_really_full_keeps_finished_shards(built, tmp_path):
     ],
 )
 @pytest.mark.parametrize("told_by", ["cosmology.json", "unfinished.json"])
-def test_a_folder_of_other_settings_is_refused_with_the_difference(copied, changed, message, told_by):
+def test_a_folder_with_other_settings_is_rejected_with_the_difference(copied, changed, message, told_by):
     if told_by == "unfinished.json":
         (copied / "cosmology.json").rename(copied / told_by)
     before = contents(copied)
@@ -263,13 +263,13 @@ def test_a_folder_of_other_settings_is_refused_with_the_difference(copied, chang
         ({"prior": {"omega_m": (0.01, 0.5), "sigma_8": (0.6, 1.0)}}, r"omega_b=0\.046.*omega_m=0\.01"),
     ],
 )
-def test_impossible_plans_are_refused_before_anything_is_written(tmp_path, options, message):
+def test_invalid_plans_are_rejected_before_writing(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         build(tmp_path / "set", **options)
     assert not (tmp_path / "set").exists()
 
 
-def test_a_map_that_cannot_be_drawn_is_named(tmp_path, monkeypatch):
+def test_a_failed_map_is_named_in_the_error(tmp_path, monkeypatch):
     def draw(settings, omega_m, sigma_8, seed):
         return {"map": np.full((1, 16, 16), np.nan, np.float32)}
 
@@ -285,14 +285,14 @@ def test_a_truncated_shard_is_an_error(copied):
         read_arrays(copied, "train")
 
 
-def test_maps_of_another_shape_are_named(built, tmp_path):
+def test_maps_with_an_unexpected_shape_are_reported(built, tmp_path):
     build(tmp_path, replace(SMALL, size=32))
     (tmp_path / "cosmology.json").write_text((built[0] / "cosmology.json").read_text())
     with pytest.raises(ValueError, match=r"32, 32.*cosmology\.json.*16, 16"):
         read_arrays(tmp_path, "train")
 
 
-def test_a_missing_shard_is_told_and_made_again(copied, built):
+def test_a_missing_shard_is_reported_and_rebuilt(copied, built):
     (copied / "train" / "00002-of-00003.parquet").unlink()
     with pytest.raises(ValueError, match=r"\b40\b.*cosmology\.json.*\b50\b"):
         read_arrays(copied, "train")
@@ -300,7 +300,7 @@ def test_a_missing_shard_is_told_and_made_again(copied, built):
     assert contents(copied) == contents(built[0])
 
 
-def test_unknown_paths_splits_and_columns_say_what_there_is(built, tmp_path):
+def test_errors_for_unknown_paths_splits_and_columns_list_valid_values(built, tmp_path):
     for path in (tmp_path / "nowhere", "data/kappa/of/mine", "nobody/no-such-set"):
         with pytest.raises(FileNotFoundError, match=r"hrm-hf data cosmology"):
             load_cosmology_info(path)
@@ -310,7 +310,7 @@ def test_unknown_paths_splits_and_columns_say_what_there_is(built, tmp_path):
         read_arrays(built[0], "train", ["tau"])
 
 
-def test_a_broken_description_is_told(copied):
+def test_an_invalid_info_file_is_reported(copied):
     info = json.loads((copied / "cosmology.json").read_text())
     (copied / "cosmology.json").write_text(json.dumps(info | {"flavour": 3}))
     with pytest.raises(ValueError, match=r"cosmology\.json.*flavour"):

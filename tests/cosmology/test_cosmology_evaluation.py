@@ -43,7 +43,7 @@ def gaussian(width=1.0, bias=0.0, maps=2000, draws=400, seed=0):
     return CosmologyPredictions(["omega_m", "sigma_8"], truth, mean, std, samples)
 
 
-def test_calibrated_posteriors_pass_every_test_of_calibration():
+def test_calibrated_posteriors_pass_every_calibration_test():
     result = evaluate_predictions(gaussian(), PRIOR)
     for found in result["parameters"].values():
         assert abs(found["mean_z2"] - 1) < 0.1
@@ -56,7 +56,7 @@ def test_calibrated_posteriors_pass_every_test_of_calibration():
 
 
 @pytest.mark.parametrize(("width", "z2"), [(0.5, 4.0), (2.0, 0.25)])
-def test_wrong_widths_show_as_analysis_says(width, z2):
+def test_wrong_posterior_widths_match_the_analytic_prediction(width, z2):
     predictions = gaussian(width)
     found = parameter_metrics(predictions, "omega_m", PRIOR)
     assert found["mean_z2"] == pytest.approx(z2, rel=0.1)
@@ -69,7 +69,7 @@ def test_wrong_widths_show_as_analysis_says(width, z2):
     assert tarp["deviation_interval"][0] < tarp["deviation"] < tarp["deviation_interval"][1] + 0.01
 
 
-def test_a_bias_is_found():
+def test_a_bias_is_detected():
     predictions = gaussian(bias=1.0)
     found = parameter_metrics(predictions, "sigma_8", PRIOR)
     assert found["bias"] == pytest.approx(0.05, abs=0.005)
@@ -94,13 +94,13 @@ def test_the_p_value_of_ranks_agrees_with_scipy():
     assert found["p_value"] == pytest.approx(reference.pvalue)
 
 
-def test_bins_of_unequally_many_ranks_are_no_sign_of_miscalibration():
+def test_bins_with_unequal_rank_counts_do_not_indicate_miscalibration():
     values = [simulation_based_ranks(gaussian(draws=20, seed=seed), "omega_m")["p_value"] for seed in range(20)]
     assert 0.25 < np.mean(values) < 0.75
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_expected_coverage_agrees_with_the_package_of_its_authors(case):
+def test_expected_coverage_agrees_with_the_reference_package(case):
     table = json.loads((REFEREES / "tarp.json").read_text())
     truth, draws = posteriors(*CASES[case])
     predictions = CosmologyPredictions(("omega_m", "sigma_8"), truth, draws.mean(1), draws.std(1), draws)
@@ -111,7 +111,7 @@ def test_expected_coverage_agrees_with_the_package_of_its_authors(case):
     assert (ours["deviation"] > NOISE_95) == (case != "right")
 
 
-def test_areas_of_gaussians_are_those_of_their_ellipses():
+def test_contour_areas_of_gaussians_match_their_ellipses():
     predictions = gaussian(maps=200, draws=1000)
     areas = contour_areas(predictions, ("omega_m", "sigma_8"))
     expected = math.pi * -2 * math.log(1 - 0.6827) * math.sqrt(np.linalg.det(COVARIANCE))
@@ -119,7 +119,7 @@ def test_areas_of_gaussians_are_those_of_their_ellipses():
     assert np.median(areas["density"]) == pytest.approx(expected, rel=0.05)
 
 
-def test_the_area_of_a_uniform_box_is_a_share_of_the_box_not_of_its_covariance():
+def test_the_contour_area_of_a_uniform_box_is_a_fraction_of_the_box():
     rng = np.random.default_rng(0)
     samples = rng.uniform(0, 1, (20, 4000, 2))
     predictions = CosmologyPredictions(
@@ -130,7 +130,7 @@ def test_the_area_of_a_uniform_box_is_a_share_of_the_box_not_of_its_covariance()
     assert np.median(areas["gaussian"]) == pytest.approx(0.601, rel=0.03)  # 2.2957 pi / 12
 
 
-def test_areas_grow_with_the_square_of_the_widths_and_are_compared_to_a_baseline():
+def test_contour_areas_scale_with_squared_width_relative_to_a_baseline():
     metrics, baseline = (evaluate_predictions(gaussian(width, maps=300), PRIOR) for width in (1.0, 2.0))
     found = compare(metrics, baseline)
     assert found["contour_area_ratio"]["omega_m,sigma_8"]["gaussian"] == pytest.approx(0.25, rel=0.02)
@@ -140,7 +140,7 @@ def test_areas_grow_with_the_square_of_the_widths_and_are_compared_to_a_baseline
         compare(metrics, {"parameters": {}})
 
 
-def test_moments_of_the_prior_of_s8_are_those_of_draws():
+def test_prior_moments_of_s8_match_those_of_draws():
     rng = np.random.default_rng(0)
     omega_m, sigma_8 = (rng.uniform(*bounds, 400_000) for bounds in PRIOR.values())
     s_8 = sigma_8 * np.sqrt(omega_m / 0.3)
@@ -151,7 +151,7 @@ def test_moments_of_the_prior_of_s8_are_those_of_draws():
         prior_moments("h", PRIOR)
 
 
-def test_a_derived_s8_is_judged_alone_but_not_as_one_more_free_parameter():
+def test_derived_s8_is_evaluated_but_not_counted_as_a_free_parameter():
     base = gaussian(maps=300)
 
     def with_s8(values):
@@ -177,7 +177,7 @@ def test_a_derived_s8_is_judged_alone_but_not_as_one_more_free_parameter():
         ({"mean": np.full((4, 1), np.nan)}, r"mean.*\b4\b.*finite"),
     ],
 )
-def test_bad_predictions_are_refused_with_what_is_wrong(change, message):
+def test_invalid_predictions_are_rejected_with_the_reason(change, message):
     good = {
         "truth": np.ones((4, 1)), "mean": np.ones((4, 1)), "std": np.ones((4, 1)), "samples": np.ones((4, 5, 1)),
     }  # fmt: skip
@@ -185,7 +185,7 @@ def test_bad_predictions_are_refused_with_what_is_wrong(change, message):
         CosmologyPredictions(["omega_m"], **good | change)
 
 
-def test_pictures_are_drawn_for_one_parameter_and_for_three(tmp_path):
+def test_plots_are_drawn_for_one_and_three_parameters(tmp_path):
     base = gaussian(maps=40, draws=120)
     alone = CosmologyPredictions(
         ["omega_m"], base.truth[:, :1], base.mean[:, :1], base.std[:, :1], base.samples[..., :1]
@@ -217,7 +217,7 @@ def scaled(maps, mask=None):
     return {"pixel_values": torch.as_tensor(np.asarray(maps, dtype=np.float32))}
 
 
-def test_predictions_of_a_model_are_those_of_its_forward_whatever_the_batches():
+def test_predictions_match_the_forward_pass_for_any_batch_size():
     rng = np.random.default_rng(0)
     model, maps = tiny_model(), rng.standard_normal((7, 1, 16, 16)).astype(np.float32)
     labels = {name: rng.uniform(*bounds, 7) for name, bounds in PRIOR.items()}

@@ -47,7 +47,7 @@ def test_planes_behind_a_plane_do_not_change_it(draw):
 
 
 @pytest.mark.parametrize("draw", [gaussian_convergence, lognormal_convergence])
-def test_auto_and_cross_spectra_of_planes_are_those_asked_for(draw):
+def test_auto_and_cross_spectra_of_planes_match_the_requested_ones(draw):
     rng, measured = np.random.default_rng(0), 0
     for _ in range(200):
         maps = draw(COSMOLOGY, 64, SIDE, rng, REDSHIFTS)
@@ -85,12 +85,12 @@ def test_the_root_of_spectra_is_their_cholesky_factor():
         ([[1e-20, 1], [1, 1e-20]], [[1e-20, 1e-20], [1e-20, 1e-20]]),
     ],
 )
-def test_matrices_that_no_fields_have_get_the_nearest_ones_with_their_auto_spectra(matrix, expected):
+def test_invalid_matrices_are_replaced_by_the_nearest_with_the_same_auto_spectra(matrix, expected):
     root = lower_roots(np.array(matrix, float)[..., None, None])[..., 0, 0]
     np.testing.assert_allclose(root @ root.T, expected, rtol=1e-12)
 
 
-def test_the_gaussian_field_under_a_log_normal_one_has_the_correlation_that_glass_gives_it():
+def test_the_gaussian_correlation_of_a_log_normal_field_matches_glass():
     table = json.loads((Path(__file__).parents[1] / "fixtures/cosmology/glass.json").read_text())
     for pair in table["pairs"]:
         found = gaussian_correlation(np.array(table["correlations"]), pair["first"] * pair["second"])

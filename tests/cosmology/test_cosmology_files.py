@@ -58,7 +58,7 @@ def noise():
 
 
 @pytest.mark.parametrize("centre", [(30.0, -45.0), (359.0, 3.0), (120.0, 88.0)])
-def test_pixels_lie_where_astropy_puts_them(centre):
+def test_pixel_positions_match_astropy(centre):
     wcs = pytest.importorskip("astropy.wcs").WCS(naxis=2)
     size, side = 16, 8.0
     # FITS counts pixels from 1; the step of the tangent plane is in degrees.
@@ -83,7 +83,7 @@ def test_rows_run_north_and_columns_east(write_sky, sky):
 
 
 @pytest.mark.parametrize("options", [{}, {"nest": True}, {"partial": True}], ids=["ring", "nested", "partial"])
-def test_a_pixel_is_the_healpix_pixel_it_lies_in(healpy, write_sky, noise, options):
+def test_each_pixel_takes_the_value_of_its_healpix_pixel(healpy, write_sky, noise, options):
     expected = noise.copy()
     if options.get("nest"):
         noise = healpy.reorder(noise, r2n=True)
@@ -93,7 +93,7 @@ def test_a_pixel_is_the_healpix_pixel_it_lies_in(healpy, write_sky, noise, optio
     assert patches.mask.all() and patches.skipped == 0
 
 
-def test_a_coarse_pixel_is_the_mean_of_what_it_covers(write_sky, noise):
+def test_a_coarse_pixel_is_the_mean_of_the_pixels_it_covers(write_sky, noise):
     path = write_sky(1 + noise)
     coarse = read_healpix_patches(path, side_deg=20, size=4, centres=[(80.0, -30.0)]).maps[0, 0]
     # A pixel of 5 degrees covers about 30 HEALPix pixels of standard deviation 0.01.
@@ -116,7 +116,7 @@ def test_files_of_several_bins_are_channels(write_sky, noise):
     np.testing.assert_allclose(maps[:, 1], 2 * maps[:, 0], rtol=1e-6)
 
 
-def test_tiles_cover_the_sky_without_meeting(write_sky, noise):
+def test_tiles_cover_the_sky_without_overlap(write_sky, noise):
     patches = read_healpix_patches(write_sky(noise), side_deg=15, size=8)
     area = 4 * np.pi * np.degrees(1) ** 2
     assert 0.8 < len(patches.maps) * 15**2 / area <= 1.02
@@ -126,7 +126,7 @@ def test_tiles_cover_the_sky_without_meeting(write_sky, noise):
     assert angles.min() > 14.9
 
 
-def test_patches_with_little_sky_are_left_out_and_counted(write_sky, sky, noise):
+def test_patches_with_little_sky_are_skipped_and_counted(write_sky, sky, noise):
     mask = write_sky((sky[1] < -20).astype(np.float32), "mask.fits")
     whole = read_healpix_patches(write_sky(noise), side_deg=15, size=8)
     south = read_healpix_patches(write_sky(noise, overwrite=True), mask, side_deg=15, size=8, min_observed=0.6)
@@ -151,20 +151,20 @@ def test_options_and_masks_that_give_no_patch_are_rejected(write_sky, sky, noise
         read_healpix_patches(write_sky(noise), mask, **options)
 
 
-def test_zeros_without_a_mask_look_like_missing_sky(write_sky, sky, noise):
+def test_maps_with_many_zeros_require_a_mask(write_sky, sky, noise):
     noise[sky[1] > 0] = 0
-    with pytest.raises(ValueError, match="exactly 0.*mask"):
+    with pytest.raises(ValueError, match=r"exactly 0.*mask"):
         read_healpix_patches(write_sky(noise))
 
 
-def test_missing_files_say_where_they_are_published(healpy, tmp_path):
+def test_errors_for_missing_files_name_where_to_get_them(healpy, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no\.fits.*DES Y3"):
         read_healpix_patches(tmp_path / "no.fits")
     with pytest.raises(FileNotFoundError, match=r"df_m_16_CIC_z=0\.npy.*Globus"):
         read_quijote_cube(tmp_path / "df_m_16_CIC_z=0.npy")
 
 
-def test_nan_is_refused_where_observed_and_ignored_under_the_mask(write_sky, sky, noise):
+def test_nan_is_rejected_in_observed_pixels_and_ignored_under_the_mask(write_sky, sky, noise):
     noise[sky[1] > 60] = np.nan
     path = write_sky(noise)
     with pytest.raises(ValueError, match=r"sky\.fits: \d+ .*NaN"):
@@ -173,14 +173,14 @@ def test_nan_is_refused_where_observed_and_ignored_under_the_mask(write_sky, sky
     assert np.isfinite(read_healpix_patches(path, mask, side_deg=10, size=8).maps).all()
 
 
-def test_a_truncated_healpix_file_is_refused(write_sky, noise):
+def test_a_truncated_healpix_file_is_rejected(write_sky, noise):
     path = write_sky(noise)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ValueError, match=r"readable (HEALPix|FITS)"):
         read_healpix_patches(path)
 
 
-def test_without_healpy_the_error_names_the_extra(monkeypatch, tmp_path):
+def test_missing_healpy_is_an_error_that_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "healpy", None)
     with pytest.raises(ImportError, match=r"healpy.*hrm_hf\[cosmology\]"):
         read_healpix_patches(tmp_path / "no.fits")
@@ -190,7 +190,7 @@ def test_without_healpy_the_error_names_the_extra(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8)])
-def test_an_image_is_read_as_it_is(fits, tmp_path, shape):
+def test_an_image_is_read_unchanged(fits, tmp_path, shape):
     image = np.random.default_rng(0).normal(size=shape)
     fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(image)]).writeto(tmp_path / "map.fits")
     for hdu in (None, 1):
@@ -199,7 +199,7 @@ def test_an_image_is_read_as_it_is(fits, tmp_path, shape):
         np.testing.assert_array_equal(read, image.astype(np.float32).reshape(-1, 8, 8))
 
 
-def test_units_that_are_no_image_or_no_map_of_the_sphere_are_listed(healpy, fits, tmp_path):
+def test_errors_list_the_hdus_of_files_without_an_image_or_healpix_map(healpy, fits, tmp_path):
     table = fits.BinTableHDU.from_columns([fits.Column("a", "E", array=np.ones(5))])
     fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(np.ones((8, 8)))]).writeto(tmp_path / "map.fits")
     table.writeto(tmp_path / "table.fits")
@@ -229,18 +229,18 @@ def test_images_and_masks_of_other_shapes_are_rejected(fits, tmp_path, shape, ma
         read_fits_image(tmp_path / "map.fits", mask=mask)
 
 
-def test_nan_pixels_of_an_image_are_refused_unless_masked(fits, tmp_path):
+def test_nan_pixels_of_an_image_are_rejected_unless_masked(fits, tmp_path):
     image = np.ones((8, 8), np.float32)
     image[2, 3:5] = np.nan, np.inf
     fits.PrimaryHDU(image).writeto(tmp_path / "map.fits")
-    with pytest.raises(ValueError, match="2 of 64 .*NaN"):
+    with pytest.raises(ValueError, match=r"2 of 64 .*NaN"):
         read_fits_image(tmp_path / "map.fits")
     masked = read_fits_image(tmp_path / "map.fits", mask=np.isfinite(image))
     np.testing.assert_array_equal(masked[0], np.isfinite(image))
 
 
 @pytest.mark.parametrize("content", [b"", b"no FITS at all " * 400, None], ids=["empty", "text", "truncated"])
-def test_a_broken_fits_file_is_refused(fits, tmp_path, content):
+def test_a_broken_fits_file_is_rejected(fits, tmp_path, content):
     path = tmp_path / "map.fits"
     fits.PrimaryHDU(np.ones((64, 64))).writeto(path)
     path.write_bytes(path.read_bytes()[:9000] if content is None else content)
@@ -274,7 +274,7 @@ def test_name_and_contents_of_a_cube_are_read_without_loading_it(save_cube):
     assert isinstance(cube.values, np.memmap)
 
 
-def test_slabs_are_means_over_whole_cells_along_each_axis(save_cube):
+def test_slabs_are_means_over_cells_along_each_axis(save_cube):
     delta = contrast()
     maps = quijote_maps(read_quijote_cube(save_cube(delta)), slab_mpc=250)  # 4 of 16 cells of 62.5 Mpc/h
     assert maps.shape == (12, 1, 16, 16) and maps.dtype == np.float32
@@ -283,7 +283,7 @@ def test_slabs_are_means_over_whole_cells_along_each_axis(save_cube):
     np.testing.assert_allclose(maps[11, 0], delta[:, :, 12:].mean(2), atol=1e-6)
 
 
-def test_density_becomes_contrast(save_cube):
+def test_density_is_converted_to_contrast(save_cube):
     delta = contrast()
     maps = quijote_maps(read_quijote_cube(save_cube(40 * (1 + delta))), QUIJOTE_BOX / 4)
     expected = quijote_maps(read_quijote_cube(save_cube(delta)), QUIJOTE_BOX / 4)
@@ -291,7 +291,7 @@ def test_density_becomes_contrast(save_cube):
 
 
 @pytest.mark.parametrize("slab", [0, 100, 62.5 * 3, 2000, -62.5])
-def test_a_slab_that_does_not_divide_the_box_is_refused_with_those_that_do(save_cube, slab):
+def test_a_slab_that_does_not_divide_the_box_is_rejected_with_valid_sizes(save_cube, slab):
     with pytest.raises(ValueError, match=rf"slab_mpc={slab:g}\b.* 1000, 500, 250, 125, 62\.5"):
         quijote_maps(read_quijote_cube(save_cube(contrast())), slab)
 
@@ -308,12 +308,12 @@ def test_a_slab_that_does_not_divide_the_box_is_refused_with_those_that_do(save_
         (np.random.default_rng(0).normal(size=(16, 16, 16)), None, "density contrast"),
     ],
 )
-def test_cubes_that_are_not_quijotes_are_rejected(save_cube, values, name, message):
+def test_cubes_not_from_quijote_are_rejected(save_cube, values, name, message):
     with pytest.raises(ValueError, match=message):
         read_quijote_cube(save_cube(values, name or "df_m_16_CIC_z=0.5.npy"))
 
 
-def test_pickled_and_truncated_cubes_are_refused(save_cube):
+def test_pickled_and_truncated_cubes_are_rejected(save_cube):
     path = save_cube(np.array([{}], object))
     with pytest.raises(ValueError, match="readable array"):
         read_quijote_cube(path)

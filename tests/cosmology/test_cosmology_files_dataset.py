@@ -49,12 +49,12 @@ def table(tmp_path):
     return write
 
 
-def test_quijotes_table_is_read_by_the_number_of_the_folder(table, tmp_path):
+def test_rows_of_the_quijote_table_are_found_by_folder_number(table, tmp_path):
     labels = table(QUIJOTE_TABLE, "latin_hypercube_params.txt")
     assert labels(tmp_path / "latin_hypercube" / "1" / "df_m_128_CIC_z=0.npy") == (0.2139, 0.8619)
 
 
-def test_a_table_names_files_by_the_end_of_their_path(table, tmp_path):
+def test_label_tables_match_files_by_path_suffix(table, tmp_path):
     labels = table("file,omega_m,sigma_8\na/map.fits,0.3,0.8\nb/map.fits,0.4,0.7\n")
     assert labels(tmp_path / "b" / "map.fits") == (0.4, 0.7)
 
@@ -66,7 +66,7 @@ def test_a_file_without_a_row_has_no_label(table, tmp_path, path):
         labels(tmp_path / path)
 
 
-def test_a_folder_that_is_no_row_has_no_label(table, tmp_path):
+def test_a_folder_without_a_row_has_no_label(table, tmp_path):
     labels = table(QUIJOTE_TABLE)
     for folder in ("2", "fiducial"):
         with pytest.raises(ValueError, match=f"0 to 1.*'{folder}'"):
@@ -85,12 +85,12 @@ def test_a_folder_that_is_no_row_has_no_label(table, tmp_path):
         ("omega_m,sigma_8\n0.3\n", "row 1: sigma_8="),
     ],
 )
-def test_a_bad_table_is_refused(table, text, message):
+def test_an_invalid_label_table_is_rejected(table, text, message):
     with pytest.raises(ValueError, match=message):
         table(text)
 
 
-def test_ends_of_a_flat_prior_are_estimated_without_bias(table):
+def test_bounds_of_a_flat_prior_are_estimated_without_bias(table):
     # The referee is the prior that the tables are drawn from.
     rng = np.random.default_rng(0)
     found = []
@@ -100,7 +100,7 @@ def test_ends_of_a_flat_prior_are_estimated_without_bias(table):
     np.testing.assert_allclose(np.mean(found, 0), [0.6, 1.0], atol=0.006)  # 3 standard errors
 
 
-def test_ends_of_a_prior_stay_possible(table):
+def test_estimated_prior_bounds_stay_in_the_valid_range(table):
     low, high = table("omega_m,sigma_8\n0.1,0.8\n0.9,0.9\n").bounds("omega_m")
     assert (low, high) == (0, 1)
 
@@ -118,7 +118,7 @@ def load(folder, split):
     return load_dataset(str(folder), split=split, cache_dir=str(folder) + ".cache").with_format("numpy")
 
 
-def test_cubes_with_labels_become_a_data_set_split_by_universe(save_cube, tmp_path):
+def test_labeled_cubes_become_a_data_set_split_by_universe(save_cube, tmp_path):
     paths = [save_cube(contrast(seed=number), folder=str(number)) for number in range(4)]
     rows = "\n".join(f"{0.2 + number / 10} {0.7 + number / 20}" for number in range(4))
     (tmp_path / "params.txt").write_text(f"#Omega_m sigma_8\n{rows}\n")
@@ -159,7 +159,7 @@ def test_cubes_with_labels_become_a_data_set_split_by_universe(save_cube, tmp_pa
     }  # fmt: skip
 
 
-def test_a_sky_without_labels_becomes_patches_without_labels(tmp_path):
+def test_an_unlabeled_sky_becomes_unlabeled_patches(tmp_path):
     healpy = pytest.importorskip("healpy")
     latitude = healpy.pix2ang(32, np.arange(12 * 32**2), lonlat=True)[1]
     noise = np.random.default_rng(0).normal(0, 0.01, len(latitude)).astype(np.float32)
@@ -182,7 +182,7 @@ def test_a_sky_without_labels_becomes_patches_without_labels(tmp_path):
     )
     assert np.array_equal(read_arrays(out, "test", ["mask"])["mask"], np.stack(rows["mask"]))
     for wanted in (read.config_fields, lambda: read.prior, lambda: read.target_names):
-        with pytest.raises(ValueError, match="healpix.*omega_m.*sigma_8.*--labels.*pipeline"):
+        with pytest.raises(ValueError, match=r"healpix.*omega_m.*sigma_8.*--labels.*pipeline"):
             wanted()
     with pytest.raises(ValueError, match=r"'train'.*\['test'\].*--labels"):
         read_arrays(out, "train")
@@ -199,7 +199,7 @@ def test_images_become_rows(tmp_path):
     assert load(tmp_path / "out", "test")["source"][:].tolist() == ["a.fits", "b.fits"]
 
 
-def test_images_of_two_shapes_are_refused(tmp_path):
+def test_images_of_two_shapes_are_rejected(tmp_path):
     fits = pytest.importorskip("astropy.io.fits")
     for size in (8, 16):
         fits.PrimaryHDU(np.ones((size, size))).writeto(tmp_path / f"{size}.fits")
@@ -209,7 +209,7 @@ def test_images_of_two_shapes_are_refused(tmp_path):
     assert not list((tmp_path / "out").rglob("*.parquet"))
 
 
-def test_bad_usage_is_refused_before_anything_is_read(save_cube, tmp_path):
+def test_bad_usage_is_rejected_before_reading(save_cube, tmp_path):
     path = save_cube(contrast())
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "something").touch()
@@ -226,13 +226,13 @@ def test_bad_usage_is_refused_before_anything_is_read(save_cube, tmp_path):
         assert message in re.sub(r"[\s│]+", " ", result.output)
 
 
-def test_a_split_without_labels_is_refused(save_cube, tmp_path):
+def test_a_split_without_labels_is_rejected(save_cube, tmp_path):
     readings = [cube_reading(save_cube(contrast()), 250)]
     with pytest.raises(ValueError, match=r"test_share=0\.5 .*labels"):
         write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, test_share=0.5)
 
 
-def test_a_split_that_would_be_empty_is_refused(save_cube, table, tmp_path):
+def test_an_empty_split_is_rejected(save_cube, table, tmp_path):
     labels = table("omega_m,sigma_8\n0.3,0.8\n")
     readings = [cube_reading(save_cube(contrast(), folder="0"), 250)]
     with pytest.raises(ValueError, match=r"test_share=0\.5 of 1\b"):
@@ -247,7 +247,7 @@ def two_cubes(save_cube, tmp_path):
     return [*paths, "--labels", tmp_path / "params.txt", "--slab-mpc", 250, "--out", tmp_path / "out"]
 
 
-def test_a_prior_that_is_known_is_taken_from_the_options(two_cubes, tmp_path):
+def test_a_known_prior_is_taken_from_the_options(two_cubes, tmp_path):
     result = run(*two_cubes, "--omega-m", "0.1,0.5", "--test-share", 0.5)
     assert result.exit_code == 0, result.output
     info = load_cosmology_info(tmp_path / "out")
@@ -262,14 +262,14 @@ def test_a_prior_that_is_known_is_taken_from_the_options(two_cubes, tmp_path):
         (("--omega-m", "0.5,0.1"), r"omega_m\D+0\.5\D+0\.1\b"),
     ],
 )
-def test_a_prior_that_does_not_fit_the_labels_is_refused(two_cubes, tmp_path, options, message):
+def test_a_prior_that_does_not_fit_the_labels_is_rejected(two_cubes, tmp_path, options, message):
     result = run(*two_cubes, *options)
     assert isinstance(result.exception, ValueError)
     assert re.search(message, str(result.exception))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_of_maps_from_files_is_not_drawn_into(two_cubes, tmp_path):
+def test_simulated_maps_are_not_written_into_a_folder_of_maps_from_files(two_cubes, tmp_path):
     assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
     command = ["data", "cosmology", "--samples", "8", "--size", "16", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, command)
@@ -306,7 +306,7 @@ def three_cubes(save_cube, table, tmp_path, monkeypatch):
     return write
 
 
-def test_the_same_call_finishes_what_was_interrupted(three_cubes, tmp_path):
+def test_the_same_call_finishes_an_interrupted_build(three_cubes, tmp_path):
     with pytest.raises(OSError, match="Errno 28"):
         three_cubes("out", broken=2)
     left = sorted(path.name for path in (tmp_path / "out").rglob("*.*"))
@@ -325,8 +325,8 @@ def test_the_same_call_finishes_what_was_interrupted(three_cubes, tmp_path):
         three_cubes("out")
 
 
-def test_another_call_does_not_go_on(three_cubes, tmp_path):
+def test_a_different_call_does_not_resume_an_interrupted_build(three_cubes, tmp_path):
     with pytest.raises(OSError, match="Errno 28"):
         three_cubes("out", broken=1)
-    with pytest.raises(FileExistsError, match="splits train.* None"):
+    with pytest.raises(FileExistsError, match=r"splits train.* None"):
         three_cubes("out", test_share=0.4)

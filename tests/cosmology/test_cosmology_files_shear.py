@@ -70,7 +70,7 @@ def missing_shear(side_deg, margins, skies=8, sky_sides=8):
     (5.0, [[0.47, 0.38], [0.24, 0.15], [0.18, 0.09], [0.10, 0.04]]),
     (2.5, [[0.56, 0.41], [0.34, 0.19], [0.27, 0.13], [0.15, 0.06]]),
 ])  # fmt: skip
-def test_what_the_shear_of_a_patch_lacks_is_what_the_module_says(side_deg, stated):
+def test_missing_shear_of_a_patch_matches_the_documented_fractions(side_deg, stated):
     assert MARGIN == 0.5
     found = missing_shear(side_deg, [0, 0.25, 0.5, 1])
     np.testing.assert_allclose(found, stated, rtol=0, atol=0.01)  # two digits are stated, of one draw of 8 skies
@@ -79,14 +79,14 @@ def test_what_the_shear_of_a_patch_lacks_is_what_the_module_says(side_deg, state
 # ---- noise and masks ----
 
 
-def test_noise_is_that_of_the_galaxies_of_each_plane():
+def test_noise_matches_the_galaxies_of_each_plane():
     kappa = random_cuts(planes=2)
     noise = shear_rows(kappa, 16, sigma_e=0.26, galaxies_per_arcmin2=30)["map"] - shear_rows(kappa, 16)["map"]
     expected = shape_noise(0.26, 15, 5 * 60 / SIZE)
     np.testing.assert_allclose(noise.std((0, 2, 3)), expected, rtol=0.06)  # 4,096 pixels: five of 1.1 %
 
 
-def test_noise_and_mask_follow_from_the_seed_the_file_and_the_patch():
+def test_noise_and_mask_depend_on_seed_file_and_patch():
     def rows(**options):
         return shear_rows(random_cuts(), 16, sigma_e=0.3, mask_fraction=0.3, **options)
 
@@ -98,7 +98,7 @@ def test_noise_and_mask_follow_from_the_seed_the_file_and_the_patch():
     assert (first["map"][~np.broadcast_to(first["mask"][:, None], first["map"].shape)] == 0).all()
 
 
-def test_the_mask_of_the_file_joins_the_drawn_one():
+def test_the_mask_of_the_file_is_combined_with_the_drawn_mask():
     kappa, seen = random_cuts(), np.ones((4, 2 * SIZE, 2 * SIZE), bool)
     seen[:, 20:30, 20:50] = False
     kappa[~seen[:, None]] = 0
@@ -168,7 +168,7 @@ def images(tmp_path):
     return [tmp_path / f"{number}.fits" for number in range(3)]
 
 
-def test_an_image_becomes_the_patch_in_its_middle(images, tmp_path):
+def test_an_image_becomes_its_central_patch(images, tmp_path):
     info, rows = build(*images, *SHEAR, "--pixel-arcmin", 6, tmp_path / "shear")
     kappa = build(*images, tmp_path / "kappa")[1]["map"][..., 8:-8, 8:-8].astype(float)
     np.testing.assert_allclose(rows["kappa"], kappa - kappa.mean((2, 3), keepdims=True), atol=1e-8)
@@ -187,7 +187,7 @@ def test_an_image_becomes_the_patch_in_its_middle(images, tmp_path):
     (("0.fits", *SHEAR, "--mask-edge-share", 1.2), "mask_edge_share=1.2"),
     (("df_m_16_CIC_z=0.npy", *SHEAR), "--observable: observable='shear'"),
 ])  # fmt: skip
-def test_bad_usage_is_refused(images, tmp_path, monkeypatch, arguments, message):
+def test_bad_usage_is_rejected(images, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     result = call("data", "cosmology-files", *arguments, "--out", "out")
     assert result.exit_code == 2 and message in re.sub(r"[\s│]+", " ", result.output)
@@ -214,7 +214,7 @@ def labelled(tmp_path):
     return build(*files, *SHEAR, *options, "--mask-fraction", 0.2, tmp_path / "data")[0], tmp_path / "data"
 
 
-def test_mass_maps_are_made_of_it(labelled):
+def test_mass_maps_are_reconstructed_from_shear_of_files(labelled):
     info, data = labelled
     fields = info.config_fields()
     assert (fields["num_channels"], fields["mask_channel"], fields["padding_mode"]) == (3, True, "zeros")

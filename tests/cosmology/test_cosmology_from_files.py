@@ -89,7 +89,7 @@ def trained(run, data):
     return run(data_path=data)
 
 
-def test_a_model_is_trained_on_labelled_maps_from_files(trained, data):
+def test_a_model_trains_on_labeled_maps_from_files(trained, data):
     results = json.loads((trained / "results.json").read_text())
     assert results["data"]["kind"] == "quijote" and results["validation"]["maps"] == 12
     assert results["metrics"]["count"] == 24
@@ -99,7 +99,7 @@ def test_a_model_is_trained_on_labelled_maps_from_files(trained, data):
     assert config["padding_mode"] == "zeros"
 
 
-def test_its_evaluation_is_that_of_training(trained, data):
+def test_evaluation_matches_the_metrics_of_training(trained, data):
     result = call("eval", "cosmo", trained, "--data", data, "--device", "cpu", "--json")
     assert result.exit_code == 0, (result.output, result.exception)
     found = json.loads(result.stdout)["metrics"]["parameters"]
@@ -108,7 +108,7 @@ def test_its_evaluation_is_that_of_training(trained, data):
         assert found[name]["rmse"] == pytest.approx(expected[name]["rmse"], rel=1e-4)
 
 
-def test_the_pipeline_answers_for_maps_with_and_without_parameters(trained, data, unlabelled):
+def test_the_pipeline_accepts_maps_with_and_without_parameters(trained, data, unlabelled):
     infer = pipeline("cosmology-regression", model=str(trained), device="cpu")
     rows, bare = read_arrays(data, "test"), read_arrays(unlabelled, "test")
     assert set(bare) == {"map", "source", "axis", "slab", "redshift"}
@@ -116,12 +116,12 @@ def test_the_pipeline_answers_for_maps_with_and_without_parameters(trained, data
     assert infer(bare["map"][same]) == infer(rows["map"])
 
 
-def test_maps_without_parameters_are_no_training_set(run, unlabelled):
+def test_training_rejects_maps_without_parameters(run, unlabelled):
     with pytest.raises(ValueError, match=r"'train'.*\['test'\].*--labels TABLE"):
         run(data_path=unlabelled)
 
 
-def test_maps_without_parameters_cannot_be_scored(trained, unlabelled):
+def test_evaluation_rejects_maps_without_parameters(trained, unlabelled):
     commands = [
         (("eval", "cosmo", trained, "--data", unlabelled, "--device", "cpu"), "omega_m and sigma_8"),
         (("eval", "cosmo-baseline", "--data", unlabelled, "--method", "spectrum-ridge"), "'train'"),

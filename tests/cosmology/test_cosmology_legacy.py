@@ -18,20 +18,20 @@ def draw(generate, omega_m=0.3, size=64, seed=0):
 
 @each
 @pytest.mark.parametrize("size", [32, 65])
-def test_maps_are_grey_values_of_the_size_asked_for(generate, size):
+def test_maps_are_gray_values_of_the_requested_size(generate, size):
     grey = draw(generate, size=size)
     assert grey.shape == (1, size, size) and grey.dtype == np.float32
     assert 0 <= grey.min() < grey.max() <= 1
 
 
-def test_the_synthetic_kind_deletes_the_amplitude():
+def test_the_amplitude_of_synthetic_maps_does_not_depend_on_omega_m():
     # Contrast 0.15 by construction, whatever omega_m; the discs take a little of it away.
     contrast = [draw(legacy_synthetic, omega_m, 256).std() for omega_m in (0.1, 0.3, 0.5)]
     np.testing.assert_allclose(contrast, 0.15, atol=0.01)
 
 
 @pytest.mark.parametrize("size, sigma", [(64, 0.7), (64, 3.0), (32, 10.0)])
-def test_the_blur_is_scipys_on_a_periodic_map(size, sigma):
+def test_the_blur_matches_scipy_on_a_periodic_map(size, sigma):
     ndimage = pytest.importorskip("scipy.ndimage")
     field = np.random.default_rng(0).normal(size=(size, size))
     expected = ndimage.gaussian_filter(field, sigma, mode="wrap")
@@ -39,7 +39,7 @@ def test_the_blur_is_scipys_on_a_periodic_map(size, sigma):
 
 
 @pytest.mark.parametrize("omega_m, displacement", [(0.1, 11.7), (0.3, 6.5), (0.5, 4.7)])
-def test_particles_move_as_far_as_in_the_original(omega_m, displacement):
+def test_particle_displacements_match_the_original(omega_m, displacement):
     # Measured on the original's own code; a single map scatters by 10 to 15 %, and all three of its share a seed.
     squares = [
         sum((part**2).mean() for part in displacements(omega_m, 256, np.random.default_rng(s))) for s in range(6)
@@ -66,7 +66,7 @@ def test_crossed_waves_have_the_second_order_of_their_product(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, rmse", [("synthetic", 0.0344), ("des", 0.0233), ("2lpt", 0.0477)])
-def test_a_ridge_on_the_power_spectrum_reads_omega_m_as_well_as_on_the_originals_maps(name, rmse):
+def test_spectrum_ridge_predicts_omega_m_as_well_as_on_original_maps(name, rmse):
     # The figures are for 1500 training maps of the original's code at 256 pixels; here are 450, and 150 to test,
     # whose sampling error is about 6 %. Amplitude and blur as there: 0.069 for "des" if the kernel is not cut.
     pytest.importorskip("sklearn")

@@ -62,7 +62,7 @@ def smoothed(delta, radius, side=SIDE):
 
 
 @pytest.mark.parametrize(("omega_m", "sigma_8"), [(0.1, 0.6), (0.3, 0.8), (0.5, 1.0)])
-def test_sigma_8_of_the_box_is_the_one_asked_for(omega_m, sigma_8):
+def test_sigma_8_of_the_box_matches_the_requested_value(omega_m, sigma_8):
     cosmology = Cosmology(omega_m, sigma_8)
     fields = [linear_density(cosmology, SIDE, GRID, np.random.default_rng(seed)) for seed in range(6)]
     measured = np.sqrt(np.mean([(smoothed(field, 8) ** 2).mean() for field in fields]))
@@ -91,7 +91,7 @@ def crossed_waves(grid=32, side=50.0, a=0.3, b=0.2):
     return delta, x, side / (2 * np.pi)
 
 
-def test_first_displacement_of_crossed_waves_is_the_closed_form():
+def test_first_displacement_of_crossed_waves_matches_the_closed_form():
     delta, x, scale = crossed_waves()
     first = displace(delta, 50.0).first
     np.testing.assert_allclose(
@@ -103,7 +103,7 @@ def test_first_displacement_of_crossed_waves_is_the_closed_form():
     np.testing.assert_allclose(first[2], 0, atol=1e-5)
 
 
-def test_second_displacement_of_crossed_waves_is_the_closed_form():
+def test_second_displacement_of_crossed_waves_matches_the_closed_form():
     # phi_xx phi_yy = a b cos kx cos ky has phi2 = -a b / (2 k^2) cos kx cos ky.
     delta, x, scale = crossed_waves()
     second = displace(delta, 50.0).second
@@ -152,7 +152,7 @@ def test_matter_moves_with_the_displacement():
 
 
 @pytest.mark.parametrize("z", [1.0, 3.0])
-def test_large_scales_grow_as_linear_theory_says(z):
+def test_large_scales_grow_as_in_linear_theory(z):
     linear = linear_density(COSMOLOGY, SIDE, GRID, np.random.default_rng(3))
     evolved = box_density(COSMOLOGY, displace(linear, SIDE), z)
     k, count = box_modes()
@@ -162,7 +162,7 @@ def test_large_scales_grow_as_linear_theory_says(z):
 
 
 @pytest.mark.parametrize(("sigma_8", "z"), [(0.3, 0.0), (0.6, 0.0), (0.8, 0.5)])
-def test_sigma_8_of_the_evolved_box_is_that_of_its_linear_field(sigma_8, z):
+def test_sigma_8_of_the_evolved_box_matches_its_linear_field(sigma_8, z):
     # Cells of 2 Mpc/h, so that their own blur does not count. Later, when streams have crossed, 2LPT leaves linear
     # theory: at z = 0 it is 7 % low for omega_m, sigma_8 = 0.3, 0.8, 25 % low for 0.5, 1.0 and 9 % high for 0.1, 0.6.
     cosmology = Cosmology(0.3, sigma_8)
@@ -172,7 +172,7 @@ def test_sigma_8_of_the_evolved_box_is_that_of_its_linear_field(sigma_8, z):
     assert variance**0.5 == pytest.approx(expected**0.5, rel=0.05)
 
 
-def test_skewness_is_that_of_perturbation_theory_in_both_orders():
+def test_skewness_matches_perturbation_theory_in_both_orders():
     # S3 = <d^3> / <d^2>^2 in spheres: 34/7 + dln sigma^2 / dln R, and 4 + ... for Zel'dovich. Universes with all signs
     # turned cancel what Gaussian initial fields contribute by chance.
     cosmology, radius = Cosmology(0.3, 0.3), 16.0
@@ -212,7 +212,7 @@ def open_spectrum(patches):
 
 
 @pytest.mark.parametrize(("channel", "highest"), [(0, 250), (1, 400)])
-def test_power_of_the_maps_is_limbers_on_large_scales(channel, highest):
+def test_power_of_the_maps_matches_limber_on_large_scales(channel, highest):
     # The referee sees the same window: patches of 5 degrees out of Gaussian maps of 20, with Limber's spectrum.
     side, rng = 4 * SETTINGS.side_rad, np.random.default_rng(1)
     wide = np.stack([gaussian_convergence(COSMOLOGY, 256, side, rng, SETTINGS.source_redshifts) for _ in range(8)])
@@ -228,7 +228,7 @@ def test_planes_of_sources_see_the_same_matter():
     assert 0.5 < np.corrcoef(near, far)[0, 1] < 0.95
 
 
-def test_the_generator_decides_the_map():
+def test_the_random_generator_determines_the_map():
     settings = MapSettings(kind="2lpt", size=16, side_deg=2.0, box_mpc=128.0, box_grid=16)
     first, again, other = (lpt_convergence(COSMOLOGY, settings, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert first.shape == (1, 16, 16)
@@ -240,14 +240,14 @@ def test_the_generator_decides_the_map():
 # bad input
 
 
-def test_a_box_narrower_than_the_patch_is_refused():
+def test_a_box_narrower_than_the_patch_is_rejected():
     settings = MapSettings(kind="2lpt", box_mpc=150.0, box_grid=16)
     message = r"box_mpc=150\.0.* 201\.8 Mpc/h.*omega_m=0\.3\b.*box_mpc.* 202\b"
     with pytest.raises(ValueError, match=message):
         lpt_convergence(COSMOLOGY, settings, np.random.default_rng(0))
 
 
-def test_a_plan_whose_widest_universe_does_not_fit_the_box_is_refused():
+def test_a_plan_is_rejected_if_its_widest_patch_exceeds_the_box():
     # pyccl: 5 degrees at redshift 1 are 215.4 Mpc/h for omega_m = 0.2, and 233.8 for 0.1.
     settings, counts = MapSettings(kind="2lpt", box_mpc=230.0), {"train": 1, "test": 0}
     CosmologyPlan(settings=settings, counts=counts, prior={"omega_m": (0.2, 0.5), "sigma_8": (0.6, 1.0)})
@@ -257,6 +257,6 @@ def test_a_plan_whose_widest_universe_does_not_fit_the_box_is_refused():
 
 
 @pytest.mark.parametrize("fields", [{"box_mpc": 0.0}, {"box_grid": 4}, {"box_grid": 17}, {"box_grid": 4096}])
-def test_impossible_boxes_are_refused(fields):
+def test_invalid_boxes_are_rejected(fields):
     with pytest.raises(ValueError, match="box_"):
         MapSettings(kind="2lpt", **fields)

@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_rows_are_those_in_memory(folder):
+def test_mapped_rows_equal_rows_in_memory(folder):
     mapped, arrays = map_arrays(folder, "train"), read_arrays(folder, "train")
     assert list(mapped) == list(arrays)
     chosen = np.array([22, 0, 8, 9, 9, 17, 18])  # both ends of shards, and one twice
@@ -36,13 +36,13 @@ def test_rows_are_those_in_memory(folder):
     assert {name for name, column in mapped.items() if isinstance(column, MappedColumn)} == {"map", "mask", "kappa"}
 
 
-def test_columns_that_are_not_asked_for_are_left_out(folder):
+def test_columns_not_requested_are_skipped(folder):
     assert list(map_arrays(folder, "train", ["map", "omega_m"])) == ["map", "omega_m"]
     with pytest.raises(ValueError, match="'gamma'"):
         map_arrays(folder, "train", ["gamma"])
 
 
-def test_training_reads_them(folder):
+def test_training_reads_mapped_columns(folder):
     maps = load_maps(CosmoDataArguments(data_path=str(folder), val_samples=4))
     arrays = read_arrays(folder, "train")
     labels = np.stack([arrays["omega_m"], arrays["sigma_8"]], axis=1)
@@ -55,7 +55,7 @@ def test_training_reads_them(folder):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="private memory is read from /proc")
-def test_all_rows_are_read_without_keeping_them(tmp_path):
+def test_all_rows_are_read_without_keeping_them_in_memory(tmp_path):
     """Private memory after all 64 MB of maps were read, batch by batch, grew by less than a quarter of them."""
     build_cosmology_dataset(MapSettings(size=256, kind="gaussian"), tmp_path, 256, shard_size=64)
     code = """

@@ -39,7 +39,7 @@ def maps():
     return tiny_cosmo.rows(5).maps
 
 
-def test_figures_are_those_of_the_model(infer, maps):
+def test_estimates_match_the_model_outputs(infer, maps):
     found = infer(maps)
     with torch.no_grad():
         outputs = infer.model(**infer.feature_extractor(maps))
@@ -67,7 +67,7 @@ def test_intervals_are_quantiles_of_the_draws(infer, maps):
     assert infer(maps[0], seed=3) == infer(maps[0], seed=3) != infer(maps[0], seed=4)
 
 
-def test_every_form_of_maps_is_the_same_map(infer, maps, tmp_path):
+def test_every_input_format_gives_the_same_result(infer, maps, tmp_path):
     expected = infer(maps)
     np.save(tmp_path / "all.npy", maps)
     np.save(tmp_path / "one.npy", maps[2, 0])
@@ -85,7 +85,7 @@ def test_every_form_of_maps_is_the_same_map(infer, maps, tmp_path):
     assert infer([]) == []
 
 
-def test_a_result_does_not_depend_on_its_neighbours(infer, maps):
+def test_a_result_does_not_depend_on_the_rest_of_the_batch(infer, maps):
     alone = [infer(one) for one in maps]
     for together in (infer(maps, batch_size=1), infer(maps, batch_size=2), infer(maps, batch_size=5)):
         for mine, expected in zip(together, alone, strict=True):
@@ -116,6 +116,6 @@ def test_segments_can_be_chosen(infer, maps):
         (np.zeros((16, 16)), {"halt": "q"}, "halt='q'"),
     ],
 )
-def test_bad_input_ends_in_a_clear_error(infer, inputs, options, message):
+def test_bad_input_is_rejected_with_the_reason(infer, inputs, options, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         infer(inputs, **options)

@@ -25,14 +25,14 @@ def shear(seed=0, **fields):
 
 
 @pytest.mark.parametrize("kind", ["lognormal", "gaussian"])
-def test_the_convergence_is_that_of_the_same_seed(kind):
+def test_the_convergence_matches_the_convergence_map_of_the_same_seed(kind):
     columns = shear(kind=kind, sigma_e=0.3, mask_fraction=0.3)
     kappa, mask = generate_map(MapSettings(kind=kind, **SKY), OMEGA_M, SIGMA_8, 0)
     np.testing.assert_array_equal(columns["kappa"], kappa)
     assert mask is None and columns["map"].shape == (4, 32, 32) and columns["kappa"].shape == (2, 32, 32)
 
 
-def test_without_noise_it_is_the_shear_of_the_convergence():
+def test_noiseless_shear_is_the_shear_of_the_convergence():
     columns = shear(mask_fraction=0.3)
     mask = torch.from_numpy(columns["mask"])
     expected = shear_from_convergence(torch.from_numpy(columns["kappa"]).double(), mask)
@@ -41,7 +41,7 @@ def test_without_noise_it_is_the_shear_of_the_convergence():
     assert (~mask).sum() == round(0.3 * 32 * 32)
 
 
-def test_noise_is_that_of_the_galaxies_in_each_component():
+def test_noise_matches_the_galaxies_in_each_component():
     settings = MapSettings(observable="shear", sigma_e=0.26, galaxies_per_arcmin2=30, **SKY)
     quiet = MapSettings(observable="shear", **SKY)
     noise = np.stack([
@@ -56,7 +56,7 @@ def test_noise_is_that_of_the_galaxies_in_each_component():
     assert np.abs(np.corrcoef(np.moveaxis(noise, 1, 0).reshape(4, -1)) - np.eye(4)).max() < 0.06
 
 
-def test_masks_have_the_asked_shape():
+def test_masks_have_the_requested_shape():
     def masks(share, **options):
         drawn = (survey_mask(64, 4.7, 0.3, np.random.default_rng(seed), share, **options) for seed in range(4))
         return np.stack(list(drawn))
@@ -75,7 +75,7 @@ def test_masks_have_the_asked_shape():
     ({"mask_edge_share": 1.2}, "mask_edge_share=1.2"),
     ({"hole_arcmin": (5.0, 2.0)}, r"hole_arcmin=\(5.0, 2.0\)"),
 ])  # fmt: skip
-def test_impossible_settings_are_named(fields, message):
+def test_invalid_settings_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
         MapSettings(observable="shear", **fields)
     with pytest.raises(ValueError, match="observable='flexion'"):
@@ -98,7 +98,7 @@ def test_the_command_builds_a_set(tmp_path):
     assert "kappa" in (tmp_path / "set" / "README.md").read_text(encoding="utf-8")
 
 
-def test_turned_shear_is_the_shear_of_the_turned_convergence():
+def test_rotated_shear_is_the_shear_of_the_rotated_convergence():
     kappa = torch.randn(1, 2, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).expand(
         8, -1, -1, -1
     )
@@ -108,7 +108,7 @@ def test_turned_shear_is_the_shear_of_the_turned_convergence():
     torch.testing.assert_close(found, shear_from_convergence(turned(kappa, which)), rtol=0, atol=1e-12)
 
 
-def test_the_collator_turns_shear_with_its_signs():
+def test_the_collator_rotates_shear_with_its_signs():
     """A training batch is made of convergence, and its shear is compared: whichever turn and shift was drawn."""
     size = 9
     kappa = np.random.default_rng(0).normal(size=(16, 1, size, size)).astype(np.float32)

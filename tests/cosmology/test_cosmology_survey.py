@@ -18,7 +18,7 @@ def draw(seed=0, **fields):
     return generate_map(MapSettings(**{"kind": "des", "size": 32, **fields}), OMEGA_M, SIGMA_8, seed)
 
 
-def test_a_seed_gives_one_patch():
+def test_a_seed_determines_the_patch():
     fields = {"mask_fraction": 0.2, **DES_Y3}
     for first, again, other in zip(draw(1, **fields), draw(1, **fields), draw(2, **fields)):
         np.testing.assert_array_equal(first, again)
@@ -33,7 +33,7 @@ def test_observed_pixels_of_each_plane_have_mean_zero(fields):
     assert (maps[:, ~mask] == 0).all() and mask.mean() == pytest.approx(1 - fields.get("mask_fraction", 0), abs=1e-3)
 
 
-def test_the_mean_of_the_signal_is_taken_out_and_that_of_the_noise_is_not():
+def test_the_mean_is_removed_from_the_signal_but_not_from_the_noise():
     fields = {"size": 64, "source_redshifts": (0.5, 1.0)}
     noisy, clean = (draw(3, sigma_e=sigma_e, **fields)[0] for sigma_e in (0.37, 0.0))
     means = noisy.mean((1, 2), dtype=float)
@@ -44,7 +44,7 @@ def test_the_mean_of_the_signal_is_taken_out_and_that_of_the_noise_is_not():
 # noise
 
 
-def test_planes_share_the_galaxies_and_have_noise_of_their_own():
+def test_planes_share_the_galaxies_and_have_independent_noise():
     fields = {"size": 64, "galaxies_per_arcmin2": 10.0, "source_redshifts": (0.5, 1.0)}
     noise = draw(sigma_e=0.26, **fields)[0] - draw(sigma_e=0.0, **fields)[0]
     np.testing.assert_allclose(noise.std((1, 2)), 0.0124 * 2**0.5, rtol=0.04)
@@ -54,7 +54,7 @@ def test_planes_share_the_galaxies_and_have_noise_of_their_own():
 # correlation of the planes
 
 
-def test_planes_are_correlated_as_the_cross_spectra_say():
+def test_correlations_of_planes_match_the_cross_spectra():
     redshifts, size, side = (0.5, 1.0), 32, np.radians(5.0)
     patches = [draw(seed, source_redshifts=redshifts)[0] for seed in range(150)]
     measured = np.mean([np.einsum("ixy,jxy->ij", kappa, kappa) for kappa in patches], axis=0) / size**2
@@ -77,7 +77,7 @@ def test_planes_are_correlated_as_the_cross_spectra_say():
     assert 0.5 < measured[0, 1] / np.sqrt(measured[0, 0] * measured[1, 1]) < 0.95
 
 
-def test_opposite_edges_are_no_neighbours():
+def test_opposite_edges_are_not_neighbors():
     # In a periodic map the first and the last column would be as alike as the first and the second.
     kappa = np.concatenate([draw(seed)[0] for seed in range(60)])
     beside, across = (np.corrcoef(kappa[:, :, 0].ravel(), kappa[:, :, column].ravel())[0, 1] for column in (1, -1))
@@ -88,12 +88,12 @@ def test_opposite_edges_are_no_neighbours():
 
 
 @pytest.mark.parametrize("fraction", [0, 0.1, 0.37, 0.9])
-def test_the_share_that_is_asked_for_is_masked(fraction):
+def test_the_requested_fraction_is_masked(fraction):
     _, mask = draw(mask_fraction=fraction)
     assert np.count_nonzero(~mask) == round(fraction * 32 * 32)
 
 
-def test_some_sky_is_left_whatever_the_share():
+def test_some_sky_stays_observed_at_every_mask_fraction():
     assert survey_mask(16, 9.0, 0.9999, np.random.default_rng(0)).sum() == 1
 
 

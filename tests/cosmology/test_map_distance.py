@@ -43,7 +43,7 @@ def trained():
     return model, extractor
 
 
-def test_it_is_the_mahalanobis_distance(trained):
+def test_map_distance_is_the_mahalanobis_distance(trained):
     model, extractor = trained
     statistics = model.model.stem.statistics
     train = extractor(draw("lognormal", 400, 0))["pixel_values"]
@@ -56,7 +56,7 @@ def test_it_is_the_mahalanobis_distance(trained):
     assert 0.8 < model.map_distance(train).square().mean().sqrt() < 1.05
 
 
-def test_other_maps_are_told(trained):
+def test_maps_unlike_the_training_maps_are_detected(trained):
     model, extractor = trained
     share = {
         name: map_distances(model, extractor, MapSet(maps, {}))["share_beyond"]
@@ -70,7 +70,7 @@ def test_other_maps_are_told(trained):
     assert share["same"] < 0.03 and share["gaussian"] > 0.5 and share["noisy"] > 0.95
 
 
-def test_the_pipeline_says_so(trained, caplog):
+def test_the_pipeline_warns_about_maps_unlike_the_training_maps(trained, caplog):
     model, extractor = trained
     infer = CosmologyRegressionPipeline(model=model, feature_extractor=extractor, device="cpu")
     noisy = draw("lognormal", 3, 5 * 10**6, sigma_e=0.3)
@@ -96,7 +96,7 @@ def test_a_model_without_statistics_has_no_distance():
     assert model.config.max_map_distance is None
 
 
-def test_evaluation_reports_the_share(trained, tmp_path):
+def test_evaluation_reports_the_share_of_distant_maps(trained, tmp_path):
     from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 
     model, extractor = trained

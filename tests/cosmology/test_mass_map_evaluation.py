@@ -47,7 +47,7 @@ def error(kappa, truth):
     return np.sqrt(((kappa - truth) ** 2).sum() / (truth**2).sum())
 
 
-def test_the_figures_of_a_model_are_those_of_the_pipelines_maps(files, tmp_path):
+def test_metrics_of_a_model_match_the_maps_of_the_pipeline(files, tmp_path):
     model, data, out = files / "hrm_mass_mapping", files / "shear", tmp_path / "eval"
     found = run(model, "--data", data, "--batch-size", 4, "--num-samples", 200, "--out", out, "--json")
     assert found.exit_code == 0, found.output
@@ -72,7 +72,7 @@ def test_the_figures_of_a_model_are_those_of_the_pipelines_maps(files, tmp_path)
     assert result["settings"] == {"steps": "fixed", "max_steps": 2, "num_samples": 200, "seed": 0, "limit": None}
 
 
-def test_adaptive_segments_are_those_of_the_pipeline(files, tmp_path):
+def test_adaptive_segments_match_the_pipeline(files, tmp_path):
     model, data = files / "hrm_mass_mapping", files / "shear"
     options = ("--steps", "adaptive", "--max-steps", 3, "--num-samples", 100, "--limit", MAPS, "--json")
     found = run(model, "--data", data, *options)
@@ -87,7 +87,7 @@ def test_adaptive_segments_are_those_of_the_pipeline(files, tmp_path):
     assert metrics["error"]["value"] == pytest.approx(error(kappa, truth), rel=1e-4)
 
 
-def test_a_u_net_is_evaluated_and_the_results_go_into_its_card(files):
+def test_evaluation_of_a_u_net_updates_its_model_card(files):
     model = files / "cosmo_unet"
     found = run(model, "--data", files / "shear", "--num-samples", 100, "--update-card")
     assert found.exit_code == 0, found.output
@@ -107,7 +107,7 @@ def test_a_u_net_is_evaluated_and_the_results_go_into_its_card(files):
         (("REGRESSOR",), "mass maps"),
     ],
 )
-def test_wrong_uses_are_refused(files, arguments, message):
+def test_wrong_usage_is_rejected(files, arguments, message):
     models = {"MODEL": "hrm_mass_mapping", "UNET": "cosmo_unet", "REGRESSOR": "hrm_cosmo"}
     words = [files / models[word] if word in models else word for word in arguments]
     found = run(*words, "--data", files / "shear")

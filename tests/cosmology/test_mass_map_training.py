@@ -71,7 +71,7 @@ def collator(**options) -> MassMapCollator:
 
 
 @pytest.mark.parametrize("fresh", [None, 1e-6])
-def test_the_shear_of_a_batch_is_that_of_its_convergence(fresh):
+def test_the_shear_of_a_batch_matches_its_convergence(fresh):
     """Turned, moved and observed together, with what is drawn anew and with what is stored."""
     batch = collator(shear_noise=fresh).at_step(rows().__getitems__([0, 1, 2, 3, 4, 5]), 7)
     mask = batch["pixel_values"][:, 2:]
@@ -81,7 +81,7 @@ def test_the_shear_of_a_batch_is_that_of_its_convergence(fresh):
     assert not torch.equal(batch["kappa"], torch.from_numpy(rows().kappa))  # they have been turned or moved
 
 
-def test_fresh_observations_follow_from_seed_step_and_number_alone():
+def test_fresh_observations_depend_only_on_seed_step_and_index():
     one = collator(shear_noise=NOISE)
     together = one.at_step(rows().__getitems__([0, 1, 2, 3]), 7)
     apart = [one.at_step(rows().__getitems__(pair), 7) for pair in ([0, 1], [2, 3])]
@@ -92,7 +92,7 @@ def test_fresh_observations_follow_from_seed_step_and_number_alone():
     assert not torch.equal(together["pixel_values"], later["pixel_values"])
 
 
-def test_masks_are_mixed_in_the_shares_that_are_stated():
+def test_masks_are_mixed_in_the_documented_shares():
     count = 2000
     masks = torch.ones(count, 16, 16, dtype=torch.bool)
     masks[:, :4] = False  # a quarter
@@ -106,7 +106,7 @@ def test_masks_are_mixed_in_the_shares_that_are_stated():
 
 
 @pytest.mark.parametrize("model_type", ["hrm_mass_mapping", "cosmo_unet"])
-def test_the_script_leaves_a_model_that_the_pipeline_serves(run, shear_maps, model_type):
+def test_the_pipeline_loads_the_model_saved_by_the_script(run, shear_maps, model_type):
     out = run("mapper", model_type=model_type, val_samples=20)
     result = json.loads((out / "results.json").read_text())
     test = read_arrays(shear_maps, "test")
@@ -126,7 +126,7 @@ def test_the_script_leaves_a_model_that_the_pipeline_serves(run, shear_maps, mod
     assert AutoFeatureExtractor.from_pretrained(out).mask_channel
 
 
-def test_a_killed_run_goes_on_as_if_it_had_not_been(run):
+def test_resuming_a_killed_run_reproduces_its_losses(run):
     steady = {"max_test_samples": 0, "lr_min_ratio": 1.0, "warmup_steps": 0}
     first = run("whole", max_steps=4, **steady)
     run("killed", max_steps=2, save_strategy="steps", save_steps=2, **steady)
@@ -136,7 +136,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(run):
     assert losses[0][2:] == pytest.approx(losses[1][-2:], rel=1e-6)  # the log has six digits
 
 
-def test_segments_of_the_pipeline_end_in_its_map(run, shear_maps):
+def test_the_last_segment_of_the_pipeline_is_its_map(run, shear_maps):
     out = run("mapper", max_test_samples=0)
     one = {name: read_arrays(shear_maps, "test")[name][0] for name in ("map", "mask")}
     found = pipeline("mass-mapping", model=str(out))(one, return_segments=True, max_steps=3)
@@ -144,10 +144,10 @@ def test_segments_of_the_pipeline_end_in_its_map(run, shear_maps):
     np.testing.assert_array_equal(found["segment_maps"][-1, 0], found["kappa"])
 
 
-def test_wrong_uses_are_told(run, tmp_path):
+def test_wrong_usage_is_rejected(run, tmp_path):
     with pytest.raises(ValueError, match="model_type='hrm_cosmo'"):
         run("wrong", model_type="hrm_cosmo")
-    with pytest.raises(UsageError, match="kappa .*convergence.*shear"):
+    with pytest.raises(UsageError, match=r"kappa .*convergence.*shear"):
         run("wrong", data_path=tiny_cosmo.build(tmp_path / "kappa", samples=12))
     with pytest.raises(UsageError, match=r"noise_sigma=0\.1\b"):
         run("wrong", noise_sigma=0.1)

@@ -70,7 +70,7 @@ def test_the_wiener_filter_is_the_posterior_mean_of_dense_matrices(problem):
         torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-7 * expected.abs().max().item())
 
 
-def test_draws_of_its_error_have_the_covariance_of_the_posterior(problem):
+def test_draws_of_the_wiener_error_have_the_posterior_covariance(problem):
     settings, spectra, _, mask = problem
     errors = WienerFilter(settings, spectra).draw_errors(mask, torch.Generator().manual_seed(0), 400)
     for row in range(2):
@@ -82,7 +82,7 @@ def test_draws_of_its_error_have_the_covariance_of_the_posterior(problem):
         assert abs((found / expected).mean() - 1) < 0.02
 
 
-def test_where_nothing_is_hidden_every_mode_is_scaled_by_itself():
+def test_without_a_mask_every_mode_is_scaled_independently():
     settings = MapSettings(**SKY)
     columns = generate_columns(settings, 0.3, 0.8, 3)
     shear = torch.from_numpy(columns["map"])[None].double()
@@ -95,19 +95,19 @@ def test_where_nothing_is_hidden_every_mode_is_scaled_by_itself():
     torch.testing.assert_close(found[inner, inner], expected[inner, inner], rtol=1e-8, atol=1e-10)
 
 
-def test_without_noise_there_is_nothing_to_weigh():
+def test_the_wiener_filter_rejects_noiseless_shear():
     settings = MapSettings(**SKY | {"sigma_e": 0.0})
     with pytest.raises(ValueError, match="sigma_e=0"):
         WienerFilter(settings, np.ones((1, 1, SIZE, SIZE // 2 + 1)))
 
 
-def test_what_does_not_converge_is_an_error(problem):
+def test_a_solver_that_does_not_converge_is_an_error(problem):
     settings, spectra, shear, mask = problem
     with pytest.raises(RuntimeError, match="larger tolerance"):
         WienerFilter(settings, spectra)(shear, mask, tolerance=0.0)
 
 
-def test_smoothing_is_a_gaussian_of_the_inverse():
+def test_smoothing_multiplies_the_inverse_by_a_gaussian():
     kappa = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     kappa = adjoint_shear(shear_from_convergence(kappa))  # what shear can tell
     shear = shear_from_convergence(kappa)
@@ -117,7 +117,7 @@ def test_smoothing_is_a_gaussian_of_the_inverse():
     torch.testing.assert_close(found, wave * np.exp(-0.5 * (1.5 * 2 * np.pi * 3 / 16) ** 2))
 
 
-def test_figures_of_maps_made_by_hand():
+def test_metrics_of_hand_made_maps():
     rng = np.random.default_rng(0)
     truth = rng.standard_normal((50, 1, 16, 16))
     truth -= truth.mean((2, 3), keepdims=True)
@@ -143,7 +143,7 @@ def test_figures_of_maps_made_by_hand():
     np.testing.assert_allclose(same["spectra"]["correlation"], 1)
 
 
-def test_peaks_are_above_their_eight_neighbours_and_edges_meet():
+def test_peaks_exceed_their_eight_neighbors_across_periodic_edges():
     maps = np.zeros((1, 1, 6, 6))
     maps[0, 0, 0, 0], maps[0, 0, 5, 5], maps[0, 0, 3, 3] = 3.0, 2.0, 1.5  # (5, 5) touches (0, 0) around the corner
     np.testing.assert_array_equal(peak_counts(maps, (1.0, 2.0))[0, 0], [2, 1])
@@ -197,7 +197,7 @@ def test_methods_are_evaluated_from_the_command_line(data, tmp_path):
         (("--data", "shear", "--method", "kaiser-squires", "--draws", "4"), "--draws: kaiser-squires"),
     ],
 )
-def test_wrong_options_end_in_a_usage_error(data, arguments, message):
+def test_wrong_options_raise_a_usage_error(data, arguments, message):
     found = run(arguments[0], data / arguments[1], *arguments[2:])
     assert found.exit_code == 2, found.output
     assert message in " ".join(found.output.replace("│", " ").split())

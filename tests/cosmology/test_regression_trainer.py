@@ -37,7 +37,7 @@ def weights(model) -> dict[str, torch.Tensor]:
 # ---- one step ----
 
 
-def test_steps_are_those_of_a_loop_written_out(tmp_path):
+def test_training_steps_match_an_explicit_loop(tmp_path):
     model = tiny_cosmo.model()
     options = {"max_steps": 2, "train": 12, "per_device_train_batch_size": 12, "warmup_steps": 0, "lr_min_ratio": 1}
     one = trainer(tmp_path, model, collator=plain_collator(), **options)
@@ -89,7 +89,7 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
         assert mine["nll_loss"] == pytest.approx(expected["nll_loss"], rel=1e-4)
 
 
-def test_a_model_that_learns_does(tmp_path):
+def test_training_reduces_loss_and_error(tmp_path):
     one = trainer(tmp_path, train=96, max_steps=40, per_device_train_batch_size=16, learning_rate=5e-3)
     before = one.evaluate()
     one.train()
@@ -152,7 +152,7 @@ def test_repeated_maps_are_not_counted(tmp_path):
             assert sums["nll_loss"] / counting == pytest.approx(outputs.nll_loss.item(), rel=1e-5)
 
 
-def test_early_stopping_goes_by_the_likelihood(tmp_path):
+def test_early_stopping_uses_the_likelihood(tmp_path):
     one = trainer(
         tmp_path, max_steps=20, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
         learning_rate=0.0, early_stopping_patience=2,
@@ -166,7 +166,7 @@ def test_early_stopping_goes_by_the_likelihood(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [3, 6])  # in the middle of an epoch of 6 steps, and at its end
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stop):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, stop):
     options = {
         "ema_rate": 0.9, "save_strategy": "steps", "save_steps": stop, "max_steps": 10, "eval_strategy": "steps",
         "eval_steps": 4,
@@ -220,12 +220,12 @@ def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [LmTrainingArguments, PuzzleTrainingArguments])
-def test_arguments_of_other_models_are_refused(tmp_path, arguments):
+def test_arguments_of_other_models_are_rejected(tmp_path, arguments):
     with pytest.raises(TypeError, match=f"{arguments.__name__}.*CosmoTrainingArguments"):
         RegressionTrainer(tiny_cosmo.model(), arguments(output_dir=str(tmp_path), use_cpu=True))
 
 
-def test_options_without_a_meaning_are_refused(tmp_path):
+def test_options_without_effect_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="label_smoothing_factor"):
         trainer(tmp_path, label_smoothing_factor=0.1)
     with pytest.raises(ValueError, match="base_batch_size=0"):

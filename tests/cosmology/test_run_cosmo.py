@@ -73,7 +73,7 @@ def losses(out: Path) -> list[float]:
 # ---- a run ----
 
 
-def test_a_run_leaves_everything_that_a_result_needs(run, maps, tmp_path):
+def test_a_run_saves_model_recipe_and_results(run, maps, tmp_path):
     out = run(
         "one", "--num_train_epochs", "2", max_steps=None, max_test_samples=8, eval_strategy="epoch", ema_rate=0.9
     )
@@ -101,7 +101,7 @@ def test_a_run_leaves_everything_that_a_result_needs(run, maps, tmp_path):
     assert [answer["s_8"]["mean"] for answer in answers] == pytest.approx(predictions.mean[:, 2], abs=1e-5)
 
 
-def test_a_saved_recipe_repeats_its_run(run, tmp_path):
+def test_a_saved_recipe_reproduces_its_run(run, tmp_path):
     out = run("first", scale_learning_rate=True, base_batch_size=4)
     again = yaml.safe_load((out / "recipe.yaml").read_text())
     assert again["learning_rate"] == 1e-3  # not the scaled one, which would be scaled again
@@ -118,7 +118,7 @@ def test_the_cnn_is_trained_by_the_same_script(run):
     assert "residual network (`cosmo_cnn`)" in (out / "README.md").read_text()
 
 
-def test_masked_maps_of_a_survey_are_trained_on(run, tmp_path):
+def test_a_model_trains_on_masked_survey_maps(run, tmp_path):
     data = tiny_cosmo.build(
         tmp_path / "des", 24, 4, kind="des", sigma_e=0.26, source_redshifts=(0.5, 1.0), mask_fraction=0.3
     )
@@ -128,7 +128,7 @@ def test_masked_maps_of_a_survey_are_trained_on(run, tmp_path):
     assert config["posterior_scale"] == 1.0
 
 
-def test_training_continues_from_saved_weights_with_their_figures(run, tmp_path):
+def test_training_from_saved_weights_keeps_their_pixel_statistics(run, tmp_path):
     first = run("first")
     other = tiny_cosmo.build(tmp_path / "other", 30, 4, side_deg=8.0)
     second = run("second", data_path=other, model_type=None, preset=None, model_name_or_path=str(first), max_steps=1)
@@ -164,7 +164,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(run, maps, tmp_path):
 # ---- data ----
 
 
-def test_maps_in_training_and_validation_are_of_other_cosmologies(maps):
+def test_training_and_validation_maps_share_no_cosmology(maps):
     found = load_maps(CosmoDataArguments(data_path=maps, max_train_samples=20, val_samples=7))
     ids = read_arrays(maps, "train", ["cosmology_id"])["cosmology_id"]
     assert (len(found.train), len(found.validation)) == (20, 7)
@@ -180,17 +180,17 @@ def test_maps_in_training_and_validation_are_of_other_cosmologies(maps):
         ({"data_path": None}, "--data_path"),
         ({"data_path": "nowhere"}, "^nowhere "),
         ({"build_data": "cosmology --kind gaussian --samples 40 --test-samples 8 --size 16"}, "kind"),
-        ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, r"\b40 maps.*val_samples.* 41\b"),
+        ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, r"\b40 .*val_samples.* 41\b"),
         ({"model_type": "hrm_lm", "preset": None}, "hrm_lm"),
         ({"config_overrides": "hiden_size=8"}, "hiden_size.*'hidden_size'"),
     ],
 )
-def test_data_and_models_that_do_not_fit_are_refused(run, options, message):
+def test_incompatible_data_and_models_are_rejected(run, options, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("refused", max_steps=1, **options)
 
 
-def test_noise_is_part_of_the_scaling_and_of_the_test(run, maps, tmp_path):
+def test_noise_is_included_in_the_scaling_and_the_test_maps(run, maps, tmp_path):
     out = run("noisy", noise_sigma=0.05, max_steps=1)
     extractor = AutoFeatureExtractor.from_pretrained(out)
     rows = read_arrays(maps, "train", ["map"])
@@ -204,7 +204,7 @@ def test_noise_is_part_of_the_scaling_and_of_the_test(run, maps, tmp_path):
         run("twice", data_path=shear, noise_sigma=0.05)
 
 
-def test_the_scale_of_a_posterior_undoes_one_that_is_wrong():
+def test_the_fitted_posterior_scale_corrects_a_wrong_one():
     model, rows = tiny_cosmo.model(), tiny_cosmo.rows(200)
     collator = MapCollator(CosmoMapFeatureExtractor.from_config(model.config))
     right = fit_posterior_scale(model, rows, collator, 64)
@@ -231,7 +231,7 @@ def test_every_recipe_parses_and_builds_its_model_and_its_data(path, tmp_path, m
     assert config.problem_type == "regression"
 
 
-def test_options_of_the_original_act(run):
+def test_options_of_the_original_script_take_effect(run):
     # --epochs, --batch-size, --lr, --train-samples, --val-samples, --num-workers, --seed
     flags = (
         "--num_train_epochs 1 --per_device_train_batch_size 5 --learning_rate 2e-3 --max_train_samples 20 "

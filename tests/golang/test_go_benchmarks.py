@@ -68,7 +68,7 @@ def tools():
         yield found
 
 
-def test_a_task_is_given_as_a_record_of_the_training_data(tmp_path):
+def test_a_task_becomes_a_record_in_the_training_format(tmp_path):
     (task,) = load(tmp_path, "humaneval-go", MULTIPL_E)
     assert task.record() == {
         "id": "T_1_double",
@@ -78,7 +78,7 @@ def test_a_task_is_given_as_a_record_of_the_training_data(tmp_path):
     }
 
 
-def test_helpers_of_a_prompt_are_context_and_part_of_the_program(tmp_path):
+def test_helper_functions_of_a_prompt_are_kept_in_context_and_program(tmp_path):
     (task,) = load(tmp_path, "humanevalfix-go", FIX)
     assert task.record()["context"]["before"] == "package main\n\nfunc one() int { return 1 }"
     assert task.prefix == "func Double(n interface{}) int {"
@@ -95,7 +95,7 @@ def test_helpers_of_a_prompt_are_context_and_part_of_the_program(tmp_path):
         ("", "no task"),
     ],
 )
-def test_a_line_that_is_no_task_is_named(tmp_path, content, said):
+def test_an_invalid_task_is_reported_with_file_and_line(tmp_path, content, said):
     path = tmp_path / "tasks.jsonl"
     path.write_text(content)
     with pytest.raises(ValueError, match=said):
@@ -117,7 +117,7 @@ BRACES = "\n\ts := \"}\" + `}` // }\n\tif c == '}' { /* } */ }\n}"
         (f"{BRACES}\nfunc g() {{", BRACES),
     ],
 )
-def test_what_does_not_parse_is_cut_at_the_functions_end(written, kept):
+def test_code_that_does_not_parse_is_cut_at_the_end_of_the_function(written, kept):
     assert truncated(PREFIX + written, PREFIX) == PREFIX + kept
 
 
@@ -156,7 +156,7 @@ def test_the_canonical_solution_passes_and_the_buggy_one_fails(tools, tmp_path):
 
 
 @pytest.mark.external
-def test_a_task_whose_tests_do_not_compile_is_counted_apart(tools, tmp_path):
+def test_a_task_with_tests_that_do_not_compile_is_counted_separately(tools, tmp_path):
     types, runner, _ = tools
     tasks = load(tmp_path, "humaneval-go", MULTIPL_E, WRONG_TEST)
     unsolvable = runs.unsolvable_tasks(tasks, types)
@@ -189,7 +189,7 @@ def test_without_a_runner_nothing_is_run(tmp_path):
     assert all("status" not in sample for sample in samples)
 
 
-def test_without_a_sandbox_tests_are_refused_with_the_reason(monkeypatch):
+def test_running_tests_without_a_sandbox_is_rejected_with_the_reason(monkeypatch):
     def refuse():
         raise SandboxError("refusing to run code outside of a sandbox: bwrap is not installed")
 
@@ -208,7 +208,7 @@ def take(tasks, writer, **changes):
     return runs.write_samples(writer, tiny_go.builder(), tasks, TreeSitterValidator(), options, repair)
 
 
-def test_samples_are_the_models_code_behind_the_prefix(tmp_path):
+def test_samples_contain_the_generated_code_after_the_prefix(tmp_path):
     tasks = load(tmp_path, "humaneval-go", MULTIPL_E, {**MULTIPL_E, "name": "T_3"}, {**MULTIPL_E, "name": "T_4"})
     model = Scripted(default_body="\n\treturn 2 * n\n}")
     samples = take(tasks, Writer(model, tiny_go.tokenizer(), batch_size=2, max_length=512, progress=False))
@@ -216,7 +216,7 @@ def test_samples_are_the_models_code_behind_the_prefix(tmp_path):
     assert {row["code"] for row in samples} == {"func double(n int) int {\n\treturn 2 * n\n}"}
 
 
-def test_a_repair_is_given_the_buggy_code_its_verdict_and_a_decision(tmp_path):
+def test_a_repair_prompt_contains_buggy_code_verdict_and_decision(tmp_path):
     broken = {**FIX, "task_id": "Go/2", "buggy_solution": "    return (\n}\n"}
     tasks = load(tmp_path, "humanevalfix-go", FIX, broken)
     model = Scripted(default_plan="FIX", default_body=" return 0 }")
@@ -239,6 +239,6 @@ def test_a_repair_is_given_the_buggy_code_its_verdict_and_a_decision(tmp_path):
 
 
 @pytest.mark.external
-def test_types_of_a_stub_are_what_unsolvable_means(tools, tmp_path):
+def test_a_stub_that_type_checks_is_not_unsolvable(tools, tmp_path):
     assert isinstance(tools[0], GoTypesValidator)
     assert runs.unsolvable_tasks(load(tmp_path, "mbxp-go", MXEVAL), tools[0]) == []

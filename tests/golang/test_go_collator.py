@@ -50,7 +50,7 @@ def spans(row) -> list[str]:
 # ---- a row ----
 
 
-def test_a_record_without_attempts_is_problem_context_plan_and_code(builder):
+def test_a_record_without_attempts_contains_problem_context_plan_and_code(builder):
     row = builder.build(tiny_go.record(1))
     assert text(row["input_ids"]) == f"{FRONT}<PLAN>{PLAN}<CODE>{PREFIX}{BODY}</CODE></s>"
     assert spans(row) == [f"{PLAN}<CODE>", f"{BODY}</CODE></s>"]
@@ -59,7 +59,7 @@ def test_a_record_without_attempts_is_problem_context_plan_and_code(builder):
     assert row == builder.build(tiny_go.record(1, "rcd"), refinement=False)
 
 
-def test_a_repair_has_every_attempt_and_teaches_the_decisions_and_the_last_code(builder):
+def test_a_repair_contains_all_attempts_and_labels_decisions_and_last_code(builder):
     row = builder.build(tiny_go.record(1, "rcd"))
     assert text(row["input_ids"]) == (
         f"{FRONT}<PLAN>{PLAN}<CODE>{PREFIX}\n\treturn a - b\n}}\n</CODE><VALIDATE><SYNTAX_OK></VALIDATE><REFINE>"
@@ -72,7 +72,7 @@ def test_a_repair_has_every_attempt_and_teaches_the_decisions_and_the_last_code(
     ]  # fmt: skip
 
 
-def test_a_decision_is_at_the_end_of_its_attempt_with_what_the_validator_said(builder):
+def test_a_decision_follows_its_attempt_and_the_validator_feedback(builder):
     row = builder.build(tiny_go.record(1, "rcd"))
     assert [row["input_ids"][position] for position in row["decision_positions"]] == [TOKEN_IDS["</CODE>"]] * 3
     assert row["decision_labels"] == [1, 0, 2]
@@ -82,7 +82,7 @@ def test_a_decision_is_at_the_end_of_its_attempt_with_what_the_validator_said(bu
     ]  # fmt: skip
 
 
-def test_an_attempt_that_nobody_validated_has_an_empty_validation(builder):
+def test_an_attempt_without_feedback_has_an_empty_validation(builder):
     record = tiny_go.record(1, "d")
     record["attempts"][0]["feedback"] = None
     row = builder.build(record)
@@ -90,7 +90,7 @@ def test_an_attempt_that_nobody_validated_has_an_empty_validation(builder):
     assert row["feedback_ids"] == [[0, 0, 0, 0]]
 
 
-def test_the_scored_code_is_the_labelled_body_with_its_closer_and_its_bytes(builder):
+def test_the_scored_code_is_the_labeled_body_with_closing_tag_and_byte_count(builder):
     record = tiny_go.record(1, "cd")
     record["solution"]["code"] = record["attempts"][1]["code"] = PREFIX + "\n\treturn 'é'\n}\n"
     row = builder.build(record)
@@ -109,7 +109,7 @@ def test_user_text_never_becomes_a_tag(builder):
     assert TOKEN_IDS["<DONE>"] not in ids
 
 
-def test_prompts_end_where_the_model_begins_to_plan_and_to_code(builder):
+def test_prompts_end_where_plan_and_code_begin(builder):
     record = tiny_go.record(1, "cd")
     assert text(builder.prompt_ids(record)) == f"{FRONT}<PLAN>"
     assert text(builder.code_prompt_ids(record)) == f"<CODE>{PREFIX}"
@@ -117,13 +117,13 @@ def test_prompts_end_where_the_model_begins_to_plan_and_to_code(builder):
     assert row[: len(builder.prompt_ids(record))] == builder.prompt_ids(record)
 
 
-def test_code_that_does_not_begin_with_its_prefix_is_named(builder):
+def test_code_that_does_not_begin_with_its_prefix_is_rejected(builder):
     record = tiny_go.record(1) | {"code_prefix": "func Other("}
     with pytest.raises(ValueError, match=r"'sum.go:1': code_prefix='func Other\('"):
         builder.build(record)
 
 
-def test_a_tokenizer_without_the_tags_is_refused():
+def test_a_tokenizer_without_the_tags_is_rejected():
     with pytest.raises(ValueError, match="tokenizer="):
         GoStreamBuilder(byte_tokenizer())
 
@@ -131,7 +131,7 @@ def test_a_tokenizer_without_the_tags_is_refused():
 # ---- budgets ----
 
 
-def test_the_context_loses_its_middle_first_and_then_all_of_it(builder):
+def test_the_context_is_truncated_from_the_middle_and_then_removed(builder):
     record = tiny_go.record(1)
     words = [f"w{number}" for number in range(300)]
     record["context"]["before"] = " ".join(words)
@@ -145,7 +145,7 @@ def test_the_context_loses_its_middle_first_and_then_all_of_it(builder):
     assert "w150" in text(tiny_go.builder(max_length=10**4, context_budget=10**4).build(record)["input_ids"])
 
 
-def test_the_problem_loses_its_end_when_there_is_no_context_left(builder):
+def test_the_end_of_the_problem_is_truncated_after_the_context(builder):
     record = tiny_go.record(1)
     record["problem"]["body"] = "word " * 200
     row = tiny_go.builder(max_length=160).build(record)
@@ -164,14 +164,14 @@ def test_the_problem_loses_its_end_when_there_is_no_context_left(builder):
         ({"max_length": 40}, "cccd", "stream"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_reason(budgets, attempts, reason):
+def test_records_over_budget_are_rejected_with_the_reason(budgets, attempts, reason):
     record = tiny_go.record(1, attempts)
     with pytest.raises(TooLongError, match=r"record 'sum\.go:1'") as error:
         tiny_go.builder(**budgets).build(record)
     assert error.value.reason == reason
 
 
-def test_failed_attempts_that_do_not_fit_are_left_out_from_the_first_on(tmp_path, builder):
+def test_failed_attempts_over_budget_are_dropped_oldest_first(tmp_path, builder):
     record = tiny_go.record(1, "ccd")
     record["attempts"][0]["code"] = PREFIX + " x" * 50
     shorter = {**record, "attempts": record["attempts"][1:]}
@@ -183,7 +183,7 @@ def test_failed_attempts_that_do_not_fit_are_left_out_from_the_first_on(tmp_path
     assert streams.counts["left_out"] == 1 and "without 1 that do not fit" in streams.describe()
 
 
-def test_no_row_is_longer_than_its_budgets_whatever_the_record():
+def test_no_row_exceeds_its_budgets():
     draw = random.Random(0)
     kept = 0
     for number in range(150):
@@ -224,13 +224,13 @@ def test_a_batch_is_padded_on_the_right_to_a_multiple_of_eight(builder):
     assert batch["feedback_ids"].shape == (2, 3, 4)
 
 
-def test_other_models_get_ids_mask_and_labels_alone(builder):
+def test_other_models_get_only_ids_mask_and_labels(builder):
     row = builder.build(tiny_go.record(1, "cd"))
     row = {name: value for name, value in row.items() if not name.startswith("code_")}
     assert GoCoderCollator(3, decisions=False)([row]).keys() == {"input_ids", "attention_mask", "labels"}
 
 
-def test_scored_labels_are_those_of_the_code_alone(builder):
+def test_scored_labels_cover_only_the_code(builder):
     rows = [builder.build(tiny_go.record(number, "cd")) for number in (1, 22)]
     batch = GoCoderCollator(3)(rows)
     for index, number in enumerate((1, 22)):
@@ -239,7 +239,7 @@ def test_scored_labels_are_those_of_the_code_alone(builder):
     assert batch["scored_bytes"].tolist() == [len(BODY), len(BODY) + 1]
 
 
-def test_the_batch_of_a_step_is_plain_until_the_warm_up_ends(tmp_path, builder):
+def test_batches_contain_no_attempts_until_the_warmup_ends(tmp_path, builder):
     path = tiny_go.write(tmp_path / "train.jsonl", tiny_go.records(4))
     options = {"training": True, "cache_dir": str(tmp_path / "cache")}
     rows = load_go_streams([path], builder, plain=True, **options).rows
@@ -301,7 +301,7 @@ def test_a_broken_line_stops_with_file_and_line_or_is_counted(tmp_path, builder)
     assert streams.counts["bad"] == 2 and streams.counts["kept"] == 3 and "2 unreadable lines" in streams.describe()
 
 
-def test_nothing_to_train_on_is_an_error_that_says_why(tmp_path):
+def test_an_empty_training_set_is_an_error_with_the_reason(tmp_path):
     path = tiny_go.write(tmp_path / "a.jsonl", tiny_go.records(3))
     with pytest.raises(ValueError, match="'plan': 3"):
         load(tiny_go.builder(plan_budget=2), path)

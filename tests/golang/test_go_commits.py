@@ -80,7 +80,7 @@ def mined(repository) -> tuple[list[dict], dict]:
     return records, dict(dropped.counts)
 
 
-def test_a_commit_becomes_the_function_before_the_message_and_the_function_after(repository):
+def test_a_commit_becomes_old_function_message_and_new_function(repository):
     message = "calc: fix division by zero (#12)\n\nReturn an error. It used to panic.\n\nSigned-off-by: Ann <a@b.c>"
     sha = repository.commit(message, {"calc.go": FIXED})
     records, dropped = mined(repository)
@@ -111,7 +111,7 @@ def test_a_commit_becomes_the_function_before_the_message_and_the_function_after
     ]
 
 
-def test_a_changed_signature_is_left_to_write(repository):
+def test_a_changed_signature_is_not_part_of_the_prefix(repository):
     repository.commit("Make Add variadic", {"calc.go": CODE.replace("Add(a int) int", "Add(a int, more ...int) int")})
     (record,), _ = mined(repository)
     assert record["code_prefix"] == ""
@@ -162,7 +162,7 @@ def test_a_commit_that_gives_no_record_is_counted_with_its_reason(repository, fi
         ("calc_test.go", "test file"),
     ],
 )
-def test_a_path_that_is_none_to_learn_from_is_counted(repository, path, reason):
+def test_commits_to_excluded_paths_are_counted(repository, path, reason):
     repository.commit("New", {path: CODE})
     repository.commit("Change", {path: FIXED})
     records, dropped = mined(repository)
@@ -170,7 +170,7 @@ def test_a_path_that_is_none_to_learn_from_is_counted(repository, path, reason):
     assert dropped[reason] == 1
 
 
-def test_merges_are_passed_over_and_both_sides_of_them_are_read(repository):
+def test_merges_are_skipped_and_both_parents_are_read(repository):
     repository.git("checkout", "-q", "-b", "side")
     repository.commit("Fix Div", {"calc.go": FIXED})
     repository.git("checkout", "-q", "main")
@@ -179,7 +179,7 @@ def test_merges_are_passed_over_and_both_sides_of_them_are_read(repository):
     assert [r["problem"]["title"] for r in mined(repository)[0]] == ["Fix Add", "Fix Div"]
 
 
-def test_odd_names_and_messages_survive(repository):
+def test_unusual_names_and_messages_round_trip(repository):
     repository.commit("New", {'a b\n"ü".go': CODE})
     repository.commit("Fix\ttab :100644 é\n\n:100644 100644 a b M\n1\t2\tx.go", {'a b\n"ü".go': FIXED})
     (record,), _ = mined(repository)
@@ -196,25 +196,25 @@ def test_odd_names_and_messages_survive(repository):
         ("/somewhere/else", "calc"),
     ],
 )
-def test_the_group_is_the_origin_or_else_the_folder(repository, url, name):
+def test_the_group_is_the_origin_or_the_folder(repository, url, name):
     repository.git("remote", "add", "origin", url)
     assert repository_name(repository.folder) == name
 
 
-def test_a_repository_without_licence_file_is_of_unknown_licence(tmp_path):
+def test_a_repository_without_license_file_has_an_unknown_license(tmp_path):
     bare = Repository(tmp_path / "r")
     bare.commit("Start", {"calc.go": CODE})
     bare.commit("Fix", {"calc.go": FIXED})
     assert [record["licence"] for record in mined(bare)[0]] == ["unknown"]
 
 
-def test_a_bare_clone_is_read_as_well(repository, tmp_path):
+def test_a_bare_clone_is_read(repository, tmp_path):
     repository.commit("Fix Div", {"calc.go": FIXED})
     repository.git("clone", "-q", "--bare", str(repository.folder), str(tmp_path / "bare.git"))
     assert len(list(commit_records(tmp_path / "bare.git", Dropped()))) == 1
 
 
-def test_the_configuration_of_a_repository_starts_no_program(repository, tmp_path):
+def test_the_configuration_of_a_repository_does_not_start_programs(repository, tmp_path):
     mark = tmp_path / "started"
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\ntouch {mark}\n")
@@ -236,7 +236,7 @@ def test_the_configuration_of_a_repository_starts_no_program(repository, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "plain", "empty", "calc/inner", "shallow"])
-def test_what_is_no_complete_repository_is_named(repository, tmp_path, kind):
+def test_an_incomplete_repository_is_reported_by_path(repository, tmp_path, kind):
     repository.commit("Fix Div", {"calc.go": FIXED})
     for folder in ("plain", "calc/inner"):
         (tmp_path / folder).mkdir()
@@ -246,7 +246,7 @@ def test_what_is_no_complete_repository_is_named(repository, tmp_path, kind):
         list(commit_records(tmp_path / kind, Dropped()))
 
 
-def test_a_missing_git_program_is_named(repository, monkeypatch):
+def test_a_missing_git_program_is_reported(repository, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match="git program"):
         list(commit_records(repository.folder, Dropped()))
@@ -271,17 +271,17 @@ def test_a_missing_git_program_is_named(repository, monkeypatch):
         ("v1.2.3", "UPDATE"),
     ],
 )
-def test_the_verb_of_a_subject_tells_the_intent(subject, intent):
+def test_the_verb_of_a_subject_determines_the_intent(subject, intent):
     assert intent_of_subject(subject) == intent
 
 
-def test_what_is_not_said_about_the_code_is_cut_off_a_subject():
+def test_tags_and_issue_numbers_are_removed_from_a_subject():
     assert plain_subject("[v2] net/http: close the body (#123)") == "close the body"
     assert plain_subject("fix(parser): read on") == "read on"
     assert plain_subject("close the body") == "close the body"
 
 
-def test_trailers_and_issue_links_are_no_part_of_the_body():
+def test_trailers_and_issue_links_are_removed_from_the_body():
     body = "Why: it failed.\n\nFixes #12\nChange-Id: I1\nCo-authored-by: B <b@c.d>\nUpdates golang/go#1"
     assert without_trailers(body) == "Why: it failed."
 

@@ -46,7 +46,7 @@ def plain(count):
 # ---- loss ----
 
 
-def test_a_model_that_knows_nothing_has_the_bits_of_its_vocabulary():
+def test_a_uniform_model_has_the_bits_per_byte_of_its_vocabulary():
     records = plain(3)
     figures = evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
     bodies = [record["solution"]["code"].removeprefix(record["code_prefix"]) for record in records]
@@ -67,7 +67,7 @@ def test_records_that_do_not_fit_are_counted():
 # ---- greedy ----
 
 
-def test_greedy_figures_are_those_of_the_script():
+def test_greedy_metrics_match_scripted_completions():
     records = plain(4)
     script = [
         {"plan": plan_of(0), "body": RIGHT.format(0)},
@@ -87,7 +87,7 @@ def test_greedy_figures_are_those_of_the_script():
     assert rows[3]["syntax_ok"] is False and rows[0]["code"] == records[0]["solution"]["code"]
 
 
-def test_figures_do_not_depend_on_the_batch_size_of_a_real_model():
+def test_metrics_of_a_real_model_do_not_depend_on_the_batch_size():
     records, model = plain(5), tiny_go.model()
     results = [
         go_coder.evaluate_greedy(
@@ -99,7 +99,7 @@ def test_figures_do_not_depend_on_the_batch_size_of_a_real_model():
     assert results[0] == results[1] == results[2]
 
 
-def test_losses_of_a_real_model_are_those_of_its_own_cross_entropy():
+def test_losses_of_a_real_model_match_its_cross_entropy():
     model, record = tiny_go.model(), tiny_go.record(1)
     row = tiny_go.builder().build(record)
     ids = torch.tensor([row["input_ids"]])
@@ -140,7 +140,7 @@ def test_decisions_are_read_from_tokens_and_head():
     assert figures["tokens"]["macro_f1"] == 1.0
 
 
-def test_the_calibration_error_is_the_distance_of_confidence_and_accuracy():
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
     sure = np.array([[0.9, 0.1, 0.0]] * 4 + [[0.5, 0.3, 0.2]] * 4)
     labels = np.array([0, 0, 1, 1, 0, 0, 1, 1])
     assert calibration_error(sure, labels) == pytest.approx((4 * 0.4 + 4 * 0.0) / 8)
@@ -154,7 +154,7 @@ def test_the_temperature_of_a_config_divides_the_heads_logits():
     torch.testing.assert_close(both[0] * 2.5, both[1])
 
 
-def test_a_baseline_has_decision_tokens_only():
+def test_a_baseline_is_evaluated_on_decision_tokens_only():
     figures = evaluate_decisions(writer_of(Scripted(kind="gpt2")), tiny_go.builder(), trajectories())
     assert "head" not in figures and figures["tokens"]["decisions"] == 9
 
@@ -169,7 +169,7 @@ def test_trajectories_that_do_not_fit_are_counted():
 # ---- repair ----
 
 
-def test_repair_is_measured_against_samples_that_did_not_see_the_attempt():
+def test_repair_is_compared_to_samples_without_the_attempt():
     rows = trajectories()
     script = [
         {"plan": plan_of(0), "body": OTHER, "repair": RIGHT.format(0)},
@@ -186,7 +186,7 @@ def test_repair_is_measured_against_samples_that_did_not_see_the_attempt():
     assert figures["attempt_ast"] < figures["repair_ast"]
 
 
-def test_tokens_of_a_repair_are_those_of_its_code_and_of_its_new_plan():
+def test_repair_tokens_count_code_and_new_plan():
     rows = [tiny_go.record(0, "cd"), tiny_go.record(1, "rd")]
     script = [{"plan": plan_of(n), "body": BROKEN, "repair": RIGHT.format(n)} for n in range(2)]
     model = Scripted(rows, script)
@@ -198,7 +198,7 @@ def test_tokens_of_a_repair_are_those_of_its_code_and_of_its_new_plan():
     assert figures["repair_unchanged"] == 0.0
 
 
-def test_a_repair_is_of_the_attempts_that_fit():
+def test_a_repair_uses_only_attempts_that_fit():
     rows = [tiny_go.record(0, "ccd"), tiny_go.record(1, "cd")]
     for row in rows:
         row["attempts"][0]["code"] = row["code_prefix"] + "\tx()\n" * 500
@@ -209,7 +209,7 @@ def test_a_repair_is_of_the_attempts_that_fit():
     assert repaired.count("<CODE>") == 2 and "x()" not in repaired
 
 
-def test_a_repair_sees_the_last_failed_attempt_and_plans_anew_only_after_refine():
+def test_a_repair_reads_the_last_failed_attempt_and_replans_only_after_refine():
     rows = [tiny_go.record(0, "rcd"), tiny_go.record(1, "crd")]
     model = Scripted()
     go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator())
@@ -230,7 +230,7 @@ def test_a_repair_sees_the_last_failed_attempt_and_plans_anew_only_after_refine(
 # ---- refinement ----
 
 
-def test_refinement_is_measured_against_as_many_samples():
+def test_refinement_is_compared_to_equally_many_samples():
     records = plain(4)
     right = [RIGHT.format(number) for number in range(4)]
     script = [
@@ -255,7 +255,7 @@ def test_refinement_is_measured_against_as_many_samples():
     assert gain["difference"] == -0.25 and (gain["only_first"], gain["only_second"]) == (1, 2)
 
 
-def test_records_that_nothing_could_solve_are_left_out_of_the_loop():
+def test_refinement_skips_records_with_a_rejected_reference():
     records = plain(2)
     records[0]["solution"]["code"] = records[0]["code_prefix"] + BROKEN
     model = Scripted(records, [{}, {"attempts": [OTHER], "samples": [OTHER]}])
@@ -276,7 +276,7 @@ def types(codes):
     return feedback
 
 
-def test_types_count_only_where_the_reference_type_checks():
+def test_type_errors_count_only_if_the_reference_type_checks():
     records = plain(3)
     records[0]["solution"]["code"] = records[0]["code_prefix"] + " return elsewhere }"
     seen = [" return elsewhere + 1 }", OTHER, BROKEN]
@@ -342,7 +342,7 @@ def test_the_command_evaluates_a_baseline_without_a_loop(folder):
     assert "loss.code_bits_per_byte: " in result.stdout and "refinement" not in result.stdout
 
 
-def test_a_broken_line_ends_the_command_or_is_left_out(folder, tmp_path):
+def test_a_broken_line_stops_the_command_or_is_skipped(folder, tmp_path):
     lines = (folder / "test.jsonl").read_text().splitlines()
     (tmp_path / "broken.jsonl").write_text("\n".join([lines[0], lines[1][:-9], *lines[2:4]]))
     stopped, left_out = (
@@ -355,7 +355,7 @@ def test_a_broken_line_ends_the_command_or_is_left_out(folder, tmp_path):
     assert metrics["loss"]["records"] == 3
 
 
-def test_the_card_of_a_model_gets_the_figures(folder):
+def test_evaluation_updates_the_model_card(folder):
     result = evaluate(folder / "coder", "--trajectories", folder / "trials.jsonl", "--update-card", *OPTIONS)
     assert result.exit_code == 0, result.output
     card = (folder / "coder" / "README.md").read_text()
@@ -388,7 +388,7 @@ def test_bad_options_are_usage_errors(folder, arguments, said):
     assert result.exit_code == 2 and said in result.output
 
 
-def test_a_tokenizer_without_the_streams_tags_is_refused(folder, tmp_path):
+def test_a_tokenizer_without_the_tags_is_rejected(folder, tmp_path):
     from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
     llama().save_pretrained(tmp_path)

@@ -107,7 +107,7 @@ def test_a_function_is_a_problem_a_prefix_and_a_solution(tree):
     assert record["attempts"] == []
 
 
-def test_a_method_comes_with_the_type_of_its_receiver(tree):
+def test_a_method_includes_the_type_of_its_receiver(tree):
     record = by_name(tree)["Stack.Push"]
     assert record["plan"]["targets"] == ["method:Stack.Push"]
     assert record["problem"]["title"] == "Push puts a thing on top of the stack."
@@ -115,7 +115,7 @@ def test_a_method_comes_with_the_type_of_its_receiver(tree):
     assert record["context"]["before"] == "package shop\n\ntype Stack[T any] struct {\n\titems []T\n}\n"
 
 
-def test_what_is_too_little_is_left_out_and_counted(tree):
+def test_functions_below_the_minimum_size_are_skipped_and_counted(tree):
     dropped, line = Dropped(), FILE[: FILE.index("func undocumented")].count("\n") + 1
     assert set(by_name(tree, dropped=dropped)) == {"Price", "Stack.Push"}
     assert dropped.counts == {
@@ -127,11 +127,11 @@ def test_what_is_too_little_is_left_out_and_counted(tree):
     assert dropped.examples["no doc comment"] == [f"inner/shop.go:{line}"]
 
 
-def test_the_module_is_the_group_by_repository(tree):
+def test_split_by_repository_groups_by_module(tree):
     assert by_name(tree, split_by="repository")["Price"]["group"] == "example.com/shop"
 
 
-def test_functions_that_do_not_parse_are_left_out(tree):
+def test_functions_that_do_not_parse_are_skipped(tree):
     broken = "package a\n\n// Broken is a function that nobody can parse.\nfunc Broken() {\n\tx := (1\n\ty := 2\n}\n"
     (tree / "broken.go").write_text(broken)
     dropped = Dropped()
@@ -139,7 +139,7 @@ def test_functions_that_do_not_parse_are_left_out(tree):
     assert dropped.counts["syntax error"] == 1
 
 
-def test_files_that_nobody_typed_are_skipped_by_name_and_reason(tree):
+def test_generated_and_vendored_files_are_skipped_with_a_reason(tree):
     (tree / "vendor" / "x").mkdir(parents=True)
     (tree / "vendor" / "x" / "x.go").write_text(FILE)
     (tree / "a_test.go").write_text(FILE)
@@ -192,7 +192,7 @@ def test_a_file_belongs_to_a_package_and_a_module(tmp_path, module, folder, pack
         ("All rights reserved.", "unknown"),
     ],
 )
-def test_a_licence_is_known_by_its_words(tmp_path, text, name):
+def test_a_license_is_recognized_by_its_text(tmp_path, text, name):
     (tmp_path / "LICENSE").write_text(text)
     assert license_of_text(text) == license_of(tmp_path) == name
 

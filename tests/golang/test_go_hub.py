@@ -75,7 +75,7 @@ def read(path, **options) -> tuple[list[dict], dict]:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet", "folder/rows.parquet"])
 @pytest.mark.parametrize("row", [COMMITPACKFT, EDITPACKFT], ids=["commitpackft", "EditPackFT"])
-def test_an_edit_becomes_a_record_as_a_commit_does(tmp_path, row, name):
+def test_an_edit_becomes_the_same_record_as_a_commit(tmp_path, row, name):
     path = written(tmp_path, row, name=name)
     (record,), _ = read(path if "/" not in name else path.parent)
     assert record["id"].endswith(":c0ffee")
@@ -88,7 +88,7 @@ def test_an_edit_becomes_a_record_as_a_commit_does(tmp_path, row, name):
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_a_documented_function_asks_for_itself(tmp_path, name):
+def test_a_documented_function_becomes_a_record_of_its_doc_comment(tmp_path, name):
     (record,), _ = read(written(tmp_path, CODE_SEARCH_NET, name=name))
     assert record["problem"] == {"title": "Div divides a by b.", "body": "It gives 0 for b = 0."}
     assert record["solution"]["code"] == NEW_FUNCTION
@@ -98,14 +98,14 @@ def test_a_documented_function_asks_for_itself(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_the_documented_functions_of_a_file_are_records_and_others_are_counted(tmp_path, name):
+def test_documented_functions_become_records_and_others_are_counted(tmp_path, name):
     (record,), dropped = read(written(tmp_path, STACK_SMOL, name=name))
     assert record["problem"]["title"] == "Div divides a by b."
     assert (record["licence"], record["group"]) == ("MIT", "ann/calc")
     assert dropped == {"no doc comment": 1}
 
 
-def test_a_missing_column_is_named_with_those_that_are_there(tmp_path):
+def test_a_missing_column_is_named_with_the_available_ones(tmp_path):
     with pytest.raises(ValueError, match=r"old_contents, note.* after \(new_contents\), title"):
         read(written(tmp_path, {"old_contents": OLD, "note": ""}))
 
@@ -156,14 +156,14 @@ def test_a_broken_line_is_named_by_file_and_line_or_counted(tmp_path):
     assert dropped == {"broken line": 1}
 
 
-def test_a_file_of_another_kind_and_an_empty_folder_are_named(tmp_path):
+def test_unsupported_files_and_empty_folders_are_rejected_by_path(tmp_path):
     (tmp_path / "rows.txt").write_text("x")
     for path in (tmp_path / "rows.txt", tmp_path):
         with pytest.raises(ValueError, match=str(path)):
             read(path)
 
 
-def test_a_hub_set_is_asked_for_where_its_go_files_lie(monkeypatch):
+def test_hub_data_sets_are_loaded_with_their_go_subset(monkeypatch):
     asked = []
 
     def load_dataset(name, config, **options):
@@ -180,6 +180,6 @@ def test_a_hub_set_is_asked_for_where_its_go_files_lie(monkeypatch):
     ]
 
 
-def test_a_hub_set_that_is_not_given_is_named():
+def test_an_unknown_hub_data_set_is_named():
     with pytest.raises(FileNotFoundError, match="nobody/nothing"):
         list(hub_records("nobody/nothing", dropped=Dropped()))

@@ -13,7 +13,7 @@ def plan(intent, *targets):
 
 
 @pytest.mark.parametrize(("samples", "correct", "k"), [(5, 2, 1), (5, 2, 3), (6, 1, 4), (4, 4, 2), (4, 0, 3)])
-def test_pass_at_k_is_the_share_of_choices_with_a_correct_one(samples, correct, k):
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(samples, correct, k):
     flags = [True] * correct + [False] * (samples - correct)
     choices = [any(choice) for choice in itertools.combinations(flags, k)]
     assert go_metrics.pass_at_k(samples, correct, k) == pytest.approx(np.mean(choices))
@@ -51,7 +51,7 @@ def test_paired_difference_counts_both_sides():
     assert result["interval"][0] < 0.4 < result["interval"][1]
 
 
-def test_a_difference_that_is_always_the_same_has_no_width():
+def test_a_constant_difference_has_an_interval_of_width_zero():
     assert go_metrics.paired_difference([3, 4], [1, 2])["interval"] == [2, 2]
 
 
@@ -70,7 +70,7 @@ def test_plan_scores_of_a_hand_worked_example():
     assert scores["plan_acc"] == 0.25
 
 
-def test_a_target_written_twice_is_right_once():
+def test_a_repeated_target_counts_as_correct_once():
     scores = go_metrics.plan_scores([plan(None, "func:A", "func:A")], [plan("ADD", "func:A")])
     assert scores["target_precision"] == 0.5 and scores["target_recall"] == 1 and scores["intent_accuracy"] == 0
 
@@ -84,12 +84,12 @@ def test_decision_scores_of_a_hand_worked_example():
     assert scores["macro_f1"] == pytest.approx((0.75 + 0.5 + 0.75) / 3)
 
 
-def test_macro_f1_leaves_out_a_class_that_never_occurs():
+def test_macro_f1_ignores_classes_that_never_occur():
     # As scikit-learn does: classes 0 and 2 have F1 2/3 each.
     assert go_metrics.decision_scores([2, 2, 0], [2, 0, 0], [False] * 3)["macro_f1"] == pytest.approx(2 / 3)
 
 
-def test_the_rule_that_reads_the_verdict_is_a_baseline():
+def test_rule_accuracy_follows_the_validator_verdict():
     right, failed = [0, 0, 1, 2, 2, 2], [True, True, False, False, False, False]
     scores = go_metrics.decision_scores([0, 0, 1, 1, 2, 2], right, failed)
     assert scores["rule_accuracy"] == pytest.approx(5 / 6)  # CONTINUE where it failed, else always DONE
@@ -106,7 +106,7 @@ def test_iteration_scores_of_a_hand_worked_example():
     assert scores["wasted_iteration_rate"] == pytest.approx(1 / 10)
 
 
-def test_the_answer_is_the_last_attempt_that_passed_the_validator():
+def test_the_answer_is_the_last_attempt_that_passed_validation():
     success, valid = [[False, True, False]], [[True, True, False]]
     scores = go_metrics.iteration_scores(success, valid, 3)
     assert scores["success_per_iteration"] == [0, 1, 1]

@@ -33,11 +33,11 @@ def steps_of(body):
         ("TODO", "x", "do"),
     ],
 )
-def test_the_verb_of_a_doc_comment_says_what_kind_of_function_it_is(doc, name, expected):
+def test_the_verb_of_a_doc_comment_determines_the_kind_of_function(doc, name, expected):
     assert verb_class(doc, name) == expected
 
 
-def test_sentences_end_at_points_and_empty_lines_but_not_in_abbreviations():
+def test_sentences_end_at_periods_and_empty_lines_but_not_in_abbreviations():
     text = "F does it, e.g. for A. Smith. Really?\nYes\n\nLast 1.5 part"
     assert sentences(text) == ["F does it, e.g. for A. Smith.", "Really?", "Yes", "Last 1.5 part"]
     assert sentences("One\nline. Then\n\n\tcode", keep_layout=True) == ["One line.", "Then\n\n\tcode"]
@@ -67,7 +67,7 @@ def test_steps_are_derived_from_the_statements_of_a_body(body, steps):
     assert steps_of(body) == [f"derived: {step}" for step in steps]
 
 
-def test_a_plan_is_the_verb_then_sentences_then_what_was_derived():
+def test_a_plan_contains_verb_then_sentences_then_derived_steps():
     derived = [f"derived: call f{number}" for number in range(9)]
     plan = doc_plan("Do runs it. Slowly. Twice. Thrice.", "Do", ["func:Do"], derived)
     assert [step["text"] for step in plan["steps"]] == [

@@ -52,7 +52,7 @@ def read(tmp_path, *rows, **options) -> tuple[list[dict], dict]:
     return records, dict(dropped.counts)
 
 
-def test_every_go_file_with_content_is_a_record_and_not_only_the_first(tmp_path):
+def test_every_go_file_with_content_becomes_a_record(tmp_path):
     files = [file("README.md"), file("calc.go"), file("sub/calc.go"), file("gone.go", after=None), file("a_test.go")]
     records, dropped = read(tmp_path, raw(files))
     assert [record["id"] for record in records] == ["pr:ann/calc#7:calc.go", "pr:ann/calc#7:sub/calc.go"]
@@ -65,7 +65,7 @@ def test_every_go_file_with_content_is_a_record_and_not_only_the_first(tmp_path)
 
 
 @pytest.mark.parametrize(("status", "passed"), [("success", True), (None, None), ("pending", None), ("unknown", None)])
-def test_tests_passed_only_where_ci_says_so(tmp_path, status, passed):
+def test_tests_passed_is_set_only_if_ci_passed(tmp_path, status, passed):
     (record,), _ = read(tmp_path, raw([file("calc.go")], ci_status=status))
     assert [attempt["feedback"]["tests_pass"] for attempt in record["attempts"]] == ([True] if passed else [])
 
@@ -74,7 +74,7 @@ def test_tests_passed_only_where_ci_says_so(tmp_path, status, passed):
     ("changes", "reason"),
     [({"ci_status": "failure"}, "tests failed"), ({"is_bot": True}, "bot"), ({"author": "renovate[bot]"}, "bot")],
 )
-def test_a_pull_request_that_failed_or_is_a_bots_is_left_out(tmp_path, changes, reason):
+def test_failed_and_bot_pull_requests_are_skipped(tmp_path, changes, reason):
     assert read(tmp_path, raw([file("calc.go")], **changes)) == ([], {reason: 1})
 
 
@@ -108,11 +108,11 @@ def test_a_hierarchical_record_without_a_known_plan_gets_one_from_its_title(tmp_
         ({"code": "// \ud800"}, "NUL character or half a surrogate pair"),
     ],
 )
-def test_a_hierarchical_record_without_a_sound_solution_is_counted(tmp_path, solution, reason):
+def test_a_hierarchical_record_without_a_valid_solution_is_counted(tmp_path, solution, reason):
     assert read(tmp_path, hierarchical(solution=solution)) == ([], {reason: 1})
 
 
-def test_wrong_types_inside_a_line_end_in_counts_and_never_in_a_traceback(tmp_path):
+def test_lines_with_wrong_types_are_counted_and_do_not_raise(tmp_path):
     rows = [
         raw([None, 7, {}, {"filename": 3, "content_after": ["x"]}]),
         {**raw([file("calc.go")]), "repo": None},
@@ -133,7 +133,7 @@ def test_wrong_types_inside_a_line_end_in_counts_and_never_in_a_traceback(tmp_pa
         ('{"text": "x"}', r"prs\.jsonl, line 2: .*\['text'\]"),
     ],
 )
-def test_a_line_of_neither_kind_is_named_by_file_and_line_or_counted(tmp_path, line, message):
+def test_an_invalid_line_is_named_by_file_and_line_or_counted(tmp_path, line, message):
     rows = [raw([file("calc.go")]), line, hierarchical()]
     with pytest.raises(BadLineError, match=message):
         read(tmp_path, *rows)

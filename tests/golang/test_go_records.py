@@ -50,7 +50,7 @@ def with_value(path, value):
     return changed
 
 
-def test_records_come_back_from_plain_and_compressed_files(tmp_path):
+def test_records_round_trip_through_plain_and_compressed_files(tmp_path):
     records = [record(), repaired(), record(id="ü 漢", context={"path": "a.go", "before": "\x00\t\u2028\r\n"})]
     for name in ("r.jsonl", "r.jsonl.gz"):
         assert write_records(tmp_path / name, iter(records)) == 3
@@ -110,7 +110,7 @@ def test_a_missing_field_is_named(name):
         (json.dumps(record(group="")).encode(), r"group is ''"),
     ],
 )
-def test_a_bad_line_stops_with_file_and_line_or_is_passed_over(tmp_path, line, message):
+def test_a_bad_line_stops_with_file_and_line_or_is_skipped(tmp_path, line, message):
     file = tmp_path / "r.jsonl"
     good = json.dumps(record()).encode()
     file.write_bytes(good + b"\n\n" + line + b"\n" + good + b"\n")
@@ -121,7 +121,7 @@ def test_a_bad_line_stops_with_file_and_line_or_is_passed_over(tmp_path, line, m
     assert len(skipped) == 1 and "line 3" in skipped[0]
 
 
-def test_a_gzip_file_cut_short_is_named_with_the_line(tmp_path):
+def test_a_truncated_gzip_file_is_named_with_the_line(tmp_path):
     file = tmp_path / "r.jsonl.gz"
     write_records(file, [record(id=str(number)) for number in range(500)])
     file.write_bytes(file.read_bytes()[:-200])
@@ -134,7 +134,7 @@ def test_a_missing_file_is_named(tmp_path):
         list(read_records(tmp_path / "none.jsonl"))
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+def test_a_failed_write_keeps_the_old_file(tmp_path):
     file = tmp_path / "r.jsonl"
     write_records(file, [record()])
     with pytest.raises(ValueError, match="record 2: group is ''"):
@@ -142,7 +142,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert list(read_records(file)) == [record()]
 
 
-def test_a_data_set_holds_records_as_they_are():
+def test_a_data_set_stores_records_unchanged():
     rows = Dataset.from_list([record(), repaired()], features=record_features())
     assert rows[1] == repaired()
     assert rows[0]["attempts"] == []

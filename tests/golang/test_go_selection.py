@@ -50,7 +50,7 @@ def test_a_group_is_in_one_split_and_shares_are_kept():
     assert splits != [split_of(name, 2, 0.1, 0.2) for name in names]
 
 
-def test_records_go_where_their_group_goes():
+def test_records_are_in_the_split_of_their_group():
     records = [record(f"{name}/{n}", name, f"\n\treturn {name}{n}\n}}") for name in map(str, range(200)) for n in "12"]
     splits = Selection().split(records)
     assert sum(map(len, splits.values())) == 400
@@ -58,12 +58,12 @@ def test_records_go_where_their_group_goes():
         assert {split_of(row["group"]) for row in splits[name]} == {name}
 
 
-def test_code_is_compared_without_comments_and_layout_but_with_its_strings():
+def test_code_comparison_ignores_comments_and_layout_but_not_strings():
     assert normalized_code('x:=1// c\n/* d\n */ y = "// no  comment"') == 'x : = 1 y = "// no  comment"'
     assert normalized_code("s := `a  //b`") == "s : = `a  //b`"
 
 
-def test_what_training_shares_with_held_out_packages_is_removed_from_training():
+def test_training_records_that_duplicate_held_out_code_are_removed():
     train, test = groups_in("train")[0], groups_in("test")[0]
     copied = BODY.replace("// Adds what is positive.", "/* Otherwise said. */").replace("\t\t\ttotal", "  total")
     selection = Selection()
@@ -72,7 +72,7 @@ def test_what_training_shares_with_held_out_packages_is_removed_from_training():
     assert selection.dropped.examples == {"exact duplicate": ["a", "c"]}
 
 
-def test_near_duplicates_are_found_and_others_stay():
+def test_near_duplicates_are_removed_and_other_records_stay():
     pytest.importorskip("datasketch")
     longer = BODY.replace("return total", "".join(f"call{n}(total)\n\t" for n in range(60)) + "return total")
     records = [record("a", body=longer), record("b", body=longer.replace("call7(total)", "call7(value)")), record("c")]
@@ -88,7 +88,7 @@ def test_an_id_is_used_once():
     assert selection.dropped.counts == {"id seen before": 1}
 
 
-def test_records_that_share_code_or_words_with_an_evaluation_task_are_left_out(tmp_path):
+def test_records_that_overlap_with_an_evaluation_task_are_skipped(tmp_path):
     words = " ".join(f"word{number}" for number in range(NGRAM))
     tasks = [{"task_id": "1", "prompt": f"package a\n// {words}\nfunc G()"}, {"canonical_solution": BODY}]
     file = tmp_path / "tasks.jsonl.gz"
@@ -113,7 +113,7 @@ def test_an_evaluation_file_without_texts_is_an_error(tmp_path):
         evaluation_ngrams([tmp_path / "none.jsonl"])
 
 
-def test_an_evaluation_file_is_no_source_by_name_or_by_content(tmp_path, monkeypatch):
+def test_evaluation_files_are_rejected_by_name_and_by_content(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"humanevalpack_go\.jsonl\.gz"):
         validate_no_evaluation_file("elsewhere/humanevalpack_go.jsonl.gz")
     content = b'{"prompt": "x"}\n'

@@ -40,11 +40,11 @@ def body(*lines):
         (('s := "return; return 1"', "return s"), 2),
     ],
 )
-def test_statements_are_counted_once_and_nothing_else_is(lines, count):
+def test_each_statement_is_counted_once(lines, count):
     assert statement_count(body(*lines)) == count
 
 
-def test_layout_and_further_functions_change_no_count():
+def test_layout_and_other_functions_do_not_change_the_count():
     assert statement_count(FUNCTION) == 7  # with i := 0 and i++
     assert statement_count(FUNCTION + body("a()", "b()", "c()")) == 7
     assert statement_count("package p\n\n// Sum adds.\n" + FUNCTION.replace("\t", "    ")) == 7
@@ -53,7 +53,7 @@ def test_layout_and_further_functions_change_no_count():
 @pytest.mark.parametrize(
     "damage", [("return total", "return total +"), ("}\n", "\n"), ("{\n\tfor", "\n\tfor"), ("i++", "i+")]
 )
-def test_broken_code_has_about_the_statements_that_it_had(damage):
+def test_broken_code_keeps_about_its_statement_count(damage):
     broken = FUNCTION.replace(*damage, 1)
     assert broken != FUNCTION and abs(statement_count(broken) - 7) <= 1
     assert not is_shortened(FUNCTION, broken)
@@ -70,11 +70,11 @@ def test_broken_code_has_about_the_statements_that_it_had(damage):
         "",
     ],
 )
-def test_a_body_that_is_gone_or_filled_up_is_shortened(code):
+def test_an_empty_or_padded_body_is_shortened(code):
     assert is_shortened(code, FUNCTION)
 
 
-def test_the_share_that_must_be_kept_is_exact():
+def test_the_kept_share_threshold_is_exact():
     lines = [f"f{number}()" for number in range(10)]
     kept = round(10 * KEPT_SHARE)
     assert not is_shortened(body(*lines[:kept]), body(*lines))

@@ -25,28 +25,28 @@ def no_go(monkeypatch):
 
 @pytest.mark.external
 @pytest.mark.skipif(not shutil.which("go"), reason="Go is not installed")
-def test_layout_is_gofmts_business_and_comments_count():
+def test_exact_matches_ignore_layout_but_not_comments():
     without = ONE.replace(" // more", "")
     found, how = exact_matches([SAME, SAME, OTHER, BROKEN], [without, ONE, without, BROKEN])
     assert found == [True, False, False, False] and how == "gofmt"
 
 
-def test_without_go_tokens_are_compared_and_the_result_says_so(no_go):
+def test_exact_matches_fall_back_to_tokens_without_go(no_go):
     found, how = exact_matches([SAME, OTHER, BROKEN], [ONE, ONE, BROKEN])
     assert found == [True, False, False] and how == "tokens"
 
 
-def test_a_code_needs_its_reference():
-    with pytest.raises(ValueError, match="2 codes.* 1 references"):
+def test_different_numbers_of_samples_and_references_are_rejected():
+    with pytest.raises(ValueError, match=r"2 codes.* 1 references"):
         exact_matches([ONE, SAME], [ONE])
 
 
-def test_tokens_know_strings_and_neither_comments_nor_line_ends():
+def test_tokens_keep_strings_and_drop_comments_and_line_ends():
     assert code_tokens('var s = "a // b"\n// c') == code_tokens('var s="a // b"')
     assert code_tokens('var s = "a  b"') != code_tokens('var s = "a b"')
 
 
-def test_subtrees_of_equal_code_are_the_same_whatever_its_layout_and_comments():
+def test_subtree_f1_ignores_layout_and_comments():
     assert subtree_f1(ONE, SAME) == 1.0
 
 
@@ -68,11 +68,11 @@ def test_a_subtree_that_occurs_twice_counts_twice():
     assert subtree_f1(once, twice) == subtree_f1(twice, once)
 
 
-def test_broken_and_empty_code_have_a_likeness_too():
+def test_subtree_f1_is_defined_for_broken_and_empty_code():
     assert subtree_f1(BROKEN, BROKEN) == 1.0 and subtree_f1("", "") == 1.0 and subtree_f1("", ONE) == 0.0
     assert 0 < subtree_f1(BROKEN, ONE) < 1
 
 
-def test_deep_nesting_is_no_stack_overflow():
+def test_deep_nesting_does_not_overflow_the_stack():
     deep = "var a = " + "(" * 3000 + "1" + ")" * 3000
     assert subtree_f1(deep, deep) == 1.0

@@ -62,17 +62,17 @@ def test_the_first_ids_are_the_tags_in_their_order(tokenizer):
 
 
 @pytest.mark.parametrize("text", [*NASTY, GO])
-def test_any_text_survives_encoding_and_decoding(tokenizer, text):
+def test_any_text_round_trips_through_encoding(tokenizer, text):
     assert tokenizer.decode(encode_text(tokenizer, text)) == text
 
 
-def test_a_plain_prompt_begins_as_training_sequences_do_and_does_not_end(tokenizer):
+def test_a_plain_prompt_has_a_start_token_and_no_end_token(tokenizer):
     assert tokenizer("func f")["input_ids"] == [1, *encode_text(tokenizer, "func f")]
     batch = tokenizer(["func f() {", "x"], padding=True)
     assert batch["input_ids"][1][:2] == [3, 3] and batch["attention_mask"][1][:2] == [0, 0]  # left, for generation
 
 
-def test_a_tag_is_a_tag_in_a_prompt_and_characters_in_user_text(tokenizer):
+def test_tags_are_special_tokens_in_prompts_and_plain_text_in_user_text(tokenizer):
     text = "".join(SPECIAL_TOKENS)
     assert tokenizer.encode(text, add_special_tokens=False) == list(range(43))
     assert min(encode_text(tokenizer, text)) >= 43
@@ -112,12 +112,12 @@ def test_earlier_code_in_a_chat_is_context_and_a_last_answer_is_code(tokenizer):
 @pytest.mark.parametrize(
     "message", [{"role": "tool", "content": "x"}, {"role": "user", "content": [{"type": "image"}]}]
 )
-def test_a_chat_that_is_no_text_is_refused(tokenizer, message):
+def test_a_chat_without_text_is_rejected(tokenizer, message):
     with pytest.raises(Exception, match=r"tool|no text"):
         tokenizer.apply_chat_template([message], tokenize=False)
 
 
-def test_text_that_is_no_utf8_is_an_error_and_not_other_text(tokenizer):
+def test_invalid_utf8_is_an_error(tokenizer):
     broken = b"x := \xff".decode(errors="surrogateescape")
     with pytest.raises((UnicodeEncodeError, TypeError)):
         encode_text(tokenizer, broken)
@@ -131,14 +131,14 @@ def test_training_is_repeatable_and_keeps_line_endings():
 
 
 @pytest.mark.parametrize("size", [100, 9000])
-def test_a_vocabulary_without_room_or_without_text_is_rejected(size):
+def test_a_vocabulary_too_small_or_too_large_is_rejected(size):
     with pytest.raises(ValueError, match=f"vocab_size={size}"):
         train_on_texts([GO], size)
 
 
 @pytest.mark.external
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 25])
-def test_the_files_of_the_standard_library_come_back_unchanged(every):
+def test_files_of_the_standard_library_round_trip(every):
     try:
         root = find_go_source()
     except FileNotFoundError as error:

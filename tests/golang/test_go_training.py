@@ -77,7 +77,7 @@ def part_means(model, dataset) -> dict[str, float]:
 # ---- parts of the loss ----
 
 
-def test_evaluation_gives_each_part_as_a_mean_over_its_own_targets(tmp_path):
+def test_evaluation_reports_each_loss_part_as_a_mean_over_its_targets(tmp_path):
     model = tiny_go.model()
     found = trainer(tmp_path, model).evaluate()
     for name, value in part_means(model, rows()).items():
@@ -88,7 +88,7 @@ def test_evaluation_gives_each_part_as_a_mean_over_its_own_targets(tmp_path):
     assert found["eval_lm_loss"] == pytest.approx(mean, rel=1e-6)
 
 
-def test_training_logs_each_part_as_a_mean_over_its_own_targets(tmp_path):
+def test_training_logs_each_loss_part_as_a_mean_over_its_targets(tmp_path):
     model = tiny_go.model()
     expected = part_means(model, rows())
     made = trainer(tmp_path, model, learning_rate=0.0, logging_steps=3)
@@ -97,7 +97,7 @@ def test_training_logs_each_part_as_a_mean_over_its_own_targets(tmp_path):
     assert {name: logged[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_accuracy_of_decisions_is_that_of_the_head(tmp_path):
+def test_decision_accuracy_matches_the_head(tmp_path):
     model = tiny_go.model()
     right = total = 0
     for row in rows():
@@ -110,7 +110,7 @@ def test_the_accuracy_of_decisions_is_that_of_the_head(tmp_path):
     assert trainer(tmp_path, model).evaluate()["eval_refinement_accuracy"] == pytest.approx(right / total)
 
 
-def test_a_part_without_targets_is_not_logged(tmp_path):
+def test_a_loss_part_without_targets_is_not_logged(tmp_path):
     data = rows().filter(lambda row: not row["decision_labels"])
     made = trainer(tmp_path, data=data, max_steps=1, per_device_train_batch_size=3)
     made.train()
@@ -118,7 +118,7 @@ def test_a_part_without_targets_is_not_logged(tmp_path):
     assert {"plan_loss", "code_loss"} <= entry.keys() and "refinement_loss" not in entry
 
 
-def test_accumulated_batches_are_averaged_as_their_parts_have_no_common_count(tmp_path):
+def test_accumulated_batches_are_averaged(tmp_path):
     model, by_hand = tiny_go.model(), tiny_go.model()
     made = trainer(tmp_path, model, gradient_accumulation_steps=3, max_steps=1, max_grad_norm=0.0)
     assert made.model_accepts_loss_kwargs is False
@@ -138,7 +138,7 @@ def test_accumulated_batches_are_averaged_as_their_parts_have_no_common_count(tm
         torch.testing.assert_close(seen[name], p.grad, rtol=1e-4, atol=1e-7)
 
 
-def test_weights_of_the_parts_can_be_set_for_a_run(tmp_path):
+def test_loss_weights_can_be_set_for_a_run(tmp_path):
     made = trainer(tmp_path, plan_loss_weight=0.0, refinement_loss_weight=0.7)
     config = made.model.config
     assert (config.plan_loss_weight, config.code_loss_weight, config.refinement_loss_weight) == (0.0, 0.4, 0.7)
@@ -170,7 +170,7 @@ def tiny_weights(model) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_process_without_decisions_trains_along_and_counts_nothing_twice(tmp_path):
+def test_a_process_without_decisions_trains_and_counts_nothing_twice(tmp_path):
     one_has_no_attempts(str(tmp_path), accumulation=2)
     result = started.run(one_has_no_attempts, str(tmp_path), 1, processes=2)
     assert result.returncode == 0, result.stderr
@@ -195,7 +195,7 @@ def rates(made) -> dict[str, tuple[float, float]]:
     }
 
 
-def test_every_group_has_its_learning_rate_and_vectors_have_no_decay(tmp_path):
+def test_each_group_has_its_learning_rate_and_vectors_have_no_weight_decay(tmp_path):
     made = trainer(tmp_path)
     found = rates(made)
     assert found.keys() == dict(made.model.named_parameters()).keys()
@@ -205,19 +205,19 @@ def test_every_group_has_its_learning_rate_and_vectors_have_no_decay(tmp_path):
         assert found[name] == (pytest.approx(1e-3 * factor), 0.1 if p.ndim >= 2 else 0.0), name
 
 
-def test_what_is_not_named_learns_at_the_learning_rate(tmp_path):
+def test_groups_without_a_multiplier_use_the_base_learning_rate(tmp_path):
     made = trainer(tmp_path, lr_multipliers="generator=0.5")
     for name, (rate, _) in rates(made).items():
         assert rate == pytest.approx(5e-4 if made.model.parameter_group(name) == "generator" else 1e-3)
 
 
-def test_the_logged_learning_rate_is_the_one_that_was_given(tmp_path):
+def test_the_logged_learning_rate_is_the_base_rate(tmp_path):
     made = trainer(tmp_path)
     made.train()
     assert all(entry["learning_rate"] == 1e-3 for entry in made.state.log_history if "loss" in entry)
 
 
-def test_a_step_is_that_of_adamw_with_these_groups(tmp_path):
+def test_a_step_matches_adamw_with_these_groups(tmp_path):
     model, by_hand = tiny_go.model(), tiny_go.model()
     made = trainer(tmp_path, model, max_steps=2, per_device_train_batch_size=ROWS, max_grad_norm=0.0)
     made.train()
@@ -279,13 +279,13 @@ def test_a_tensor_in_two_groups_or_in_none_is_an_error(tmp_path, group_of, tied,
 # ---- the refinement warm-up ----
 
 
-def test_the_refinement_loss_starts_after_the_warm_up_and_grows_linearly():
+def test_the_refinement_loss_starts_after_the_warmup_and_grows_linearly():
     assert [refinement_scale(step, 5, 4) for step in range(11)] == [0, 0, 0, 0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
     assert refinement_scale(0, 0, 0) == 1.0
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_without_attempts_until_the_warm_up_ends(tmp_path, workers):
+def test_batches_contain_no_attempts_until_the_warmup_ends(tmp_path, workers):
     builder = tiny_go.builder()
     data = []
     for record in tiny_go.records(ROWS):
@@ -311,7 +311,7 @@ def test_batches_are_without_attempts_until_the_warm_up_ends(tmp_path, workers):
 # ---- order of rows ----
 
 
-def test_batches_hold_rows_of_about_one_length_in_an_order_that_epoch_and_seed_decide():
+def test_batches_group_rows_by_length_in_an_order_set_by_epoch_and_seed():
     lengths = torch.randint(10, 500, (1000,), generator=torch.Generator().manual_seed(0)).tolist()
     sampler = LengthGroupedBatches(lengths, 16, seed=3)
     order = list(sampler)
@@ -329,7 +329,7 @@ def test_batches_hold_rows_of_about_one_length_in_an_order_that_epoch_and_seed_d
 
 
 @pytest.mark.parametrize("count", [0, 3, 16])
-def test_few_rows_are_all_there_once(count):
+def test_few_rows_are_each_drawn_once(count):
     assert sorted(LengthGroupedBatches(list(range(count)), 8, seed=0)) == list(range(count))
 
 
@@ -352,7 +352,7 @@ def ids(text: str) -> list[int]:
     return tiny_go.tokenizer().encode(text, add_special_tokens=False)
 
 
-def test_code_is_written_behind_the_plan_and_its_prefix():
+def test_code_is_generated_after_the_plan_and_its_prefix():
     builder, records = tiny_go.builder(), [tiny_go.record(1), tiny_go.record(25)]
     plans = ["<INTENT:ADD><STEP>add</PLAN>", "</PLAN>"]
     bodies = ["\n\treturn 1\n}\n</CODE>", " }</CODE>"]
@@ -366,7 +366,7 @@ def test_code_is_written_behind_the_plan_and_its_prefix():
     assert decoded[1].endswith("<PLAN></PLAN><CODE>func Add25(a, b int) int {")
 
 
-def test_a_greedy_continuation_is_that_of_full_forward_passes():
+def test_greedy_generation_matches_full_forward_passes():
     model, builder, record = tiny_go.model(), tiny_go.builder(plan_budget=6), tiny_go.record(1)
     stream = builder.prompt_ids(record)
     text_only = torch.zeros(model.config.vocab_size)
@@ -388,14 +388,14 @@ def test_a_greedy_continuation_is_that_of_full_forward_passes():
     assert written[0] == record["code_prefix"] + tiny_go.tokenizer().decode(body, skip_special_tokens=True)
 
 
-def test_rates_are_over_what_the_validator_looked_at():
+def test_rates_count_only_validated_samples():
     good, bad = Feedback(syntax_ok=True), Feedback(syntax_ok=False, category="other")
     assert validity([good, bad, Feedback()]) == {"go/syntax_rate": 0.5}
     typed = [Feedback(syntax_ok=True, types_ok=True), Feedback(syntax_ok=True, types_ok=False, category="other"), bad]
     assert validity(typed) == {"go/syntax_rate": 2 / 3, "go/type_rate": 1 / 3}
 
 
-def test_a_failure_becomes_a_record_with_the_solution_after_it():
+def test_a_failed_sample_becomes_a_record_followed_by_its_solution():
     from hrm_hf.golang.data.records import validate_record
 
     feedback = Feedback(syntax_ok=False, category="unexpected token", line=2, message="expected '}'")
@@ -425,7 +425,7 @@ def test_held_out_prompts_never_enter_the_replay_file(tmp_path):
     assert control.should_log and made.state.log_history[-1]["go/syntax_rate"] == 0.0
 
 
-def test_weights_of_raw_text_are_not_trained_with_a_tokenizer_whose_tags_they_do_not_know(tmp_path):
+def test_weights_without_tags_are_rejected_for_a_tokenizer_with_tags(tmp_path):
     tiny_go.model(tagged=False).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="tagged=False"):
         load_causal_lm(ModelArguments(model_name_or_path=str(tmp_path)), tiny_go.tokenizer(), block_size=64)

@@ -72,7 +72,7 @@ def test_an_operator_changes_the_body_and_never_the_prefix(name):
         assert damaged != CODE
 
 
-def test_each_operator_does_what_its_name_says():
+def test_each_operator_makes_its_named_change():
     body = body_of("func f() {\n\ta := b\n\tc := d\n}", "func f() {")
     seen = {name: {operator(body, random.Random(seed)) for seed in range(200)} for name, operator in OPERATORS.items()}
     whole = "func f() {\n\ta := b\n\tc := d\n"
@@ -97,29 +97,29 @@ def test_operators_are_flipped_and_pointers_are_not():
     assert flipped == {code.replace("==", "!=")}
 
 
-def test_a_string_is_one_token_and_a_comment_is_none():
+def test_a_string_is_one_token_and_a_comment_is_skipped():
     tokens = [token.text for token in go_tokens("func f() { // note\n\tg(\"a\\n\", `raw // x`, 'c')\n}")]
     assert tokens == ["func", "f", "(", ")", "{", "g", "(", '"a\\n"', ",", "`raw // x`", ",", "'c'", ")", "}"]
 
 
-def test_offsets_of_tokens_are_right_after_characters_of_several_bytes():
+def test_token_offsets_are_correct_after_multibyte_characters():
     code = 'func f() string {\n\treturn "zażółć" + "ω"\n}'
     for seed in range(20):
         for damaged in mutants(code, "func f() string {", random.Random(seed)):
             assert "�" not in damaged
 
 
-def test_the_same_seed_gives_the_same_damage():
+def test_the_same_seed_gives_the_same_mutants():
     first, second = (mutants(CODE, PREFIX, random.Random(3)) for _ in range(2))
     assert first == second
 
 
-def test_a_prefix_that_is_not_the_beginning_is_named():
+def test_code_that_does_not_begin_with_the_prefix_is_rejected():
     with pytest.raises(ValueError, match="prefix='func other"):
         mutants(CODE, "func other() {", random.Random(0))
 
 
-def test_layout_and_comments_make_no_difference_and_a_token_does():
+def test_comparison_ignores_layout_and_comments_but_not_tokens():
     assert same_code(CODE, CODE.replace("\t// nothing below low\n", "").replace("\t", "    "))
     assert not same_code(CODE, CODE.replace("limit && again", "limit || again"))
     assert not same_code('func f() { g("a b") }', 'func f() { g("a  b") }')
@@ -137,7 +137,7 @@ def test_every_trajectory_is_a_valid_record_that_ends_in_its_solution():
         assert len(set(codes)) == len(codes), "an attempt is repeated"
 
 
-def test_labels_follow_the_validator_and_not_the_operator(monkeypatch):
+def test_labels_follow_the_validator_instead_of_the_operator(monkeypatch):
     monkeypatch.setattr(module, "NO_FEEDBACK_SHARE", 0)
     made, counts = trajectories(many(40))
     validator = TreeSitterValidator()
@@ -158,7 +158,7 @@ def types_by_name(codes):
     return [(right if c.count("again") > 1 else wrong) if v.syntax_ok else v for c, v in zip(codes, verdicts)]
 
 
-def test_an_oracle_of_types_has_code_planned_anew_whose_verdict_is_on_syntax_alone(monkeypatch):
+def test_the_type_oracle_refines_code_that_passed_only_the_syntax_check(monkeypatch):
     monkeypatch.setattr(module, "NO_FEEDBACK_SHARE", 0)
     made, counts = trajectories(many(200), types_by_name, oracle="types")
     attempts = [attempt for trajectory in made for attempt in trajectory["attempts"]]
@@ -174,7 +174,7 @@ def test_an_oracle_of_types_has_code_planned_anew_whose_verdict_is_on_syntax_alo
     assert sum(hidden) / len(hidden) == pytest.approx(0.5, abs=0.1)
 
 
-def test_the_number_of_an_attempt_does_not_tell_whether_it_is_the_solution():
+def test_the_attempt_index_does_not_predict_the_solution():
     made, counts = trajectories(many(300), per_record=1)
     assert counts.shares()["DONE"] == pytest.approx(1 / 3, abs=0.03), counts.shares()
     done = [[len(t["attempts"]) == n for t in made if len(t["attempts"]) >= n] for n in (1, 2, 3)]
@@ -182,7 +182,7 @@ def test_the_number_of_an_attempt_does_not_tell_whether_it_is_the_solution():
     assert [sum(flags) / len(flags) for flags in done] == pytest.approx([0.19] * 3, abs=0.09)
 
 
-def test_damage_that_leaves_the_same_code_is_left_out():
+def test_mutants_equal_to_the_original_are_skipped():
     # Swapping equal lines, or deleting one of two semicolons, changes no tree.
     code = "func f() {\n\tg();\n\tg();\n}"
     records = [record(number, code=code, prefix="func f() {") for number in range(20)]
@@ -191,7 +191,7 @@ def test_damage_that_leaves_the_same_code_is_left_out():
     assert all(not same_code(a["code"], code) for t in made for a in t["attempts"][:-1])
 
 
-def test_a_type_error_is_for_another_try_with_the_same_plan(monkeypatch):
+def test_a_type_error_is_retried_with_the_same_plan(monkeypatch):
     monkeypatch.setattr(module, "NO_FEEDBACK_SHARE", 0)
     sound = {plain["solution"]["code"] for plain in many(20)}
     wrong = Feedback(syntax_ok=True, types_ok=False, category="mismatched types", line=1, message="m")
@@ -206,7 +206,7 @@ def test_a_type_error_is_for_another_try_with_the_same_plan(monkeypatch):
     assert {a["feedback"]["category"] for a in attempts if a["decision"] == "CONTINUE"} == {"mismatched types"}
 
 
-def test_types_do_not_count_where_the_solution_itself_names_what_is_elsewhere(monkeypatch):
+def test_type_errors_are_ignored_if_the_solution_has_undefined_names(monkeypatch):
     monkeypatch.setattr(module, "NO_FEEDBACK_SHARE", 0)
 
     def validator(codes):
@@ -228,7 +228,7 @@ def test_feedback_is_dropped_from_all_attempts_of_a_tenth_of_trajectories():
     assert len(silent) / len(made) == pytest.approx(0.1, abs=0.06)
 
 
-def test_solutions_that_do_not_parse_or_have_no_body_are_counted_and_left_out():
+def test_solutions_that_do_not_parse_or_lack_a_body_are_counted_and_skipped():
     broken = record(1, f"{PREFIX}\n\tif {{\n}}")
     empty = record(2, PREFIX)
     made, counts = trajectories([broken, empty], lambda codes: [Feedback(syntax_ok=c == PREFIX) for c in codes])
@@ -236,7 +236,7 @@ def test_solutions_that_do_not_parse_or_have_no_body_are_counted_and_left_out():
     assert counts.dropped == {"solution does not parse": 1, "solution is its prefix alone": 1}
 
 
-def test_a_trajectory_stays_below_the_limit_of_characters(monkeypatch):
+def test_a_trajectory_stays_below_the_character_limit(monkeypatch):
     monkeypatch.setattr(module, "MAX_CHARACTERS", 3 * len(CODE) + 60)
     made, counts = trajectories(many(30))
     assert max(sum(len(a["code"]) for a in t["attempts"]) for t in made) <= 3 * len(CODE) + 60
@@ -249,7 +249,7 @@ def test_the_same_seed_gives_the_same_trajectories_and_another_seed_others():
     assert first != other
 
 
-def test_trajectories_of_a_record_share_no_failed_attempt_and_have_ids_of_their_own(monkeypatch):
+def test_trajectories_of_a_record_have_distinct_failed_attempts_and_ids(monkeypatch):
     monkeypatch.setattr(module, "FAILED_ATTEMPTS", (0, 1))
     made, _ = trajectories(many(1), per_record=3)
     assert [t["id"] for t in made] == ["r0#1", "r0#2", "r0#3"]

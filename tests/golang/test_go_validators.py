@@ -39,21 +39,21 @@ def types():
         yield validator
 
 
-def test_line_and_message_are_those_of_gofmt(parser, tmp_path):
+def test_line_and_message_match_gofmt(parser, tmp_path):
     codes = corrupted_functions(400)
     for code, feedback, error in zip(codes, parser(codes), gofmt_errors(codes, tmp_path)):
         assert feedback.syntax_ok is (error is None), code
         assert (feedback.line, feedback.message) == (error or (None, "")), code
 
 
-def test_hand_made_errors_have_their_category_and_line(parser):
+def test_hand_made_errors_have_the_expected_category_and_line(parser):
     assert parser(FINE) == [Feedback(syntax_ok=True)] * len(FINE)
     assert parser(["//line other.go:100\n\nx := 1"])[0].line == 3  # a line directive does not move lines
     for feedback, (code, line, category) in zip(parser([code for code, _, _ in BROKEN]), BROKEN):
         assert (feedback.syntax_ok, feedback.line, feedback.category) == (False, line, category), code
 
 
-def test_ten_megabytes_in_one_line_are_answered():
+def test_ten_megabytes_in_one_line_are_validated():
     code = 'var x = "' + "a" * 10_000_000 + '"'
     with GoParserValidator() as validator:
         assert [feedback.syntax_ok for feedback in validator([code, code[:-1]])] == [True, False]
@@ -71,7 +71,7 @@ def test_ten_megabytes_in_one_line_are_answered():
         ("func f() {}\n\nfunc f() {}", "mismatched types", 3),
     ],
 )
-def test_types_are_checked_and_the_first_error_named(types, code, category, line):
+def test_types_are_checked_and_the_first_error_is_named(types, code, category, line):
     (feedback,) = types([code])
     assert feedback.syntax_ok is True
     assert feedback.types_ok is (category == "none")
@@ -96,7 +96,7 @@ def test_third_party_imports_leave_types_unknown(types):
     assert "github.com/x/y" in feedback.message
 
 
-def test_formatting_is_that_of_gofmt():
+def test_formatting_matches_gofmt():
     ugly = "func  f( a int,b  string )  {\nif a>1{ g( b ) }}"
     gofmt = find_go().root / "bin" / "gofmt"
     expected = subprocess.run([gofmt], input=ugly, capture_output=True, text=True, check=True).stdout.strip()
@@ -104,7 +104,7 @@ def test_formatting_is_that_of_gofmt():
         assert formatter([ugly, "func f(", "\n" + expected + "\n\n"]) == [expected, None, expected]
 
 
-def test_imports_are_completed_and_unused_ones_made_blank_without_moving_lines():
+def test_imports_are_added_or_blanked_without_moving_lines():
     code = 'import (\n\t"math"\n\t"os"\n)\n\nfunc f() { os.Exit(len(strings.ToUpper("a"))) }'
     with closing(CheckerProcess()) as checker:
         (answer,) = checker.ask("imports", [code], package="main")
@@ -113,7 +113,7 @@ def test_imports_are_completed_and_unused_ones_made_blank_without_moving_lines()
     assert text.splitlines()[1:4] == ['\t_ "math"', '\t"os"', ")"]
 
 
-def test_a_killed_checker_is_started_again():
+def test_a_killed_checker_is_restarted():
     with GoParserValidator() as validator:
         validator(["func f() {}"])
         first = validator.checker._process.pid
@@ -122,7 +122,7 @@ def test_a_killed_checker_is_started_again():
         assert validator.checker._process.pid != first
 
 
-def test_a_code_that_takes_too_long_is_named_and_the_others_are_answered(monkeypatch):
+def test_a_sample_that_times_out_is_reported_and_others_are_validated(monkeypatch):
     with closing(CheckerProcess(seconds=0.5)) as checker:
         monkeypatch.setattr(checker, "_command", ["/bin/sh", "-c", _STUCK_AT_THE_SECOND])
         answers = checker.ask("parse", ["a", "b", "c"])
@@ -134,7 +134,7 @@ def test_a_code_that_takes_too_long_is_named_and_the_others_are_answered(monkeyp
 _STUCK_AT_THE_SECOND = 'while read -r line; do case "$line" in *Yg==*) exec sleep 60;; *) echo "{}";; esac; done'
 
 
-def test_a_code_that_ends_the_checker_is_asked_twice_and_then_named(monkeypatch):
+def test_a_sample_that_crashes_the_checker_is_retried_and_then_reported(monkeypatch):
     with closing(CheckerProcess()) as checker:
         monkeypatch.setattr(
             checker, "_command", ["/bin/sh", "-c", _STUCK_AT_THE_SECOND.replace("exec sleep 60", "exit 3")]
@@ -144,7 +144,7 @@ def test_a_code_that_ends_the_checker_is_asked_twice_and_then_named(monkeypatch)
     assert "status 3" in answers[1]["failure"]
 
 
-def test_a_thousand_questions_from_many_threads_get_their_own_answers(parser):
+def test_a_thousand_requests_from_many_threads_get_matching_answers(parser):
     wrong = []
 
     def ask(start: int) -> None:
@@ -161,7 +161,7 @@ def test_a_thousand_questions_from_many_threads_get_their_own_answers(parser):
     assert not wrong
 
 
-def test_the_best_validator_is_gos_parser_with_go_and_tree_sitter_without(monkeypatch):
+def test_the_best_validator_is_the_go_parser_or_tree_sitter_without_go(monkeypatch):
     with best_validator() as validator:
         assert isinstance(validator, GoParserValidator)
     monkeypatch.setenv("GO", "/no/such/go")
@@ -172,7 +172,7 @@ def test_the_best_validator_is_gos_parser_with_go_and_tree_sitter_without(monkey
         best_validator("lint")
 
 
-def test_a_build_that_fails_says_what_go_said(monkeypatch, tmp_path):
+def test_a_failed_build_reports_the_error_of_go(monkeypatch, tmp_path):
     (tmp_path / "go.mod").write_text("module checker\n\ngo 1.19\n")
     (tmp_path / "main.go").write_text("package main\n\nfunc main() { nonsense }\n")
     monkeypatch.setattr(toolchain, "CHECKER", tmp_path)

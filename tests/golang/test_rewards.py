@@ -7,7 +7,7 @@ from hrm_hf.golang.rewards import RewardArguments, reward_functions
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 
-def test_lengths_and_expressions_are_rewarded():
+def test_length_and_regex_rewards_match_their_definitions():
     length, letter = reward_functions(["length:4", "regex:^[ab]+$"], byte_tokenizer())
     assert (length.__name__, letter.__name__) == ("length:4", "regex:^[ab]+$")
     assert length(completion_ids=[[1] * tokens for tokens in (0, 2, 4, 5, 9)]) == [0, 0.5, 1, 0.75, 0]
@@ -15,7 +15,7 @@ def test_lengths_and_expressions_are_rewarded():
     assert letter(completions=said, prompts=said, completion_ids=[]) == [1, 0, 1]
 
 
-def test_code_of_the_go_coders_stream_is_what_stands_between_its_tags():
+def test_code_of_a_go_coder_stream_is_the_text_between_its_tags():
     pytest.importorskip("tree_sitter_go")
     tokenizer = tiny_go.tokenizer()
     (reward,) = reward_functions(["go-syntax"], tokenizer)
@@ -35,7 +35,7 @@ def test_code_of_the_go_coders_stream_is_what_stands_between_its_tags():
     assert reward(prompts=begun, completions=["", ""], completion_ids=ids) == [1, 0]
 
 
-def test_code_of_other_models_is_the_prompt_and_what_follows_or_an_answer():
+def test_code_of_other_models_is_prompt_plus_completion_or_a_chat_answer():
     pytest.importorskip("tree_sitter_go")
     (reward,) = reward_functions(["go-syntax"], byte_tokenizer())
     answer = [{"role": "assistant", "content": "func A() {}"}]
@@ -43,7 +43,7 @@ def test_code_of_other_models_is_the_prompt_and_what_follows_or_an_answer():
     assert reward(prompts=prompts, completions=said, completion_ids=[[]] * 3) == [1, 0, 1]
 
 
-def test_code_that_says_less_than_its_reference_gets_nothing():
+def test_code_shorter_than_its_reference_gets_no_reward():
     pytest.importorskip("tree_sitter_go")
     (reward,) = reward_functions(["go-syntax"], byte_tokenizer())
     lines = "".join(f"\ta += {number}\n" for number in range(6))
@@ -67,7 +67,7 @@ func TestAdd(t *testing.T) {
 
 
 @pytest.mark.external
-def test_tests_are_believed_only_if_the_harness_confirms_them():
+def test_go_tests_reward_requires_confirmation_by_the_harness():
     from hrm_hf.golang import GoNotFoundError, SandboxError
 
     try:
@@ -94,11 +94,11 @@ def test_tests_are_believed_only_if_the_harness_confirms_them():
         ("regex:(", r"reward='regex:\('"),
     ],
 )
-def test_other_names_are_refused(name, message):
+def test_invalid_reward_names_are_rejected(name, message):
     with pytest.raises(ValueError, match=message):
         RewardArguments(name)
 
 
-def test_a_run_without_reward_is_refused():
+def test_a_run_without_reward_is_rejected():
     with pytest.raises(ValueError, match="reward"):
         reward_functions(RewardArguments().reward, byte_tokenizer())

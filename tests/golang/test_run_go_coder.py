@@ -119,7 +119,7 @@ def expected_figures(out: Path, data: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_a_run_leaves_a_model_and_everything_that_a_result_needs(run, data, model_type):
+def test_a_run_saves_model_recipe_and_results(run, data, model_type):
     out, results = run("run", model_type)
     expected = {
         "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "recipe.yaml", "results.json",
@@ -153,7 +153,7 @@ SMALL = {"go_nano_cpu": {}, "llama_10m_baseline": {"vocab_size": 16384}, "gpt2_1
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_every_recipe_is_a_run_of_a_model_of_the_size_that_it_says(name, tmp_path, monkeypatch):
+def test_every_recipe_builds_a_model_of_its_stated_size(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["--recipe", str(FOLDER / "recipes" / f"{name}.yaml"), "--use_cpu", "true"]
     model_args, data_args, args = parse_recipe((ModelArguments, GoDataArguments, GoTrainingArguments), arguments)
@@ -164,7 +164,7 @@ def test_every_recipe_is_a_run_of_a_model_of_the_size_that_it_says(name, tmp_pat
     assert args.max_steps > 0 and data_args.budgets()["plan_budget"] < data_args.max_length
 
 
-def test_the_base_recipe_has_the_numbers_of_the_guide():
+def test_the_base_recipe_matches_the_guide():
     values = yaml.safe_load((FOLDER / "recipes" / "go_base.yaml").read_text())
     guide = {
         "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "per_device_eval_batch_size": 16,
@@ -180,7 +180,7 @@ def test_the_base_recipe_has_the_numbers_of_the_guide():
     assert rates == pytest.approx({"planner": 3.6e-4, "generator": 2.4e-4, "refinement": 3e-4})
 
 
-def test_a_saved_recipe_repeats_its_run(run, tmp_path, script, monkeypatch):
+def test_a_saved_recipe_reproduces_its_run(run, tmp_path, script, monkeypatch):
     first, _ = run("first", refinement_warmup=2, refinement_ramp=2, lr_multipliers="planner=2")
     arguments = ["--recipe", str(first / "recipe.yaml"), "--output_dir", str(tmp_path / "second")]
     monkeypatch.setattr(sys, "argv", ["run_go_coder.py", *arguments])
@@ -198,7 +198,7 @@ def train(path: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_gives_the_losses_of_one_left_alone(run, data, tmp_path):
+def test_resuming_a_killed_run_reproduces_its_losses(run, data, tmp_path):
     options = {
         "max_steps": 24, "save_strategy": "steps", "save_steps": 3, "refinement_warmup": 8, "refinement_ramp": 6,
         "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "eval_data": None,
@@ -223,7 +223,7 @@ def test_a_killed_run_gives_the_losses_of_one_left_alone(run, data, tmp_path):
     assert len(log(alone, *figures)) == 24 and log(out, *figures) == log(alone, *figures)
 
 
-def test_code_is_written_and_checked_while_training(run, data, tmp_path):
+def test_code_is_generated_and_validated_during_training(run, data, tmp_path):
     out, _ = run(
         "run", validation_frequency=2, validation_prompts=3, validation_max_new_tokens=12,
         replay_file=str(tmp_path / "replay.jsonl"),
@@ -234,7 +234,7 @@ def test_code_is_written_and_checked_while_training(run, data, tmp_path):
     assert {one["id"].rpartition("@")[2] for one in replayed} <= {"2", "4"} and replayed
 
 
-def test_the_same_run_without_writing_code_has_the_same_losses(run):
+def test_validation_during_training_does_not_change_the_losses(run):
     written, _ = run("written", validation_frequency=1, validation_prompts=2, validation_max_new_tokens=4)
     alone, _ = run("alone")
     assert log(written, "loss") == log(alone, "loss")
@@ -250,7 +250,7 @@ def test_the_same_run_without_writing_code_has_the_same_losses(run):
         ({"tokenizer_name": "byte"}, "hrm-hf data go-tokenizer"),
     ],
 )
-def test_a_run_that_cannot_be_says_why(run, options, message):
+def test_an_impossible_run_is_rejected_with_the_reason(run, options, message):
     with pytest.raises(ValueError, match=message):
         run("run", **options)
 
@@ -266,7 +266,7 @@ def test_a_run_that_cannot_be_says_why(run, options, message):
         ({"validator": "gofmt"}, "validator='gofmt'"),
     ],
 )
-def test_a_wrong_option_is_bad_usage(run, options, message):
+def test_a_wrong_option_raises_a_usage_error(run, options, message):
     with pytest.raises(UsageError, match=message):
         run("run", **options)
 
@@ -281,7 +281,7 @@ def test_a_broken_record_stops_the_run_with_file_and_line(run, data):
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "tokenizer"])
-def test_the_go_coder_is_pre_trained_on_raw_text_and_then_on_records(run, data, tmp_path, monkeypatch, tokenizer):
+def test_the_go_coder_is_pretrained_on_raw_text_and_then_on_records(run, data, tmp_path, monkeypatch, tokenizer):
     out = tmp_path / "raw"
     name = "byte" if tokenizer == "byte" else str(data / tokenizer)
     arguments = (
@@ -302,7 +302,7 @@ def test_the_go_coder_is_pre_trained_on_raw_text_and_then_on_records(run, data, 
         assert results["metrics"]["code_loss"] < other["metrics"]["code_loss"]
 
 
-def test_decisions_are_weighed_by_how_rare_they_are(run, data):
+def test_balanced_decisions_are_weighted_by_inverse_frequency(run, data):
     out, _ = run("balanced", balance_decisions=True, max_steps=1)
     kinds = [attempt["decision"] for number in range(40) for attempt in tiny_go.records(40)[number]["attempts"]]
     expected = [len(kinds) / (3 * kinds.count(kind)) for kind in ("CONTINUE", "REFINE", "DONE")]

@@ -61,7 +61,7 @@ def test_a_write_of_ten_gigabytes_is_stopped(runner):
 
 @needs_sandbox
 @external
-def test_nothing_can_be_written_but_in_tmp(runner):
+def test_only_tmp_is_writable(runner):
     body = 'for _, d := range []string{"/", "/dev", "/dev/shm", "/proc", "/usr"} {\n'
     body += 'if os.WriteFile(d + "/x", nil, 0600) == nil { t.Fatal(d) } }'
     assert run(runner, body)[0].status == "pass"
@@ -69,7 +69,7 @@ def test_nothing_can_be_written_but_in_tmp(runner):
 
 @needs_sandbox
 @external
-def test_a_network_call_reaches_nothing_not_even_this_machine(runner):
+def test_network_calls_reach_neither_localhost_nor_other_hosts(runner):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         local, far = run(
@@ -101,7 +101,7 @@ def test_the_users_home_and_other_files_cannot_be_read(runner, tmp_path, monkeyp
 
 @needs_sandbox
 @external
-def test_the_environment_is_empty_but_for_its_own(runner, monkeypatch):
+def test_the_environment_contains_only_variables_of_the_sandbox(runner, monkeypatch):
     monkeypatch.setenv("HRM_SECRET", "secret")
     (result,) = run(runner, "t.Fatal(os.Environ())")
     assert "HRM_SECRET" not in result.output
@@ -110,7 +110,7 @@ def test_the_environment_is_empty_but_for_its_own(runner, monkeypatch):
 
 @needs_sandbox
 @external
-def test_endless_output_is_stopped_and_clipped(runner):
+def test_endless_output_is_stopped_and_truncated(runner):
     (result,) = run(runner, 'for { fmt.Println(strings.Repeat("x", 1<<16)) }')
     assert result.status == "output"
     assert len(result.output) < 20_000
@@ -118,7 +118,7 @@ def test_endless_output_is_stopped_and_clipped(runner):
 
 @needs_sandbox
 @external
-def test_one_sample_cannot_spoil_the_next(runner):
+def test_one_sample_cannot_affect_the_next(runner):
     vandal = 'for _, d := range []string{"/cache", "/build", "/out", "/usr/lib/go"} {\n'
     vandal += 'os.RemoveAll(d); os.MkdirAll(d, 0777); os.WriteFile(d + "/x", []byte("x"), 0666) }\nos.Exit(0)'
     results = run(runner, vandal, "panic(1)", "", "undefinedName()", "}{")
@@ -126,7 +126,7 @@ def test_one_sample_cannot_spoil_the_next(runner):
     assert run(runner, "")[0].status == "pass"
 
 
-def test_without_bubblewrap_nothing_runs_and_the_message_says_how_to_install_it(monkeypatch):
+def test_missing_bubblewrap_is_an_error_that_names_the_package(monkeypatch):
     validate_sandbox.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda *_, **__: None)
     with pytest.raises(SandboxError, match="bubblewrap"):
@@ -136,7 +136,7 @@ def test_without_bubblewrap_nothing_runs_and_the_message_says_how_to_install_it(
 
 @needs_sandbox
 @external
-def test_a_sandbox_that_does_not_work_is_refused_with_its_own_words(monkeypatch, tmp_path):
+def test_a_failing_sandbox_is_rejected_with_its_own_error(monkeypatch, tmp_path):
     validate_sandbox.cache_clear()
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace'\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)

@@ -12,7 +12,7 @@ from hrm_hf.models.processing_hrm_go_coder import Feedback
 
 
 @pytest.mark.parametrize(("code", "line", "category"), BROKEN)
-def test_an_error_has_its_category_and_its_line_in_the_code_given(code, line, category):
+def test_an_error_has_its_category_and_line(code, line, category):
     (feedback,) = TreeSitterValidator()([code])
     assert feedback.syntax_ok is False
     assert (feedback.line, feedback.category) == (line, category)
@@ -21,7 +21,7 @@ def test_an_error_has_its_category_and_its_line_in_the_code_given(code, line, ca
 
 
 @pytest.mark.parametrize("code", FINE)
-def test_good_code_is_accepted(code):
+def test_valid_code_is_accepted(code):
     assert TreeSitterValidator()([code]) == [Feedback(syntax_ok=True)]
 
 
@@ -43,11 +43,11 @@ def test_good_code_is_accepted(code):
         ('import ("fmt"; "os")\nconst (a = (1))\nvar (b, c int; d = f(1))\ntype (e int)\n', True),
     ],
 )
-def test_newlines_are_semicolons_where_the_specification_of_go_says_so(code, good):
+def test_newlines_are_semicolons_as_in_the_go_specification(code, good):
     assert (first_fault(code) is None) is good
 
 
-def test_nothing_but_declarations_may_stand_outside_of_functions():
+def test_only_declarations_are_accepted_outside_functions():
     assert first_fault('func f() {}\nimport "fmt"\n').category == "misplaced statement"
     assert first_fault("func f() {}\npackage p\n").category == "misplaced statement"
     assert first_fault('package p\nimport "fmt"\nvar x = fmt.Sprint()') is None
@@ -59,12 +59,12 @@ def test_ten_megabytes_in_one_line_are_parsed():
     assert first_fault(code[:-1]).category == "unterminated literal"
 
 
-def test_deep_nesting_ends_in_an_answer():
+def test_deep_nesting_is_parsed():
     assert first_fault("var x = " + "(" * 100_000).category == "missing closing"
     assert sum(1 for _ in walk(parse("var x = " + "(" * 3000 + "1" + ")" * 3000).root_node)) > 9000
 
 
-def test_a_missing_grammar_is_named_with_the_extra(monkeypatch):
+def test_a_missing_grammar_is_an_error_that_names_the_extra(monkeypatch):
     go_parser.cache_clear()
     monkeypatch.setitem(sys.modules, "tree_sitter_go", None)
     with pytest.raises(ImportError, match=r"hrm_hf\[go\]"):
@@ -90,11 +90,11 @@ def test_a_missing_grammar_is_named_with_the_extra(monkeypatch):
         ("illegal character U+0023 '#'", "unexpected token"),
     ],
 )
-def test_messages_of_the_go_parser_have_their_category(message, category):
+def test_messages_of_the_go_parser_map_to_their_category(message, category):
     assert syntax_category(message) == category
 
 
-def test_messages_of_old_and_new_type_checkers_have_their_category():
+def test_messages_of_old_and_new_type_checkers_map_to_their_category():
     for message in ("undeclared name: x", "undefined: x", "Foo not declared by package strings"):
         assert types_category(message) == "undefined name"
     for message in ('cannot use "a" as int value', "x declared but not used", "missing return"):
@@ -103,7 +103,7 @@ def test_messages_of_old_and_new_type_checkers_have_their_category():
 
 @needs_go
 @pytest.mark.external
-def test_it_agrees_with_gofmt_on_corrupted_functions(tmp_path):
+def test_tree_sitter_agrees_with_gofmt_on_corrupted_functions(tmp_path):
     codes = corrupted_functions(400)
     referee = gofmt_errors(codes, tmp_path)
     found = [first_fault(code) for code in codes]

@@ -379,7 +379,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         for m in range(1, plan.segments + 1):
             key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, held_for)
             with torch.set_grad_enabled(plan.has_gradients(m)):
-                new = run(state, x, key_values=key_values, bp_steps=plan.bp_steps, **passes)
+                new = run(state, x, key_values=key_values, gradient_passes=plan.gradient_passes, **passes)
             # `hidden` keeps the graph of the segment a token halted in; the states passed on are cut from it.
             previous, hidden = hidden, tokens.keep(self.read(new), hidden)
             state = tokens.next_state(new, state)
@@ -440,19 +440,21 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return state[0] if self.connection is None else self.state_norm(state[0].mean(dim=-2))
 
     def segment(
-        self, state: tuple[torch.Tensor, ...], x: torch.Tensor, bp_steps: int, **passes
+        self, state: tuple[torch.Tensor, ...], x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor, ...]:
-        """The state after one more segment: its stack passes, of which the last `bp_steps` carry gradients."""
+        """The state after one more segment; `gradient_passes` says which of its stack passes carry gradients."""
         run = self._loop if self.config.flat_loop else self._cycles
-        return run(*state, x, bp_steps, **passes)
+        return run(*state, x, gradient_passes, **passes)
 
-    def _loop(self, z: torch.Tensor, x: torch.Tensor, bp_steps: int, **passes) -> tuple[torch.Tensor]:
+    def _loop(
+        self, z: torch.Tensor, x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
+    ) -> tuple[torch.Tensor]:
         """L_cycles passes through the one stack of a flat loop."""
         config, gradients = self.config, torch.is_grad_enabled()
         before = passes["key_values"].segment * config.L_cycles
         for low in range(config.L_cycles):
             first_visit = low * config.num_l_layers
-            with torch.set_grad_enabled(gradients and low >= config.L_cycles - bp_steps):
+            with torch.set_grad_enabled(gradients and gradient_passes[low]):
                 if self.connection is None:
                     z = self.L_module(z + x, before + low, first_visit=first_visit, **passes)
                 else:
@@ -462,22 +464,20 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return (z,)
 
     def _cycles(
-        self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, bp_steps: int, **passes
+        self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """H_cycles * (L_cycles + 1) passes through two stacks."""
         config, gradients = self.config, torch.is_grad_enabled()
         before = passes["key_values"].segment * config.H_cycles
-        h_passes = min(config.H_cycles, bp_steps - 1)  # the high-level stack first, then the low-level one
-        first_h_pass = config.H_cycles - h_passes
-        first_l_pass = config.H_cycles * config.L_cycles - (bp_steps - h_passes)
         visit = 0
         for h in range(config.H_cycles):
+            *of_low, of_high = gradient_passes[h * (config.L_cycles + 1) : (h + 1) * (config.L_cycles + 1)]
             for low in range(config.L_cycles):
                 number = (before + h) * config.L_cycles + low
-                with torch.set_grad_enabled(gradients and h * config.L_cycles + low >= first_l_pass):
+                with torch.set_grad_enabled(gradients and of_low[low]):
                     z_L = self.L_module(z_L + z_H + x, number, first_visit=visit, **passes)
                 visit += config.num_l_layers
-            with torch.set_grad_enabled(gradients and h >= first_h_pass):
+            with torch.set_grad_enabled(gradients and of_high):
                 z_H = self.H_module(z_H + z_L, before + h, first_visit=visit, **passes)
             visit += config.num_h_layers
         return z_H, z_L

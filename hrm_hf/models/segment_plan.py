@@ -66,6 +66,25 @@ class SegmentPlan:
     logits_fn: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     @property
+    def gradient_passes(self) -> tuple[bool, ...]:
+        """Whether each stack pass of a segment, in their order, carries gradients: the last `bp_steps` do.
+
+        Of two stacks, the passes of the high-level stack come first. Booleans, because a compiled segment makes an
+        integer that changes symbolic, and cannot switch gradients by it.
+        """
+        config = self.config
+        if config.flat_loop:
+            return tuple(low >= config.L_cycles - self.bp_steps for low in range(config.L_cycles))
+        h_passes = min(config.H_cycles, self.bp_steps - 1)
+        first_h_pass = config.H_cycles - h_passes
+        first_l_pass = config.H_cycles * config.L_cycles - (self.bp_steps - h_passes)
+        found = []
+        for h in range(config.H_cycles):
+            found += [h * config.L_cycles + low >= first_l_pass for low in range(config.L_cycles)]
+            found.append(h >= first_h_pass)
+        return tuple(found)
+
+    @property
     def learns_from_all_segments(self) -> bool:
         """Whether the losses read every segment: deep supervision and the gate's losses do."""
         config = self.config

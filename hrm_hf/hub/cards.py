@@ -242,8 +242,9 @@ def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
         ValueError: a recipe that none of our scripts wrote.
     """
     names = [recipe.get(name) for name in ("build_data", "data_path", "train_data", "model_name_or_path")]
-    if not all(name is None or isinstance(name, str | list) for name in names):
-        raise ValueError("the recipe names its data by neither a text nor a list")
+    each = [part for name in names if name is not None for part in (name if isinstance(name, list) else [name])]
+    if not all(isinstance(part, str) for part in each):
+        raise ValueError("the recipe names its data by neither a text nor a list of texts")
     if build := recipe.get("build_data"):
         sources = ["hrm-hf data " + " ".join(_without_folders(word) for word in shlex.split(str(build)))]
     else:

@@ -297,6 +297,7 @@ def test_tab_describes_its_model_and_runs_its_example_once(browser, served):
     page.context.close()
 
 
+@pytest.mark.slow
 def test_every_tab_fits_a_phone_and_shows_its_model_and_example(browser, served, tmp_path):
     """390 pixels: nothing beside the page, no button too small to touch, and digits of at least 15 pixels."""
     page, wrong = visit(browser, served, **PHONE)

@@ -132,6 +132,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 """
 
 
+@pytest.mark.slow
 def test_a_process_without_the_package_classifies_the_same_and_saves_it_again(tmp_path):
     home = tmp_path / "classifiers"
     for name in NAMES:

@@ -55,6 +55,7 @@ def test_training_reads_mapped_columns(folder):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="private memory is read from /proc")
+@pytest.mark.slow
 def test_all_rows_are_read_without_keeping_them_in_memory(tmp_path):
     """Private memory after all 64 MB of maps were read, batch by batch, grew by less than a quarter of them."""
     build_cosmology_dataset(MapSettings(size=256, kind="gaussian"), tmp_path, 256, shard_size=64)

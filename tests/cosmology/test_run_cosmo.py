@@ -232,15 +232,15 @@ def test_every_recipe_parses_and_builds_its_model_and_its_data(path, tmp_path, m
 
 
 def test_options_of_the_original_script_take_effect(run):
-    # --epochs, --batch-size, --lr, --train-samples, --val-samples, --num-workers, --seed
+    # --epochs, --batch-size, --lr, --train-samples, --val-samples, --seed; the test of two processes has --num-workers
     flags = (
         "--num_train_epochs 1 --per_device_train_batch_size 5 --learning_rate 2e-3 --max_train_samples 20 "
-        "--val_samples 4 --dataloader_num_workers 1 --dataloader_persistent_workers true --seed 7 --lr_min_ratio 1"
+        "--val_samples 4 --seed 7 --lr_min_ratio 1"
     )
     out = run("flags", *flags.split(), max_steps=None, eval_strategy="epoch", warmup_steps=0)
     results = json.loads((out / "results.json").read_text())
     assert results["steps"] == 4 and results["data"]["train_maps"] == 20 and results["validation"]["maps"] == 4
     assert {entry["learning_rate"] for entry in history(out) if "loss" in entry} == {2e-3}
-    flags = flags.replace("--seed 7", "--seed 8").replace("_workers 1", "_workers 0").replace("true", "false")
+    flags = flags.replace("--seed 7", "--seed 8")
     other = run("other", *flags.split(), max_steps=None, warmup_steps=0)
     assert losses(other) != losses(out)

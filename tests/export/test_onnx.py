@@ -24,8 +24,8 @@ from hrm_hf.export.onnx_runtime import OnnxCosmoRegressor, OnnxPuzzleSolver
 
 
 ONNX_TOLERANCE = 1e-4  # float32; sums in another order
-FAST = (*every.PUZZLES, "cosmo_cnn")
-SLOW = ("hrm_cosmo", *every.CAUSAL_LMS)
+FAST = ("hrm_puzzle", "cosmo_cnn")
+SLOW = ("trm_puzzle", "se_rrm_puzzle", "hrm_cosmo", *every.CAUSAL_LMS)
 # A random reasoner is chaotic: rounding that differs by 1e-6 decides after ten steps. With smaller updates it is not,
 # and rows still halt at many steps. Factor of what blocks add, and bias of q_halt.
 CALM = {"hrm_puzzle": (0.25, 0.0), "trm_puzzle": (0.5, -2.0)}

@@ -17,6 +17,7 @@ from hrm_hf.models.configuration_cosmo_cnn import CosmoCnnConfig
 from hrm_hf.models.modeling_cosmo_cnn import CosmoCnnForRegression, ProcessBatchNorm2d
 
 
+pytestmark = pytest.mark.slow
 DTYPES = (torch.float32, torch.bfloat16)
 
 

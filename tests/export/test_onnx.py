@@ -66,6 +66,7 @@ def exported(tmp_path_factory):
 
 
 ALL = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+PUZZLES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in every.PUZZLES]
 
 
 @pytest.mark.parametrize("architecture", ALL)
@@ -104,7 +105,7 @@ def test_files_are_complete_and_describe_inputs_and_outputs(exported, architectu
     assert files == {"model.onnx", "config.json", "onnx.json"} | beside | loop | graph_files
 
 
-@pytest.mark.parametrize("architecture", every.PUZZLES)
+@pytest.mark.parametrize("architecture", PUZZLES)
 @pytest.mark.parametrize(
     "options",
     [

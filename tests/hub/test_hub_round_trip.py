@@ -67,6 +67,7 @@ def large(hub, tmp_path):
     return tmp_path / "large"
 
 
+@pytest.mark.slow
 def test_a_process_without_the_package_reproduces_every_architecture_bit_for_bit(hub, tmp_path):
     expected = tmp_path / "expected"
     expected.mkdir()

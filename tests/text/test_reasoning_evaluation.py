@@ -251,6 +251,7 @@ def test_reasoning_data_are_never_taken_for_text(data, tmp_path):
         load_reasoning_corpus(LmDataArguments(train_data=[str(data)]), byte_tokenizer())
 
 
+@pytest.mark.slow
 def test_a_fresh_process_builds_trains_and_evaluates(tmp_path):
     """All three in one process of its own, as typed; its figures against torch's cross-entropy here."""
     script = ROOT / "training" / "run_clm.py"

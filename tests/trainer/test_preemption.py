@@ -299,6 +299,7 @@ def blocks(process: int, number: int) -> bool:
     return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads what a process blocks from /proc")
 def test_script_signaled_during_imports_saves_after_its_first_step(tmp_path):
     file = tmp_path / "stopped"

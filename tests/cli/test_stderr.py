@@ -134,7 +134,7 @@ def test_stderr_of_a_separate_process_has_no_unrelated_output(inputs, name, tmp_
     if name in BY_TRL:
         pytest.importorskip("trl")
     words = words_of(SLOW[name], tmp_path / "out")
-    modules = {"hrm-hf": "hrm_hf.cli", "torchrun": "torch.distributed.run"}
+    modules = {"hrm-hf": "hrm_hf_start", "torchrun": "torch.distributed.run"}
     program = ["-m", modules[words[0]], *words[1:]] if words[0] in modules else words
     done = subprocess.run(
         [sys.executable, *program], cwd=inputs, env=ENVIRONMENT, capture_output=True, text=True, timeout=600

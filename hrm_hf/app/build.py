@@ -137,7 +137,7 @@ def is_untrained(model: PreTrainedModel) -> bool:
 
     Training moves the constants (heads of zeros, norms of ones) at its first step.
     """
-    if getattr(model, "is_quantized", False):  # its weights are no plain tensors
+    if getattr(model, "is_quantized", False):  # quantized weights cannot be compared
         return False
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

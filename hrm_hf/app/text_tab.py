@@ -226,7 +226,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
         )
     sites = model.get_detailed_mhc_metrics(ids)
     if not sites:
-        raise ValueError("this model was made without hyper-connections (mhc_enabled=False): there are no gains")
+        raise ValueError("mhc_enabled=False: this model has no hyper-connections, so it has no gains to show")
     return sites
 
 

@@ -29,7 +29,7 @@ def solve(options: SolvePuzzles, as_json: bool):
 
     Example: hrm-hf solve runs/sudoku_demo --file puzzles.csv --votes 8 --max-steps 32
 
-    With --search the answer is no longer the model's: it is found by the rules, which the model helps.
+    With --search, a solver finds the answer by the rules; the model only guides its guesses.
     """
     validate_model(options.model, "PUZZLE_SOLVER")
     from ..puzzles.solve import solve_puzzles, text_board
@@ -198,4 +198,4 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no UTF-8 text (byte {error.start})") from error
+        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from error

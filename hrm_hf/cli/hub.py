@@ -47,8 +47,10 @@ def _report_plan(contents, options: PushOptions, as_json: bool) -> None:
         return
     typer.echo(f"to {options.repo_id}, {counted(len(sizes), 'file')}, {counted(sum(sizes.values()), 'byte')}:")
     typer.echo("\n".join(f"{size:>15,}  {name}" for name, size in sizes.items()))
-    typer.echo("\n".join(f"stays behind: {name} ({why})" for name, why in contents.left_out.items()))
-    typer.echo("\n".join(f"note: {note}" for note in contents.notes))
+    for name, why in contents.left_out.items():
+        typer.echo(f"stays behind: {name} ({why})")
+    for note in contents.notes:
+        typer.echo(f"note: {note}")
 
 
 def _commit(contents, options: PushOptions, as_json: bool) -> None:
@@ -59,7 +61,8 @@ def _commit(contents, options: PushOptions, as_json: bool) -> None:
     values |= {"files": len(result.files), "bytes": result.bytes}
     report({**values, "notes": result.notes} if as_json else values, as_json)
     if not as_json:
-        typer.echo("\n".join(f"note: {note}" for note in result.notes))
+        for note in result.notes:
+            typer.echo(f"note: {note}")
 
 
 @takes(PullOptions)

@@ -81,7 +81,7 @@ def record_evaluation(
     card.data.model_name = card.data.model_name or folder.resolve().name
     results = card.data.eval_results = old + new
     known = dict.fromkeys(filter(None, (known_source(result.dataset_type) for result in results)))
-    if START not in card.text:
+    if not (START in card.text and END in card.text):
         card.text = f"{card.text.rstrip()}\n\n## Results\n\n{START}\n{END}\n"
     card.text = _between(card.text, START, END, _render("_results.md", results=results, licenses=list(known)))
     if TRAINING_START in card.text:
@@ -104,7 +104,7 @@ def _write_eval_results(folder: Path, results: list) -> None:
             task_id=result.metric_type,
             value=result.metric_value,
             dataset_revision=result.dataset_revision,
-            notes=", ".join(f"{name}={value}" for name, value in notes.items()),
+            notes=", ".join(f"{name}={value}" for name, value in notes.items() if value is not None) or None,
         )
         entries.setdefault(result.dataset_type, []).append(entry)
     folder.mkdir(exist_ok=True)

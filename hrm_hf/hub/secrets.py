@@ -5,9 +5,11 @@ tokenizer. Nothing is sent anywhere. Only the header of safetensors is searched,
 tensors. Compressed, encrypted or encoded content is not searched.
 """
 
+import json
 import re
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -111,7 +113,7 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
     if name.endswith(".safetensors") and isinstance(source, Path):
         try:
             with safe_open(source, "pt") as opened:
-                texts = [*opened.keys(), *(f"{key}: {value}" for key, value in (opened.metadata() or {}).items())]
+                texts = [*opened.keys(), *_texts_in(opened.metadata() or {})]
             yield BytesIO("\n".join(texts).encode("utf-8", "replace"))
             return
         except SafetensorError:
@@ -127,6 +129,15 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
                 return
     file.seek(0)
     yield file
+
+
+def _texts_in(metadata: dict[str, str]) -> Iterator[str]:
+    """Yield each entry as `key: value`, and the entries of a value that is a JSON mapping likewise, unescaped."""
+    for key, value in metadata.items():
+        yield f"{key}: {value}"
+        if value.startswith("{"):
+            with suppress(ValueError):  # it only looks like JSON, and is searched as it is
+                yield from _texts_in({name: str(inner) for name, inner in json.loads(value).items()})
 
 
 @cache

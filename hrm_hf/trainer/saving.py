@@ -134,7 +134,11 @@ class CompleteCheckpoints:
             else:
                 raise
             saved = [folder for folder in list_checkpoints(self.args.output_dir) if not find_corruption(folder, False)]
-            left = f"{saved[-1]} is intact: --resume_from_checkpoint last-complete goes on from there" if saved else ""
+            left = (
+                f"{saved[-1]} is intact: --resume_from_checkpoint last-complete goes on from there"
+                if saved
+                else "No checkpoint is saved"
+            )
             raise type(error)(f"{reason}. {left}") from error
 
     # ---- weights that are not finite ----

@@ -1,10 +1,10 @@
 """What a device computes against what the CPU computes: the checks of `gpu_check.py` and of the tests marked `gpu`.
 
 The reference is the same checkpoint on the CPU, in float32, with eager attention, no cache and one process. How far a
-result may be from it is measured, too: the reference is computed again from weights that are off by up to the epsilon
-of the dtype that is checked. What rounding the weights changes, rounding what is computed with them may change as
-well, times `FACTOR`, as it happens at every operation. So a bound follows how sensitive a model is, and how sensitive
-training makes it.
+result may be from it is measured, too: the reference is computed again from weights, maps and labels that are off by
+up to the epsilon of the dtype that is checked. Rounding during the computation may change a result as much as this
+rounding of what goes in, times `FACTOR`, because it happens at every operation. So the bound follows the sensitivity
+of the model and of its training.
 
 Models are the tiny ones of tests/helpers/every.py, so a new architecture is checked as soon as it is registered. Left
 out: speed and memory (`gpu_check.py`).
@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -47,6 +47,7 @@ ROOT = Path(__file__).parents[2]
 FACTOR = 8
 STEPS, STEPS_OF_SEVERAL = 20, 4  # of training; slots of a carry that halt get other boards from several processes
 ROWS = 4
+FLEX_LEAST = 16  # width of a head, below which torch compiles no flex_attention
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHES = {"growing cache": DynamicCache, "static cache": StaticCache}
 # A device draws other random numbers than the CPU does.
@@ -149,22 +150,20 @@ class Checkpoints:
         auto_class = getattr(transformers, every.AUTO_CLASSES[architecture])
         model = auto_class.from_pretrained(folder, dtype=dtype, **options).eval()
         if off_by:
-            generator = torch.Generator().manual_seed(seed)
             with torch.no_grad():
-                for weight in model.parameters():
-                    weight.mul_(1 + off_by * (2 * torch.rand(weight.shape, generator=generator) - 1))
+                blur(model.parameters(), off_by, seed)
         return model
 
     def _reference(self, architecture: str, dtype: torch.dtype, measure: Callable, times: int) -> Reference:
         epsilon = torch.finfo(dtype).eps
-        noisy = [measure(self.load(architecture, off_by=epsilon, seed=seed)) for seed in range(times)]
-        return Reference(measure(self.load(architecture)), noisy, epsilon)
+        noisy = [measure(self.load(architecture, off_by=epsilon, seed=seed), epsilon) for seed in range(times)]
+        return Reference(measure(self.load(architecture), 0.0), noisy, epsilon)
 
     def _outputs(self, architecture: str, dtype: torch.dtype) -> Reference:
-        return self._reference(architecture, dtype, lambda model: outputs(model, architecture, "cpu"), 3)
+        return self._reference(architecture, dtype, lambda model, off: outputs(model, architecture, "cpu", off), 3)
 
     def _losses(self, architecture: str, dtype: torch.dtype, steps: int) -> Reference:
-        def measure(model):
+        def measure(model, off_by):
             return training_losses(model, architecture, "cpu", torch.float32, steps)
 
         return self._reference(architecture, dtype, measure, 2)
@@ -173,10 +172,22 @@ class Checkpoints:
 # ---- what is measured ----
 
 
+def blur(values: Iterable[torch.Tensor], off_by: float, seed: int = 0) -> None:
+    """Multiply each number by a random factor between `1 - off_by` and `1 + off_by`, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for value in values:
+        value.mul_(1 + off_by * (2 * torch.rand(value.shape, generator=generator) - 1))
+
+
 @torch.no_grad()
-def outputs(model, architecture: str, device: str) -> Values:
-    """Every number that a model gives for the inputs of its kind with their labels, on the CPU in float32."""
+def outputs(model, architecture: str, device: str, off_by: float = 0.0) -> Values:
+    """Return every number that a model gives for inputs and labels of its kind, on the CPU in float32.
+
+    `off_by` blurs maps and labels: a loss that subtracts nearly equal numbers shows their rounding, too.
+    """
     arguments = every.inputs(architecture) | every.targets(architecture)
+    if off_by:
+        blur([value for value in arguments.values() if value.is_floating_point()], off_by)
     model = model.to(device)
     if "pixel_values" in arguments:
         arguments["pixel_values"] = arguments["pixel_values"].to(model.dtype)
@@ -237,10 +248,11 @@ def check_outputs(checkpoints: Checkpoints, architecture: str, device: str) -> I
 def check_attention(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
     """The same with each other implementation of attention that is here."""
     head = every.ROWS[architecture].head
+    flex = head._supports_flex_attn and narrowest_head(checkpoints.load(architecture).config) >= FLEX_LEAST
     here = [("sdpa", "float32")] if head._supports_sdpa else []
     if device != "cpu":
         here += [("sdpa", "bfloat16")] if head._supports_sdpa else []
-        here += [("flex_attention", "float32")] if head._supports_flex_attn else []
+        here += [("flex_attention", "float32")] if flex else []
         flash = head._supports_flash_attn and is_flash_attn_2_available()
         here += [("flash_attention_2", "bfloat16")] if flash else []
     for attention, name in here:
@@ -314,6 +326,10 @@ def worker(folder: str, out: str, device: str, *architectures: str) -> None:
 def dtypes(device: str) -> list[tuple[str, torch.dtype]]:
     """Those that are compared: float32 on the CPU is the reference itself."""
     return [(name, dtype) for name, dtype in DTYPES.items() if (device, name) != ("cpu", "float32")]
+
+
+def narrowest_head(config) -> int:
+    return min(getattr(config, name) for name in ("head_dim", "symbol_head_dim") if hasattr(config, name))
 
 
 def has_batch_norms(model) -> bool:

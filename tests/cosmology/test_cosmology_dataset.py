@@ -4,6 +4,7 @@ Referees: `datasets` and `pyarrow` for the files, `generate_map` for single maps
 small tmpfs for the full disk.
 """
 
+import copy
 import errno
 import json
 import os
@@ -21,7 +22,7 @@ from datasets import Array2D, Array3D, load_dataset
 
 from hrm_hf.cosmology.dataset import build as cosmology_build
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
-from hrm_hf.cosmology.dataset.info import TEST_ID
+from hrm_hf.cosmology.dataset.info import TEST_ID, info_from_json
 from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_map
 from hrm_hf.io import workers as worker_processes
@@ -154,6 +155,9 @@ def test_legacy_maps_are_labeled_with_omega_m_only(tmp_path):
 
 def test_the_info_file_round_trips(built):
     assert load_cosmology_info(built[0]) == built[1]
+    values = json.loads((built[0] / "cosmology.json").read_text())
+    before = copy.deepcopy(values)
+    assert info_from_json(values) == built[1] and values == before
 
 
 def test_the_data_set_determines_config_fields(built):

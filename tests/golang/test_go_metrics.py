@@ -19,6 +19,15 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(samples, correc
     assert go_metrics.pass_at_k(samples, correct, k) == pytest.approx(np.mean(choices))
 
 
+@pytest.mark.parametrize(
+    ("samples", "correct", "k", "named"),
+    [(5, 6, 1, "correct=6"), (5, -1, 1, "correct=-1"), (5, 2, 6, "k=6"), (5, 2, 0, "k=0"), (0, 0, 1, "k=1")],
+)
+def test_pass_at_k_rejects_impossible_counts(samples, correct, k, named):
+    with pytest.raises(ValueError, match=rf"^{named}\b.*\b{samples}\b"):
+        go_metrics.pass_at_k(samples, correct, k)
+
+
 def test_pass_at_1_with_one_sample_has_the_wilson_interval():
     scores = go_metrics.pass_at_k_scores([(1, 0)] * 20, (1, 10))
     assert scores["pass@1"] == 0 and scores["pass@1_interval"] == pytest.approx([0, 0.1611], abs=5e-5)

@@ -5,6 +5,7 @@ import gzip
 import json
 
 import pytest
+import tiny_go
 from datasets import Dataset
 
 from hrm_hf.golang.data.records import new_record, read_records, record_features, validate_record, write_records
@@ -91,6 +92,17 @@ def test_an_error_names_the_field_and_its_value(path, value, message):
         validate_record(with_value(path, value))
 
 
+def test_a_missing_feedback_counts_as_null(tmp_path):
+    null, bare = (tiny_go.record(1, "rcd") for _ in range(2))
+    for with_null, without in zip(null["attempts"], bare["attempts"]):
+        with_null["feedback"] = None
+        del without["feedback"]
+    write_records(tmp_path / "r.jsonl", [bare])
+    rows = Dataset.from_list(list(read_records(tmp_path / "r.jsonl")), features=record_features())
+    assert rows[0] == null
+    assert tiny_go.builder().build(bare) == tiny_go.builder().build(null)
+
+
 @pytest.mark.parametrize("name", sorted(record()))
 def test_a_missing_field_is_named(name):
     broken = record()
@@ -119,6 +131,8 @@ def test_a_bad_line_stops_with_file_and_line_or_is_skipped(tmp_path, line, messa
     skipped = []
     assert list(read_records(file, "skip", skipped.append)) == [record()] * 2
     assert len(skipped) == 1 and "line 3" in skipped[0]
+    with pytest.raises(ValueError, match="on_bad_line='ignore'"):
+        list(read_records(file, "ignore"))
 
 
 def test_a_truncated_gzip_file_is_named_with_the_line(tmp_path):

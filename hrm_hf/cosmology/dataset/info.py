@@ -255,7 +255,7 @@ class FilesInfo(MapsInfo):
 def info_from_json(values: dict[str, Any]) -> CosmologyInfo | FilesInfo:
     """Return the info in `cosmology.json`. Raises ValueError, TypeError or KeyError for other contents."""
     read = values["settings"]["kind"] in FILE_COLUMNS
-    values["settings"] = (FileSettings if read else MapSettings)(**values["settings"])
+    values = values | {"settings": (FileSettings if read else MapSettings)(**values["settings"])}
     bounds = "prior_bounds" if read else "prior"
     if values[bounds] is not None:
         values[bounds] = {name: (float(low), float(high)) for name, (low, high) in values[bounds].items()}

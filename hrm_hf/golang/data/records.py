@@ -9,7 +9,7 @@ A record is one JSON object a line (`.jsonl`, or `.jsonl.gz`):
     problem      {title, body}: what is asked for
     context      {path, before}: file the code belongs to, and code it builds on or replaces
     plan         {intent, targets ["kind:name"], steps [{intent, target, text}]}
-    attempts     [{code, feedback | null, decision}], without an entry if there is only the solution
+    attempts     [{code, feedback, decision}], empty if there is only the solution; feedback may be null or missing
                  feedback {syntax_ok, types_ok, tests_pass, category, line, message}: a `Feedback`
     code_prefix  beginning of the code that is given, mostly the signature up to its "{"
     solution     {code}: the complete code, code_prefix included
@@ -32,7 +32,7 @@ from ...models.processing_hrm_go_coder import CATEGORIES, DECISIONS, INTENTS, TA
 if TYPE_CHECKING:
     from datasets import Features
 
-# Types and choices of all fields; bool and int may be null, and so may the feedback.
+# Types and choices of all fields; bool and int may be null; the feedback may be null or missing.
 FEEDBACK = {
     "syntax_ok": bool, "types_ok": bool, "tests_pass": bool, "category": CATEGORIES, "line": int, "message": str
 }  # fmt: skip
@@ -120,9 +120,9 @@ def _check(value: Any, schema: Any, place: str) -> None:
         _expect(isinstance(value, dict), place or "the record", value, "an object")
         for name, inner in schema.items():
             field = f"{place}.{name}" if place else name
-            if name not in value:
+            if name not in value and inner is not FEEDBACK:
                 raise ValueError(f"{field} is missing; there are {shorten(sorted(value))}")
-            _check(value[name], inner, field)
+            _check(value.get(name), inner, field)
     elif isinstance(schema, list):
         _expect(isinstance(value, list), place, value, "a list")
         for number, each in enumerate(value):
@@ -174,6 +174,8 @@ def parsed_lines(
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[Any]:
     """Yield what `parse(line, place)` returns for each line of a file; it raises BadLineError at a bad line."""
+    if on_bad_line not in ("stop", "skip"):
+        raise ValueError(f"on_bad_line={on_bad_line!r}: must be stop or skip")
     for place, line in numbered_lines(path):
         try:
             parsed = parse(line, place)

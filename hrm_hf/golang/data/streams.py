@@ -213,7 +213,8 @@ class GoStreamBuilder:
     def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:
         """Append the verdict on the attempt that ends the tail, and the decision on it."""
         decision = DECISIONS.index(attempt["decision"])
-        found = None if attempt["feedback"] is None else Feedback.of_record(attempt["feedback"])
+        feedback = attempt.get("feedback")
+        found = None if feedback is None else Feedback.of_record(feedback)
         said = NO_FEEDBACK if found is None else found.token_ids(attempt["code"].count("\n") + 1)
         tail.decisions.append((len(tail.ids) - 1, decision, said))
         ids = decision_segment(self.tokenizer, found, decision)

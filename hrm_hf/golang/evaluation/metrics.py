@@ -30,7 +30,15 @@ def rate_with_interval(name: str, flags: Sequence[bool]) -> dict[str, Any]:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Estimate the chance that one of k samples passes: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
+    """Estimate the chance that one of k samples passes: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1).
+
+    Raises:
+        ValueError: more correct samples than samples, or k above the samples; names the argument.
+    """
+    if not 0 <= correct <= samples:
+        raise ValueError(f"correct={correct}: must be in [0, {samples}], the number of samples")
+    if not 1 <= k <= samples:
+        raise ValueError(f"k={k}: must be in [1, {samples}], the number of samples")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 

@@ -90,11 +90,6 @@ class Cosmology:
         k = np.asarray(k, float)
         return self._amplitude * k**self.n_s * self.transfer(k) ** 2 * self.growth(z) ** 2
 
-    def sigma_r(self, radius: float, z: float = 0.0) -> float:
-        """Rms linear density contrast in spheres of `radius` Mpc/h."""
-        k = np.geomspace(1e-4, 50 * max(1.0, 8 / radius), 2048)
-        return float(_sigma(k, self.linear_power(k, z), radius))
-
 
 def lensing_kernel(cosmology: Cosmology, z: np.ndarray, source_redshift: float) -> np.ndarray:
     """Return the weight W in kappa = int W delta dchi, in h/Mpc, 0 behind the source.

@@ -47,5 +47,6 @@ def register() -> None:
         import_module(f".{name}", __name__)
 
 
-if "hrm_hf_start" not in sys.modules:  # our own programs register when they load a model
+# Our own programs register when they load a model. Python imports this package before it runs `-m hrm_hf.cli`.
+if "hrm_hf_start" not in sys.modules and not (sys.argv[:1] == ["-m"] and "hrm_hf.cli" in sys.orig_argv):
     register()

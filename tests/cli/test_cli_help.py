@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -69,10 +70,13 @@ def test_help_lists_every_command(found):
         assert f" {name} " in found["--help"][1]
 
 
-def test_unknown_command_suggests_the_nearest(found):
+@pytest.mark.parametrize("module", ["hrm_hf_start", "hrm_hf.cli"])
+def test_unknown_command_suggests_the_nearest(found, module):
     assert "No such command" in found["no-such-command"][1]
-    done = subprocess.run([sys.executable, "-m", "hrm_hf_start", "slove"], capture_output=True, text=True)
+    command = [sys.executable, "-X", "importtime", "-m", module, "slove"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert "Did you mean 'solve'" in done.stderr
+    assert not set(re.findall(r"\| +(\w+)$", done.stderr, re.MULTILINE)) & {"torch", "transformers"}
 
 
 def completions(words: str) -> list[str]:

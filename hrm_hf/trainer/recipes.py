@@ -288,8 +288,9 @@ def checked_overrides(config_class: type[PreTrainedConfig], overrides: str | Non
         name = aliases.get(key, key)
         if name not in valid:
             raise ValueError(_unknown_key(key, valid | set(aliases), f"config field of {config_class.model_type}"))
-        if changes.setdefault(name, value) != value:
+        if name in changes and changes[name] != value:
             raise ValueError(f"config_overrides gives {name} twice, as {changes[name]} and (by {key}) as {value}")
+        changes[name] = value
     return changes
 
 

@@ -140,7 +140,7 @@ def test_caption_lists_broken_rules(solver):
     (board,) = solve_board(solver, ["1", "1", *[""] * 14], halt="fixed")
     said = caption(solver.puzzle_task, board, board.last_step)
     assert sudoku_rules.validate_solution("11..............", board.result["text"])[0] in said
-    assert "and" in said and "more" in said
+    assert re.search(r"; and \d+ more", said)
 
 
 def test_the_chart_has_one_bar_for_each_step_and_marks_the_shown_one():

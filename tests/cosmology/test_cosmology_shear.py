@@ -95,7 +95,7 @@ def test_the_command_builds_a_set(tmp_path):
     again = generate_columns(info.settings, float(rows["omega_m"][7]), float(rows["sigma_8"][7]), int(rows["seed"][7]))
     for name, column in again.items():
         np.testing.assert_array_equal(rows[name][7], column)
-    assert "kappa" in (tmp_path / "set" / "README.md").read_text(encoding="utf-8")
+    assert "| kappa |" in (tmp_path / "set" / "README.md").read_text(encoding="utf-8")
 
 
 def test_rotated_shear_is_the_shear_of_the_rotated_convergence():

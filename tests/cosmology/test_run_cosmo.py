@@ -179,9 +179,9 @@ def test_training_and_validation_maps_share_no_cosmology(maps):
         ({"max_test_samples": 9}, "max_test_samples=9.* 8$"),
         ({"data_path": None}, "--data_path"),
         ({"data_path": "nowhere"}, "^nowhere "),
-        ({"build_data": "cosmology --kind gaussian --samples 40 --test-samples 8 --size 16"}, "kind"),
+        ({"build_data": "cosmology --kind gaussian --samples 40 --test-samples 8 --size 16"}, "kind is lognormal"),
         ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, "draws 40 .*val_samples.* 41"),
-        ({"model_type": "hrm_lm", "preset": None}, "hrm_lm"),
+        ({"model_type": "hrm_lm", "preset": None}, "model_type.*hrm_lm"),
         ({"config_overrides": "hiden_size=8"}, "hiden_size.*'hidden_size'"),
     ],
 )

@@ -100,5 +100,5 @@ def test_invalid_reward_names_are_rejected(name, message):
 
 
 def test_a_run_without_reward_is_rejected():
-    with pytest.raises(ValueError, match="reward"):
+    with pytest.raises(ValueError, match="--reward"):
         reward_functions(RewardArguments().reward, byte_tokenizer())

@@ -129,7 +129,7 @@ def test_one_sample_cannot_affect_the_next(runner):
 def test_missing_bubblewrap_is_an_error_that_names_the_package(monkeypatch):
     validate_sandbox.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(SandboxError, match="bubblewrap"):
+    with pytest.raises(SandboxError, match=r"bwrap .*install bubblewrap"):
         GoTestRunner()
     validate_sandbox.cache_clear()
 

@@ -14,7 +14,7 @@ from .command import report, takes, validate_model
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
 
-# These are in results.json and in the plot.
+# Metrics for results.json and the plot only.
 NOT_ON_SCREEN = ("exact_accuracy_per_step", "exact_accuracy_per_step_interval", "steps_histogram", "reliability")
 LM_ON_SCREEN = (
     "lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps", "plan_loss", "code_loss", "tokens",
@@ -40,7 +40,7 @@ def go(options: EvaluateGo, as_json: bool):
 @app.command()
 @takes(EvaluateLm)
 def lm(options: EvaluateLm, as_json: bool):
-    """Perplexity, bits per byte and average segments of a causal language model on text.
+    """Evaluate a causal language model on text: perplexity, bits per byte, average segments.
 
     Example: hrm-hf eval lm runs/hrm_lm --data input.txt --last-percentage 5 --num-segments 1 --out runs/hrm_lm/eval
     """
@@ -55,9 +55,10 @@ def lm(options: EvaluateLm, as_json: bool):
 @app.command()
 @takes(EvaluateReasoning)
 def reasoning(options: EvaluateReasoning, as_json: bool):
-    """Share of rows with all answers right, and of right answers, by difficulty and by the number of passes.
+    """Evaluate a language model on reasoning tasks: accuracy by difficulty and by number of passes.
 
-    The table has both shares for each number of passes; in brackets are the passes of an answer where a model halts.
+    The table shows the share of rows with every answer right and the share of right answers, for each number of
+    passes. If the model decides when to halt, its average number of passes follows in brackets.
 
     Example: hrm-hf eval reasoning runs/pointers data/pointers --passes 1,2,4,8 --out runs/pointers/eval
     """
@@ -72,7 +73,7 @@ def reasoning(options: EvaluateReasoning, as_json: bool):
 @app.command()
 @takes(EvaluateCosmo)
 def cosmo(options: EvaluateCosmo, as_json: bool):
-    """Accuracy, calibration and contour area of a regressor's posteriors; accuracy per segment of its recurrence.
+    """Evaluate a regressor: accuracy, calibration and contour area of its posteriors, and accuracy per segment.
 
     Example: hrm-hf eval cosmo runs/cosmo --data data/lognormal --baseline runs/gp --out runs/cosmo/eval
     """
@@ -86,7 +87,7 @@ def cosmo(options: EvaluateCosmo, as_json: bool):
 @app.command("cosmo-baseline")
 @takes(EvaluateBaseline)
 def cosmo_baseline(options: EvaluateBaseline, as_json: bool):
-    """Evaluate a regression on power spectra, moments and histograms of the same maps.
+    """Evaluate a baseline: a regression on power spectra, moments and histograms of the maps.
 
     Example: hrm-hf eval cosmo-baseline --data data/lognormal --method spectrum-gp --out runs/gp
     """
@@ -99,9 +100,10 @@ def cosmo_baseline(options: EvaluateBaseline, as_json: bool):
 @app.command("cosmo-map")
 @takes(EvaluateMassMaps)
 def cosmo_map(options: EvaluateMassMaps, as_json: bool):
-    """Mass maps from noisy, masked shear, by a model or a method: error, agreement by multipole, peaks, uncertainty.
+    """Evaluate mass maps from noisy, masked shear: error, agreement by multipole, peaks, uncertainty.
 
-    Of a model also the error after each segment, and its posteriors of cosmological parameters.
+    Give a trained MODEL, or a classical --method. For a model, the results also include the error after each segment
+    and the posteriors of the cosmological parameters.
 
     Example: hrm-hf eval cosmo-map runs/mass_64 --data data/shear64 --steps adaptive --out runs/mass_64/eval
 
@@ -118,11 +120,11 @@ def cosmo_map(options: EvaluateMassMaps, as_json: bool):
 @app.command()
 @takes(EvaluatePuzzles)
 def puzzles(options: EvaluatePuzzles, as_json: bool):
-    """Accuracy per ACT step, halting, calibration and obedience to the rules; pass@K by voting for ARC.
+    """Evaluate a puzzle solver: accuracy per ACT step, halting, calibration, valid answers; pass@K for ARC.
 
-    Processes that torchrun starts share the puzzles; the first one prints and writes.
+    Under torchrun, the processes share the puzzles, and rank 0 prints and saves the results.
 
-    Shares of puzzles come with their Wilson interval of 95 %.
+    Rates come with 95 % Wilson intervals.
 
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval
     """
@@ -135,7 +137,7 @@ def puzzles(options: EvaluatePuzzles, as_json: bool):
 
 
 def _table(measure: str, rows: list[dict[str, Any]]) -> str:
-    """Return a table of accuracy by difficulty, a line per bin."""
+    """Return a table of accuracy by difficulty with one line per bin."""
     lines = [f"\n  {measure:>14}  puzzles    exact  95 %"]
     for row in rows:
         ends = f"{row['low']:g}" if row["low"] == row["high"] else f"{row['low']:g} to {row['high']:g}"

@@ -171,10 +171,10 @@ class BuildFromFiles(SurveyOptions):
 class EvaluateMaps(Options):
     """Options of every evaluation on maps."""
 
-    data: str = option("Cosmology data set: folder, or a data set on the Hub.")
-    limit: int | None = option("Only the first maps of the split.", None, min=2)
-    seed: int = option("Seed of draws, bootstraps and TARP's reference points.", 0, min=0)
-    out: Path | None = option("Folder for results.json and pictures.", None)
+    data: str = option("Cosmology data set: a folder, or a data set on the Hub.")
+    limit: int | None = option("Evaluate only the first maps of the split.", None, min=2)
+    seed: int = option("Seed of the draws, the bootstraps and TARP's reference points.", 0, min=0)
+    out: Path | None = option("Folder for results.json and plots.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,10 +188,10 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
     """Options of `hrm-hf eval cosmo`."""
 
     split: str = option("Split to evaluate.", "test")
-    steps: Steps = option("fixed: all segments; adaptive: until little more is expected of them.", "fixed")
-    max_steps: int | None = option("Most segments; the config's by default.", None, min=1)
-    baseline: Path | None = option("results.json of cosmo-baseline, or its folder: adds ratios to it.", None)
-    shift_data: str | None = option("Data set of another generator: the same metrics on it.", None)
+    steps: Steps = option("fixed: run all segments; adaptive: stop when more would gain little.", "fixed")
+    max_steps: int | None = option("Maximum number of segments; the config's by default.", None, min=1)
+    baseline: Path | None = option("results.json of cosmo-baseline, or its folder: also report ratios to it.", None)
+    shift_data: str | None = option("Data set of another generator, to evaluate on as well.", None)
     num_samples: int = option("Draws from each posterior.", 1000, min=100)
     batch_size: int = option("Maps at a time.", 64, min=1)
 
@@ -205,8 +205,8 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
 class EvaluateBaseline(EvaluateMaps):
     """Options of `hrm-hf eval cosmo-baseline`."""
 
-    method: Baseline = option("Summaries of a map, and the regression on them.")
-    train: int | None = option("Only the first maps of the training split.", None, min=10)
+    method: Baseline = option("Summary statistics of a map, and the regression on them.")
+    train: int | None = option("Train on only the first maps of the training split.", None, min=10)
     num_samples: int = option("Draws from each posterior.", 1000, min=100)
 
 
@@ -223,26 +223,26 @@ class EvaluateMassMaps(EvaluateMaps):
     """
 
     model: str | None = option(
-        "Checkpoint folder, or a model on the Hub; or else give --method.", None, argument=True, metavar="MODEL"
+        "Checkpoint folder, or a model on the Hub; or give --method.", None, argument=True, metavar="MODEL"
     )
     method: MapMethod | None = option(
-        "In place of MODEL. kaiser-squires: smoothed as is best for training maps; wiener: with the true spectrum of "
-        "each map; wiener-mean: with the mean spectrum of training maps.",
+        "Instead of MODEL. kaiser-squires: with the smoothing that is best on training maps; wiener: with the true "
+        "spectrum of each map; wiener-mean: with the mean spectrum of the training maps.",
         None,
     )
-    split: str | None = option("Of a model: split to evaluate; test by default.", None)
+    split: str | None = option("MODEL: split to evaluate; test by default.", None)
     steps: Steps | None = option(
-        "Of a model: fixed, the default: all segments; adaptive: until little more is expected of them.", None
+        "MODEL: fixed (the default) runs all segments; adaptive stops when more would gain little.", None
     )
-    max_steps: int | None = option("Of a model: most segments; the config's by default.", None, min=1)
-    num_samples: int | None = option("Of a model: draws from each posterior; 1000 by default.", None, min=100)
-    train: int | None = option("Of a method: first training maps that are used; 1000 by default.", None, min=10)
+    max_steps: int | None = option("MODEL: maximum number of segments; the config's by default.", None, min=1)
+    num_samples: int | None = option("MODEL: draws from each posterior; 1000 by default.", None, min=100)
+    train: int | None = option("--method: number of training maps to use; 1000 by default.", None, min=10)
     draws: int | None = option(
-        "Of a Wiener filter: draws of its error, for the uncertainty of pixels; none by default.", None, min=0
+        "Wiener filters: draws of the error, for pixel uncertainties; none by default.", None, min=0
     )
-    batch_size: int | None = option("Maps at a time; by default 50 of a model and 100 of a method.", None, min=1)
-    device: str | None = option("Of a model: cpu, cuda, mps, ...; the best there is by default.", None)
-    update_card: bool = option("Of a model: write the results into MODEL/README.md.", False)
+    batch_size: int | None = option("Maps at a time; 50 for a model and 100 for a method by default.", None, min=1)
+    device: str | None = option("MODEL: cpu, cuda, mps, ...; the best available by default.", None)
+    update_card: bool = option("MODEL: write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -82,17 +82,17 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
     benchmark: list[str] | None = option(
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
-    limit: int | None = option("Most records, trajectories and tasks, taken from all over the files.", None, min=1)
-    max_iterations: int = option("Attempts of the loop, and samples of its baseline.", 3, min=1, max=5)
-    temperature: float = option("Temperature of everything that is sampled.", 0.8, min=0.01)
-    samples: int = option("Samples of each task of a test set; 1 is greedy.", 1, min=1)
+    limit: int | None = option("Maximum records, trajectories and tasks, spread over the files.", None, min=1)
+    max_iterations: int = option("Maximum attempts of the refinement loop; samples of its baseline.", 3, min=1, max=5)
+    temperature: float = option("Sampling temperature.", 0.8, min=0.01)
+    samples: int = option("Samples per benchmark task; 1 decodes greedily.", 1, min=1)
     batch_size: int = option("Sequences at a time.", 8, min=1)
-    max_length: int | None = option("Tokens of a sequence; the model's by default.", None, min=32)
-    problem_budget: int | None = option("Tokens of a problem; as the Go coder was trained, or 256.", None, min=18)
-    context_budget: int | None = option("Tokens of a context; as the Go coder was trained, or 512.", None, min=1)
-    max_code_tokens: int = option("Most new tokens of a code sample.", 512, min=1)
+    max_length: int | None = option("Tokens per sequence; the model's maximum by default.", None, min=32)
+    problem_budget: int | None = option("Tokens of a problem; by default as in training, or 256.", None, min=18)
+    context_budget: int | None = option("Tokens of a context; by default as in training, or 512.", None, min=1)
+    max_code_tokens: int = option("Maximum new tokens of a code sample.", 512, min=1)
     on_bad_line: Literal["stop", "skip"] = option("What to do at a corrupt line of JSON Lines.", "stop")
-    out: Path | None = option("Folder for results.json and everything that is written.", None)
+    out: Path | None = option("Folder for results.json and all generated code.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

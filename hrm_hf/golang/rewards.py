@@ -1,14 +1,15 @@
-"""Rewards that a program can check, for `training/run_grpo.py`.
+"""Verifiable rewards for `training/run_grpo.py`.
 
-    go-syntax        1 if the completion is Go that parses and declares something, else 0; with a "reference" in the
-                     row also 0 with less than 80 % of its statements: an empty function parses, too
+    go-syntax        1 if the completion is Go code that parses and declares something, else 0; if the row has a
+                     "reference", also 0 below 80 % of its statements, because an empty function parses too
     go-tests         1 if the completion passes the "tests" of its row (the text of a test file) in the sandbox
-    length:TOKENS    1 at that many tokens (the end included), falling to 0 at none and at twice as many
-    regex:PATTERN    1 if the expression is found in the text of the completion, else 0
+    length:TOKENS    1 at TOKENS tokens (end token included), falling linearly to 0 at none and at twice as many
+    regex:PATTERN    1 if PATTERN matches anywhere in the text of the completion, else 0
 
-TRL calls a reward with the prompts, completions (texts, or one message each) and completion ids of a batch. The text
-of a completion has no special tokens. Several rewards are added, weighted by `--reward_weights`. A program that prints
-PASS or exits early does not pass its tests (`validators/go_tests.py`). A test file that does not parse is an error.
+TRL calls a reward with the prompts, the completions (texts, or one message each) and the completion ids of a batch.
+The text of a completion contains no special tokens. Several rewards are added up, weighted by `--reward_weights`. A
+program that prints PASS or exits early does not pass its tests (see `validators/go_tests.py`). A test file that does
+not parse raises an error.
 """
 
 import re
@@ -22,7 +23,7 @@ from .evaluation.similarity import is_shortened
 
 
 CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
-DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # nothing at all parses too
+DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # an empty text parses too
 KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 
 
@@ -30,9 +31,7 @@ KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 class RewardArguments:
     """The rewards of completions."""
 
-    reward: list[str] = field(
-        default_factory=list, metadata={"help": f"What completions are rewarded for: {KINDS}; one or several."}
-    )
+    reward: list[str] = field(default_factory=list, metadata={"help": f"One or more rewards: {KINDS}."})
 
     def __post_init__(self):
         self.reward = [self.reward] if isinstance(self.reward, str) else self.reward
@@ -41,39 +40,40 @@ class RewardArguments:
 
 
 def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[..., list[float]]]:
-    """Return the rewards of these names as TRL takes them.
+    """Return the reward functions for TRL.
 
     Raises:
-        ValueError: no name, or an unknown one.
-        ImportError: go-syntax with neither Go nor tree-sitter.
-        GoNotFoundError, SandboxError: go-tests without Go, or where no sandbox can be made.
+        ValueError: `names` is empty or contains an unknown name.
+        ImportError: go-syntax needs Go or tree-sitter, and neither is installed.
+        GoNotFoundError, SandboxError: go-tests needs Go and a sandbox, and one is not available.
     """
     if not names:
         raise ValueError(f"no reward: give --reward with one or several of {KINDS}")
     made = []
     for name in names:
         reward = _parse(name)(tokenizer)
-        reward.__name__ = name  # TRL logs it by that
+        reward.__name__ = name  # TRL logs the reward under this name
         made.append(reward)
     return made
 
 
 class _GoReward:
-    """Reads the code between <CODE> and </CODE> of the Go coder's stream, which may begin in the prompt.
+    """Base class that extracts the code of a completion.
 
-    The code of other texts is prompt and completion; that of a conversation is the answer.
+    In the Go coder's stream, the code is between <CODE> and </CODE>; <CODE> may be in the prompt. In other texts, the
+    code is the prompt followed by the completion. In a conversation, it is the answer.
     """
 
     def __init__(self, tokenizer: Any):
         self.tokenizer, self.tagged = tokenizer, is_go_tokenizer(tokenizer)
 
     def codes(self, prompts: list, completions: list, completion_ids: list) -> list[str | None]:
-        """The code of each completion; None without an end, or without a declaration."""
+        """Return the code of each completion; None if it is unfinished or declares nothing."""
         codes = map(self._code, prompts, completions, completion_ids)
         return [code if code is not None and DECLARATION.search(code) else None for code in codes]
 
     def _code(self, prompt: Any, completion: Any, ids: list[int]) -> str | None:
-        """The code of a completion; None if it has no end."""
+        """Return the code of a completion; None if it is unfinished."""
         begun = prompt if isinstance(prompt, str) else ""
         if not self.tagged:
             return begun + _text(completion)
@@ -86,7 +86,7 @@ class _GoReward:
 
 
 class GoSyntaxReward(_GoReward):
-    """1 for Go that parses and has the statements of its reference, if there is one."""
+    """Reward code that parses and, if there is a reference, is not shortened."""
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
@@ -95,13 +95,17 @@ class GoSyntaxReward(_GoReward):
     def __call__(self, *, reference: list[str] | None = None, **batch: Any) -> list[float]:
         codes = self.codes(batch["prompts"], batch["completions"], batch["completion_ids"])
         asked = list({code for code in codes if code is not None})
-        good = {code for code, said in zip(asked, self.validator(asked)) if said.syntax_ok}
-        whole = reference or [""] * len(codes)
-        return [float(code in good and not is_shortened(code, than)) for code, than in zip(codes, whole)]
+        good = {code for code, feedback in zip(asked, self.validator(asked)) if feedback.syntax_ok}
+        references = reference or [""] * len(codes)
+        return [float(code in good and not is_shortened(code, full)) for code, full in zip(codes, references)]
 
 
 class GoTestsReward(_GoReward):
-    """1 for Go that passes the tests of its row, in the sandbox. Raises ValueError for rows without tests."""
+    """Reward code that passes the tests of its row in the sandbox.
+
+    Raises:
+        ValueError: the rows have no tests.
+    """
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
@@ -112,17 +116,17 @@ class GoTestsReward(_GoReward):
             raise ValueError('reward go-tests: rows have no "tests"; give each prompt the text of a Go test file')
         codes = self.codes(batch["prompts"], batch["completions"], batch["completion_ids"])
         asked = {index: GoProgram(code, tests[index]) for index, code in enumerate(codes) if code is not None}
-        passed = {index: said.status == "pass" for index, said in zip(asked, self.runner(list(asked.values())))}
+        passed = {index: run.status == "pass" for index, run in zip(asked, self.runner(list(asked.values())))}
         return [float(passed.get(index, False)) for index in range(len(codes))]
 
 
 def length_reward(tokens: int) -> Callable[..., list[float]]:
-    """1 for completions of `tokens` tokens, less by the share that one is longer or shorter."""
+    """Return a reward of 1 at `tokens` tokens that falls linearly to 0 at none and at twice as many."""
     return lambda *, completion_ids, **_: [max(0.0, 1 - abs(len(ids) - tokens) / tokens) for ids in completion_ids]
 
 
 def regex_reward(pattern: str) -> Callable[..., list[float]]:
-    """1 for completions in which the expression is found."""
+    """Return a reward of 1 for completions that the expression matches anywhere."""
     return lambda *, completions, **_: [float(re.search(pattern, _text(one)) is not None) for one in completions]
 
 
@@ -134,7 +138,7 @@ def _text(completion: Any) -> str:
 
 
 def _parse(name: str) -> Callable[[Any], Callable[..., list[float]]]:
-    """What makes a reward, given a tokenizer."""
+    """Return the function that makes a reward from a tokenizer."""
     kind, _, value = name.partition(":")
     if name in GO_REWARDS:
         return GO_REWARDS[name]

@@ -1,4 +1,4 @@
-"""Evaluation of puzzle models: accuracy per ACT step, halting, calibration of q_halt, and obedience to the rules.
+"""Evaluation of puzzle models: accuracy per ACT step, halting, calibration of q_halt, and valid answers.
 
 One pass over the data in one halting mode. With halt="fixed" the accuracy per step is that of the model at each step;
 with halt="q" finished puzzles keep their answers, and the average of steps is the cost of adaptive computation. Shares

@@ -123,9 +123,9 @@ class EvaluatePuzzles(EvaluationOptions, BoardOptions):
 
     data: str = option("Puzzle data set: ours or the original's .npy arrays, or on the Hub.", argument=True)
     split: str = option("Split to evaluate.", "test")
-    batch_size: int | None = option("Puzzles at a time; as many as stay in a CPU's cache by default.", None, min=1)
-    limit: int | None = option("Only the first rows of the split.", None, min=1)
-    by_difficulty: bool = option("Also by rating or path length, and by the clues of Sudoku boards.", False)
+    batch_size: int | None = option("Puzzles at a time; by default as many as fit a CPU's cache.", None, min=1)
+    limit: int | None = option("Evaluate only the first rows of the split.", None, min=1)
+    by_difficulty: bool = option("Also report by rating or path length, and by the number of clues in Sudoku.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

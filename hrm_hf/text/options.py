@@ -19,8 +19,10 @@ ReasoningTask = Literal["automaton", "pointers", "permutations", "addition", "br
 class ThinkingOptions(Options):
     """When the tokens of an `hrm_lm` halt; the fields of its config by default."""
 
-    exit_criterion: Exit | None = option("What ends a token's thinking (hrm_lm); the config's by default.", None)
-    exit_threshold: float | None = option("Of a criterion that has one (not q, fixed); its default otherwise.", None)
+    exit_criterion: Exit | None = option("Criterion that halts a token (hrm_lm); the config's by default.", None)
+    exit_threshold: float | None = option(
+        "Threshold of the criterion (not for q, fixed); its default otherwise.", None
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,20 +72,20 @@ class EvaluateLm(EvaluationOptions, ThinkingOptions):
     """Options of `hrm-hf eval lm`."""
 
     data: list[str] = option("Text: .txt, .jsonl, .parquet, .gz, a folder, or OWNER/NAME; repeat for more.")
-    split: str = option("Split of data sets of the Hub, or a name for files.", "test")
+    split: str = option("Split of a Hub data set; for files, the name to report.", "test")
     last_percentage: float | None = option(
-        "Only the end of each source, as run_clm.py holds it out.", None, min=0.01, max=99.99
+        "Evaluate only the end of each source, the part that run_clm.py holds out.", None, min=0.01, max=99.99
     )
     text_column: str = option("JSON key or column that holds the text.", "text")
-    document_separator: str | None = option("Line that separates the documents of a plain text.", None)
-    on_bad_line: Literal["stop", "skip"] = option("skip: leave broken lines of JSON Lines out.", "stop")
-    tokenizer: str | None = option("Another tokenizer than the one that belongs to the weights.", None)
-    block_size: int | None = option("Tokens of a row; the model's positions, at most 1024, by default.", None, min=2)
-    overlap: int = option("Tokens that a row repeats from the last, as context.", 0, min=0)
-    num_segments: int | None = option("Most segments of a token (hrm_lm); the config's by default.", None, min=1)
+    document_separator: str | None = option("Line that separates documents in plain text.", None)
+    on_bad_line: Literal["stop", "skip"] = option("What to do at a corrupt line of JSON Lines.", "stop")
+    tokenizer: str | None = option("Tokenizer to use instead of the checkpoint's own.", None)
+    block_size: int | None = option("Tokens per row; the model's positions, at most 1024, by default.", None, min=2)
+    overlap: int = option("Tokens of the previous row that a row repeats as context.", 0, min=0)
+    num_segments: int | None = option("Maximum segments per token (hrm_lm); the config's by default.", None, min=1)
     batch_size: int = option("Rows at a time.", 8, min=1)
     limit: int | None = option(
-        "Only the first rows; bits per byte then take the text's average bytes per token.", None, min=1
+        "Evaluate only the first rows; bits per byte then use the text's average bytes per token.", None, min=1
     )
 
 
@@ -92,8 +94,8 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
     """Options of `hrm-hf eval reasoning`."""
 
     data: str = option("Folder of `hrm-hf data reasoning`, or such a data set on the Hub.", argument=True)
-    splits: str = option("Splits, with commas between them; test, and beyond where there is one, by default.", "")
-    passes: str = option("Numbers of passes, as 1,2,4,8, besides the model's own choice (hrm_lm: segments).", "")
+    splits: str = option("Comma-separated splits; by default test, and beyond if the data set has it.", "")
+    passes: str = option("Comma-separated numbers of passes (hrm_lm: segments) besides the model's choice.", "")
     batch_size: int = option("Rows at a time.", 64, min=1)
 
     def __post_init__(self) -> None:

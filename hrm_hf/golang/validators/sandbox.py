@@ -1,18 +1,19 @@
 """Run untrusted programs in bubblewrap: no network, no files of the user, limits on all resources.
 
-The program sees an empty read-only root with the paths it is given, a read-only /proc, a /dev without /dev/zero
-(shared memory that no limit counts) and a /tmp with a limited size and number of files. It has its own namespaces, no
-capabilities and an empty environment. Wall time, CPU time, memory, threads, file size, /tmp and output are limited.
-seccomp rejects calls that reach into other processes and, without `processes=True`, calls that start one.
+The program sees an empty read-only root with only the given paths, a read-only /proc, a /dev without /dev/zero (which
+gives shared memory that no limit counts), and a /tmp of limited size and number of files. It runs in its own
+namespaces, without capabilities and with an empty environment. Wall time, CPU time, memory, threads, file size, /tmp
+and output are limited. seccomp rejects calls that access other processes and, without `processes=True`, calls that
+start one.
 
-The program never runs as the host's root: if we are root, bubblewrap and everything below it get a uid that no account
-has. Memory is limited by RLIMIT_DATA, which does not count what Go only reserves; RLIMIT_AS, more than four GiB above
-it, bounds the page tables of memory that is only read. Both limits are per process. The network is a loopback with
-small buffers.
+The program never runs as root on the host: if we are root, bubblewrap and its children run under a uid that no account
+has. RLIMIT_DATA limits memory; it does not count memory that Go only reserves. RLIMIT_AS, set more than four GiB
+higher, bounds the page tables of memory that is only read. Both limits apply to each process. The only network is a
+loopback device with small buffers.
 
-When the program ends or runs out of time, PID 1 of its namespace is killed and waited for: the kernel lets it end only
-when no process of the namespace is left. If it does not end, that is an error. When this process dies, the sandbox
-dies too. Without a sandbox nothing runs. Not covered: kernel memory of file locks, and faults of the kernel.
+When the program ends or times out, we kill PID 1 of its namespace and wait for it. The kernel lets PID 1 end only when
+no other process of the namespace is left; if it does not end, we raise an error. When this process dies, the sandbox
+dies too. If no sandbox can be made, nothing runs. Not covered: kernel memory of file locks, and kernel bugs.
 """
 
 import json
@@ -34,16 +35,16 @@ from pathlib import Path
 
 MIB = 1 << 20
 INSTALL_LINE = "`apt-get install bubblewrap util-linux mount` (dnf and pacman: bubblewrap, util-linux)"
-MAX_OUTPUT = 64 * MIB  # a program that writes more is ended
-ADDRESS_SPACE = 4096 * MIB  # what Go reserves without using it; newer versions take more than 1 GiB
+MAX_OUTPUT = 64 * MIB  # a program that writes more is killed
+ADDRESS_SPACE = 4096 * MIB  # Go reserves address space that it does not use: over 1 GiB in newer versions
 UNUSED_UID = 1_997_770_001  # in the range that systemd's uid list calls unused
 NOBODY = 65534
-START_SECONDS = END_SECONDS = 30.0  # for the kernel to make a sandbox, and to take a killed one apart
+START_SECONDS = END_SECONDS = 30.0  # how long the kernel may take to set up or tear down a sandbox
 REFUSAL = "refusing to run code outside of a sandbox: "
 _PROGRAMS = ("bwrap", "prlimit", "unshare", "nsenter", "setpriv", "mount", "sh")
 
-# A mount namespace of our own with a tmpfs: tmp/ becomes /tmp, and files that only root could reach are bound to 0,
-# 1, ... It hides /sys, which no sandbox has. bubblewrap cannot limit the number of inodes.
+# Our own mount namespace with a tmpfs at /sys, which no sandbox needs. Its tmp/ becomes the sandbox's /tmp, because
+# bubblewrap cannot limit the number of inodes. Files that only root can reach are bound to /sys/0, /sys/1, ...
 _STAGE = """set -e
 mount -n -t tmpfs -o "$1" tmpfs /sys
 shift
@@ -59,7 +60,7 @@ shift
 unset PWD OLDPWD
 exec "$@"
 """
-# The kernel lets a connection buffer 10 MiB and more, and counts that for the whole machine only.
+# The kernel lets a connection buffer 10 MiB and more, and limits the total only for the complete machine.
 _NETWORK = """set -e
 echo 4096 65536 131072 > /proc/sys/net/ipv4/tcp_rmem
 echo 4096 65536 131072 > /proc/sys/net/ipv4/tcp_wmem
@@ -67,7 +68,7 @@ echo 4096 65536 131072 > /proc/sys/net/ipv4/tcp_wmem
 
 
 class SandboxError(RuntimeError):
-    """No sandbox can be made here, so nothing was run; or one did not end."""
+    """Raised if no sandbox can be made here, so that nothing was run, or if a sandbox did not end."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,11 @@ class Limits:
     """Limits on the resources of a program in the sandbox.
 
     Attributes:
-        seconds: wall time; CPU time is limited to four times as much.
-        memory: bytes of data of one process.
-        disk: bytes in /tmp, and of one file.
-        files: files and folders in /tmp; each takes about 1 KiB of kernel memory.
-        threads: threads and processes.
+        seconds: wall time; CPU time is limited to four times this.
+        memory: bytes of data per process.
+        disk: bytes in /tmp, and bytes per file.
+        files: number of files and folders in /tmp; each takes about 1 KiB of kernel memory.
+        threads: number of threads and processes.
     """
 
     seconds: float = 10.0
@@ -94,9 +95,9 @@ class Run:
     """How a program in the sandbox ended.
 
     Attributes:
-        status: exit status; minus the number of a signal.
-        output: standard output and error, the middle cut out if it is long.
-        stopped: "time" or "output" if we ended it, else "".
+        status: exit status; a negative signal number if a signal killed it.
+        output: standard output and error; the middle of a long output is cut.
+        stopped: "time" or "output" if it exceeded that limit and we killed it, else "".
         seconds: wall time.
     """
 
@@ -118,21 +119,21 @@ def run_sandboxed(
     clip: int = 16384,
     stdin: bytes = b"",
 ) -> Run:
-    """Run a program in a sandbox, and wait until it and everything that it started has ended.
+    """Run a program in a sandbox, and wait until the program and all its children have ended.
 
     Args:
-        command: the program, as the sandbox names it, and its arguments.
-        read_only: (path here, path in the sandbox) that it can read. Where we are root, the files themselves must be
-            readable for `sandbox_uid` (see `hand_over`); the folders above need not be.
-        writable: the same for paths that it can write.
-        environment: all of its variables.
-        directory: its working directory.
-        processes: whether it may start processes.
-        clip: characters of output to keep.
-        stdin: its standard input; at most what a pipe holds (4096 bytes).
+        command: path of the program in the sandbox, and its arguments.
+        read_only: pairs (path here, path in the sandbox) that the program can read. If we are root, `sandbox_uid` must
+            be able to read the files themselves (see `hand_over`), but not the folders above them.
+        writable: such pairs that the program can also write.
+        environment: environment variables; the program gets no others.
+        directory: working directory.
+        processes: whether the program may start processes.
+        clip: number of characters of output to keep.
+        stdin: standard input; at most 4096 bytes, which a pipe always holds.
 
     Raises:
-        SandboxError: no sandbox can be made, or a process of it did not end.
+        SandboxError: no sandbox can be made, or one of its processes did not end.
     """
     validate_sandbox()
     options = _options(read_only, writable, environment or {}, directory)
@@ -144,10 +145,10 @@ def validate_sandbox() -> None:
     """Check that a sandbox can be made here.
 
     Raises:
-        SandboxError: it cannot be made; the message says why and what to do.
+        SandboxError: no sandbox can be made; the message gives the reason and a fix.
     """
     if platform.machine() not in ARCHITECTURES or not hasattr(os, "fork"):
-        raise SandboxError(f"{REFUSAL}it is made for Linux on {' and '.join(ARCHITECTURES)}, not {platform.machine()}")
+        raise SandboxError(f"{REFUSAL}it needs Linux on {' and '.join(ARCHITECTURES)}, not {platform.machine()}")
     for program in _PROGRAMS:
         if shutil.which(program) is None:
             raise SandboxError(f"{REFUSAL}{program} (bubblewrap, util-linux) is not installed: {INSTALL_LINE}")
@@ -165,10 +166,10 @@ def validate_sandbox() -> None:
 
 @cache
 def sandbox_uid() -> int | None:
-    """Return the uid (and gid) that programs get if we are the host's root; None if we are an ordinary user.
+    """Return the uid (and gid) that programs run under if we are root on the host; None if we are not.
 
     Raises:
-        SandboxError: we are root and have no other uid.
+        SandboxError: we are root, and our user namespace has no other uid.
     """
     maps, uid = [_id_map("uid"), _id_map("gid")], os.geteuid()
     if not any(start <= uid < start + count and outside + uid == start for start, outside, count in maps[0]):
@@ -189,7 +190,7 @@ def _id_map(kind: str) -> list[tuple[int, int, int]]:
 
 
 def hand_over(folder: Path) -> None:
-    """Give a folder and everything in it to the sandbox's uid, if it differs from ours."""
+    """Change the owner of a folder and its contents to the sandbox's uid if that differs from ours."""
     uid = sandbox_uid()
     if uid is not None:
         for parent, _, names in os.walk(folder):
@@ -198,25 +199,25 @@ def hand_over(folder: Path) -> None:
 
 
 def _options(read_only, writable, environment: dict[str, str], directory: str) -> list[tuple[str, ...]]:
-    """Return the options of bubblewrap, one per tuple; the source of a bind is still a path of the host."""
+    """Return the options of bubblewrap, one per tuple; bind sources are still paths on the host."""
     bind = [("--ro-bind", os.path.abspath(outside), inside) for outside, inside in read_only]
     bind += [("--bind", os.path.abspath(outside), inside) for outside, inside in writable]
     variables = [("--setenv", name, value) for name, value in environment.items()]
-    # The root and /dev are tmpfs without a limit of size.
+    # The root and /dev are tmpfs of unlimited size, so they must be read-only.
     return [*bind, *variables, ("--remount-ro", "/dev"), ("--remount-ro", "/"), ("--chdir", directory)]
 
 
 def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[bytes], str]) -> list[str]:
-    """Return the command line up to the program: a mount namespace, another uid if we are root, limits, bubblewrap.
+    """Return the command line up to the program: mount namespace, another uid if we are root, limits, bubblewrap.
 
     Args:
-        file: makes a file without a name that bubblewrap will have open, and returns its number.
+        file: creates an anonymous file that bubblewrap inherits, and returns its descriptor.
     """
     path = {program: shutil.which(program) for program in _PROGRAMS}
     uid, staged = sandbox_uid(), []
 
     def reach(source: str) -> str:
-        """The source, or where it will be bound to if the sandbox's uid cannot get to it."""
+        """Return the source, or the path where we will bind it if the sandbox's uid cannot reach it."""
         above = Path(os.path.realpath(source)).parents
         if uid is None or not os.path.exists(source) or all(folder.stat().st_mode & 0o001 for folder in above):
             return source
@@ -235,11 +236,11 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
         path["prlimit"], f"--fsize={limits.disk}", f"--cpu={int(limits.seconds * 4) + 1}", f"--data={limits.memory}",
         f"--as={2 * limits.memory + ADDRESS_SPACE}", f"--stack={8 * MIB}", "--core=0", "--nofile=512",
         f"--nproc={limits.threads}", "--sigpending=1024", "--memlock=65536", "--msgqueue=0", "--",
-        # Its arguments come by a file, because the program can read PID 1's command line.
+        # bubblewrap reads its arguments from a file, because the program can see the command line of PID 1.
         reach(path["bwrap"]), "--args", file("".join(f"{argument}\0" for argument in arguments).encode()),
     ]  # fmt: skip
-    # The kernel holds RLIMIT_NPROC against all processes of the user in the namespace around bubblewrap's. With one
-    # more in between, those are of this sandbox only.
+    # RLIMIT_NPROC counts all processes of the user in the user namespace around bubblewrap's. One more namespace in
+    # between leaves only the processes of this sandbox to count.
     user = [path["unshare"], "--user", "--map-root-user"]
     tmpfs = f"size={limits.disk},nr_inodes={limits.files + 64},mode=755"
     stage = [path["sh"], "-c", _STAGE, "sh", tmpfs, *staged, "--"]
@@ -257,7 +258,7 @@ def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip:
             first, pid = _first_process(told, stack)
             if first is not None:
                 _bound_network(process.pid, pid)
-                with suppress(BrokenPipeError):  # bubblewrap failed, and its output says why
+                with suppress(BrokenPipeError):  # bubblewrap failed; its output has the reason
                     os.write(release, b"x")
             start = time.monotonic()
             output, stopped = _watch(process, start + limits.seconds, clip)
@@ -267,16 +268,16 @@ def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip:
 
 
 def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stack: ExitStack):
-    """Start bubblewrap, which makes the sandbox and waits.
+    """Start bubblewrap, which makes the sandbox and waits before it runs the program.
 
     Returns:
-        its process, the pipe by which it tells the PID 1 of the sandbox, and that by which we let the program begin.
+        bubblewrap's process; the pipe on which it reports PID 1 of the sandbox; the pipe on which we release it.
     """
     told, telling = os.pipe()
     stack.callback(os.close, told)
     waiting, release = os.pipe()
     stack.callback(os.close, release)
-    with ExitStack() as given:  # our copies are closed as soon as it has started
+    with ExitStack() as given:  # closes our copies once bubblewrap has started
 
         def hand(descriptor: int) -> int:
             given.callback(os.close, descriptor)
@@ -290,7 +291,7 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
             return str(descriptor)
 
         files = [hand(telling), hand(waiting)]
-        # A pipe and no file, for PID 1 has it too: what has been read is gone.
+        # A pipe, because PID 1 keeps this descriptor too: what has been read from a pipe cannot be read again.
         reading, writing = os.pipe()
         hand(reading)
         os.write(writing, stdin)
@@ -306,14 +307,16 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
 
 
 def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
-    """Return PID 1 of the sandbox as pidfd and pid; (None, 0) if bubblewrap failed, whose output then says why.
+    """Return pidfd and pid of the sandbox's PID 1; (None, 0) if bubblewrap failed, with the reason in its output.
 
-    bubblewrap does not go on before we have it, so it cannot be that of another process.
+    bubblewrap waits until we have opened the pidfd, so the pid cannot belong to another process by then.
     """
     said, deadline = b"", time.monotonic() + START_SECONDS
     while not said.rstrip().endswith(b"}"):
         if not readable(told, deadline - time.monotonic()):
-            raise SandboxError(f"{REFUSAL}bubblewrap made none in {START_SECONDS:g} s; is the machine overloaded?")
+            raise SandboxError(
+                f"{REFUSAL}bubblewrap did not make one in {START_SECONDS:g} s; is the machine overloaded?"
+            )
         data = os.read(told, 4096)
         if not data:
             break
@@ -327,12 +330,12 @@ def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
 
 
 def _bound_network(bubblewrap: int, pid: int) -> None:
-    """Shrink the buffers of connections in the network of a sandbox.
+    """Limit the buffers of connections in the sandbox's network.
 
     Raises:
-        SandboxError: the kernel refused.
+        SandboxError: the kernel rejected the change.
     """
-    # An ordinary user has the right in the namespace that its sandbox was made in.
+    # An ordinary user may do this inside the user namespace of the sandbox.
     user = [f"--user=/proc/{bubblewrap}/ns/user", "--preserve-credentials"] if sandbox_uid() is None else []
     net = f"--net=/proc/{pid}/ns/net"
     command = [shutil.which("nsenter"), *user, net, "--", shutil.which("sh"), "-c", _NETWORK]
@@ -341,21 +344,23 @@ def _bound_network(bubblewrap: int, pid: int) -> None:
         subprocess.run(command, **options, timeout=START_SECONDS, check=True)
     except subprocess.SubprocessError as error:
         why = (getattr(error, "stderr", None) or str(error)).strip()
-        raise SandboxError(f"{REFUSAL}the buffers of its network cannot be bounded: {why}") from error
+        raise SandboxError(f"{REFUSAL}the buffers of its network cannot be limited: {why}") from error
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Wait until a descriptor can be read or has ended; return False after `seconds`."""
+    """Wait until a descriptor is readable or closed; return False after `seconds`."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def _end(process: subprocess.Popen, first: int | None) -> None:
-    """Kill a sandbox. PID 1 of a namespace ends, and its pidfd becomes readable, after all other processes in it.
+    """Kill a sandbox and wait for it.
+
+    PID 1 of a namespace ends, and its pidfd becomes readable, only after all other processes of the namespace.
 
     Raises:
-        SandboxError: something goes on.
+        SandboxError: a process did not end.
     """
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -371,7 +376,7 @@ def _end(process: subprocess.Popen, first: int | None) -> None:
 
 
 def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, str]:
-    """Read the output to its end, its limit, or the deadline."""
+    """Read the output until it ends, exceeds its limit, or the deadline passes."""
     head, tail, total, stopped = bytearray(), bytearray(), 0, ""
     with process.stdout:
         while not stopped:
@@ -386,7 +391,7 @@ def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, 
             head += data[:room]
             tail = (tail + data[room:])[-(clip // 2) :]
             stopped = "output" if total > MAX_OUTPUT else ""
-        try:  # it may have closed its output and go on
+        try:  # the program may have closed its output without ending
             process.wait(0 if stopped else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             stopped = stopped or "time"
@@ -396,26 +401,26 @@ def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, 
 
 # ---- seccomp ----
 
-# Three kinds of calls are rejected: those that reach into another process (ptrace, process_vm_writev, ...), those that
-# make a namespace or, on request, a process, and those that take memory that no limit of the sandbox counts. Rejected
-# calls fail with EPERM; clone3, whose flags a filter cannot see, with ENOSYS, so that libraries use clone instead.
+# The filter rejects calls that access another process (ptrace, process_vm_writev, ...), calls that make a namespace
+# or, without `processes`, a process, and calls that allocate memory that no limit of the sandbox counts. Rejected
+# calls fail with EPERM. clone3 fails with ENOSYS, because a filter cannot see its flags; libraries then use clone.
 
 # audit number, clone, mmap, mprotect
 ARCHITECTURES = {"x86_64": (0xC000003E, 56, 9, 10), "aarch64": (0xC00000B7, 220, 222, 226)}
 _CLONE3 = 435
-# name: (number on x86_64, on aarch64); None where there is no such call.
+# name: (number on x86_64, on aarch64); None if the architecture lacks the call.
 _REFUSED = {
-    # other processes, PID 1 of the sandbox above all
+    # other processes, especially PID 1 of the sandbox
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
     # namespaces
     "unshare": (272, 97), "setns": (308, 268),
-    # memory that neither RLIMIT_DATA nor the size of /tmp counts: SysV and POSIX queues, files without a file system,
-    # pages and huge pages held by a pipe, attributes of inodes (an access list has up to 64 KiB)
+    # memory that neither RLIMIT_DATA nor the size of /tmp counts: SysV and POSIX queues, anonymous files, pages and
+    # huge pages held by a pipe, inode attributes (an access list takes up to 64 KiB)
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "semget": (64, 190),
     "msgget": (68, 186), "mq_open": (240, 180), "vmsplice": (278, 75), "io_setup": (206, 0),
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
-    # parts of the kernel that Go programs have no use for, and that had many faults
+    # parts of the kernel that Go programs do not need, and that have had many bugs
     "bpf": (321, 280), "io_uring_setup": (425, 425), "userfaultfd": (323, 282), "perf_event_open": (298, 241),
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
 }  # fmt: skip
@@ -431,19 +436,19 @@ _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 
 
 def seccomp_filter(machine: str, processes: bool = False) -> bytes:
-    """Return the filter.
+    """Return the seccomp filter as a BPF program.
 
     Args:
-        machine: of ARCHITECTURES.
-        processes: the program may start processes. Without them it may also not make memory writable by mprotect,
-            which static Go programs never do: the kernel does not hold that against RLIMIT_DATA when RLIMIT_AS, too,
-            would be passed.
+        machine: a key of ARCHITECTURES.
+        processes: whether the program may start processes. If not, it may not make memory writable by mprotect either,
+            which static Go programs never do: the kernel does not count such memory against RLIMIT_DATA if it would
+            exceed RLIMIT_AS as well.
     """
     column = list(ARCHITECTURES).index(machine)
     audit, clone, mmap, mprotect = ARCHITECTURES[machine]
     # seccomp_data: number at 0, architecture at 4, low half of argument i at 16 + 8 i.
     program = [_step(_LOAD, 4), _step(_EQUAL, audit, 1), _step(_GIVE, _KILL), _step(_LOAD, 0)]
-    if machine == "x86_64":  # the x32 calls have other numbers
+    if machine == "x86_64":  # x32 calls have other numbers
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_GIVE, _EPERM)]
     for numbers in (_REFUSED if processes else _REFUSED | _REFUSED_ALONE).values():
         if numbers[column] is not None:
@@ -465,7 +470,7 @@ def _step(code: int, value: int, then: int = 0, other: int = 0) -> bytes:
 
 
 def _call(number: int, *steps: bytes) -> list[bytes]:
-    """Steps for one call, the last of which gives a verdict; other calls pass over them."""
+    """Return the steps for one call, of which the last gives the verdict; other calls skip them."""
     return [_step(_EQUAL, number, 0, len(steps)), *steps]
 
 

@@ -1,8 +1,8 @@
 """Parse Go source with tree-sitter and find the first syntax error. No Go toolchain is needed.
 
-The grammar of tree-sitter-go accepts more than Go does, so this module adds two rules: where Go inserts a semicolon at
-the end of a line (specification, "Semicolons"), and what may be outside of functions. It does not check the rules that
-Go's parser has beyond a grammar, such as the place of a `range` clause.
+The grammar of tree-sitter-go accepts more than Go does. Therefore this module adds two checks: the semicolons that Go
+inserts at line ends (specification, "Semicolons"), and the statements that may appear outside functions. It does not
+check rules that Go's parser applies beyond the grammar, such as where a `range` clause may appear.
 """
 
 import re
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 DECLARATIONS = frozenset(
     ("function_declaration", "method_declaration", "const_declaration", "var_declaration", "type_declaration")
 )
-# A newline that ends a statement or a member is directly in one of these, after the mark that opens its list.
+# A newline that ends a statement or a member is a direct child of one of these nodes, after the token that opens the
+# list (None: anywhere in the node).
 _LISTS = {
     "source_file": None, "statement_list": None, "comment": None, "raw_string_literal": None,
     "raw_string_literal_content": None, "block": None, "field_declaration_list": None, "import_spec_list": None,
@@ -40,7 +41,7 @@ _KEYWORDS = frozenset(
 _LINE_END = re.compile(rb"([^\s])[ \t\r]*\n")
 _WORD = re.compile(rb"[\w\x80-\xff]+\Z", re.ASCII)
 _OPENERS = {b"{": b"}", b"(": b")", b"[": b"]"}
-# Strings, comments and brackets; an alternative without its end comes after the one with it.
+# Strings, comments and brackets. The unterminated forms come after the terminated ones.
 _LEXEME = re.compile(
     rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|`[^`]*`|\'[^\'\\\n]*(?:\\.[^\'\\\n]*)*\'|//[^\n]*|/\*.*?\*/|(?P<open>["`\']|/\*)'
     rb"|(?P<newline>\n)|[{}()\[\]]",
@@ -54,7 +55,7 @@ _STATEMENT_WORDS = re.compile(rb"\s*(?:if|for|switch|select|return|go|defer|goto
 
 @dataclass(frozen=True)
 class SyntaxFault:
-    """The first syntax error: its category (one of CATEGORIES), its line from 1, and a message of one line."""
+    """A syntax error: its category (one of CATEGORIES), its line from 1, and a one-line message."""
 
     category: str
     line: int
@@ -79,21 +80,21 @@ def go_parser() -> "Parser":
 
 
 def to_bytes(code: str) -> bytes:
-    """Encode as UTF-8; bytes that were not UTF-8 when the text was read (surrogate escapes) are restored."""
+    """Encode as UTF-8, and restore bytes that were read as surrogate escapes because they were not UTF-8."""
     try:
         return code.encode()
     except UnicodeEncodeError:
-        lone = re.search("[\\ud800-\\udc7f\\udd00-\\udfff]", code)  # not escapes of bytes
+        lone = re.search("[\\ud800-\\udc7f\\udd00-\\udfff]", code)  # surrogates that are no escaped bytes
         return code.encode("utf-8", "surrogatepass" if lone else "surrogateescape")
 
 
 def parse(code: str | bytes) -> "Tree":
-    """Return the syntax tree of a file or of declarations; offsets and lines are those of `code` (in UTF-8)."""
+    """Return the syntax tree of a file or of declarations; offsets and lines refer to `code` in UTF-8."""
     return go_parser().parse(to_bytes(code) if isinstance(code, str) else code)
 
 
 def walk(node: "Node") -> Iterator["Node"]:
-    """Yield a node and everything below it, in the order of the text. Without recursion: code may nest deeply."""
+    """Yield a node and its descendants in the order of the text, without recursion, because code may nest deeply."""
     stack = [node]
     while stack:
         node = stack.pop()
@@ -123,7 +124,7 @@ def first_fault(code: str | bytes) -> SyntaxFault | None:
     fault = _bad_bytes(text)
     if fault is not None:
         return fault
-    if not text.endswith(b"\n"):  # Go ends the last line with a semicolon; the grammar wants to see its newline
+    if not text.endswith(b"\n"):  # Go ends the last line with a semicolon; the grammar needs a newline for that
         text += b"\n"
     root = parse(text).root_node
     if root.has_error:
@@ -161,7 +162,7 @@ def _first_error(root: "Node") -> "Node":
 
 
 def _describe(text: bytes, node: "Node") -> SyntaxFault:
-    """Return category and place of a tree-sitter error; its node tells where the error is, rarely what it is."""
+    """Return the fault at an error node of tree-sitter, which has the place but rarely the kind of the error."""
     opened = _brackets(text)
     if opened is not None and opened.category == "unterminated literal":
         return opened
@@ -186,8 +187,8 @@ def _describe(text: bytes, node: "Node") -> SyntaxFault:
 
 
 def _brackets(text: bytes) -> SyntaxFault | None:
-    """Find the first literal without an end, bracket without a partner, or line that ends within parentheses."""
-    stack: list[tuple[bytes, str]] = []  # opener, and what closes it
+    """Find the first unterminated literal, unmatched bracket, or line that ends inside parentheses."""
+    stack: list[tuple[bytes, str]] = []  # opening bracket, and the one that closes it
     line, code_end = 1, 0
     for match in _LEXEME.finditer(text):
         found = match[0]
@@ -199,7 +200,7 @@ def _brackets(text: bytes) -> SyntaxFault | None:
             if stack and stack[-1][0] in b"([" and _ends_statement(code):
                 return SyntaxFault("missing comma or newline", line, "unexpected newline")
             line, code_end = line + 1, match.end()
-            if stack and _TOP_LEVEL.match(text, code_end):  # gofmt has declarations, and only them, in column 0
+            if stack and _TOP_LEVEL.match(text, code_end):  # gofmt puts declarations, and nothing else, in column 0
                 return SyntaxFault("missing closing", line, f"expected '{stack[-1][1]}' before this declaration")
         elif found in _OPENERS:
             group = found == b"(" and _GROUP.search(text[max(0, match.start() - 20) : match.start()])
@@ -241,7 +242,7 @@ def _ends_statement(code: bytes) -> bool:
 
 
 def _misplaced(root: "Node") -> SyntaxFault | None:
-    """Find what may not stand outside of functions: all but package clause, imports, then declarations."""
+    """Find a statement outside functions that is not a package clause, import or declaration, in this order."""
     allowed = {"package_clause", "import_declaration"} | DECLARATIONS
     for node in root.children:
         if node.type == "comment" or node.type == ";" or node.start_byte == node.end_byte:
@@ -256,7 +257,7 @@ def _misplaced(root: "Node") -> SyntaxFault | None:
 
 
 def _inserted_semicolon(text: bytes, root: "Node") -> SyntaxFault | None:
-    """Find a line that Go ends with a semicolon where none may stand."""
+    """Find a line that Go ends with a semicolon where a semicolon is not allowed."""
     for match in _LINE_END.finditer(text):
         newline = match.end() - 1
         place = root.descendant_for_byte_range(newline, newline + 1)
@@ -279,7 +280,7 @@ def _may_end(place: "Node", newline: int) -> bool:
 
 
 def _last_token(root: "Node", text: bytes, at: int) -> "Node | None":
-    """Return the last token of a line that is not a comment, given the offset of the line's last character."""
+    """Return the last token of a line, ignoring comments, given the offset of the line's last character."""
     while True:
         node = root.descendant_for_byte_range(at, at + 1)
         if node is None or node.type != "comment":

@@ -90,8 +90,7 @@ def decode_text(line: bytes, place: str) -> str:
         return line.decode()
     except UnicodeDecodeError as error:
         raise BadLineError(
-            f"{place}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert the "
-            "file, or skip such lines with --on_bad_line skip"
+            f"{place}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert it"
         ) from None
 
 

@@ -244,7 +244,7 @@ def test_a_broken_fits_file_is_rejected(fits, tmp_path, content):
     path = tmp_path / "map.fits"
     fits.PrimaryHDU(np.ones((64, 64))).writeto(path)
     path.write_bytes(path.read_bytes()[:9000] if content is None else content)
-    with pytest.raises(ValueError, match="truncated"):
+    with pytest.raises(ValueError, match=r"map\.fits .*FITS"):
         read_fits_image(path)
 
 

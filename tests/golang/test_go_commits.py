@@ -235,14 +235,23 @@ def test_the_configuration_of_a_repository_does_not_start_programs(repository, t
 # ---- what cannot be mined ----
 
 
-@pytest.mark.parametrize("kind", ["nowhere", "plain", "empty", "calc/inner", "shallow"])
-def test_an_incomplete_repository_is_reported_by_path(repository, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("nowhere", "does not exist"),
+        ("plain", "no git repository"),
+        ("empty", "no commits"),
+        ("calc/inner", "no git repository"),
+        ("shallow", "--unshallow"),
+    ],
+)
+def test_an_incomplete_repository_is_reported_by_path(repository, tmp_path, kind, reason):
     repository.commit("Fix Div", {"calc.go": FIXED})
     for folder in ("plain", "calc/inner"):
         (tmp_path / folder).mkdir()
     Repository(tmp_path / "empty")
     repository.git("clone", "-q", "--depth", "1", f"file://{repository.folder}", str(tmp_path / "shallow"))
-    with pytest.raises((ValueError, FileNotFoundError), match=kind):
+    with pytest.raises((ValueError, FileNotFoundError), match=f"{kind} .*{reason}"):
         list(commit_records(tmp_path / kind, Dropped()))
 
 

@@ -107,7 +107,7 @@ def test_records_that_overlap_with_an_evaluation_task_are_skipped(tmp_path):
 def test_an_evaluation_file_without_texts_is_an_error(tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"task_id": "1"}\n')
-    with pytest.raises(ValueError, match=r"tasks\.jsonl"):
+    with pytest.raises(ValueError, match=r"tasks\.jsonl .*prompt, canonical_solution"):
         evaluation_ngrams([file])
     with pytest.raises(FileNotFoundError):
         evaluation_ngrams([tmp_path / "none.jsonl"])

@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -68,10 +68,29 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": checksum}
         for file, checksum in zip(files, checksums(files))
     }
-    content = {"run": run_id, "files": entries}
     unfinished = folder / f"{MANIFEST}.tmp"
-    unfinished.write_text(json.dumps({**content, "sha256": _own_checksum(content)}, indent=1), encoding="utf-8")
+    unfinished.write_bytes(_signed({"run": run_id, "files": entries}))
     os.replace(unfinished, folder / MANIFEST)
+
+
+def manifest_of_copy(folder: Path, sources: Mapping[str, Path | bytes]) -> bytes:
+    """Return the manifest of a copy of `folder` that has `sources` instead of the files of these names.
+
+    Files that the copy lacks are dropped, and those that only the copy has are not added: people may edit them.
+    """
+    manifest, entries = read_manifest(folder), {}
+    for name, (size, digest) in manifest.files.items():
+        if name not in sources:
+            continue
+        if (source := sources[name]) != folder / name:
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            size, digest = len(content), hashlib.sha256(content).hexdigest()
+        entries[name] = {"size": size, "sha256": digest}
+    return _signed({"run": manifest.run_id, "files": entries})
+
+
+def _signed(content: dict[str, Any]) -> bytes:
+    return json.dumps({**content, "sha256": _own_checksum(content)}, indent=1).encode()
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -80,24 +99,36 @@ def read_manifest(folder: str | Path) -> Manifest:
     if not file.is_file():
         raise CheckpointError(f"{MANIFEST} is missing, so the run was stopped while it saved")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return _parsed(file.read_text(encoding="utf-8"))
+    except CheckpointError:
+        raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{MANIFEST} is broken ({error})") from error
+
+
+def _parsed(text: str) -> Manifest:
+    content = json.loads(text)
     if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
         raise CheckpointError(f"{MANIFEST} is {json.dumps(content)[:40]}; expected a list of files")
     if content.pop("sha256", None) != _own_checksum(content):
         raise CheckpointError(f"{MANIFEST} is not as it was written: its own checksum differs")
     files = {}
     for name, entry in content["files"].items():
-        path, size = PurePosixPath(name), entry.get("size")
+        path = PurePosixPath(name)
         if not name or set("\0\\") & set(name) or path.is_absolute() or ".." in path.parts:
             raise CheckpointError(f"{MANIFEST} names {name[:100]!r}, which is no file of this folder")
-        if type(size) is not int or size < 0:
-            raise CheckpointError(
-                f"{MANIFEST}: {name[:100]!r} has size={str(size)[:40]!r}; expected a number of bytes"
-            )
-        files[name] = size, entry.get("sha256")
-    return Manifest(files, content.get("run"))
+        match entry:
+            case {"size": int(size), "sha256": str(digest)} if type(size) is int and size >= 0:
+                files[name] = size, digest
+            case _:
+                raise CheckpointError(
+                    f"{MANIFEST}: the entry of {name[:100]!r} is {json.dumps(entry)[:120]}; expected size (bytes) and "
+                    "sha256 (text)"
+                )
+    run_id = content.get("run")
+    if not isinstance(run_id, str | None):
+        raise CheckpointError(f"{MANIFEST}: run is {json.dumps(run_id)[:40]}; expected a text or null")
+    return Manifest(files, run_id)
 
 
 def _own_checksum(content: dict[str, Any]) -> str:
@@ -131,7 +162,7 @@ def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str
     found, to_read = {}, []
     for name, (size, _) in files.items():
         file = folder / name
-        if not file.is_file():  # a pipe or a device would keep a reader waiting
+        if not os.path.isfile(file):  # a pipe or a device would keep a reader waiting
             found[name] = f"{name} is missing"
         elif file.stat().st_size != size:
             found[name] = f"{name} has {file.stat().st_size:,} bytes, {size:,} expected"
@@ -149,8 +180,13 @@ def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str
 
 def list_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return the checkpoint folders of a run, oldest first."""
-    folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.rsplit("-", 1)[1].isdigit()]
-    return sorted(folders, key=lambda folder: int(folder.name.rsplit("-", 1)[1]))
+    folders = Path(output_dir).glob("checkpoint-*")
+    return sorted((each for each in folders if each.name.removeprefix("checkpoint-").isdecimal()), key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of a folder of `list_checkpoints`."""
+    return int(folder.name.removeprefix("checkpoint-"))
 
 
 def run_id_of(folder: str | Path) -> str | None:
@@ -161,12 +197,15 @@ def run_id_of(folder: str | Path) -> str | None:
         return None
 
 
-def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str | None:
+def resolve_checkpoint(
+    output_dir: str | Path, wanted: str | bool | None, problems: dict[Path, list[str]] | None = None
+) -> str | None:
     """Return the checkpoint to resume from, or None for a fresh start.
 
     Args:
         wanted: None or False for a fresh start; True or "last" for the newest; "last-complete" for the newest complete
             one, or a fresh start if there is none, so that one command starts a run and continues it; or a folder.
+        problems: filled with the result of `find_corruption` for each folder that was read, by its resolved path.
 
     Raises:
         FileNotFoundError: "last" is wanted, and there is no checkpoint.
@@ -175,15 +214,23 @@ def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str
     if wanted is None or wanted is False:
         return None
     wanted = "last" if wanted is True or wanted == "True" else str(wanted)
-    available = list_checkpoints(output_dir)
-    complete = (folder for folder in reversed(available) if not find_corruption(folder))
+    available, problems = list_checkpoints(output_dir), {} if problems is None else problems
+
+    def problems_of(folder: Path) -> list[str]:
+        """Read a folder once: hashing a large checkpoint takes minutes."""
+        place = folder.resolve()
+        if place not in problems:
+            problems[place] = find_corruption(folder)
+        return problems[place]
+
+    complete = (folder for folder in reversed(available) if not problems_of(folder))
     if wanted == "last-complete":
         newest = next(complete, None)
         return str(newest) if newest else None
     if wanted == "last" and not available:
         raise FileNotFoundError(f"no checkpoint to resume from in {output_dir}")
     folder = available[-1] if wanted == "last" else Path(wanted)
-    if found := find_corruption(folder):
+    if found := problems_of(folder):
         fix = "no complete checkpoint is left; start the run again"
         if newest := next(complete, None):
             fix = f"resume from the newest complete one, {newest}, with --resume_from_checkpoint last-complete"

@@ -15,6 +15,7 @@ file system without locks gets a warning, and local locks only keep out runs of 
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import time
 import uuid
@@ -29,7 +30,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, Trainer
 
 from ..hub.cards import record_evaluation
 from ..hub.kinds import Kind, load_config
-from ..hub.manifests import CheckpointError, find_corruption, list_checkpoints, resolve_checkpoint, run_id_of
+from ..hub.manifests import CheckpointError, list_checkpoints, resolve_checkpoint, run_id_of, step_of
 from ..io.usage import validate_extra
 from ..registry import architecture_of
 from .adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
@@ -268,7 +269,8 @@ def begin(
         CheckpointError, FileNotFoundError: as in `resolve_checkpoint`; or checkpoints of two runs are there.
     """
     there = list_checkpoints(output_dir)
-    checkpoint = resolve_checkpoint(output_dir, wanted)
+    problems: dict[Path, list[str]] = {}
+    checkpoint = resolve_checkpoint(output_dir, wanted, problems)
     ids = {folder: run_id_of(folder) for folder in ([checkpoint, *there] if checkpoint else ())}
     run_id = next(filter(None, ids.values()), uuid.uuid4().hex)
     if overwrite and (checkpoint is None or Path(checkpoint).resolve().parent != Path(output_dir).resolve()):
@@ -276,7 +278,7 @@ def begin(
     if checkpoint is None and wanted:
         for folder in there:
             aside = folder.with_name(f"damaged-{folder.name}-{run_id[:8]}")
-            print(f"{folder} is corrupted ({find_corruption(folder)[0]}): renamed to {aside.name}", flush=True)
+            print(f"{folder} is corrupted ({problems[folder.resolve()][0]}): renamed to {aside.name}", flush=True)
             folder.rename(aside)
     elif checkpoint is None and there:
         raise FileExistsError(
@@ -293,3 +295,18 @@ def begin(
             "loaded"
         )
     return checkpoint, run_id, []
+
+
+def rotate(folder: Path, run_id: str | None, limit: int | None, best: str | None) -> None:
+    """Deletes checkpoints of a run until `limit` are left; `folder` is the one that was just written.
+
+    Later steps, which a run that went back has left behind, go first, then the oldest. The best checkpoint stays,
+    however its path is written, and so do checkpoints of other runs.
+    """
+    if not limit or limit < 0:
+        return
+    own = [one for one in list_checkpoints(folder.parent) if run_id_of(one) in (None, run_id)]
+    old = [one for one in own if one.name not in (folder.name, Path(best or "").name)]
+    old.sort(key=lambda one: step_of(one) <= step_of(folder))
+    for one in old[: max(len(own) - limit, 0)]:
+        shutil.rmtree(one, ignore_errors=True)

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
-from transformers.trainer_utils import HubStrategy, rotate_checkpoints, unwrap_peft_model
+from transformers.trainer_utils import HubStrategy, unwrap_peft_model
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import PushInProgress
 
@@ -50,7 +50,7 @@ from ..hub.push import own_files
 from ..hub.secrets import validate_no_secrets
 from ..registry import ARCHITECTURES
 from .preemption import PreemptionCallback
-from .run import agreed, begin, held
+from .run import agreed, begin, held, rotate
 
 
 # What gloo and NCCL say when another process has gone.
@@ -189,8 +189,7 @@ class CompleteCheckpoints:
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save:
-            # By time, not by number: after a run has gone back, later steps are older than what was just written.
-            rotate_checkpoints(str(folder.parent), limit, self.state.best_model_checkpoint, use_mtime=True)
+            rotate(folder, self.run_id, limit, self.state.best_model_checkpoint)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
@@ -405,11 +404,15 @@ def _validate_same_weights(folder: Path, model: torch.nn.Module) -> None:
     # Tied weights are saved under one of their names.
     there = {weights[name].data_ptr() for name in found if name in weights}
     known = {*found, *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
-    wrong = [n for n, shape in found.items() if n not in weights or shape != tuple(weights[n].shape)]
-    wrong += [f"{n} is missing" for n, t in weights.items() if n not in known and t.data_ptr() not in there]
+    wrong = [f"{name} {list(shape)} is not in the model" for name, shape in found.items() if name not in weights]
+    for name, tensor in weights.items():
+        if (shape := found.get(name, tensor.shape)) != tensor.shape:
+            wrong.append(f"{name} has shape {list(shape)}, expected {list(tensor.shape)}")
+        elif name not in known and tensor.data_ptr() not in there:
+            wrong.append(f"{name} {list(tensor.shape)} is missing")
     if wrong:
         raise CheckpointError(
             f"checkpoint {folder} holds the weights of another model than this "
-            f"{type(unwrap_peft_model(model)).__name__}: {_some(wrong)}. Nothing was loaded; resume with the "
+            f"{type(unwrap_peft_model(model)).__name__}: {_some(sorted(wrong))}. Nothing was loaded; resume with the "
             "--model_type, --preset and --config_overrides that the run began with"
         )

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import sys
@@ -122,9 +123,10 @@ def listing(**files) -> str:
     return json.dumps(files)
 
 
-def signed(**sizes) -> str:
-    """A manifest with its own checksum, of files that have these sizes."""
-    content = {"version": 2, "run": "a", "files": {name: {"size": n, "sha256": "0"} for name, n in sizes.items()}}
+def signed(run="a", **entries) -> str:
+    """A manifest with its own checksum, of files that have these entries, or these sizes."""
+    files = {name: {"size": n, "sha256": "0"} if type(n) in (int, str) else n for name, n in entries.items()}
+    content = {"version": 2, "run": run, "files": files}
     checksum = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return listing(**content, sha256=checksum)
 
@@ -133,6 +135,7 @@ HOSTILE_MANIFESTS = {
     "an-empty-list": "[]",
     "nothing": "",
     "100000-nested-lists": "[" * 100_000,
+    "lists-that-are-read-but-not-written": f'{{"files": {{"a": {{"x": {"[" * 980}{"]" * 980}}}}}}}',
     "no-utf-8": b"\xff\xfe{\x00}\x00",
     "a-pickle": pickle.dumps({"model.safetensors": 1}),
     "a-file-above-the-folder": signed(**{"../model.safetensors": 1}),
@@ -140,6 +143,22 @@ HOSTILE_MANIFESTS = {
     "a-file-of-another-system": signed(**{"..\\model.safetensors": 1}),
     "a-negative-size": signed(**{"model.safetensors": -1}),
     "a-size-that-is-a-text": signed(**{"model.safetensors": "1"}),
+    **{
+        f"an-entry-that-is-{json.dumps(entry)}": signed(**{"model.safetensors": entry})
+        for entry in (
+            None,
+            [1, "0"],
+            1.5,
+            {},
+            {"size": 1},
+            {"sha256": "0"},
+            {"size": True, "sha256": "0"},
+            {"size": 1, "sha256": 0},
+            {"size": 1, "sha256": None},
+            {"size": [1], "sha256": "0"},
+        )
+    },
+    **{f"a-run-that-is-{run}": signed(run, **{"model.safetensors": 1}) for run in (7, ["a"], {"a": 1}, False)},
     "a-version-to-come": listing(version=3, run="a", files={"model.safetensors": {"size": 1, "sha256": "0"}}),
     "a-checksum-that-is-not-its-own": listing(version=2, run="a", files={}, sha256="0" * 64),
     "files-that-are-a-list": listing(version=2, run="a", files=["model.safetensors"]),
@@ -164,6 +183,12 @@ def test_pipes_do_not_block_verification(run):
     (folder / MANIFEST).unlink()
     os.mkfifo(folder / MANIFEST)
     assert find_corruption(folder) == ["manifest.json is missing, so the run was stopped while it saved"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000 + "b", "\ud800"], ids=["long", "deep", "not-unicode"])
+def test_manifest_names_that_no_file_can_have_are_missing_files(run, name):
+    (run / "checkpoint-2" / MANIFEST).write_text(signed(**{name: 1}))
+    assert find_corruption(run / "checkpoint-2") == [f"{name} is missing"]
 
 
 # ---- a manifest that was written anew ----
@@ -211,7 +236,11 @@ def test_weights_of_another_model_are_rejected_despite_a_valid_manifest(run, cha
     change(run / "checkpoint-2")
     write_manifest(run / "checkpoint-2")
     message = refused(run)
-    assert "another model than this HrmPuzzleForSolving" in message
+    listed = re.search(r"another model than this HrmPuzzleForSolving: (.*?)(?: and \d+ more)?\. Nothing", message)[1]
+    names = re.findall(r"(?:^|, )(?!expected)([\w.]+) (?:has shape )?\[[\d, ]+\]", listed)
+    assert names and names == sorted(names)
+    if change in (other_widths, turned):
+        assert re.search(r"weight has shape \[(\d+), (\d+)\], expected \[(?!\1, \2)\d+, \d+\]", listed)
 
 
 def header(entries, length=None, data=b"\0" * 64) -> bytes:

@@ -3,6 +3,7 @@
 Referees: the files of the first run, byte by byte, and the kernel, which holds locks and releases them.
 """
 
+import contextlib
 import fcntl
 import os
 import runpy
@@ -19,6 +20,7 @@ import yaml
 from filelock import FileLock, UnixFileLock
 from transformers import TrainerCallback
 
+from hrm_hf.hub import manifests
 from hrm_hf.hub.manifests import (
     CheckpointError,
     find_corruption,
@@ -30,7 +32,7 @@ from hrm_hf.hub.manifests import (
 )
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.trainer.recipes import save_recipe
-from hrm_hf.trainer.run import LOCK_FILE, FolderInUseError, begin, claim_run_folder, held
+from hrm_hf.trainer.run import LOCK_FILE, FolderInUseError, begin, claim_run_folder, held, rotate
 
 
 SCRIPTS = Path(__file__).parents[2] / "training"
@@ -142,6 +144,20 @@ def test_last_complete_renames_corrupted_checkpoints_before_a_new_run(tmp_path, 
     assert "checkpoint-4 is corrupted (model.safetensors has other content" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("corrupted", "wanted"), [((4, 6), "last-complete"), ((2, 4, 6), "last-complete"), ((4, 6), "last"), ((4, 6), 6)]
+)
+def test_each_checkpoint_is_hashed_once_on_the_way_to_a_complete_one(tmp_path, monkeypatch, corrupted, wanted):
+    for step in (2, 4, 6):
+        file = fake(tmp_path, step) / "model.safetensors"
+        file.write_bytes(b"y" * 100 if step in corrupted else file.read_bytes())
+    read, checksum = [], manifests._checksum
+    monkeypatch.setattr(manifests, "_checksum", lambda file: read.append(file) or checksum(file))
+    with contextlib.suppress(CheckpointError):
+        begin(tmp_path, wanted if isinstance(wanted, str) else os.path.relpath(tmp_path / "checkpoint-6"))
+    assert sorted(file.parent.name for file in read) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
 def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):
     # As hub_strategy checkpoint names it.
     trainer(tmp_path).train()
@@ -154,12 +170,27 @@ def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):
 # ---- rotation ----
 
 
-def test_new_checkpoint_survives_rotation_among_later_ones(tmp_path):
+@pytest.mark.parametrize("age", [-60, 60])
+def test_new_checkpoint_survives_rotation_among_later_ones(tmp_path, age):
     trainer(tmp_path, steps=8).train()
-    for folder in list_checkpoints(tmp_path):
-        os.utime(folder, (time.time() - 10, time.time() - 10))
+    for folder in list_checkpoints(tmp_path):  # as a copy may leave them
+        os.utime(folder, (time.time() - age, time.time() - age))
     trainer(tmp_path, steps=6, save_total_limit=1).train(str(tmp_path / "checkpoint-4"))
     assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-6"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [(None, [2, 4, 6, 8, 10, 12]), (1, [2, 4, 10]), (3, [2, 4, 8, 10]), (9, [2, 4, 6, 8, 10, 12])]
+)
+@pytest.mark.parametrize("best", ["{}/checkpoint-4", "run/checkpoint-4", "./run/../run/checkpoint-4"])
+def test_rotation_keeps_the_best_checkpoint_and_those_of_other_runs(tmp_path, monkeypatch, limit, left, best):
+    monkeypatch.chdir(tmp_path)
+    for step in (2, 4, 6, 8, 10, 12):
+        os.utime(fake(tmp_path / "run", step, "b" if step == 2 else "a"), (10**9 - step, 10**9 - step))
+    (tmp_path / "run" / "checkpoint-copy-6").mkdir()
+    rotate(Path("run/checkpoint-10"), "a", limit, best.format(tmp_path / "run"))
+    assert [int(one.name.rpartition("-")[2]) for one in list_checkpoints("run")] == left
+    assert (tmp_path / "run" / "checkpoint-copy-6").exists()
 
 
 # ---- a second run, at the same time ----

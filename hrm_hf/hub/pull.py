@@ -29,6 +29,7 @@ from huggingface_hub.utils import validate_repo_id
 from ..io.model_names import is_below_here
 
 
+WORTH_REPEATING = (408, 409, 423, 425, 429)  # client errors that may pass by themselves
 PULL_RECORD = ".pulled.json"  # which commit of which repository a folder holds
 
 
@@ -231,14 +232,20 @@ def _explained(error: BaseException, action: str, repo_id: str, revision: str | 
             return f"{repo_id} does not exist, or is private and your token may not read it; check name and token"
         case HfHubHTTPError():
             status, why = error.response.status_code, error.server_message or "no reason given"
-            verb = "write to" if action == "push" else "read"
+            if status >= 500 or status in WORTH_REPEATING:
+                return f"the Hub answered the {action} of {repo_id} with {status} ({why}); {again} in a few minutes"
+            if not has_token and status in (401, 403):
+                return f"the Hub wants a token for {repo_id} ({why}): {log_in}"
+            verb, role = ("write to", "write") if action == "push" else ("read", "read")
             propose = ", or propose it with --create-pr (create_pr)" if "create_pr" in why else ""
             said = {
                 401: f"the Hub rejected the token ({why}): it is wrong or was revoked. {log_in}",
-                403: f"your token may not {verb} {repo_id} ({why}): use one with the role write and access{propose}",
+                403: f"your token may not {verb} {repo_id} ({why}): use one with the role {role} and access{propose}",
+                404: f"the Hub did not find what the {action} of {repo_id} needs ({why}): check name and revision",
+                410: f"{repo_id} or a file of it was removed from the Hub ({why}): ask its owner, or use another",
                 412: f"somebody else has changed {repo_id} during the push ({why}); nothing was committed. Push again",
             }
-            return said.get(status, f"the Hub rejected the {action} of {repo_id} with {status}: {why}; {again}")
+            return said.get(status, f"the Hub rejected the {action} of {repo_id} with {status}: {why}; fix this first")
         case HTTPError():
             return f"the connection to {constants.ENDPOINT} failed ({type(error).__name__}: {error}); {again}"
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):

@@ -23,19 +23,20 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from .._version import __version__
 from ..io.model_names import ADAPTER_CONFIG, CONFIG
 from ..registry import ARCHITECTURES, ArchitectureSpec
 from . import PULL_REQUEST, PushOptions
 from .cards import CARD_FILE, LICENSE_NOT_STATED, card_for_repository, new_card_text
 from .licenses import UNKNOWN_LICENSE
-from .manifests import MANIFEST, STATE_FILES, find_corruption
+from .manifests import MANIFEST, STATE_FILES, find_corruption, manifest_of_copy
 from .pull import HubError, hub_errors
 from .secrets import SECRETS_FILES, validate_no_secrets
 
 
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 WEIGHT_PATTERNS = ("model*.safetensors", INDEX, "pytorch_model*.bin", "pytorch_model.bin.index.json")
-CODE_LICENSE = "LICENSE_CODE"
+CODE_LICENSE, PREPROCESSOR = "LICENSE_CODE", "preprocessor_config.json"
 LIBRARYS_CARD = "This model card has been automatically generated"  # in the empty card of transformers
 MODEL_FILES = (
     CONFIG, "generation_config.json", "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json",
@@ -218,6 +219,8 @@ def checkpoint_contents(
     if config is not None:
         _complete(found, folder, config, row)
     _add_card(found, folder, repo_id, license, ours=row is not None)
+    if MANIFEST in found.files:
+        found.files[MANIFEST] = manifest_of_copy(folder, found.files)
     found.notes += validate_no_secrets(found.files)
     return found
 
@@ -235,7 +238,7 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
             found.add(name, file, problem)
         elif problem:
             found.left_out[name] = problem
-        elif not name.endswith(".py"):  # `_complete` adds the package's own code
+        else:
             group = name.split("/")[0] + "/" if "/" in name else name
             what, option = (
                 ("training state", "with-training-state") if state else ("no part of a checkpoint", "include")
@@ -287,9 +290,9 @@ def validate_weights(folder: Path) -> list[Path]:
         raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}; save the model again with save_pretrained")
     try:
         weight_map: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        shards = sorted({folder / name for name in weight_map.values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder / INDEX} is corrupted ({error}); save the model again") from error
-    shards = sorted({folder / name for name in weight_map.values()})
     for file in shards:
         absent = {tensor for tensor, shard in weight_map.items() if shard == file.name} - _tensors_of(file)
         if absent:
@@ -312,10 +315,7 @@ def _tensors_of(file: Path) -> set[str]:
 def _complete(contents: Contents, folder: Path, config: PreTrainedConfig, row: ArchitectureSpec | None) -> None:
     """Add the code of an architecture with its license, and a missing generation config or feature extractor."""
     if row:
-        for cls in filter(None, (type(config), row.base, row.head, row.feature_extractor)):
-            file = sys.modules[cls.__module__].__file__
-            contents.files |= {Path(each).name: Path(each) for each in (file, *get_relative_import_files(file))}
-        contents.files[CODE_LICENSE] = code_license()
+        _add_code(contents, folder, config, row)
     if (row and AutoModelForCausalLM in row.heads) or type(config) in AutoModelForCausalLM._model_mapping:
         if not {"tokenizer.json", "tokenizer_config.json"} & contents.files.keys():
             raise ValueError(
@@ -326,11 +326,49 @@ def _complete(contents: Contents, folder: Path, config: PreTrainedConfig, row: A
             text = GenerationConfig.from_model_config(config).to_json_string()
             contents.files["generation_config.json"] = text.encode()
             contents.notes.append("generation_config.json: made from config.json")
-    if row and row.feature_extractor and "preprocessor_config.json" not in contents.files:
+    if row and row.feature_extractor:
         with tempfile.TemporaryDirectory() as scratch:
             row.feature_extractor.from_config(config).save_pretrained(scratch)
-            contents.files["preprocessor_config.json"] = Path(scratch, "preprocessor_config.json").read_bytes()
-        contents.notes.append("preprocessor_config.json: made from config.json")
+            made = Path(scratch, PREPROCESSOR).read_bytes()
+        if PREPROCESSOR in contents.files:
+            _add_fields(contents, folder, PREPROCESSOR, {"auto_map": json.loads(made)["auto_map"]})
+        else:
+            contents.files[PREPROCESSOR] = made
+            contents.notes.append(f"{PREPROCESSOR}: made from config.json")
+
+
+def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig, row: ArchitectureSpec) -> None:
+    """Add the modules of an architecture, their license, and the fields of config.json that name their classes."""
+    modules: dict[str, Path] = {}
+    for cls in filter(None, (type(config), row.base, row.head, row.feature_extractor)):
+        file = sys.modules[cls.__module__].__file__
+        modules |= {Path(each).name: Path(each) for each in (file, *get_relative_import_files(file))}
+    own = [name for name in sorted(modules) if (folder / name).is_file()]
+    if edited := [name for name in own if (folder / name).read_bytes() != modules[name].read_bytes()]:
+        contents.notes.append(
+            f"{', '.join(edited)}: pushed as in hrm_hf {__version__}, which differs from the folder; to use your own "
+            "version, run `hf upload` after this push"
+        )
+    contents.files |= modules | {CODE_LICENSE: code_license()}
+    for name in modules:
+        contents.left_out.pop(name, None)
+    fields: dict[str, Any] = {"auto_map": row.head._auto_map}
+    if row.head._custom_pipelines and config.architectures == [row.head.__name__]:
+        fields["custom_pipelines"] = row.head._custom_pipelines
+    _add_fields(contents, folder, CONFIG, fields)
+
+
+def _add_fields(contents: Contents, folder: Path, name: str, fields: dict[str, Any]) -> None:
+    """Add entries to mappings of a JSON file, which an older version of the package may have saved without them."""
+    try:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        old = {field: dict(content.get(field) or {}) for field in fields}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / name} is corrupted ({error}); save the model again") from error
+    if changed := [field for field, value in fields.items() if old[field] | value != old[field]]:
+        content |= {field: old[field] | value for field, value in fields.items()}
+        contents.files[name] = (json.dumps(content, indent=2) + "\n").encode()
+        contents.notes.append(f"{name}: added classes of the pushed code to {' and '.join(changed)}")
 
 
 def code_license() -> bytes:

@@ -6,6 +6,7 @@ are in test_hub_round_trip.py, the command line in test_cli_hub.py.
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from hrm_hf.hub import (
     push_space,
     verify_checkpoint,
 )
+from hrm_hf.hub.manifests import find_corruption, read_manifest, run_id_of, write_manifest
 from hrm_hf.hub.push import validate_weights
 
 
@@ -65,9 +67,48 @@ def test_uploaded_files_are_self_contained(architecture, saved):
 def test_pushed_code_is_the_packages_and_the_folder_is_unchanged(puzzle):
     (puzzle / "act.py").write_text("# of long ago\n")
     (puzzle / "puzzle_layers.py").unlink()
+    for name in ("mine.py", "lib/more.py"):
+        (puzzle / name).parent.mkdir(exist_ok=True)
+        (puzzle / name).write_text("x = 1\n")
     contents = checkpoint_contents(puzzle, NAME)
     assert "class ActCarry" in contents.files["act.py"].read_text() and "puzzle_layers.py" in contents.files
     assert (puzzle / "act.py").read_text() == "# of long ago\n" and not (puzzle / "README.md").exists()
+    assert [note for note in contents.notes if re.match(r"act\.py: .*differs from the folder.*hf upload", note)]
+    assert {"mine.py", "lib/"} == contents.left_out.keys() and "--include" in contents.left_out["mine.py"]
+    assert {"mine.py", "lib/more.py"} <= checkpoint_contents(puzzle, NAME, include=("*.py",)).files.keys()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "file", "field"),
+    [("hrm_puzzle", "config.json", "auto_map"), ("hrm_puzzle", "config.json", "custom_pipelines"),
+     ("hrm_lm", "config.json", "auto_map"), ("hrm_cosmo", "preprocessor_config.json", "auto_map")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "old", [None, {}, {"AutoTokenizer": ["mine.Tokenizer", None]}], ids=["none", "empty", "other"]
+)
+def test_missing_code_entries_of_an_older_package_are_added(architecture, file, field, old, saved, tmp_path):
+    folder = shutil.copytree(saved / architecture, tmp_path / "model")
+    assert not [note for note in checkpoint_contents(folder, NAME).notes if note.startswith(file)]
+    config = json.loads((folder / file).read_text())
+    complete = config.pop(field)
+    (folder / file).write_text(json.dumps(config if old is None else config | {field: old}))
+    contents = checkpoint_contents(folder, NAME)
+    assert json.loads(contents.files[file]) == config | {field: (old or {}) | complete}
+    assert [note for note in contents.notes if note.startswith(f"{file}: ") and field in note]
+
+
+def test_pushed_training_checkpoint_matches_its_manifest(puzzle, tmp_path):
+    (puzzle / "act.py").write_text("# of long ago\n")
+    (puzzle / "config.json").write_text((puzzle / "config.json").read_text().replace("auto_map", "earlier_map"))
+    (puzzle / "optimizer.pt").write_bytes(b"state")
+    (puzzle / "notes.txt").write_text("stays behind")
+    write_manifest(puzzle, "a" * 32)
+    copy = tmp_path / "copy"
+    for name, source in checkpoint_contents(puzzle, NAME, with_training_state=True).files.items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(source if isinstance(source, bytes) else source.read_bytes())
+    assert find_corruption(copy) == [] and run_id_of(copy) == "a" * 32
+    assert {"act.py", "config.json", "optimizer.pt"} <= read_manifest(copy).files.keys()
 
 
 @pytest.mark.parametrize(
@@ -384,6 +425,19 @@ def test_an_interrupted_download_continues_with_the_same_command(hub, puzzle, tm
     point_at(hub, monkeypatch, tmp_path)
     pull_checkpoint(NAME, tmp_path / "pulled")
     assert (tmp_path / "pulled" / "model.safetensors").read_bytes() == (puzzle / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 422, 429, 503])
+@pytest.mark.parametrize("action", ["push", "pull"])
+def test_only_passing_failures_are_worth_repeating(hub, puzzle, tmp_path, monkeypatch, status, action):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    push_checkpoint(puzzle, NAME)
+    (puzzle / "results.json").write_text("{}")
+    hub.lie("/api/models/org/model", status=status)
+    with pytest.raises(HubError, match=r"Hub|token") as error:
+        push_checkpoint(puzzle, NAME) if action == "push" else pull_checkpoint(NAME, tmp_path / "pulled")
+    assert ("same command again" in str(error.value)) == (status == 429 or status >= 500)
+    assert ("role write" in str(error.value)) == (status == 403 and action == "push")
 
 
 def test_pull_of_a_missing_model_or_revision_is_explained(hub, puzzle, monkeypatch):

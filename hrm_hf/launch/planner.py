@@ -17,7 +17,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,14 @@ from ..registry import ARCHITECTURES
 from ..resources import ROOT, resource, typed_path
 from ..text.arguments import LmDataArguments, LmTrainingArguments
 from ..trainer.adapters import TuningArguments
-from ..trainer.recipes import ModelArguments, RecipeParser, build_config, load_recipe
+from ..trainer.recipes import (
+    ModelArguments,
+    RecipeParser,
+    build_config,
+    checked_overrides,
+    keep_overrides,
+    load_recipe,
+)
 from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory, usable_memory
 from .options import LaunchOptions
 
@@ -182,12 +189,21 @@ def known_models() -> list[str]:
     return sorted({*_presets(), "gpt2", "llama", *ours})
 
 
-def config_of(values: dict[str, Any]) -> PreTrainedConfig:
-    """The config that run_clm.py would build, but for the size of the vocabulary, which its tokenizer decides."""
-    if values.get("model_name_or_path"):
-        return load_config(str(values["model_name_or_path"]), LANGUAGE_MODEL)
-    own = {name: values.get(name) for name in ("model_type", "preset", "config_overrides")}
-    return build_config(ModelArguments(**own))
+def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> PreTrainedConfig:
+    """The config that run_clm.py would build, but for the size of the vocabulary, which its tokenizer decides.
+
+    Args:
+        recipe, given: what `run_values` returns.
+    """
+    values = recipe | (given or {})
+    arguments = ModelArguments(**{each.name: values.get(each.name) for each in fields(ModelArguments)})
+    keep_overrides([arguments], recipe)
+    if not arguments.model_name_or_path:
+        return build_config(arguments)
+    config = load_config(arguments.model_name_or_path, LANGUAGE_MODEL)
+    for name, value in checked_overrides(type(config), arguments.config_overrides).items():
+        setattr(config, name, value)
+    return config
 
 
 def guide_batch(model: str, processes: int) -> int:
@@ -221,7 +237,7 @@ def plan_launch(
     values, reference = recipe | given, _recipe_batch(recipe)
     length = int(values.get("block_size", LmDataArguments.block_size))
     by_memory = "per_device_train_batch_size" not in given and options.batch_table == "memory"
-    shape = _shape(values, needed=by_memory)
+    shape = _shape(recipe, given, needed=by_memory)
     usable = usable_memory(min(device.memory for device in devices), devices[0].kind)
     capable = min(device.capability for device in devices) >= BF16_CAPABILITY
     step = {"bf16": given.get("bf16", capable), "processes": processes, "strategy": options.strategy}
@@ -326,10 +342,10 @@ def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable:
     return shape.parameters >= CHECKPOINTING_FROM or largest_batch(shape, length, usable, **step) == 0
 
 
-def _shape(values: dict[str, Any], needed: bool) -> ModelShape | None:
+def _shape(recipe: dict[str, Any], given: dict[str, Any], needed: bool) -> ModelShape | None:
     """None where the memory of the model is unknown and the batch does not depend on it."""
     try:
-        return model_shape(config_of(values))
+        return model_shape(config_of(recipe, given))
     except ValueError:
         if needed:
             raise

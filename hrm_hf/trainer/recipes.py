@@ -169,7 +169,7 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
         *parsed, _namespace, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
         parser.validate_known(unknown)
         if path:
-            _keep_overrides(parsed, values)
+            keep_overrides(parsed, values)
     except (ValueError, OSError) as error:  # what an argument class says about its values
         parser.error(str(error))
     return tuple(parsed)
@@ -223,7 +223,7 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, (bool, int, float)) else value for key, value in values.items()}
 
 
-def _keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
+def keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
     """A flag changes single fields of what a recipe overrides in the config of its model, and leaves the others."""
     overrides = recipe.get("config_overrides")
     for part in parsed:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny_lm
 from accelerate.commands.launch import launch_command_parser
 from typer.testing import CliRunner
 
@@ -21,7 +22,7 @@ from hrm_hf.launch.memory import GIB
 from hrm_hf.launch.options import LaunchOptions, parse_memory
 from hrm_hf.launch.planner import Device, share_batch
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
-from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, build_config, parse_recipe
 
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,24 @@ def test_both_names_of_activation_checkpointing_work(name):
     plan = plan_launch("hrm-lm-100m", [f"--{name}", "false"], [AMPERE])  # whose recipe says true
     assert not plan.activation_checkpointing
     assert plan.command[plan.command.index("--activation_checkpointing") + 1] == "false"
+
+
+@pytest.mark.parametrize("overrides", [None, "", "num_hidden_layers=3", '{"hidden_size": 128}', "vocab_size=99"])
+def test_plan_and_script_build_the_same_config_from_recipe_and_overrides(overrides):
+    flags = [] if overrides is None else ["--config_overrides", overrides]
+    recipe = ["--recipe", str(launching.RECIPES / "llama_50m.yaml"), "--output_dir", "x", "--use_cpu", "true"]
+    arguments, *_ = parse_recipe(launching.RUN_CLM, [*recipe, *flags])
+    planned = launching.config_of(*launching.run_values("llama-50m", flags))
+    assert planned.to_dict() == build_config(arguments).to_dict()
+    if overrides:
+        assert plan_launch("llama-50m", flags, [AMPERE]).parameters == launching.model_shape(planned).parameters
+
+
+def test_plan_applies_overrides_to_the_config_of_saved_weights(tmp_path):
+    tiny_lm.model("hrm_lm").save_pretrained(tmp_path)
+    given = {"model_name_or_path": str(tmp_path), "config_overrides": "halt_max_steps=7"}
+    assert launching.config_of({}, given).halt_max_steps == 7
+    assert launching.config_of({"config_overrides": "bp_steps=5"}, given).bp_steps == 5
 
 
 def test_model_that_does_not_fit_is_rejected_with_its_memory_terms_and_a_fix():

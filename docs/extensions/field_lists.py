@@ -7,8 +7,8 @@ Our configs and pipelines describe their fields as transformers does, several to
         halt_min_steps (1): fewest segments of a token.
 
 Read as Google style, such sections would run into one paragraph. Here each becomes a title and a list in Markdown.
-Options of the training scripts have their description in the field itself, `field(metadata={"help": ...})`,
-`HfArg(default=..., help=...)` or `_option(default, help)`; they are listed below the text of their class.
+Options of the training scripts have their description in the field itself, `HfArg(default=..., help=...)`; they are
+listed below the text of their class.
 """
 
 import ast
@@ -38,14 +38,9 @@ class FieldLists(Extension):
 
 def option(name: str, attribute: Attribute) -> str | None:
     """A line of the list for a field with a help text; None for every other attribute."""
-    if not str(attribute.value).startswith(("_option(", "HfArg(", "field(")):
+    if not str(attribute.value).startswith("HfArg("):
         return None
-    call = ast.parse(str(attribute.value), mode="eval").body
-    given = {keyword.arg: keyword.value for keyword in call.keywords} | dict(zip(("default", "help"), call.args))
-    if "metadata" in given:
-        given |= {key.value: value for key, value in zip(given["metadata"].keys, given["metadata"].values)}
-    if "help" not in given:
-        return None
+    given = {each.arg: each.value for each in ast.parse(str(attribute.value), mode="eval").body.keywords}
     default = f", `{ast.unparse(given['default'])}`" if "default" in given else ""
     return f"- **{name}** (`{attribute.annotation}`{default}): {text_of(given['help'])}"
 

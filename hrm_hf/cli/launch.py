@@ -143,15 +143,15 @@ def _checks_text(checks) -> str:
 
 @dataclass(kw_only=True)
 class SlurmCommand(SlurmJob):
-    """A job, and where its script goes."""
+    """A job and the destination of its script."""
 
     out: str | None = option("File to write; standard output by default.", None)
-    submit: bool = option("Give it to sbatch, from the current folder.", False)
+    submit: bool = option("Submit the job with sbatch, from the current folder.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.submit and self.out:
-            raise UsageError("either writes a file or submits; leave out --out or --submit", "--submit")
+            raise UsageError("cannot be combined with --out; use one of them", "--submit")
         if self.submit and self.log_dir is None:
             self.log_dir = "logs/slurm"
 
@@ -163,7 +163,9 @@ def slurm(job: SlurmCommand, as_json: bool):
     Example: hrm-hf slurm multi_node --nodes 4 --account m1234 --cluster perlmutter --out job.sbatch
     """
     if job.submit and not shutil.which("sbatch"):
-        raise OSError("sbatch is not on the PATH: submit on a login node of the cluster, or write the file with --out")
+        raise OSError(
+            "sbatch is not on the PATH: run this on a login node of the cluster, or write the script with --out"
+        )
     if job.log_dir:
         Path(job.log_dir).mkdir(parents=True, exist_ok=True)
     if job.submit:

@@ -95,7 +95,7 @@ class BuildCosmology(SurveyOptions):
     size: int = option("Pixels a side.", 64, min=8)
     side_deg: float | None = option("Side of the patch in degrees, default 5.", None)
     source_redshifts: str | None = option(
-        "Of the sources of each channel, as 0.5,1.0; default 1.0, des: 0.34,0.52,0.74,0.94.", None
+        "Source redshift of each channel, as 0.5,1.0; default 1.0, des: 0.34,0.52,0.74,0.94.", None
     )
     box_mpc: float | None = option("2lpt: side of the box in Mpc/h, default 256.", None)
     box_grid: int | None = option("2lpt: particles a side of the box, default 64.", None)

@@ -5,11 +5,12 @@ Every logged value is the mean over the maps (not tokens) of all processes; `mse
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import pad
+from transformers.hf_argparser import HfArg
 
 from ..trainer.base import HrmTrainer
 from ..trainer.recipes import CarrylessTrainingArguments
@@ -23,23 +24,20 @@ MSE, RMSE = "mse_", "rmse_"
 class CosmoDataArguments:
     """Which maps to train on, and how to augment them; see `cosmology/dataset/collator.py`."""
 
-    data_path: str | None = field(default=None, metadata={"help": "Cosmology data set: folder or OWNER/NAME."})
-    build_data: str | None = field(
-        default=None,
-        metadata={"help": "Arguments of `hrm-hf data` that build or finish data_path; an error if it holds others."},
+    data_path: str | None = HfArg(default=None, help="Cosmology data set: folder or OWNER/NAME.")
+    build_data: str | None = HfArg(
+        default=None, help="Arguments of `hrm-hf data` that build or finish data_path; an error if it holds others."
     )
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on the first maps only; on all that are not held out by default."}
+    max_train_samples: int | None = HfArg(
+        default=None, help="Train on the first maps only; on all that are not held out by default."
     )
-    val_samples: int | None = field(
-        default=None,
-        metadata={"help": "Last maps of the train split that are held out; a tenth, at most 10,000, by default."},
+    val_samples: int | None = HfArg(
+        default=None, help="Last maps of the train split that are held out; a tenth, at most 10,000, by default."
     )
-    max_test_samples: int | None = field(default=None, metadata={"help": "Test on the first maps only; 0 for none."})
-    augment: bool = field(default=True, metadata={"help": "Turn and mirror training maps; move periodic ones."})
-    noise_sigma: float = field(
-        default=0.0,
-        metadata={"help": "Standard deviation of fresh noise on each pixel of noiseless maps, in their unit."},
+    max_test_samples: int | None = HfArg(default=None, help="Test on the first maps only; 0 for none.")
+    augment: bool = HfArg(default=True, help="Turn and mirror training maps; move periodic ones.")
+    noise_sigma: float = HfArg(
+        default=0.0, help="Standard deviation of fresh noise on each pixel of noiseless maps, in their unit."
     )
 
     def __post_init__(self):
@@ -59,28 +57,28 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
 
     best_metric: ClassVar[str] = "eval_nll_loss"
 
-    learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate, before any scaling."})
-    weight_decay: float = field(
-        default=1e-3, metadata={"help": "Weight decay of matrices and filters; biases, norms and scales have none."}
+    learning_rate: float = HfArg(default=3e-4, help="Peak learning rate, before any scaling.")
+    weight_decay: float = HfArg(
+        default=1e-3, help="Weight decay of matrices and filters; biases, norms and scales have none."
     )
-    adam_beta2: float = field(default=0.999, metadata={"help": "Second beta of AdamW (or of --optim)."})
-    warmup_steps: float = field(default=0.05, metadata={"help": "Steps of linear warm-up, or their share if below 1."})
-    lr_min_ratio: float | None = field(
-        default=0.0, metadata={"help": "Cosine decay ends at this share of the learning rate; 1 is constant."}
+    adam_beta2: float = HfArg(default=0.999, help="Second beta of AdamW (or of --optim).")
+    warmup_steps: float = HfArg(default=0.05, help="Steps of linear warm-up, or their share if below 1.")
+    lr_min_ratio: float | None = HfArg(
+        default=0.0, help="Cosine decay ends at this share of the learning rate; 1 is constant."
     )
-    remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "Off: maps come as whole batches, not as rows with columns."}
+    remove_unused_columns: bool | None = HfArg(
+        default=False, help="Off: maps come as whole batches, not as rows with columns."
     )
 
-    scale_learning_rate: bool = field(
-        default=False, metadata={"help": "Multiply the learning rate by the maps of a step over --base_batch_size."}
+    scale_learning_rate: bool = HfArg(
+        default=False, help="Multiply the learning rate by the maps of a step over --base_batch_size."
     )
-    base_batch_size: int = field(default=64, metadata={"help": "Maps of a step that --learning_rate is meant for."})
-    fit_posterior_scale: bool = field(
-        default=True, metadata={"help": "At the end, fit one factor on all standard deviations to validation maps."}
+    base_batch_size: int = HfArg(default=64, help="Maps of a step that --learning_rate is meant for.")
+    fit_posterior_scale: bool = HfArg(
+        default=True, help="At the end, fit one factor on all standard deviations to validation maps."
     )
-    channels_last: bool = field(
-        default=False, metadata={"help": "Lay filters out with channels last: faster on GPUs in half precision."}
+    channels_last: bool = HfArg(
+        default=False, help="Lay filters out with channels last: faster on GPUs in half precision."
     )
 
     def __post_init__(self):
@@ -107,12 +105,10 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
 class MassMapDataArguments(CosmoDataArguments):
     """Which shear maps to train on, and how to augment them."""
 
-    fresh_observations: bool = field(
+    fresh_observations: bool = HfArg(
         default=True,
-        metadata={
-            "help": "Draw noise and masks of training maps anew at every step, from their convergence; those of the "
-            "data set otherwise. For periodic maps alone."
-        },
+        help="Draw noise and masks of training maps anew at every step, from their convergence; those of the "
+        "data set otherwise. For periodic maps alone.",
     )
 
 

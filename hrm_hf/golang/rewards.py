@@ -14,8 +14,10 @@ not parse raises an error.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from transformers.hf_argparser import HfArg
 
 from ..models.processing_hrm_go_coder import TOKEN_IDS, is_go_tokenizer
 from . import GoProgram, GoTestRunner, best_validator
@@ -31,7 +33,7 @@ KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 class RewardArguments:
     """The rewards of completions."""
 
-    reward: list[str] = field(default_factory=list, metadata={"help": f"One or more rewards: {KINDS}."})
+    reward: list[str] = HfArg(default_factory=list, help=f"One or more rewards: {KINDS}.")
 
     def __post_init__(self):
         self.reward = [self.reward] if isinstance(self.reward, str) else self.reward

@@ -6,11 +6,12 @@ process alone. It writes greedily and token by token, so that it serves the Go c
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from accelerate.utils import extract_model_from_parallel
 from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.hf_argparser import HfArg
 
 from ..models.processing_hrm_go_coder import Feedback
 from ..registry import has_ability
@@ -32,25 +33,25 @@ LOSS_WEIGHTS = ("plan_loss_weight", "code_loss_weight", "refinement_loss_weight"
 class GoDataArguments:
     """Which records of Go tasks, and how they become rows of tokens. See `golang/data/streams.py`."""
 
-    train_data: list[str] = field(
-        default_factory=list, metadata={"help": "Files of records (.jsonl, .jsonl.gz) to train on; with commas."}
+    train_data: list[str] = HfArg(
+        default_factory=list, help="Files of records (.jsonl, .jsonl.gz) to train on; with commas."
     )
-    eval_data: list[str] = field(default_factory=list, metadata={"help": "Files of held-out records."})
-    on_bad_line: str = field(default="stop", metadata={"help": "Lines that are no record: stop, or skip and count."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first records only."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first records only."})
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder of `hrm-hf data go-tokenizer`; that of the weights by default."}
+    eval_data: list[str] = HfArg(default_factory=list, help="Files of held-out records.")
+    on_bad_line: str = HfArg(default="stop", help="Lines that are no record: stop, or skip and count.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on the first records only.")
+    max_eval_samples: int | None = HfArg(default=None, help="Evaluate on the first records only.")
+    tokenizer_name: str | None = HfArg(
+        default=None, help="Folder of `hrm-hf data go-tokenizer`; that of the weights by default."
     )
-    max_length: int = field(default=2048, metadata={"help": "Most tokens of a row."})
-    problem_budget: int = field(default=256, metadata={"help": "Most tokens of a problem; its end is cut."})
-    context_budget: int = field(default=512, metadata={"help": "Most tokens of a context; its middle is cut."})
-    plan_budget: int = field(default=512, metadata={"help": "Records with a longer plan are dropped."})
-    code_budget: int = field(
-        default=1024, metadata={"help": "Records with a longer solution are dropped, longer failed attempts left out."}
+    max_length: int = HfArg(default=2048, help="Most tokens of a row.")
+    problem_budget: int = HfArg(default=256, help="Most tokens of a problem; its end is cut.")
+    context_budget: int = HfArg(default=512, help="Most tokens of a context; its middle is cut.")
+    plan_budget: int = HfArg(default=512, help="Records with a longer plan are dropped.")
+    code_budget: int = HfArg(
+        default=1024, help="Records with a longer solution are dropped, longer failed attempts left out."
     )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
-    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
+    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that tokenize.")
+    data_cache_dir: str | None = HfArg(default=None, help="Where converted data are kept.")
 
     def __post_init__(self):
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
@@ -69,40 +70,34 @@ class GoDataArguments:
 class GoTrainingArguments(LmTrainingArguments):
     """For the Go coder, and for other causal language models on the same records."""
 
-    train_sampling_strategy: str = field(
-        default="group_by_length",
-        metadata={"help": "random, sequential or group_by_length: rows of about one length make a batch."},
+    train_sampling_strategy: str = HfArg(
+        default="group_by_length", help="random, sequential or group_by_length: rows of about one length make a batch."
     )
-    remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "Off: the collator reads columns that no model takes."}
-    )
-
-    refinement_warmup: int = field(
-        default=0, metadata={"help": "Steps with solutions only: no attempts in the data, no refinement loss."}
-    )
-    refinement_ramp: int = field(
-        default=1000, metadata={"help": "Steps after that over which the refinement loss grows to its weight."}
-    )
-    plan_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
-    code_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
-    refinement_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
-    balance_decisions: bool = field(
-        default=False,
-        metadata={"help": "Weigh each kind of decision by how rare it is in the training data; kept in the config."},
+    remove_unused_columns: bool | None = HfArg(
+        default=False, help="Off: the collator reads columns that no model takes."
     )
 
-    validation_frequency: int = field(
-        default=0, metadata={"help": "Write and check code every so many steps; 0 for never."}
+    refinement_warmup: int = HfArg(
+        default=0, help="Steps with solutions only: no attempts in the data, no refinement loss."
     )
-    validation_prompts: int = field(default=16, metadata={"help": "Evaluation records that are written then."})
-    validation_max_new_tokens: int = field(default=256, metadata={"help": "Most tokens of that code."})
-    validator: str = field(
-        default="tree-sitter",
-        metadata={"help": f"What checks it: {', '.join(VALIDATOR_CHOICES)} (parser where Go is)."},
+    refinement_ramp: int = HfArg(
+        default=1000, help="Steps after that over which the refinement loss grows to its weight."
     )
-    replay_file: str | None = field(
-        default=None,
-        metadata={"help": "Also write as many training records then, and append those that fail here, as attempts."},
+    plan_loss_weight: float | None = HfArg(default=None, help="Instead of the config's.")
+    code_loss_weight: float | None = HfArg(default=None, help="Instead of the config's.")
+    refinement_loss_weight: float | None = HfArg(default=None, help="Instead of the config's.")
+    balance_decisions: bool = HfArg(
+        default=False, help="Weigh each kind of decision by how rare it is in the training data; kept in the config."
+    )
+
+    validation_frequency: int = HfArg(default=0, help="Write and check code every so many steps; 0 for never.")
+    validation_prompts: int = HfArg(default=16, help="Evaluation records that are written then.")
+    validation_max_new_tokens: int = HfArg(default=256, help="Most tokens of that code.")
+    validator: str = HfArg(
+        default="tree-sitter", help=f"What checks it: {', '.join(VALIDATOR_CHOICES)} (parser where Go is)."
+    )
+    replay_file: str | None = HfArg(
+        default=None, help="Also write as many training records then, and append those that fail here, as attempts."
     )
 
     def __post_init__(self):

@@ -34,40 +34,48 @@ PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
 
 @dataclass(kw_only=True)
 class PushOptions(Options):
-    """What is pushed, and where to."""
+    """What to push and where."""
 
     sources: list[str] = option(
         "Folder of a checkpoint. With --space: a Space's folder, or models to show.", argument=True
     )
-    repo_id: str = option("Repository; created if it does not exist.", argument=True, metavar="OWNER/NAME")
-    private: bool | None = option("Of a new repository. [default: the owner's]", None, flags=("--private/--public",))
+    repo_id: str = option("Repository, which is created if it does not exist.", argument=True, metavar="OWNER/NAME")
+    private: bool | None = option(
+        "Visibility of a new repository. [default: the owner's setting]", None, flags=("--private/--public",)
+    )
     revision: str | None = option(
         "Branch, created if it does not exist, or refs/pr/N of an open pull request. [default: main]", None
     )
-    message: str | None = option("Of the commit, and so the title of a pull request.", None)
-    license: str | None = option("Of the weights, as the Hub names it: apache-2.0, mit, cc-by-4.0, other, ...", None)
-    create_pr: bool = option(
-        "Propose the commit as a pull request; needs a repository, but no right to write to it.", False
+    message: str | None = option("Commit message; with --create-pr, also the title of the pull request.", None)
+    license: str | None = option(
+        "License of the weights, by its name on the Hub: apache-2.0, mit, cc-by-4.0, other, ...", None
     )
-    with_training_state: bool = option("Optimizer, carry and checkpoint-N folders too.", False)
-    include: list[str] = option("Pattern of further files; may be repeated.", [])
+    create_pr: bool = option(
+        "Open a pull request with the commit; the repository must exist, but you need no write access.", False
+    )
+    with_training_state: bool = option("Also push the optimizer, the carry and checkpoint-N folders.", False)
+    include: list[str] = option("Also push files that match this pattern; may be repeated.", [])
     space: bool = option("Push a Gradio demo instead of a model.", False)
-    embed: bool = option("Copy models of local folders into the demo.", False)
-    title: str | None = option("Of the demo. [default: the repository's name]", None)
-    dry_run: bool = option("Check, and list what would be pushed.", False)
+    embed: bool = option("Copy models from local folders into the demo.", False)
+    title: str | None = option("Title of the demo. [default: the repository's name]", None)
+    dry_run: bool = option("Check the files and list what would be pushed, then stop.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id):
             raise UsageError(f"repo_id={self.repo_id!r}: must be OWNER/NAME", "OWNER/NAME")
         if self.create_pr and self.revision not in (None, "main"):
-            raise UsageError(f"revision={self.revision!r}: --create-pr starts from main; leave out one of them")
+            raise UsageError(
+                f"revision={self.revision!r}: cannot be combined with --create-pr, which starts from main"
+            )
         if self.space:
             self._reject("not valid with --space", license=None, include=[], with_training_state=False)
         else:
             self._reject("only valid with --space", title=None, embed=False)
             if len(self.sources) != 1:
-                raise UsageError(f"sources={self.sources}: one folder makes a model", "SOURCES")
+                raise UsageError(
+                    f"sources={self.sources}: must be one folder; use --space to show several models", "SOURCES"
+                )
 
     def _reject(self, why: str, **defaults: object) -> None:
         for name, default in defaults.items():
@@ -87,16 +95,16 @@ class PushOptions(Options):
 
 @dataclass(kw_only=True)
 class PullOptions(Options):
-    """What is pulled, and where to."""
+    """What to pull and where."""
 
     repo_id: str = option("Repository on the Hub.", argument=True, metavar="OWNER/NAME")
     out: Path | None = option(
-        "New folder, or that of an earlier pull of the same commit. [default: the cache of huggingface_hub]", None
+        "New folder, or the folder of an earlier pull of the same commit. [default: the huggingface_hub cache]", None
     )
-    revision: str | None = option("Branch, tag, refs/pr/N, or sha of a commit. [default: main]", None)
-    verify: bool = option("Download nothing: compare --out with the digests of the Hub.", False)
+    revision: str | None = option("Branch, tag, commit sha or refs/pr/N. [default: main]", None)
+    verify: bool = option("Compare --out with the checksums on the Hub instead of downloading.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.verify and self.out is None:
-            raise UsageError("out=None: name the folder to compare", "--verify")
+            raise UsageError("out=None: must name the folder to compare; set --out", "--verify")

@@ -50,7 +50,7 @@ class LaunchOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cpu and (self.gpus or self.gpu_memory or self.strategy != "ddp"):
-            raise UsageError("--gpus, --gpu_memory and --strategy have no effect with --cpu; use --processes")
+            raise UsageError("--cpu cannot be combined with --gpus, --gpu_memory or --strategy; use --processes")
         if self.processes and not self.cpu:
             raise UsageError(f"processes={self.processes}: needs --cpu; use --gpus for GPUs", "--processes")
         if self.gpu_memory and not self.dry_run:

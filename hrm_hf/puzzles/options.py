@@ -285,7 +285,7 @@ WITH_WAY_BACK = ("hrm", "trm")
 class ConvertCheckpoint(Options):
     """Options of `hrm-hf convert`."""
 
-    architecture: Architecture = option("Whose checkpoint.", argument=True)
+    architecture: Architecture = option("Architecture of the checkpoint.", argument=True)
     src: str = option(
         "Folder with step_N and all_config.yaml (rlm_mhc: model.safetensors and config.yaml; hrm_lm: "
         "pytorch_model.bin and config.json), or the weights file; or the same on the Hub: OWNER/NAME, "

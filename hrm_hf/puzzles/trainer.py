@@ -5,12 +5,13 @@ a slot its next example when the last one has halted. Puzzle rows are trained by
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, set_seed
+from transformers.hf_argparser import HfArg
 
 from ..hub.kinds import PUZZLE_SOLVER
 from ..hub.manifests import CARRY_FILE
@@ -33,59 +34,65 @@ from .evaluation import evaluate_puzzles, with_bounds
 DIFFICULTIES = ("uniform", "hard_first")
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
 class PuzzleDataArguments:
     """Which puzzles."""
 
-    data_path: str | None = _option(None, "Puzzle data set: folder or OWNER/NAME.")
-    build_data: str | None = _option(None, "Arguments of `hrm-hf data` that build data_path if it does not exist.")
-    train_split: str = _option("train", "Split to train on.")
-    eval_split: str | None = _option("test", "Split to evaluate on; empty for none.")
-    max_train_samples: int | None = _option(None, "Train on the first rows only.")
-    max_eval_samples: int | None = _option(None, "Evaluate on the first rows only.")
-    puzzle_embeddings: str = _option(
-        "keep", "With --model_name_or_path: keep the table, reset it (new puzzles), or extend it."
+    data_path: str | None = HfArg(default=None, help="Puzzle data set: folder or OWNER/NAME.")
+    build_data: str | None = HfArg(
+        default=None, help="Arguments of `hrm-hf data` that build data_path if it does not exist."
     )
-    freeze_weights: bool = _option(False, "Train the puzzle table alone.")
+    train_split: str = HfArg(default="train", help="Split to train on.")
+    eval_split: str | None = HfArg(default="test", help="Split to evaluate on; empty for none.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on the first rows only.")
+    max_eval_samples: int | None = HfArg(default=None, help="Evaluate on the first rows only.")
+    puzzle_embeddings: str = HfArg(
+        default="keep", help="With --model_name_or_path: keep the table, reset it (new puzzles), or extend it."
+    )
+    freeze_weights: bool = HfArg(default=False, help="Train the puzzle table alone.")
 
 
 @dataclass
 class PuzzleTrainingArguments(HrmTrainingArguments):
     """For models with a carry. The defaults are those of the original HRM's recipes."""
 
-    learning_rate: float = _option(1e-4, "Base learning rate of the weights.")
-    weight_decay: float = _option(1.0, "Weight decay, applied to every weight.")
-    warmup_steps: float = _option(2000, "Steps of linear warm-up.")
-    max_grad_norm: float = _option(0.0, "Gradient clipping; 0 for none.")
-    adam_atan2: bool = _option(True, "Train weights with AdamATan2; False takes --optim.")
-    lr_min_ratio: float | None = _option(1.0, "Cosine decay ends at this share of the learning rate; 1 is constant.")
+    learning_rate: float = HfArg(default=1e-4, help="Base learning rate of the weights.")
+    weight_decay: float = HfArg(default=1.0, help="Weight decay, applied to every weight.")
+    warmup_steps: float = HfArg(default=2000, help="Steps of linear warm-up.")
+    max_grad_norm: float = HfArg(default=0.0, help="Gradient clipping; 0 for none.")
+    adam_atan2: bool = HfArg(default=True, help="Train weights with AdamATan2; False takes --optim.")
+    lr_min_ratio: float | None = HfArg(
+        default=1.0, help="Cosine decay ends at this share of the learning rate; 1 is constant."
+    )
 
-    puzzle_emb_lr: float = _option(1e-2, "Learning rate of puzzle rows (sign descent).")
-    puzzle_emb_weight_decay: float = _option(0.1, "Weight decay of the puzzle rows in use.")
-    augment: bool = _option(
-        False,
-        "Give every row a new random symmetry of its task each time it is trained on: Sudoku, mazes, and "
+    puzzle_emb_lr: float = HfArg(default=1e-2, help="Learning rate of puzzle rows (sign descent).")
+    puzzle_emb_weight_decay: float = HfArg(default=0.1, help="Weight decay of the puzzle rows in use.")
+    augment: bool = HfArg(
+        default=False,
+        help="Give every row a new random symmetry of its task each time it is trained on: Sudoku, mazes, and "
         "ARC for models without a puzzle table.",
     )
-    difficulty: str = _option(
-        "uniform",
-        '"hard_first": begin with the hardest quarter of the rows and come to all of them along '
+    difficulty: str = HfArg(
+        default="uniform",
+        help='"hard_first": begin with the hardest quarter of the rows and come to all of them along '
         '--difficulty_ramp; by the column "rating", else by the number of cells to fill. "uniform": all rows.',
     )
-    difficulty_ramp: float = _option(0.5, "Share of the steps after which --difficulty makes no difference any more.")
-    late_starts: float = _option(
-        0.0,
-        "Share of the rows that run 1, 2, 4, ... or --late_start_max_steps ACT steps (drawn evenly) "
+    difficulty_ramp: float = HfArg(
+        default=0.5, help="Share of the steps after which --difficulty makes no difference any more."
+    )
+    late_starts: float = HfArg(
+        default=0.0,
+        help="Share of the rows that run 1, 2, 4, ... or --late_start_max_steps ACT steps (drawn evenly) "
         "without gradient before those that are trained on, so that a model learns to go on after many steps.",
     )
-    late_start_max_steps: int = _option(32, "Most steps of --late_starts, a power of two.")
-    drop_unplaced_rows: bool = _option(False, "As the original: rows offered to busy slots are lost, not kept.")
-    eval_max_steps: int | None = _option(None, "Most ACT steps in evaluation; the config's halt_max_steps by default.")
-    eval_halt: str = _option("fixed", '"fixed" as the original, or "q" for adaptive halting.')
+    late_start_max_steps: int = HfArg(default=32, help="Most steps of --late_starts, a power of two.")
+    drop_unplaced_rows: bool = HfArg(
+        default=False, help="As the original: rows offered to busy slots are lost, not kept."
+    )
+    eval_max_steps: int | None = HfArg(
+        default=None, help="Most ACT steps in evaluation; the config's halt_max_steps by default."
+    )
+    eval_halt: str = HfArg(default="fixed", help='"fixed" as the original, or "q" for adaptive halting.')
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,7 +1,9 @@
 """Options of a run on text: documents or prompts with answers, and the training of causal language models."""
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
+
+from transformers.hf_argparser import HfArg
 
 from ..trainer.recipes import CarrylessTrainingArguments, split_names
 
@@ -10,27 +12,24 @@ from ..trainer.recipes import CarrylessTrainingArguments, split_names
 LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared": 1.0}
 
 
-def _option(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
 class AnswerDataArguments:
     """Which rows a model is trained on. Prompts and answers are described in `text/sources.py`."""
 
-    train_data: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Data to train on: files, folders, or OWNER/NAME:CONFIG of the Hub; with commas."},
+    train_data: list[str] = HfArg(
+        default_factory=list, help="Data to train on: files, folders, or OWNER/NAME:CONFIG of the Hub; with commas."
     )
-    eval_data: list[str] = field(default_factory=list, metadata={"help": "Held-out data, as --train_data."})
-    train_split: str = _option("train", "Split of Hub data sets to train on.")
-    eval_split: str = _option("validation", "Split of Hub data sets in --eval_data.")
-    max_train_samples: int | None = _option(None, "Train on the first documents only.")
-    max_eval_samples: int | None = _option(None, "Evaluate on the first documents only; of a stream, hold them out.")
-    tokenizer_name: str | None = _option(
-        None, "byte, or a tokenizer of the Hub or a folder; that of the weights by default."
+    eval_data: list[str] = HfArg(default_factory=list, help="Held-out data, as --train_data.")
+    train_split: str = HfArg(default="train", help="Split of Hub data sets to train on.")
+    eval_split: str = HfArg(default="validation", help="Split of Hub data sets in --eval_data.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on the first documents only.")
+    max_eval_samples: int | None = HfArg(
+        default=None, help="Evaluate on the first documents only; of a stream, hold them out."
     )
-    data_cache_dir: str | None = _option(None, "Where converted data are kept.")
+    tokenizer_name: str | None = HfArg(
+        default=None, help="byte, or a tokenizer of the Hub or a folder; that of the weights by default."
+    )
+    data_cache_dir: str | None = HfArg(default=None, help="Where converted data are kept.")
 
     def __post_init__(self):
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
@@ -43,37 +42,41 @@ class AnswerDataArguments:
 class LmDataArguments(AnswerDataArguments):
     """Which text, and how it becomes rows of tokens: .jsonl, .txt, .parquet, .gz or folders, see `text/sources.py`."""
 
-    validation_split_percentage: float = _option(
-        5.0, "Without --eval_data: share of each source's end that is held out; 0 for none."
+    validation_split_percentage: float = HfArg(
+        default=5.0, help="Without --eval_data: share of each source's end that is held out; 0 for none."
     )
-    mix_probabilities: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Share of each source of --train_data, e.g. 0.7,0.3; without, one after another."},
+    mix_probabilities: list[str] = HfArg(
+        default_factory=list, help="Share of each source of --train_data, e.g. 0.7,0.3; without, one after another."
     )
-    mix_stopping: str = _option(
-        "first_exhausted", "Mixing ends when the first source does, or (all_exhausted) repeats them until the last."
+    mix_stopping: str = HfArg(
+        default="first_exhausted",
+        help="Mixing ends when the first source does, or (all_exhausted) repeats them until the last.",
     )
-    text_column: str = _option("text", "JSON key or column that holds the text.")
-    document_separator: str | None = _option(
-        None, "Line that separates documents of a plain text, e.g. <|endoftext|>."
+    text_column: str = HfArg(default="text", help="JSON key or column that holds the text.")
+    document_separator: str | None = HfArg(
+        default=None, help="Line that separates documents of a plain text, e.g. <|endoftext|>."
     )
-    on_bad_line: str = _option("stop", "Unreadable lines: stop, or skip and count them.")
-    min_text_length: int | None = _option(None, "Drop documents of fewer characters.")
-    max_text_length: int | None = _option(None, "Longest document in characters.")
-    long_texts: str = _option("drop", "Above --max_text_length: drop the document or cut it.")
-    deduplicate: str = _option("none", "Remove documents seen before: none, exact, or near (needs datasketch).")
-    near_duplicate_threshold: float = _option(
-        0.8, "Similarity (Jaccard, five-word sequences) from which documents are the same."
+    on_bad_line: str = HfArg(default="stop", help="Unreadable lines: stop, or skip and count them.")
+    min_text_length: int | None = HfArg(default=None, help="Drop documents of fewer characters.")
+    max_text_length: int | None = HfArg(default=None, help="Longest document in characters.")
+    long_texts: str = HfArg(default="drop", help="Above --max_text_length: drop the document or cut it.")
+    deduplicate: str = HfArg(
+        default="none", help="Remove documents seen before: none, exact, or near (needs datasketch)."
     )
-    streaming: bool = _option(False, "Read training data while training; needs --max_steps.")
-    shuffle_buffer: int = _option(1000, "Rows among which a stream is shuffled; 0 for none.")
-    block_size: int = _option(1024, "Tokens of a row.")
-    chunk_overlap: int = _option(0, "Tokens that a row repeats from the last, as context.")
-    drop_last_block: bool = _option(False, "Leave out the last row if it is not full.")
-    document_mask: bool = _option(False, "Documents in one row do not see each other (models with position_ids).")
-    preprocessing_num_workers: int | None = _option(None, "Processes that tokenise.")
-    prompt: str | None = _option(None, "Continue this text at the end of the run.")
-    prompt_new_tokens: int = _option(200, "Tokens of that continuation.")
+    near_duplicate_threshold: float = HfArg(
+        default=0.8, help="Similarity (Jaccard, five-word sequences) from which documents are the same."
+    )
+    streaming: bool = HfArg(default=False, help="Read training data while training; needs --max_steps.")
+    shuffle_buffer: int = HfArg(default=1000, help="Rows among which a stream is shuffled; 0 for none.")
+    block_size: int = HfArg(default=1024, help="Tokens of a row.")
+    chunk_overlap: int = HfArg(default=0, help="Tokens that a row repeats from the last, as context.")
+    drop_last_block: bool = HfArg(default=False, help="Leave out the last row if it is not full.")
+    document_mask: bool = HfArg(
+        default=False, help="Documents in one row do not see each other (models with position_ids)."
+    )
+    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that tokenize.")
+    prompt: str | None = HfArg(default=None, help="Continue this text at the end of the run.")
+    prompt_new_tokens: int = HfArg(default=200, help="Tokens of that continuation.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -128,27 +131,29 @@ class LmTrainingArguments(CarrylessTrainingArguments):
 
     best_metric: ClassVar[str] = "eval_lm_loss"  # without label smoothing and auxiliary losses
 
-    learning_rate: float = _option(3e-4, "Peak learning rate; lower it for fine-tuning.")
-    weight_decay: float = _option(0.1, "Weight decay of matrices and embeddings; biases, norms and scales have none.")
-    warmup_steps: float = _option(1000, "Steps of linear warm-up, or their share if below 1.")
+    learning_rate: float = HfArg(default=3e-4, help="Peak learning rate; lower it for fine-tuning.")
+    weight_decay: float = HfArg(
+        default=0.1, help="Weight decay of matrices and embeddings; biases, norms and scales have none."
+    )
+    warmup_steps: float = HfArg(default=1000, help="Steps of linear warm-up, or their share if below 1.")
 
-    lr_multipliers: str | None = _option(
-        None,
-        "Learning rates of a model's groups over --learning_rate, e.g. planner=1.2,generator=0.8; what is "
+    lr_multipliers: str | None = HfArg(
+        default=None,
+        help="Learning rates of a model's groups over --learning_rate, e.g. planner=1.2,generator=0.8; what is "
         "not named has 1. By default planner 1.2 and generator 0.8, for models with these groups.",
     )
-    bp_warmup_ratio: float = _option(
-        0.2, "Share of the run over which the back-prop depth grows to the config's bp_steps."
+    bp_warmup_ratio: float = HfArg(
+        default=0.2, help="Share of the run over which the back-prop depth grows to the config's bp_steps."
     )
-    halt_warmup_ratio: float = _option(
-        0.5, "Share of the run in which every token gets all segments; then the halting gate decides."
+    halt_warmup_ratio: float = HfArg(
+        default=0.5, help="Share of the run in which every token gets all segments; then the halting gate decides."
     )
 
-    depth_warmup_ratio: float = _option(
-        0.0, "Share of the run in which every token gets one segment, at the price of a plain model."
+    depth_warmup_ratio: float = HfArg(
+        default=0.0, help="Share of the run in which every token gets one segment, at the price of a plain model."
     )
-    train_gate_only: bool = _option(
-        False, "Freeze the language model, and teach its halting gate when all segments have run."
+    train_gate_only: bool = HfArg(
+        default=False, help="Freeze the language model, and teach its halting gate when all segments have run."
     )
 
     def __post_init__(self):

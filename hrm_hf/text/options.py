@@ -49,9 +49,9 @@ class WriteText(ThinkingOptions):
 
     max_new_tokens: int = option("Most tokens.", 120, min=1)
     temperature: float = option("0 takes the likeliest token.", 0.8, min=0)
-    top_p: float = option("Of sampling.", 1.0, min=0, max=1)
-    top_k: int = option("Of sampling; 0 is off.", 0, min=0)
-    seed: int = option("Of sampling.", 0, min=0)
+    top_p: float = option("Sample from the likeliest tokens that have this probability in total.", 1.0, min=0, max=1)
+    top_k: int = option("Sample from this many of the likeliest tokens; 0 for all.", 0, min=0)
+    seed: int = option("Seed of sampling.", 0, min=0)
     num_segments: int | None = option("Most segments of a token, of a model that halts.", None, min=1)
 
     @property
@@ -111,7 +111,7 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
 class BuildReasoning(Options):
     """Options of `hrm-hf data reasoning`. Defaults of None are those of the task."""
 
-    task: ReasoningTask = option("What is asked.", argument=True)
+    task: ReasoningTask = option("Reasoning task.", argument=True)
     out: Path = option("Folder to write.")
     size: int | None = option(
         "Cells (automaton), nodes (pointers), items (permutations), digits (addition), kinds (brackets), cells a side "
@@ -119,9 +119,11 @@ class BuildReasoning(Options):
         None,
     )
     difficulty: str | None = option(
-        "Of the training data, as 8 or 1-8: steps, hops, generators, numbers, depth.", None
+        "Difficulty of the training data, as 8 or 1-8: steps, hops, generators, numbers, depth.", None
     )
-    beyond: str | None = option("Of the split beyond it, or none; up to twice the greatest one by default.", None)
+    beyond: str | None = option(
+        "Difficulty of the split beyond, or none. [default: up to twice that of the training data]", None
+    )
     answers: Literal["all", "last"] | None = option("Ask for the result of every step, or of the last one.", None)
     num_train: int = option("Training rows.", 100_000, min=1)
     num_validation: int = option("Rows of the split validation.", 1000, min=0)
@@ -144,8 +146,8 @@ class ServeOptions(Options):
     port: int = option("Port to listen on.", 8000, min=1, max=65535)
     enable_cors: bool = option("Let pages of all hosts send requests.", False)
     device: str = option("auto, cpu, cuda:0, ...", "auto")
-    dtype: str = option("Of the weights, such as bfloat16; auto: as they were saved.", "auto")
-    attn_implementation: str | None = option("Such as sdpa or flash_attention_2.", None)
+    dtype: str = option("Data type of the weights, such as bfloat16; auto: as they were saved.", "auto")
+    attn_implementation: str | None = option("Attention implementation, such as sdpa or flash_attention_2.", None)
     compile: bool = option("Decode with a static cache and torch.compile.", False)
     continuous_batching: bool = option("Batch requests over a paged cache (models without recurrence).", False)
     quantization: Literal["bnb-4bit", "bnb-8bit"] | None = option("Quantize the weights with bitsandbytes.", None)
@@ -153,7 +155,7 @@ class ServeOptions(Options):
     chat_template_kwargs: str | None = option("JSON object of arguments for the chat template.", None)
     default_seed: int | None = option("Seed of sampling.", None)
     trust_remote_code: bool = option("Run model code from the Hub.", False)
-    log_level: str = option("Such as info or warning.", "warning")
+    log_level: str = option("Log level, such as info or warning.", "warning")
 
 
 @dataclass(kw_only=True)
@@ -164,10 +166,10 @@ class RlmCaps(Options):
     max_sub_calls: int = option("Prompts of llm_query and rlm_query, at all depths.", 100, min=1)
     max_depth: int = option("Levels of REPLs; from 2 on, rlm_query opens a child with a REPL of its own.", 1, min=1)
     max_new_tokens: int | None = option(
-        "Of each reply; 1024, or a quarter of a window below 4096, by default.", None, min=1
+        "Most tokens of each reply. [default: 1024, or a quarter of a window below 4096]", None, min=1
     )
     max_wall_seconds: float = option(
-        "Of the run; the last tenth is kept for an answer asked for at the end.", 600.0, min=0.001
+        "Time limit of the run in seconds; its last tenth is reserved for a final answer.", 600.0, min=0.001
     )
     max_output_chars: int = option("Printed characters that the model is shown after each turn.", 20_000, min=1)
     batch_size: int = option("Prompts of llm_query_batched in one call of generate.", 16, min=1)
@@ -179,7 +181,7 @@ class RlmOptions(RlmCaps):
     """Options of `hrm-hf rlm`."""
 
     model: str = option("Checkpoint folder, or a model on the Hub; an instruct model.", argument=True)
-    question: str = option("What is asked about the context.")
+    question: str = option("Question about the context.")
     context_file: Path = option("Text, or .json (a list or dict), or .jsonl (a list).")
     out: Path | None = option("Write every turn to this .jsonl file.", None)
     device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)

@@ -236,7 +236,7 @@ class CosmoSegment(nn.Module):
         states = model.model(tokens=tokens, z_H=z_H, z_L=z_L, return_dict=True)
         posterior = head(states.z_H[:, 0])
         parts = (posterior.log_weights, posterior.loc, posterior.scale_tril)
-        return *head.moments(posterior), *parts, model._gain(states.z_H), states.z_H, states.z_L
+        return *head.moments(posterior), *parts, model.expected_gain(states.z_H), states.z_H, states.z_L
 
 
 class RecurrentRegressionExporter(RegressionExporter):

@@ -167,6 +167,7 @@ def test_batched_classification_needs_a_padding_token():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # trl 1.16 sets it
 @each_name
 def test_trl_reward_trainer_learns_the_chosen_answers(name, tmp_path):
     trl = pytest.importorskip("trl")

@@ -54,6 +54,18 @@ def test_the_program_read_back_equals_the_model(exported, architecture, rows):
     assert found.get("argmax_agreement", 1) == 1
 
 
+@pytest.mark.parametrize("architecture", every.EXPORTED)
+def test_graphs_run_eagerly_and_return_the_outputs_they_name(architecture):
+    """Quick, where the exports of `SLOW` are not: a graph calls methods of its model."""
+    model = every.model(architecture, **SHORTER.get(architecture, {})).eval()
+    for graph in graphs(model).values():
+        with torch.no_grad():
+            found = graph.module(*graph.inputs.values())
+        found = [found] if isinstance(found, torch.Tensor) else found
+        assert len(found) == len(graph.outputs)
+        assert all(value.isfinite().all() for value in found)
+
+
 @pytest.mark.parametrize("architecture", [name for name in every.ARCHITECTURES if name not in every.EXPORTED])
 def test_architecture_without_an_exporter_is_rejected_by_name(architecture, tmp_path):
     with pytest.raises(ValueError, match=f"{architecture};.* cosmo_cnn, hrm_cosmo, "):

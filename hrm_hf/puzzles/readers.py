@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 COLUMN_NAMES = (("question", "answer"), ("puzzle", "solution"), ("quizzes", "solutions"))
 RATING_COLUMN = "rating"
 FILE_KINDS = (".csv", ".jsonl", ".parquet")
+COMPARED_ROWS = 65_536  # at a time, since comparing copies them
 
 
 @dataclass
@@ -212,21 +213,42 @@ def read_unique(
 
 
 def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> None:
-    originals, seen = dict(splits), {}
-    for name in sorted(splits):  # test before train
-        part, stays = splits[name], np.ones(len(splits[name].questions), dtype=bool)
-        for row, question in enumerate(part.questions):
-            first, at = seen.setdefault(question.tobytes(), (name, row))
-            if (first, at) == (name, row):
-                continue
-            if (originals[first].answers[at] != part.answers[row]).any():
-                text = f"{part.place(row)}: the puzzle of {originals[first].place(at)} with another solution"
-                raise ValueError(f"{text}; fix or remove a row")
-            stays[row] = False
-            reason = f"equal to another in {name}" if first == name else "in train and equal to one in test"
-            repeated[f"{reason}, left out"] = repeated.get(f"{reason}, left out", 0) + 1
-        if not stays.all():
-            splits[name] = part.take(np.flatnonzero(stays))
+    """Remove rows whose puzzle is in an earlier row, test before train; ValueError if the solutions differ."""
+    names = sorted(splits)  # test before train
+    parts = [splits[name] for name in names]
+    starts = np.cumsum([0, *(len(part.questions) for part in parts)])
+    first = _first_equal(np.concatenate([part.questions for part in parts]))
+    again = np.flatnonzero(first != np.arange(len(first)))
+    if not len(again):
+        return
+    answers = np.concatenate([part.answers for part in parts])
+    part_of_row, part_of_first = (np.searchsorted(starts, rows, side="right") - 1 for rows in (again, first[again]))
+    for at in np.flatnonzero((answers[again] != answers[first[again]]).any(axis=1))[:1]:
+        pairs = (part_of_row[at], again[at]), (part_of_first[at], first[again[at]])
+        row, other = (parts[index].place(position - starts[index]) for index, position in pairs)
+        raise ValueError(f"{row}: the puzzle of {other} with another solution; fix or remove a row")
+    for index, name in enumerate(names):
+        inside = part_of_row == index
+        within_split = part_of_first[inside] == index
+        for same in dict.fromkeys(within_split.tolist()):  # in the order of the rows
+            reason = f"equal to another in {name}" if same else "in train and equal to one in test"
+            repeated[f"{reason}, left out"] = int((within_split == same).sum())
+        if inside.any():
+            rows = np.arange(len(parts[index].questions))
+            splits[name] = parts[index].take(np.delete(rows, again[inside] - starts[index]))
+
+
+def _first_equal(rows: np.ndarray) -> np.ndarray:
+    """Return the index of the first row that equals each of `rows` [N, S], int [N]."""
+    keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).reshape(-1)
+    order = keys.argsort(kind="stable")
+    is_first = np.ones(len(rows), dtype=bool)
+    for start in range(1, len(rows), COMPARED_ROWS):
+        some = order[start - 1 : start + COMPARED_ROWS]
+        is_first[start : start + COMPARED_ROWS] = keys[some[1:]] != keys[some[:-1]]
+    first = np.empty_like(order)
+    first[order] = order[is_first][is_first.cumsum() - 1]
+    return first
 
 
 def place_of_form(form: bytes) -> float:

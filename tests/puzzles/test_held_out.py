@@ -8,6 +8,7 @@ import csv
 import gzip
 import itertools
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from hrm_hf.cli import app
 from hrm_hf.puzzles import maze, sudoku, sudoku_generation, sudoku_rules
 from hrm_hf.puzzles.arc_grids import dihedral
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
-from hrm_hf.puzzles.readers import place_of_form
+from hrm_hf.puzzles.readers import PuzzleSplit, PuzzleTable, _remove_equal, place_of_form
 from hrm_hf.puzzles.sudoku_generation import canonical_forms
 from hrm_hf.puzzles.sudoku_solver import random_grids
 
@@ -145,6 +146,39 @@ def test_copies_of_test_puzzles_in_a_users_files_are_not_trained_on(tmp_path, ca
     assert "60 rows in train and symmetric copies of puzzles in test, left out" in caplog.text
     assert len(splits["train"]) == 40 and len(splits["test"]) == 20
     assert not forms_of(splits["train"]) & forms_of(splits["test"])
+
+
+def tables(rows, train):
+    """The first `train` rows as the training split, the others as the test split; solutions equal puzzles."""
+    parts = {"train": rows[:train], "test": rows[train:]}
+    return {name: PuzzleSplit(PuzzleTable(name, ("q", "a"), [], [], lines=[None] * len(part)), part, part.copy())
+            for name, part in parts.items()}  # fmt: skip
+
+
+def test_the_first_of_equal_puzzles_stays():
+    rows = np.random.default_rng(0).integers(0, 3, (400, 4), dtype=np.uint8)
+    splits, repeated, kept, seen = tables(rows, 300), {}, {"test": [], "train": []}, {}
+    _remove_equal(splits, repeated)
+    for name, start, stop in (("test", 300, 400), ("train", 0, 300)):
+        for row in range(start, stop):
+            if seen.setdefault(rows[row].tobytes(), (name, row)) == (name, row):
+                kept[name].append(row - start)
+    assert {name: splits[name].places.tolist() for name in kept} == kept and kept["train"]
+    assert all(np.array_equal(splits[name].questions, splits[name].answers) for name in kept)
+    removed = [
+        sum(count for reason, count in repeated.items() if word in reason) for word in ("another in test", "train")
+    ]
+    assert removed == [100 - len(kept["test"]), 300 - len(kept["train"])]
+
+
+def test_removal_of_equal_puzzles_needs_little_memory():
+    rows = np.random.default_rng(0).integers(0, 10, (40_000, 81), dtype=np.uint8)
+    splits = tables(rows, 39_000)
+    tracemalloc.start()
+    _remove_equal(splits, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3.5 * rows.nbytes  # a Python object for each row takes more
 
 
 def test_copies_of_test_mazes_are_not_trained_on(tmp_path):

@@ -2,6 +2,7 @@
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 from ._version import __version__  # noqa: F401 - part of the package
 
@@ -32,8 +33,11 @@ def __getattr__(name: str):
         return sorted([*_MODULES, *_classes(), "__version__"])
     if name in _MODULES:
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    if name[0].isupper() and name in (classes := _classes()):
-        return classes[name]
+    if name.isidentifier() and not name.startswith("_"):
+        if find_spec(f"{__name__}.{name}"):  # a module or subpackage, such as hrm_hf.export
+            return import_module(f".{name}", __name__)
+        if name in (classes := _classes()):
+            return classes[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -62,10 +62,24 @@ def test_the_package_has_the_names_of_every_architecture():
     assert all(hasattr(hrm_hf, name) for name in hrm_hf.__all__)
 
 
-def test_unknown_package_attribute_raises_attribute_error():
+def test_subpackages_are_attributes_of_the_package(monkeypatch):
     import hrm_hf
 
-    with pytest.raises(AttributeError, match=r"'hrm_hf'.*'HrmNothing'"):
-        hrm_hf.HrmNothing  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'hrm_hf'.*'nothing'"):
-        hrm_hf.nothing  # noqa: B018
+    for name in ("export", "hub", "registry", "text"):
+        monkeypatch.delattr(hrm_hf, name, raising=False)  # as if nothing had imported it yet
+        assert getattr(hrm_hf, name).__name__ == f"hrm_hf.{name}"
+
+
+def test_the_case_of_a_class_name_does_not_matter(monkeypatch):
+    import hrm_hf
+
+    monkeypatch.setattr(hrm_hf, "_classes", lambda: {"mNewConfig": dict})
+    assert hrm_hf.mNewConfig is dict
+
+
+@pytest.mark.parametrize("name", ["HrmNothing", "nothing", "__nothing__", "export.nothing", ""])
+def test_unknown_package_attribute_raises_attribute_error(name):
+    import hrm_hf
+
+    with pytest.raises(AttributeError, match=f"'hrm_hf'.*'{name}'"):
+        getattr(hrm_hf, name)

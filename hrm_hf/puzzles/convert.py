@@ -265,9 +265,10 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
     with torch.device("meta"):
         model = original.ARCHITECTURES[architecture].model(config)
     try:
-        ours = {our_name(name): tensor for name, tensor in state.items()}
         if architecture == "se_rrm":
             ours = se_rrm_tensors(state, config.num_attention_heads, config.pos_encodings)
+        else:
+            ours = {our_name(name): tensor for name, tensor in state.items()}
         # Initial states are stored in forward_dtype: float32 holds the same values, and the forward casts them back.
         model.load_state_dict({name: value.float().contiguous() for name, value in ours.items()}, assign=True)
     except (RuntimeError, IndexError) as error:  # IndexError: of a product of shapes

@@ -6,12 +6,14 @@ originals' config/arch/*.yaml; the same below one more key, or under `arch.value
 
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ..io.files import load_json
+from ..models.bounds import COUNT, SOME, number
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..models.configuration_se_rrm_puzzle import SeRrmPuzzleConfig
 from ..models.configuration_trm_puzzle import TrmPuzzleConfig
@@ -42,6 +44,13 @@ READ_APART = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
+# Numbers that our config does not have, or that are used before it validates its fields. Only the optional ones may be
+# null.
+BOUNDS = {
+    **dict.fromkeys(("hidden_size", "num_heads"), COUNT), **dict.fromkeys(("puzzle_emb_ndim", "puzzle_emb_len"), SOME),
+    "rope_theta": number(1e-6),
+}  # fmt: skip
+OPTIONAL_BOUNDS = dict.fromkeys(("head_dim", "board_height", "board_width", "seq_len", "vocab_size"), COUNT)
 LOSS_NAME = "losses@ACTLossHead"  # of all of them
 LOSS_SUFFIX = "_cross_entropy"
 DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
@@ -137,7 +146,7 @@ def data_folders(run: dict[str, Any]) -> list[Path]:
     """List the data folders that a configuration names: `data_path`, `data_paths` or (EqR) `dataset.data_path`."""
     dataset = run["dataset"] if isinstance(run.get("dataset"), dict) else {}
     named = run.get("data_paths") or run.get("data_path") or dataset.get("data_path") or []
-    return [Path(path) for path in ([named] if isinstance(named, str) else named)]
+    return [Path(str(path)) for path in (named if isinstance(named, (list, tuple)) else [named])]
 
 
 def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) -> dict[str, Any]:
@@ -146,7 +155,7 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
     `puzzle_emb_ndim` is the original's: for SE-RRM only whether there is a table.
 
     Raises:
-        ValueError: missing fields, another architecture, or a mode that the original itself cannot run.
+        ValueError: missing or malformed fields, another architecture, or a mode that the original itself cannot run.
     """
     family = ARCHITECTURES[architecture]
     _validate_name(arch, architecture, place)
@@ -154,6 +163,7 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
         raise ValueError(f"{place}: arch.no_ACT_continue=False: the original TRM cannot run it; set it to true")
     if missing := sorted(REQUIRED.keys() - arch.keys()):
         raise ValueError(f"{place}: arch lacks {missing}")
+    _validate_numbers(arch, place)
     if ignored := sorted(arch.keys() - _fields_of(architecture).keys() - READ_APART):
         logger.warning("%s: fields of arch that our %s does not have are ignored: %s", place, architecture, ignored)
     arch = {**family.optional, **arch, "pos_encodings": arch["pos_encodings"] or "none"}
@@ -198,6 +208,17 @@ def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -
         logger.warning(text, place, arch["name"])
 
 
+def _validate_numbers(arch: dict[str, Any], place: str | Path) -> None:
+    """Raise ValueError for a number out of its bounds, or a head_dim other than hidden_size / num_heads."""
+    for name, bound in (BOUNDS | OPTIONAL_BOUNDS).items():
+        if name in BOUNDS and arch.get(name, 0) is None:
+            raise ValueError(f"{place}: arch.{name}=None: must be a number")
+        replace(bound, name=f"{place}: arch.{name}")(arch.get(name))
+    head_dim = arch["hidden_size"] / arch["num_heads"]
+    if arch.get("head_dim") not in (None, head_dim):
+        raise ValueError(f"{place}: arch.head_dim={arch['head_dim']}: must be hidden_size / num_heads = {head_dim:g}")
+
+
 # Sizes
 
 
@@ -227,7 +248,7 @@ def find_sizes(
     else:
         logger.warning("the configuration has vocab_size=%d, the weights %d: its seq_len is not used", told, tokens)
     vocab_size = vocab_size or tokens or told
-    if fields["pos_encodings"] == "rope2d" and arch.get("board_height"):
+    if fields["pos_encodings"] == "rope2d" and arch.get("board_height") and arch.get("board_width"):
         cells.append(("arch.board_height", arch["board_height"] * arch["board_width"]))
     described = (folder / split / META_FILE for folder in data for split in FOLDERS)
     if file := next((file for file in described if file.is_file()), None):

@@ -27,6 +27,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ..io.files import load_json, load_yaml
 from ..io.state_dicts import read_stored_model
+from ..models.bounds import number
 from ..models.configuration_hrm_lm import HrmLmConfig
 from ..models.configuration_rlm_mhc import RlmMhcConfig
 from ..models.modeling_hrm_lm import HrmLmForCausalLM
@@ -137,6 +138,8 @@ def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], fil
     optional = {name: original[name] for name in ("H_cycles", "L_cycles") if name in original}
     cycles = {"H_cycles": HrmLmConfig.H_cycles, "L_cycles": HrmLmConfig.L_cycles, **optional}
     vocab_size, width = embeddings.shape
+    theta = original.get("rotary_embedding_base", 10000.0)
+    number(1e-6, name=f"{file.parent / 'config.json'}: rotary_embedding_base")(theta)
     return HrmLmConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -145,7 +148,7 @@ def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], fil
         num_l_layers=len(units),
         num_attention_heads=_field(original, "n_head", file),
         max_position_embeddings=_field(original, "block_size", file),
-        rope_parameters={"rope_type": "default", "rope_theta": float(original.get("rotary_embedding_base", 10000))},
+        rope_parameters={"rope_type": "default", "rope_theta": theta},
         hidden_dropout=original.get("dropout", 0.0),
         norm_affine=True,
         attention_gate=False,
@@ -262,6 +265,7 @@ def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
         raise ValueError(f"{file} lacks {missing}; expected the config.yaml that the original saved")
     if fields.get("mhc_enabled", True):
         raise ValueError(f"{file}: the checkpoint {REFUSAL}")
+    number(1e-6, name=f"{file}: rope_theta")(fields.get("rope_theta"))
     kept = {name: fields[name] for name in (*REQUIRED_FIELDS, *OPTIONAL_FIELDS) if name in fields}
     try:
         return RlmMhcConfig(**kept, mhc_enabled=False)

@@ -33,10 +33,10 @@ def write_original(tmp_path):
         folder = tmp_path / "original"
         folder.mkdir(exist_ok=True)
         torch.save(original_state(case) if state is None else state, folder / f"step_{step}")
-        fields = {**golden.original_arch(case), "name": NAMES[case.architecture], **arch}
+        fields = {**golden.original_arch(case), "name": NAMES[case.architecture]}
         for name in ("batch_size", "seq_len", "vocab_size", "num_puzzle_identifiers"):
             fields.pop(name)  # the original takes these from the data set's metadata
-        fields = {name: value for name, value in fields.items() if value is not None}
+        fields = {name: value for name, value in (fields | arch).items() if value is not None}
         config = {"arch": fields, "data_path": "data/nowhere", "global_batch_size": 768, "lr": 1e-4, **(run or {})}
         (folder / "all_config.yaml").write_text(yaml.safe_dump(config))
         if identifiers:
@@ -161,6 +161,19 @@ def test_a_missing_or_broken_config_is_named(write_original, tmp_path):
         ({"num_heads": 3}, "hidden_size=64 .*num_attention_heads=3"),
         ({"name": NAMES["trm"]}, "arch.name="),
         ({"loss": {"loss_type": "focal"}}, "loss_type='focal'"),
+        ({"rope_theta": "fast"}, r"all_config\.yaml: arch\.rope_theta='fast'"),
+        ({"rope_theta": 0}, r"arch\.rope_theta=0;"),
+        ({"rope_theta": -1.5}, r"arch\.rope_theta=-1\.5"),
+        ({"rope_theta": float("nan")}, r"arch\.rope_theta=nan"),
+        ({"rope_theta": float("inf")}, r"arch\.rope_theta=inf"),
+        ({"rope_theta": True}, r"arch\.rope_theta=True"),
+        ({"hidden_size": "64"}, r"arch\.hidden_size='64'"),
+        ({"num_heads": 0}, r"arch\.num_heads=0"),
+        ({"head_dim": 7}, r"arch\.head_dim=7"),
+        ({"puzzle_emb_ndim": "64"}, r"arch\.puzzle_emb_ndim='64'"),
+        ({"seq_len": "81"}, r"arch\.seq_len='81'"),
+        ({"vocab_size": 11.5}, r"arch\.vocab_size=11\.5"),
+        ({"board_height": "9", "board_width": 9}, r"arch\.board_height='9'"),
     ],
 )
 def test_impossible_architectures_are_rejected_by_field(write_original, tmp_path, arch, message):

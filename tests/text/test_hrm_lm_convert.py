@@ -204,6 +204,8 @@ def changed(name, tensor):
         (changed("pos_embeddings.weight", torch.zeros(32, 16)), {}, r"learned positions \(pos_embeddings.weight"),
         (None, {"use_rotary_embeddings": False}, "use_rotary_embeddings"),
         (None, {"n_head": None}, "n_head=None"),
+        (None, {"rotary_embedding_base": -1}, r"config\.json: rotary_embedding_base=-1"),
+        (None, {"rotary_embedding_base": "fast"}, r"config\.json: rotary_embedding_base='fast'"),
     ],
 )  # fmt: skip
 def test_mismatched_checkpoint_is_rejected_by_tensor_or_field(write_original, tmp_path, state, fields, message):

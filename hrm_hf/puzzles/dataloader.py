@@ -10,6 +10,7 @@ one puzzle of each is drawn, and the examples of that puzzle are shuffled.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ from .sudoku_rules import DIGIT_OFFSET
 
 
 class PuzzleRows:
-    """The columns of a puzzle data set as arrays: grids [N, S] and per-row indices [N]."""
+    """The columns of a puzzle data set as arrays: grids [N, S] and numbers [N].
+
+    Evaluation needs no `puzzle_index`, `group_index` and `rating`, so these load on first use.
+    """
 
     def __init__(self, dataset: Any):
         missing = {"input_ids", "labels", "puzzle_identifiers"} - set(dataset.column_names)
@@ -30,18 +34,27 @@ class PuzzleRows:
             raise ValueError(f"the data set lacks the columns {sorted(missing)}; it has {dataset.column_names}")
         if len(dataset) == 0:
             raise ValueError("the data set has no rows")
+        self._dataset = dataset
         self.input_ids = _grid_column(dataset, "input_ids")
         self.labels = _grid_column(dataset, "labels")
         self.puzzle_identifiers = _scalar_column(dataset, "puzzle_identifiers")
-        self.rating = _scalar_column(dataset, "rating", np.float64) if "rating" in dataset.column_names else None
-        for name in ("puzzle_index", "group_index"):
-            index = np.arange(len(dataset))  # a data set without groups: every row is its own
-            setattr(self, name, _scalar_column(dataset, name) if name in dataset.column_names else index)
-            if (np.diff(getattr(self, name)) < 0).any():
-                raise ValueError(
-                    f"{name} is not in ascending order: rows of one puzzle, and puzzles of one group, are neighbours. "
-                    "Do not shuffle the data set (training draws its own order), or sort it by this column"
-                )
+
+    @cached_property
+    def puzzle_index(self) -> np.ndarray:
+        return self._index("puzzle_index")
+
+    @cached_property
+    def group_index(self) -> np.ndarray:
+        return self._index("group_index")
+
+    @cached_property
+    def rating(self) -> np.ndarray | None:
+        has_rating = "rating" in self._dataset.column_names
+        return _scalar_column(self._dataset, "rating", np.float64) if has_rating else None
+
+    def _index(self, name: str) -> np.ndarray:
+        """Return an index of the rows; without that column every row is a puzzle and a group of its own."""
+        return _scalar_column(self._dataset, name) if name in self._dataset.column_names else np.arange(len(self))
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -78,7 +91,13 @@ class PuzzleOrder:
 
     def __init__(self, rows: PuzzleRows, seed: int):
         self.seed = seed
-        # Puzzles as runs of rows, groups as runs of puzzles: neighbours in the file, by the layout of the data set.
+        for name in ("puzzle_index", "group_index"):
+            if (np.diff(getattr(rows, name)) < 0).any():
+                raise ValueError(
+                    f"{name} is not in ascending order: rows of one puzzle, and puzzles of one group, are neighbors. "
+                    "Do not shuffle the data set (training draws its own order), or sort it by this column"
+                )
+        # Puzzles as runs of rows, groups as runs of puzzles: neighbors in the file, by the layout of the data set.
         self.puzzle_starts = np.flatnonzero(np.diff(rows.puzzle_index, prepend=rows.puzzle_index[0] - 1))
         self.puzzle_ends = np.append(self.puzzle_starts[1:], len(rows))
         groups = rows.group_index[self.puzzle_starts]
@@ -201,6 +220,7 @@ def _grid_column(dataset: Any, name: str) -> np.ndarray:
     """Return a list column as [N, S], without copying where Arrow allows it."""
     import pyarrow.compute as pc
 
+    dataset = dataset.select_columns(name)
     table = dataset.data.table if dataset._indices is None else dataset.flatten_indices().data.table
     column = table.column(name)
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
@@ -283,7 +303,7 @@ def _sudoku_symmetries(board: Any) -> Maker:
         square = box_rows == box_columns
         transposed = (turn[:, 0] >> np.uint64(63)).astype(bool) & square
         cells = moved_cells(_lines(band, row, box_rows), _lines(stack, column, box_columns), transposed)
-        return tuple(_renamed(np.take_along_axis(grid, cells, axis=1), tokens) for grid in grids)
+        return tuple(_renamed(_taken(grid, cells), tokens) for grid in grids)
 
     return sum(lengths), apply
 
@@ -297,7 +317,12 @@ def _lines(blocks: np.ndarray, lines: np.ndarray, size: int) -> np.ndarray:
 def _renamed(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Rename tokens [B, S] by the table [B, V] of their row; ignored labels stay."""
     ignored = grids == IGNORE_LABEL
-    return np.where(ignored, grids, np.take_along_axis(tokens, np.where(ignored, 0, grids), axis=1))
+    return np.where(ignored, grids, _taken(tokens, np.where(ignored, 0, grids)))
+
+
+def _taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Return `np.take_along_axis(values, index, axis=1)` in half its time."""
+    return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]
 
 
 def _maze_symmetries(board: Any) -> Maker:
@@ -307,7 +332,7 @@ def _maze_symmetries(board: Any) -> Maker:
 
     def apply(grids: Grids, keys: np.ndarray) -> Grids:
         drawn = views[(keys[:, 0] % np.uint64(len(views))).astype(np.intp)]
-        return tuple(np.take_along_axis(grid, drawn, axis=1) for grid in grids)
+        return tuple(_taken(grid, drawn) for grid in grids)
 
     return 1, apply
 

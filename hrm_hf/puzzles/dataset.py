@@ -8,7 +8,7 @@ Hub as it is:
     puzzle.json            `PuzzleInfo`: task, grid, vocabulary
     identifiers.json       list of names; the position of a name is its puzzle identifier, position 0 is "<blank>"
 
-One row is one example. Rows of one puzzle are neighbours, and so are the puzzles of one group (a group is an
+One row is one example. Rows of one puzzle are neighbors, and so are the puzzles of one group (a group is an
 original task together with its augmentations), as in the original HRM layout.
 """
 

@@ -213,6 +213,8 @@ def _checked(config, input_ids, labels, puzzle_identifiers) -> list[np.ndarray]:
     if len(identifiers) != count:
         raise ValueError(f"{len(identifiers)} puzzle_identifiers for {count} rows; expected one for each")
     limits = (config.vocab_size, config.num_puzzle_identifiers if config.puzzle_emb_ndim else math.inf)
+    if arrays[1].max() == IGNORE_LABEL:
+        raise ValueError(f"none of {count} rows has a label (all are {IGNORE_LABEL}); there is nothing to score")
     for name, values, limit in zip(("input_ids", "puzzle_identifiers"), (arrays[0], identifiers), limits):
         if values.max() >= limit:
             raise ValueError(f"{name} hold {values.max()}: must be below {limit}; use data made for the model")
@@ -316,8 +318,13 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
     _validate_fit(config, info, options.model, options.data)
     if options.limit:
         dataset = dataset.select(range(min(options.limit, len(dataset))))
-    rows = PuzzleRows(dataset)
-    difficulty = _difficulty(dataset, rows, info) if options.by_difficulty else None
+    place = f"{options.data}, split {options.split!r}"
+    try:
+        rows = PuzzleRows(dataset)
+        _checked(config, rows.input_ids, rows.labels, rows.puzzle_identifiers)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    difficulty = _difficulty(dataset, rows, info, place) if options.by_difficulty else None
     voting = None
     if info.task == "arc" and Path(options.data, TEST_PUZZLES_FILE).exists():
         voting = ArcVoting(load_test_puzzles(options.data), info.identifiers)
@@ -402,13 +409,13 @@ def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
     return info, splits[split]
 
 
-def _difficulty(dataset, rows: PuzzleRows, info: PuzzleInfo) -> dict[str, Any]:
+def _difficulty(dataset, rows: PuzzleRows, info: PuzzleInfo, place: str) -> dict[str, Any]:
     """Return columns that say how hard each row is; UsageError if there are none."""
     found = {name: np.asarray(dataset[name][:]) for name in DIFFICULTY_COLUMNS if name in dataset.column_names}
     if info.task == "sudoku":
         found["clues"] = (rows.input_ids > BLANK).sum(axis=1)
     if not found:
-        text = f"the data (task {info.task!r}) have no column {' or '.join(DIFFICULTY_COLUMNS)}"
+        text = f"{place}: task {info.task!r} without a column {' or '.join(DIFFICULTY_COLUMNS)}"
         raise UsageError(f"{text}: nothing says how hard a puzzle is", "--by-difficulty")
     return found
 

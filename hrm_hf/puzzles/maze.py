@@ -380,7 +380,7 @@ def _assemble(parts, grid_shape, aug: bool) -> "tuple[datasets.DatasetDict, Puzz
         if split not in parts or not parts[split].shape[1]:
             continue
         copies = NUM_DIHEDRAL if aug and split == "train" else 1
-        # [2, rows, copies, height, width]: the symmetries of a maze are neighbours, the original first.
+        # [2, rows, copies, height, width]: the symmetries of a maze are neighbors, the original first.
         grids = np.stack([dihedral(parts[split], transform) for transform in range(copies)], axis=2)
         inputs, labels = grids.reshape(2, -1, grid_shape[0] * grid_shape[1])
         groups = np.repeat(np.arange(parts[split].shape[1]), copies)

@@ -252,11 +252,12 @@ def ragged(lengths) -> Dataset:
         (lambda: ragged([4, 5]), "input_ids"),
         (lambda: ragged([3, 5]), "input_ids"),
         (lambda: dataset(AUGMENTED).select([3, 0, 4, 1]), "puzzle_index"),
+        (lambda: dataset(group_index=[1] + [0] * 23), "group_index"),
     ],
 )
 def test_data_sets_without_valid_puzzle_rows_are_rejected(made, message):
     with pytest.raises(ValueError, match=message):
-        PuzzleRows(made())
+        PuzzleOrder(PuzzleRows(made()), 0)
 
 
 def test_data_that_fit_a_model_pass():

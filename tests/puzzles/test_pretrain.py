@@ -161,9 +161,17 @@ def test_invalid_arguments_are_rejected_by_name(words, message):
         parse_command(words.split())
 
 
+@pytest.mark.parametrize("key, meant", [("arch.hiden_size", "arch.hidden_size"), ("zzzz", None)])
+def test_only_a_similar_key_is_suggested(key, meant):
+    suggestion = f"; did you mean {meant!r}\\?" if meant else ""
+    with pytest.raises(ValueError, match=f"^unknown key {key!r}{suggestion}; --help"):
+        parse_command([f"{key}=3"])
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
+        ("arch.rope_theta=0", r"arch\.rope_theta=0"),
         ("arch.hidden_size=30 arch.num_heads=4", "hidden_size=30 .*num_attention_heads=4"),
         ("arch.loss.loss_type=hinge", "loss_type='hinge'"),
         ("arch.pos_encodings=alibi", "pos_encodings='alibi'"),
@@ -262,6 +270,37 @@ def test_evaluation_on_original_arrays_equals_that_on_imported_data(original_fol
     assert found[0] == found[1] and found[0]["count"] == 6
     with pytest.raises(ValueError, match=r"split 'validation' .*train or test"):
         evaluate_checkpoint(EvaluatePuzzles(data=str(original_folder), split="validation", **given))
+
+
+def test_evaluation_reads_only_its_columns_in_any_order_of_the_rows(tmp_path):
+    splits, info = generated_sudoku(4, num_train=1, num_test=6)
+    tiny.model("hrm", **info.config_fields() | {"halt_max_steps": 2}).save_pretrained(tmp_path / "model")
+    found = []
+    for name, order in (("sorted", range(6)), ("shuffled", (3, 0, 5, 1, 4, 2))):
+        rows = splits["test"].select(order).remove_columns("rating").add_column("rating", ["hard"] * 6)
+        save_puzzle_dataset({"test": rows}, info, tmp_path / name)
+        options = EvaluatePuzzles(model=str(tmp_path / "model"), data=str(tmp_path / name), device="cpu")
+        found.append(evaluate_checkpoint(options)["metrics"])
+    assert found[0]["count"] == 6
+    for metric in ("cell_accuracy", "exact_accuracy_per_step", "steps_histogram"):
+        assert found[0][metric] == pytest.approx(found[1][metric])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda rows: rows.remove_columns("labels"), "labels"),
+        (lambda rows: rows.map(lambda row: {"labels": [-100] * 16}), "3 rows .*-100"),
+        (lambda rows: rows.map(lambda row: {"input_ids": [9] * 16}), "input_ids .*9"),
+    ],
+)
+def test_evaluation_errors_name_data_and_split(change, message, tmp_path):
+    splits, info = generated_sudoku(4, num_train=1, num_test=3)
+    tiny.model("hrm", **info.config_fields()).save_pretrained(tmp_path / "model")
+    save_puzzle_dataset({"test": change(splits["test"])}, info, tmp_path / "data")
+    options = EvaluatePuzzles(model=str(tmp_path / "model"), data=str(tmp_path / "data"), device="cpu")
+    with pytest.raises(ValueError, match=f"^{re.escape(options.data)}, split 'test': .*{message}"):
+        evaluate_checkpoint(options)
 
 
 def test_original_checkpoint_is_converted_and_evaluated_on_its_data(original_folder, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """ARC as a puzzle task: one task is several questions, its views are augmentations of training, and answers vote.
 
 A puzzle model reads the demonstrations of a task from its *row of the puzzle table*, learned in training, not from the
-input. A task that the model never trained on has no row: it gets the blank row, a warning, and hardly a right answer.
+input. A task that the model was not trained on has no row: it gets the blank row and a warning, and the answer is
+unlikely to be right.
 """
 
 import json
@@ -39,7 +40,7 @@ GridKey = tuple[tuple[int, ...], bytes]
 
 
 class RankedAnswer(NamedTuple):
-    """An answer that got votes: colors uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
+    """Answer with its votes: colors uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
 
     grid: np.ndarray
     votes: int
@@ -53,9 +54,9 @@ class ArcVoting:
         votes.update(input_ids, puzzle_identifiers, predictions, q_halt_logits)   # per batch, epoch or checkpoint
         votes.result()["trm/pass@2"]
 
-    Every row predicts an augmented answer. Undone, equal answers to one question are votes for it, ranked by number of
-    votes, then by mean sigmoid(q_halt). Votes accumulate over all calls of `update`. "hrm" counts a task if all its
-    test inputs are right; "trm" (and Kaggle) gives each task the fraction of its test inputs that are right.
+    Each row predicts an answer to an augmented question. `update` undoes the augmentation and counts equal answers to
+    a question as votes; `result` ranks answers by number of votes, then by mean sigmoid(q_halt). "hrm" counts a task
+    if all its test inputs are right; "trm" (and Kaggle) scores each task by the fraction of right test inputs.
 
     Args:
         test_puzzles: `{task name: {"train": ..., "test": [{"input", "output"}, ...]}}`; outputs may be missing.
@@ -73,10 +74,13 @@ class ArcVoting:
     def update(
         self, input_ids: np.ndarray, puzzle_identifiers: np.ndarray, predictions: np.ndarray, q_halt_logits: np.ndarray
     ) -> int:
-        """Add the votes of n rows and return their number; rows with the blank identifier (padding) have none.
+        """Add the votes of n rows and return their number; rows with the blank identifier (padding) do not vote.
 
-        Tokens are [n, 900], the others [n]. ValueError: an identifier is unknown, q is NaN, or an input is no test
-        input of its task.
+        Args:
+            input_ids, predictions: tokens [n, 900]. puzzle_identifiers, q_halt_logits: [n].
+
+        Raises:
+            ValueError: an identifier is unknown, q is NaN, or an input is not a test input of its task.
         """
         kept = np.flatnonzero(puzzle_identifiers)
         if np.isnan(q_halt_logits[kept]).any():
@@ -98,7 +102,7 @@ class ArcVoting:
         return len(kept)
 
     def replace_votes(self, parts: Sequence[dict[str, dict[GridKey, dict[GridKey, list[float]]]]]) -> None:
-        """Replace the votes by those of `parts`, the `votes` of several objects for the same puzzles."""
+        """Replace the votes by the sum of `parts`, the `votes` of several objects for the same puzzles."""
         votes = {task: {question: {} for question in questions} for task, questions in self.votes.items()}
         for part in parts:
             for task, questions in part.items():
@@ -117,9 +121,12 @@ class ArcVoting:
         return [RankedAnswer(grid, count, mean_q) for grid, (count, mean_q, _) in zip(grids, ranked)]
 
     def result(self, ks: Sequence[int] = PASS_AT) -> dict[str, float]:
-        """Return hrm/pass@k and trm/pass@k of the tasks with solutions, and numbers of tasks and test inputs.
+        """Return hrm/pass@k and trm/pass@k of the tasks with solutions, and count tasks and test inputs.
 
-        A test input without votes is wrong. ValueError if no task has solutions.
+        A test input without votes counts as wrong.
+
+        Raises:
+            ValueError: no task has solutions.
         """
         solved = [name for name, task in self.test_puzzles.items() if all("output" in pair for pair in task["test"])]
         if not solved:
@@ -163,17 +170,17 @@ def _key(grid: Any) -> GridKey:
 
 @dataclass(frozen=True)
 class ArcView:
-    """The augmentation `name` of a task, and its row of the puzzle table."""
+    """Augmentation `name` of a task, with its row of the puzzle table."""
 
     name: str
     identifier: int
 
     def show(self, tokens: np.ndarray) -> np.ndarray:
-        """Frames [..., 900] of the task as this augmentation has them."""
+        """Augment frames [..., 900] of the task."""
         return self._map(tokens, apply_augmentation)
 
     def undo(self, tokens: np.ndarray) -> np.ndarray:
-        """Frames [..., 900] of this augmentation as the task has them, cropped to the grid they hold."""
+        """Undo the augmentation of frames [..., 900] and crop each to its grid."""
         return self._map(tokens, undo_augmentation)
 
     def _map(self, tokens: np.ndarray, change) -> np.ndarray:
@@ -182,7 +189,7 @@ class ArcView:
 
 
 class ArcTaskSolving(PuzzleTask):
-    """ARC tasks: dicts `{"train": [...], "test": [...], "name": ...}`, or paths of their JSON files."""
+    """Read, show and rank ARC tasks: dicts `{"train": [...], "test": [...], "name": ...}`, or paths of JSON files."""
 
     name = "arc"
     has_rules = True  # only that the answer is a grid
@@ -257,7 +264,7 @@ class ArcTaskSolving(PuzzleTask):
         return [groups[key] for key in order]
 
     def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:
-        """The answer to the first test input, and those to all of them under "tests"."""
+        """Return the answer to the first test input, and under "tests" all answers if there are several."""
         tests = [self._answer(puzzle, i, found, prefer_valid) for i, found in enumerate(candidates)]
         return {**tests[0], "tests": tests} if len(tests) > 1 else tests[0]
 

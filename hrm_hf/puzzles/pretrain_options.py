@@ -8,7 +8,6 @@ The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm
 every group. Left out: Hydra itself (composition, sweeps, interpolation).
 """
 
-import difflib
 import hashlib
 import itertools
 import json
@@ -23,6 +22,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ..io.files import load_json, load_yaml
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..resources import ROOT, typed_path
+from ..trainer.recipes import unknown_key
 from . import original_config as original
 from .dataset import INFO_FILE, load_puzzle_dataset
 from .npy_layout import META_FILE
@@ -55,7 +55,7 @@ BUILDERS = {
 
 
 class DataSize(NamedTuple):
-    """The sizes that decide the number of steps."""
+    """Sizes of a data set that decide the number of steps."""
 
     groups: int
     mean_examples: float  # of a puzzle
@@ -63,7 +63,7 @@ class DataSize(NamedTuple):
 
 
 def arguments(recipe: dict[str, Any]) -> list[str]:
-    """The options of run_puzzle.py, every one spelled out."""
+    """Return the command-line arguments of run_puzzle.py that a recipe stands for."""
     words = []
     for name, value in recipe.items():
         if isinstance(value, dict) and not any(isinstance(item, dict) for item in value.values()):
@@ -81,7 +81,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Parse `key=value` (or `+key=value`) into options with every key of the original, and the flags that follow.
 
     Raises:
-        ValueError: an unknown key with the nearest valid one, a value of the wrong type or sign, a key given twice.
+        ValueError: an unknown key, a value of the wrong type or sign, a key given twice.
     """
     own, flags = _split_flags(words)
     for word in flags:
@@ -97,8 +97,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
                 raise ValueError(f"arch={text}: the original HRM has hrm_v1 alone; for TRM see training/recipes/trm_*")
             continue
         if name not in DEFAULTS:
-            nearest = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0)[0]
-            raise ValueError(f"unknown key {name!r}; did you mean {nearest!r}? (all: --help)")
+            raise ValueError(f"{unknown_key(name, DEFAULTS, 'key')}; --help lists all keys")
         if name in given:
             raise ValueError(f"{name} is given twice, as {given[name]} and as {text}")
         given[name] = _value(name, text)
@@ -112,10 +111,10 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def epoch_steps(
     epochs: int, eval_interval: int | None, groups: int, mean_examples: float, batch: int
 ) -> tuple[int, int]:
-    """Return the steps of the run and of an interval between evaluations, which ends with its last full batch.
+    """Return the steps of the complete run, and those between two evaluations, in full batches.
 
     Raises:
-        ValueError: the interval does not divide the epochs, or has not even one full batch.
+        ValueError: the interval does not divide the epochs, or is shorter than one batch.
     """
     interval = epochs if eval_interval is None else eval_interval
     if epochs % interval:
@@ -128,7 +127,7 @@ def epoch_steps(
 
 
 def data_size(path: str | Path) -> DataSize:
-    """Read how large the train split at `path` is, in the original's layout or in ours."""
+    """Read the size of the train split at `path`, in the original's layout or in ours."""
     path = Path(path)
     if (path / INFO_FILE).exists():
         train = load_puzzle_dataset(path, "train")
@@ -145,7 +144,7 @@ def data_size(path: str | Path) -> DataSize:
 
 
 def build_command(path: Path) -> str:
-    """The `hrm-hf data` command for the counterpart of the data set that should be at `path`."""
+    """Return the `hrm-hf data` command that builds the data set expected at `path`."""
     root = "" if typed_path(ROOT) == "." else f"{typed_path(ROOT)}/"
     arguments = BUILDERS.get(path.name, "sudoku|maze|arc ...").format(root=root)
     return f"hrm-hf data {arguments} --out {shlex.quote(str(path))}"
@@ -154,7 +153,7 @@ def build_command(path: Path) -> str:
 def machine(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of run_puzzle.py that the machine and environment variables decide.
 
-    As the original, it compiles unless DISABLE_COMPILE is set to anything, and computes in bfloat16, where it can.
+    As in the original, training compiles unless DISABLE_COMPILE is set, and uses bfloat16 where the GPU supports it.
     """
     import torch
 
@@ -211,21 +210,21 @@ def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) 
 
 
 def keys_help() -> str:
-    """List every key with its default and what it becomes here, one a line."""
+    """Return one line per key: the key, its default and the option or config field it sets."""
     arch = {f"arch.{key}": f"config field {original.OUR_NAMES.get(key, key).removeprefix('loss.')}" for key in ARCH}
     ours = {name: f"--{text}" if text.isidentifier() else text for name, (_, text) in original.RUN_KEYS.items()} | arch
     return "\n".join(f"  {name}={_as_typed(DEFAULTS[name])}".ljust(74) + f"  {ours[name]}" for name in DEFAULTS)
 
 
 def evaluation_arguments(words: Sequence[str]) -> list[str]:
-    """Return arguments of `hrm-hf` for `checkpoint=... [--flags of eval puzzles]`; convert the model if need be.
+    """Translate `checkpoint=... [--flags]` into arguments of `hrm-hf`; convert an original checkpoint first.
 
     `checkpoint` is one of our run folders (or a checkpoint-N in one), or the original's `step_N` or its folder. The
     run's recipe.yaml or all_config.yaml names the data. As in the original, all ACT steps are taken (`--halt fixed`).
 
     Raises:
-        ValueError: another key, or none.
-        FileNotFoundError: no such checkpoint, or its data are not where its configuration says.
+        ValueError: a key other than `checkpoint`, or none.
+        FileNotFoundError: the checkpoint or its data set does not exist.
     """
     own, flags = _split_flags(words)
     given = dict(word.partition("=")[::2] for word in own)
@@ -249,7 +248,7 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
 
 
 def _architecture(options: dict[str, Any]) -> dict[str, Any]:
-    """Return config fields that differ from the defaults, after a config was built of them: bad ones raise now."""
+    """Validate the architecture by building its config, and return the fields that differ from the defaults."""
     arch = {key: options[f"arch.{key}"] for key in ARCH if not key.startswith("loss.")}
     arch["loss"] = {"loss_type": options["arch.loss.loss_type"]}
     arch["puzzle_emb_ndim"] = arch["hidden_size"] if arch["puzzle_emb_ndim"] is None else arch["puzzle_emb_ndim"]
@@ -263,7 +262,7 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the original's words from our flags, which begin with the first word that starts with a hyphen."""
+    """Split words before the first that starts with a hyphen (the original's) from the rest (our flags)."""
     own = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     return own, list(words[len(own) :])
 

@@ -1,9 +1,9 @@
-"""The tasks of puzzle models: reading puzzles, showing answers, their rules, and their symmetries.
+"""Tasks of puzzle models: read puzzles, show answers, check rules, and apply symmetries.
 
-ARC, and `puzzle_task(config)`, are in `arc_pipeline.py`. Models are unknown here: tokens in, tokens out; S cells, V
-tokens, Q questions.
+ARC and `puzzle_task(config)` are in `arc_pipeline.py`. This module knows no models, only tokens: S cells, V tokens, Q
+questions.
 
-A *view* is a symmetric way to show a puzzle. An answer to a view, undone, is an answer to the puzzle.
+A *view* is a symmetric copy of a puzzle. Undoing the symmetry turns an answer to the view into one to the puzzle.
 """
 
 from collections.abc import Sequence
@@ -25,24 +25,24 @@ QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
 
 @dataclass(frozen=True)
 class View:
-    """A symmetry of the board: cell i shows `symbols[token at cells[i]]`. cells is int [S], symbols int [V]."""
+    """Symmetry of the board: cell i shows `symbols[token at cells[i]]`. cells is int [S], symbols int [V]."""
 
     cells: np.ndarray
     symbols: np.ndarray
     identifier: int = 0
 
     def show(self, tokens: np.ndarray) -> np.ndarray:
-        """Return tokens [..., S] of the puzzle as this view has them."""
+        """Map tokens [..., S] of the puzzle to this view."""
         return self.symbols[tokens[..., self.cells]]
 
     def undo(self, tokens: np.ndarray) -> np.ndarray:
-        """Return tokens [..., S] of this view as the puzzle has them."""
+        """Map tokens [..., S] of this view back to the puzzle."""
         original = np.empty_like(tokens)
         original[..., self.cells] = np.argsort(self.symbols)[tokens]
         return original
 
     def undo_scores(self, scores: np.ndarray) -> np.ndarray:
-        """Return scores [S, V] of the tokens of this view as the puzzle has them."""
+        """Map scores [S, V] of this view's tokens back to the puzzle."""
         original = np.empty_like(scores)
         original[self.cells] = scores[:, self.symbols]
         return original
@@ -50,11 +50,11 @@ class View:
 
 @dataclass
 class Puzzle:
-    """A puzzle that was read. Q is 1, but for ARC tasks with several test inputs.
+    """Puzzle as tokens. Q is 1, except for ARC tasks with several test inputs.
 
     Attributes:
-        questions: tokens int64 [Q, S]. solutions: the known right answers, tokens [S] or None, Q of them.
-        identifier: row of the model's puzzle table. name: of an ARC task. source: what an ARC task was read from.
+        questions: tokens int64 [Q, S]. solutions: tokens [S] of each question, None where unknown.
+        identifier: row of the model's puzzle table. name, source: of an ARC task, its name and parsed content.
     """
 
     questions: np.ndarray
@@ -66,12 +66,12 @@ class Puzzle:
 
 @dataclass
 class Candidate:
-    """An answer to a question, in the puzzle's own orientation.
+    """Answer to a question, in the puzzle's own orientation.
 
     Attributes:
         tokens: int [S]. steps: ACT steps used. q_halt: logit of the answer being right.
-        trajectory: tokens [steps, S] after each step; q_trajectory: q_halt [steps]; where they were asked for.
-        probabilities: [S, V] of the tokens, where a search asks for them.
+        trajectory: tokens [steps, S] after each step, and q_trajectory: q_halt [steps], if requested.
+        probabilities: of the tokens, [S, V], if a search needs them.
     """
 
     tokens: np.ndarray
@@ -102,7 +102,7 @@ class Ballot:
 
 
 class PuzzleTask:
-    """The task "generic": puzzles are token lists, without rules or symmetries. Other tasks override."""
+    """Task "generic": puzzles are token lists without rules or symmetries. Other tasks override its methods."""
 
     name = "generic"
     has_rules = False
@@ -116,13 +116,13 @@ class PuzzleTask:
     # reading
 
     def is_single(self, item: Any) -> bool:
-        """Whether `item` is one puzzle, not a list of puzzles: no element of one puzzle has S cells or more."""
+        """Return whether `item` is one puzzle, whose elements all have fewer than S cells, or a list of puzzles."""
         if not isinstance(item, (list, tuple)):
             return True
         return all(not isinstance(part, (dict, Puzzle)) and _length(part) < max(2, self.seq_len) for part in item)
 
     def read(self, item: Any) -> Puzzle:
-        """Read one puzzle: cells in a form that `encode` knows, or a dict with a puzzle and maybe its solution."""
+        """Read one puzzle: cells as `encode` takes them, or a dict with a puzzle and optionally its solution."""
         if not isinstance(item, dict):
             return Puzzle(self.encode(item)[None], [None])
         question = [item[name] for name in QUESTION_NAMES if name in item]
@@ -137,7 +137,7 @@ class PuzzleTask:
         return Puzzle(self.encode(question[0])[None], solutions, identifier)
 
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
-        """Tokens int64 [S]."""
+        """Encode the cells of a board as tokens, int64 [S]."""
         if isinstance(cells, str):
             text = f'a model with task="generic" takes token ids, not the string {cells!r:.60}'
             raise ValueError(f"{text}; set config.task if it was trained on Sudoku, mazes or ARC")
@@ -151,11 +151,11 @@ class PuzzleTask:
     # showing
 
     def grid(self, tokens: np.ndarray) -> list[list]:
-        """The board as rows."""
+        """Return the board as a list of rows."""
         return tokens.reshape(self.grid_shape).tolist()
 
     def text(self, tokens: np.ndarray) -> str:
-        """The board as a string; `encode` reads it for tasks that take strings."""
+        """Return the board as a string, which `encode` reads for tasks that take strings."""
         return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
 
     def given(self, question: np.ndarray) -> np.ndarray:
@@ -173,13 +173,13 @@ class PuzzleTask:
     # voting
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
-        """Return `votes` views of the puzzle; the first shows it as it is."""
+        """Return `votes` views of the puzzle; the first one leaves it unchanged."""
         if votes > 1:
             raise ValueError(f'votes={votes}, but task="{self.name}" has no known symmetries; use restarts')
         return [View(np.arange(self.seq_len), np.arange(self.vocab_size), puzzle.identifier)]
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
-        """Group equal answers, best first: by the sum of confidences, then by the first view that gave them."""
+        """Group equal answers and sort them, best first: by the sum of confidences, then by their first view."""
         return sorted(ballots(candidates).values(), key=lambda ballot: -ballot.weight)
 
     def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class PuzzleTask:
         return result
 
     def _legal(self, tokens: np.ndarray) -> np.ndarray:
-        """Replace tokens that are no symbols of the task, from a larger vocabulary, by padding."""
+        """Replace tokens beyond the task's symbols, which a larger vocabulary has, by padding."""
         return np.where(tokens < self.num_tokens, tokens, PAD_ID)
 
 
@@ -252,7 +252,7 @@ class SudokuTask(PuzzleTask):
         return sudoku_rules.validate_solution(self.text(question), self.text(answer))
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Judge as `violations`, fast enough to be asked after every step."""
+        """Apply the rules of `violations`, fast enough to call after every step."""
         return sudoku_rules.obey_rules(questions.astype(int) - DIGIT_OFFSET, answers.astype(int) - DIGIT_OFFSET)
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
@@ -330,7 +330,7 @@ def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:
 
 
 def sigmoid(logits: np.ndarray | float) -> np.ndarray:
-    """1 / (1 + exp(-x)) in float64, without overflow."""
+    """Compute 1 / (1 + exp(-x)) in float64, without overflow."""
     return np.exp(-np.logaddexp(0.0, -np.asarray(logits, dtype=np.float64)))
 
 
@@ -346,7 +346,7 @@ MAX_NODES = 100_000  # some minutes
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search: the solution, int64 [S] or None; boards looked at; whether it ended below `MAX_NODES`."""
+    """Result of a search: the solution, int64 [S] or None; boards visited; whether it ended below `MAX_NODES`."""
 
     tokens: np.ndarray | None
     nodes: int
@@ -354,10 +354,10 @@ class SearchResult:
 
 
 def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES) -> SearchResult:
-    """Search the (first) solution of a Sudoku, tokens [S]. This is never the model's own answer.
+    """Search for the first solution of a Sudoku, tokens [S]. The result is not the model's own answer.
 
-    The digits of a cell are tried by `scores` [S, V], highest first; ascending if None. A wrong order costs time only:
-    the model's worth is the number of nodes with it against those without.
+    The search tries the digits of a cell in the order of `scores` [S, V], highest first; in ascending order if None.
+    Scores change the number of nodes only: compare it with and without them to judge the model.
     """
     board = to_board(decode(question))
     first = 1 + DIGIT_OFFSET  # the token of digit 1
@@ -368,14 +368,14 @@ def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_no
 
 
 def validate_searchable(task_name: str) -> None:
-    """Raise ValueError for a task without such a search."""
+    """Raise ValueError for a task that `search_sudoku` cannot solve."""
     if task_name != "sudoku":
         hint = "; hrm_hf.puzzles.maze.mark_shortest_path needs no guess" if task_name == "maze" else ""
         raise ValueError(f"search is for Sudoku; the task of this model is {task_name!r}{hint}")
 
 
 def searched_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
-    """Return entries of the pipeline's result that a search by the model's probabilities [S, V] changes."""
+    """Search with the model's probabilities [S, V], and return the entries of the pipeline's result that change."""
     question, solution = puzzle.questions[0], puzzle.solutions[0]
     found, plain = search_sudoku(question, scores), search_sudoku(question)
     report = {

@@ -13,7 +13,7 @@ import math
 import platform
 import sys
 from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from importlib.metadata import version
@@ -198,7 +198,7 @@ class RecipeParser(HfArgumentParser):
     def validate_known(self, unknown: Sequence[str]) -> None:
         """Raises UsageError for what the parser did not recognize."""
         if unknown:
-            self.error(_unknown_key(unknown[0].lstrip("-").split("=")[0], self.known, "flag"))
+            self.error(unknown_key(unknown[0].lstrip("-").split("=")[0], self.known, "flag"))
 
     def error(self, message: str):
         """Raises UsageError: the usage above a message would be hundreds of options."""
@@ -216,7 +216,7 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
         raise ValueError(f"{path} must be a mapping of option: value, it is a {type(values).__name__}")
     for key in values:
         if key not in known:
-            raise ValueError(f"{path}: " + _unknown_key(str(key), known, "key"))
+            raise ValueError(f"{path}: " + unknown_key(str(key), known, "key"))
     if isinstance(values.get("config_overrides"), dict):
         values["config_overrides"] = json.dumps(values["config_overrides"])
     # As text, numbers pass through the type of their option like flags do.
@@ -259,7 +259,7 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> PreTrainedConfi
     if arguments.model_type is None:
         raise ValueError("no model: give --model_type for a fresh one, or --model_name_or_path for saved weights")
     if arguments.model_type not in CONFIG_MAPPING:
-        raise ValueError(_unknown_key(str(arguments.model_type), set(CONFIG_MAPPING), "model_type"))
+        raise ValueError(unknown_key(str(arguments.model_type), set(CONFIG_MAPPING), "model_type"))
     config_class = CONFIG_MAPPING[arguments.model_type]
     changes = checked_overrides(config_class, arguments.config_overrides)
     # Built once from everything: some configs derive fields from others (hrm_text rewrites num_hidden_layers), so that
@@ -287,7 +287,7 @@ def checked_overrides(config_class: type[PreTrainedConfig], overrides: str | Non
     for key, value in parse_overrides(overrides).items():
         name = aliases.get(key, key)
         if name not in valid:
-            raise ValueError(_unknown_key(key, valid | set(aliases), f"config field of {config_class.model_type}"))
+            raise ValueError(unknown_key(key, valid | set(aliases), f"config field of {config_class.model_type}"))
         if name in changes and changes[name] != value:
             raise ValueError(f"config_overrides gives {name} twice, as {changes[name]} and (by {key}) as {value}")
         changes[name] = value
@@ -333,7 +333,8 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), "hrm_hf": __version__, **{name: version(name) for name in names}}
 
 
-def _unknown_key(key: str, valid: set[str], what: str) -> str:
+def unknown_key(key: str, valid: Collection[str], what: str) -> str:
+    """Return the text of an error about an unknown key, with the most similar valid one, if any is similar."""
     nearest = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)
     return f"unknown {what} {key!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COLUMN_NAMES = (("question", "answer"), ("puzzle", "solution"), ("quizzes", "solutions"))
 RATING_COLUMN = "rating"
 FILE_KINDS = (".csv", ".jsonl", ".parquet")
-COMPARED_ROWS = 65_536  # at a time, since comparing copies them
+COMPARED_ROWS = 4096  # at a time, since comparing copies them
 
 
 @dataclass

@@ -107,8 +107,8 @@ class MassMapDataArguments(CosmoDataArguments):
 
     fresh_observations: bool = HfArg(
         default=True,
-        help="Draw noise and masks of training maps anew at every step, from their convergence; those of the "
-        "data set otherwise. For periodic maps alone.",
+        help="Draw new noise and masks for training maps at every step, from their convergence; if false, use those "
+        "of the data set. For periodic maps only.",
     )
 
 

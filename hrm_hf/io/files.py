@@ -90,7 +90,8 @@ def decode_text(line: bytes, place: str) -> str:
         return line.decode()
     except UnicodeDecodeError as error:
         raise BadLineError(
-            f"{place}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert it"
+            f"{place}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert the "
+            "file to UTF-8"
         ) from None
 
 

@@ -42,8 +42,8 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
         refinement_loss_weight (`float`, defaults to 0.2).
         refinement_class_weights (`list[float]`, defaults to `[1, 1, 1]`): of CONTINUE, REFINE, DONE.
-        decision_temperature (`float`, defaults to 1): the refinement head's logits are divided by it. `hrm-hf eval go
-            --calibrate-on` finds the one with which its probabilities are right (Guo et al. 2017, section 4.2).
+        decision_temperature (`float`, defaults to 1): the refinement head's logits are divided by it, which
+            calibrates its probabilities (Guo et al. 2017, section 4.2).
     """
 
     model_type = "hrm_go_coder"

@@ -53,7 +53,7 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
         # What the tokenizers library says of a corrupted tokenizer.json names no file.
         raise ValueError(
             f"the tokenizer of {source} cannot be read ({type(error).__name__}: {str(error)[:200]}); its "
-            "tokenizer.json is corrupted or made by another library: fetch or train it anew"
+            "tokenizer.json is corrupted or made by another library: download or train it again"
         ) from error
     if model_name_or_path is None and tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.add_special_tokens({"pad_token": PAD})
@@ -177,6 +177,6 @@ def _field_names(model_type: str | None) -> set[str]:
     return {field.name for field in fields(CONFIG_MAPPING[model_type])} if model_type in CONFIG_MAPPING else set()
 
 
-def _validate_vocabulary(size: int, tokenizer: PreTrainedTokenizerBase, mend: str) -> None:
+def _validate_vocabulary(size: int, tokenizer: PreTrainedTokenizerBase, fix: str) -> None:
     if size < len(tokenizer):
-        raise ValueError(f"vocab_size={size} is smaller than the tokenizer's {len(tokenizer)} tokens; {mend}")
+        raise ValueError(f"vocab_size={size} is smaller than the tokenizer's {len(tokenizer)} tokens; {fix}")

@@ -139,7 +139,7 @@ def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], fil
     cycles = {"H_cycles": HrmLmConfig.H_cycles, "L_cycles": HrmLmConfig.L_cycles, **optional}
     vocab_size, width = embeddings.shape
     theta = original.get("rotary_embedding_base", 10000.0)
-    number(1e-6, name=f"{file.parent / 'config.json'}: rotary_embedding_base")(theta)
+    _validate_theta(theta, f"{file.parent / 'config.json'}: rotary_embedding_base")
     return HrmLmConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -218,7 +218,7 @@ OUTER_NAMES = {"embeddings.embedding.weight": "model.embed_tokens.weight", "norm
 TIED_NAME = "lm_head.weight"  # the original drops it on saving
 REFUSAL = (
     "was trained with the original's mHC layers (mhc_enabled: true). They mix copies inside a block, on a single "
-    "residual stream, which no rlm_mhc model can express. Train with mhc_enabled=false there, or start anew here"
+    "residual stream, which no rlm_mhc model can express. Train with mhc_enabled=false there, or train again here"
 )
 
 
@@ -253,6 +253,13 @@ def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
     }
 
 
+def _validate_theta(value: Any, name: str) -> None:
+    """Raise ValueError, naming the field, for a base of rotary positions that is missing or not positive."""
+    if value is None:  # the bounds of optional fields let it pass
+        raise ValueError(f"{name}=None: must be a number")
+    number(1e-6, name=name)(value)
+
+
 def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
     """Return our config for the original's config.yaml; fields may stand at the top or in a section `model`."""
     if not file.is_file():
@@ -265,7 +272,7 @@ def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
         raise ValueError(f"{file} lacks {missing}; expected the config.yaml that the original saved")
     if fields.get("mhc_enabled", True):
         raise ValueError(f"{file}: the checkpoint {REFUSAL}")
-    number(1e-6, name=f"{file}: rope_theta")(fields.get("rope_theta"))
+    _validate_theta(fields.get("rope_theta", 10000.0), f"{file}: rope_theta")
     kept = {name: fields[name] for name in (*REQUIRED_FIELDS, *OPTIONAL_FIELDS) if name in fields}
     try:
         return RlmMhcConfig(**kept, mhc_enabled=False)

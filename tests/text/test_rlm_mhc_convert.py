@@ -102,6 +102,7 @@ def test_every_mismatched_tensor_is_named(tmp_path):
         (lambda folder: (folder / "config.yaml").write_text("a: [1"), "config.yaml.*YAML"),
         (lambda folder: (folder / "config.yaml").write_text("hidden_dim: 8"), r"lacks \['num_layers'"),
         (lambda folder: write_original(folder, rope_theta=0), r"config\.yaml: rope_theta=0"),
+        (lambda folder: write_original(folder, rope_theta=None), r"config\.yaml: rope_theta=None"),
     ],
 )
 def test_bad_folders_are_named(tmp_path, break_it, message):

@@ -53,6 +53,7 @@ def tracked(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_names_and_the_values(tracked):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -64,6 +65,7 @@ def test_tensorboard_has_the_names_and_the_values(tracked):
     assert all(one.value >= 1 - 1e-4 for one in events.Scalars("mhc/amax_composite"))
 
 
+@pytest.mark.slow
 def test_trackio_has_the_names(tracked):
     import sqlite3
 
@@ -75,6 +77,7 @@ def test_trackio_has_the_names(tracked):
     assert {name for name in NAMES if f'"{name}"' in rows} == NAMES
 
 
+@pytest.mark.slow
 def test_the_offline_run_of_wandb_has_the_names(tracked):
     [file] = tracked.rglob("run-*.wandb")
     written = file.read_bytes()

@@ -4,7 +4,7 @@
         --train_data preferences.jsonl
     python training/run_dpo.py ... --lora_rank 8       # an adapter: the weights as they are need no second copy
 
-Rows are prompts with a chosen and a rejected answer, see `hrm_hf/text/sources.py`. A killed run continues with
+Rows are prompts with a chosen and a rejected answer, see `hrm_hf/text/answers.py`. A killed run continues with
 `--resume_from_checkpoint last`.
 """
 

@@ -5,7 +5,7 @@
     python training/run_grpo.py --model_name_or_path runs/sft --train_data prompts.jsonl --reward "regex:^yes" \\
         --output_dir runs/grpo
 
-Rows are prompts, see `hrm_hf/text/sources.py`; rewards are described in `hrm_hf/golang/rewards.py`. A killed run
+Rows are prompts, see `hrm_hf/text/answers.py`; rewards are described in `hrm_hf/golang/rewards.py`. A killed run
 continues with `--resume_from_checkpoint last`.
 """
 

@@ -4,7 +4,7 @@
         --model_name_or_path runs/hrm_lm_shakespeare --train_data answers.jsonl
     python training/run_sft.py ... --lora_rank 8       # an adapter on those weights, which stay as they are
 
-Rows are prompts with completions, conversations or texts, see `hrm_hf/text/sources.py`. A killed run continues with
+Rows are prompts with completions, conversations or texts, see `hrm_hf/text/answers.py`. A killed run continues with
 `--resume_from_checkpoint last`.
 """
 

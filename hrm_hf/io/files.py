@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -25,6 +26,7 @@ HUB_PREFIX = "hub:"
 IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, beside a data set and a checkpoint
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
+NOT_DATA = ("__MACOSX", "$RECYCLE.BIN")  # folders that macOS and Windows leave in zip files and on disks
 TEMPORARY = ".tmp"  # ends the name of a file that is being written
 
 
@@ -45,7 +47,7 @@ def local_files(source: str) -> list[Path]:
     """Return the sorted files of a path, recursively. Raise for a missing path or one without known files."""
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and file_kind(file) is not None)
+        files = [file for file in visible_files(path) if file_kind(file) is not None]
         if not files:
             raise ValueError(f"{source} has no file of a known kind in it; expected {KINDS}")
         return files
@@ -59,6 +61,20 @@ def local_files(source: str) -> list[Path]:
     return [path]
 
 
+def visible_files(folder: str | Path, pattern: str = "*") -> list[Path]:
+    """Return the sorted files below a folder whose names match; hidden ones and those of `NOT_DATA` are no data.
+
+    Hidden are, among others, `.ipynb_checkpoints/` of Jupyter and the files `._NAME` of macOS.
+    """
+    found = (path for path in Path(folder).rglob(pattern) if path.is_file())
+    return sorted(path for path in found if not any(map(is_hidden, path.relative_to(folder).parts)))
+
+
+def is_hidden(name: str) -> bool:
+    """Tell whether a file or folder of this name in a data folder is no data."""
+    return name.startswith(".") or name in NOT_DATA
+
+
 def file_kind(path: Path) -> str | None:
     """Return the kind of a file by its name, without .gz; None for an unknown kind."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
@@ -68,12 +84,42 @@ def file_kind(path: Path) -> str | None:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
-    """Yield ("FILE, line N", line) for each line that is not empty."""
+    """Yield ("FILE, line N", line) for each line of JSON that is not empty.
+
+    Of a file that is one JSON list, or one object over several lines, yield ("FILE, item N", item as a line) instead.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a file of JSON lines (.jsonl or .jsonl.gz)")
-    for number, line in read_lines(path):
-        if line.strip():
-            yield f"{path}, line {number}", line
+    lines = ((number, line) for number, line in read_lines(path) if line.strip())
+    first = next(lines, None)
+    if first is None:
+        return
+    if (items := _items_of_document(path, first[1])) is not None:
+        for number, item in enumerate(items, 1):
+            yield f"{path}, item {number}", json.dumps(item).encode()
+        return
+    for number, line in chain([first], lines):
+        yield f"{path}, line {number}", line
+
+
+def _items_of_document(path: str | Path, first: bytes) -> list[Any] | None:
+    """Return the items of a file that is one JSON list, or its only object; None for JSON lines and broken JSON."""
+    start = first.lstrip()[:1]
+    if (start == b"{" and _is_json(first)) or start not in (b"[", b"{"):
+        return None
+    try:
+        content = load_json(path)
+    except ValueError:
+        return None  # its first bad line is named
+    return content if isinstance(content, list) else [content]
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:
@@ -128,7 +174,7 @@ def load_split(path: str | Path, split: str, streaming: bool = False) -> "Datase
 
     if not Path(path).is_dir():
         return load_dataset(str(path), split=split, streaming=streaming)
-    available = {file.name.rsplit("-", 1)[0]: str(file) for file in sorted(Path(path, "data").glob("*.parquet"))}
+    available = {file.name.rsplit("-", 1)[0]: str(file) for file in visible_files(Path(path, "data"), "*.parquet")}
     if split not in available:
         raise ValueError(f"{path} has no split {split!r}; it has {sorted(available)}")
     file = available[split]

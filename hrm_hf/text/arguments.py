@@ -14,7 +14,7 @@ LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared":
 
 @dataclass
 class AnswerDataArguments:
-    """Which rows a model is trained on. Prompts and answers are described in `text/sources.py`."""
+    """Which rows a model is trained on. Prompts and answers are described in `text/answers.py`."""
 
     train_data: list[str] = HfArg(
         default_factory=list, help="Data to train on: files, folders, or OWNER/NAME:CONFIG of the Hub; with commas."

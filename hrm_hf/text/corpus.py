@@ -79,7 +79,7 @@ class TextCorpus:
         train: rows of `input_ids` and `labels` (int64 tensors [block_size]), and `position_ids` with a document mask.
         validation: the same, never a stream; None without validation data.
         sizes: by split ("train", "validation"): documents, tokens (EOS included), bytes, bytes_per_token, blocks; of a
-            reasoning data set rows, row_length and answers. A stream of training data has none.
+            reasoning data set rows, tokens_per_row and answers. A stream of training data has none.
         filters: by split, with counts of what was removed and why.
         row_length: tokens of a row, where the data say it and not the options.
     """
@@ -114,7 +114,7 @@ class TextCorpus:
     def describe(self) -> str:
         """Return the same for people: a line for each split and each kind of removal."""
         lines = [
-            f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {round(value, 3):,}" for key, value in size.items())
+            f"{name}: " + ", ".join(f"{round(value, 3):,} {key.replace('_', ' ')}" for key, value in size.items())
             for name, size in self.sizes.items()
         ]
         for name, one in self.filters.items():

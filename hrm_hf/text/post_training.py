@@ -42,8 +42,8 @@ from ..trainer.preemption import PreemptionCallback
 from ..trainer.recipes import CheckedArguments, ModelArguments, save_recipe
 from ..trainer.run import TrainingRun
 from ..trainer.saving import CompleteCheckpoints
+from .answers import is_conversation, load_answers
 from .causal_lm import load_causal_lm, load_tokenizer
-from .sources import is_conversation, load_answers
 
 
 REFERENCE_ADAPTER = "ref"  # TRL's copy of an adapter that DPO starts from

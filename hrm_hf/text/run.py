@@ -174,7 +174,7 @@ def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokeniz
         corpus.validation = _reasoning_rows(
             held_out, options.eval_split, options.max_eval_samples, "validation", corpus
         )
-    corpus.row_length = max(size["row_length"] for size in corpus.sizes.values())
+    corpus.row_length = max(size["tokens_per_row"] for size in corpus.sizes.values())
     if corpus.row_length > options.block_size:
         raise ValueError(
             f"block_size={options.block_size} is less than the {corpus.row_length} tokens of a row; raise it"
@@ -192,5 +192,5 @@ def _reasoning_rows(sources: list[str], split: str, most: int | None, name: str,
     rows = concatenate_datasets([part.map(fill) for part in parts])
     rows = (rows if most is None else rows.select(range(min(most, len(rows))))).with_format("torch")
     answers = int(sum((batch["labels"][:, 1:] >= 0).sum() for batch in rows.iter(1000)))
-    corpus.sizes[name] = {"rows": len(rows), "row_length": length, "answers": answers}
+    corpus.sizes[name] = {"rows": len(rows), "tokens_per_row": length, "answers": answers}
     return rows

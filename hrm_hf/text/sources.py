@@ -1,26 +1,17 @@
-"""Documents and answers from files, folders and the Hub.
+"""Documents from files, folders and the Hub; `answers.py` reads prompts and answers.
 
 `open_source` makes of each source a data set of rows {"text", "error"}.
 
-A source is a JSON Lines file (`.jsonl`, `.json`), a plain text (`.txt`, `.text`, `.md`), either also as `.gz`, a
-`.parquet` file, a folder of these, or a data set of the Hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`; `hub:` in front says
-that the Hub is meant where a folder has the same name. A line that cannot be read is an error with file and line; with
-`on_bad_line="skip"` it becomes a row whose `error` says what is wrong, for `filters.py` to count.
+A source is a file of JSON Lines or one JSON list (`.jsonl`, `.json`), a plain text (`.txt`, `.text`, `.md`), either
+also as `.gz`, a `.parquet` file, a folder of these, or a data set of the Hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`;
+`hub:` in front says that the Hub is meant where a folder has the same name. Hidden files in a folder are skipped. A
+line that cannot be read is an error with file and line; with `on_bad_line="skip"` it becomes a row whose `error` says
+what is wrong, for `filters.py` to count.
 
 What is read is converted once to Arrow files in the cache of `datasets`, under a key of path, size and time of change.
-
-`load_answers` reads rows that teach a model how to answer: prompts with completions, with a better and a worse answer,
-or alone, in formats of TRL:
-
-    sft    {"prompt": ..., "completion": ...}, {"messages": [...]} or {"text": "..."}
-    dpo    {"prompt": ..., "chosen": ..., "rejected": ...}, or without the prompt if both answers begin with it
-    grpo   {"prompt": ...}, with "reference" or "tests" (texts) for rewards that read them
-
-A value is a text, or messages [{"role": "user", "content": "..."}, ...], and the same in every row. Other keys are
-dropped. All rows are kept in memory. Tool calls and images are not supported.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +23,6 @@ from ..io.files import (
     decode_text,
     file_kind,
     is_hub_source,
-    json_object,
     local_files,
     numbered_lines,
     parse_json,
@@ -44,15 +34,9 @@ from ..io.files import (
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-FORMATS = {
-    "sft": (("prompt", "completion"), ("messages",), ("text",)),
-    "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
-    "grpo": (("prompt",),),
-}
-FOR_REWARDS = ("reference", "tests")  # texts beside the prompts of GRPO, which its rewards get
 WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted
 REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # of `reasoning/build.py`
-READER_VERSION = 1  # part of the cache key; raise it when the same file gives other rows
+READER_VERSION = 2  # part of the cache key; raise it when the same file gives other rows
 
 
 def open_source(
@@ -135,13 +119,12 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
 
 
 def read_json_lines(path: str, column: str, on_bad_line: str) -> Iterator[dict[str, str | None]]:
-    """Yield the rows of a JSON Lines file without empty lines. See `open_source`."""
-    for number, line in read_lines(path):
-        if line.strip():
-            try:
-                yield {"text": _text_of_line(line, column, f"{path}, line {number}"), "error": None}
-            except BadLineError as error:
-                yield _bad_row(error, on_bad_line)
+    """Yield the rows of a file of JSON Lines, without empty lines, or of one JSON list. See `open_source`."""
+    for place, line in numbered_lines(path):
+        try:
+            yield {"text": _text_of_line(line, column, place), "error": None}
+        except BadLineError as error:
+            yield _bad_row(error, on_bad_line)
 
 
 def _text_of_line(line: bytes, column: str, place: str) -> str:
@@ -155,10 +138,15 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
     text = row[column]
     if not isinstance(text, str):
         raise BadLineError(f"{place}: {column!r} is {shorten(text)}; expected a string")
+    return encodable_text(text, column, place)
+
+
+def encodable_text(text: str, key: str, place: str) -> str:
+    """Return a text of JSON, where half a surrogate pair is legal, if UTF-8 can encode it; else raise BadLineError."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # "\ud800" is legal JSON and no text
-        raise BadLineError(f"{place}: {column!r} holds half a surrogate pair at character {error.start + 1}") from None
+    except UnicodeEncodeError as error:
+        raise BadLineError(f"{place}: {key!r} holds half a surrogate pair at character {error.start + 1}") from None
     return text
 
 
@@ -198,12 +186,12 @@ def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
 def _open_parquet(path: Path, column: str, streaming: bool, cache_dir: str | None):
     from datasets import load_dataset
 
-    _validate_parquet(path)
+    validate_parquet(path)
     rows = load_dataset("parquet", data_files=str(path), split="train", streaming=streaming, cache_dir=cache_dir)
     return _with_places(rows, column, str(path))
 
 
-def _validate_parquet(path: Path) -> None:
+def validate_parquet(path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -259,101 +247,3 @@ def _mark_rows_without_text(batch, indices, column: str, name: str) -> dict[str,
         for text, index in zip(batch[column], indices)
     ]
     return {"text": batch[column], "error": errors}
-
-
-# ---- prompts and answers ----
-
-
-def load_answers(
-    sources: Sequence[str], kind: str, *, split: str = "train", limit: int | None = None, cache_dir: str | None = None
-) -> "Dataset":
-    """Read the rows of all sources, up to `limit`, with the keys of one format of a kind ("sft", "dpo" or "grpo").
-
-    Raises:
-        FileNotFoundError: no such file, folder or Hub data set.
-        BadLineError: a line or a row that does not have the format; names the place and what was expected.
-        ValueError: a file of another kind, or no row at all.
-    """
-    from datasets import Dataset
-
-    rows: list[dict[str, Any]] = []
-    expected: dict[str, type] = {}
-    for source in sources:
-        for place, row in _rows_of(source, split, cache_dir):
-            if limit is not None and len(rows) == limit:
-                break
-            expected = expected or _format_of(row, kind, place)
-            rows.append({key: _value(row, key, wanted, place) for key, wanted in expected.items()})
-    if not rows:
-        raise ValueError(f"{', '.join(sources) or 'no source'}: no rows; expected {_describe(kind)}")
-    return Dataset.from_list(rows)
-
-
-def is_conversation(rows: "Dataset") -> bool:
-    """Whether the values are messages."""
-    return not isinstance(next(iter(rows[0].values())), str)
-
-
-def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Places and rows of one source."""
-    if is_hub_source(source):
-        yield from _numbered(open_hub(source, split, False, cache_dir), f"{source}, split {split}")
-        return
-    for path in local_files(source):
-        if path.suffix == PARQUET:
-            yield from _numbered(_parquet_rows(path), str(path))
-        elif Path(path.name.removesuffix(".gz")).suffix.lower() in JSON_KINDS:
-            for place, line in numbered_lines(path):
-                yield place, json_object(line, place)
-        else:
-            raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (also .gz) or {PARQUET}")
-
-
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    _validate_parquet(path)
-    for batch in pq.ParquetFile(path).iter_batches():
-        yield from batch.to_pylist()
-
-
-def _numbered(rows, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, row in enumerate(rows):
-        yield f"{name}, row {number}", row
-
-
-def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
-    """The keys of the first row's format, and whether each is a text (str) or messages (list)."""
-    for keys in FORMATS[kind]:
-        if set(keys) <= set(row):
-            found = {key: str if isinstance(row[key], str) else list for key in keys}
-            if "text" not in keys and "messages" not in keys and len(set(found.values())) > 1:
-                raise BadLineError(f"{place}: {', '.join(keys)} must all be texts, or all messages")
-            if kind == "grpo":
-                found |= dict.fromkeys((key for key in FOR_REWARDS if key in row), str)
-            return {key: {"text": str, "messages": list}.get(key, wanted) for key, wanted in found.items()}
-    raise BadLineError(f"{place}: keys {shorten(list(row))}; expected {_describe(kind)}")
-
-
-def _value(row: dict[str, Any], key: str, wanted: type, place: str) -> Any:
-    if key not in row:
-        raise BadLineError(f"{place}: no key {key!r}, it has {shorten(list(row))}; the rows before have one")
-    value = row[key]
-    if wanted is str:
-        if not isinstance(value, str):
-            raise BadLineError(f"{place}: {key!r} is {shorten(value)}; expected a text")
-        return value
-    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
-        raise BadLineError(
-            f"{place}: {key!r} is {shorten(value)}; expected messages "
-            '[{"role": "user", "content": "..."}, ...] with at least one in it'
-        )
-    return [{"role": message["role"], "content": message["content"]} for message in value]
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
-
-
-def _describe(kind: str) -> str:
-    return " or ".join("{" + ", ".join(f'"{key}": ...' for key in keys) + "}" for keys in FORMATS[kind])

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hrm_hf.cli import app
 from hrm_hf.golang.data.records import read_records
 from hrm_hf.golang.data.selection import split_of
-from hrm_hf.text.sources import load_answers
+from hrm_hf.text.answers import load_answers
 
 
 GO = """package p{n}

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hrm_hf.io.files import BadLineError
-from hrm_hf.text.sources import is_conversation, load_answers
+from hrm_hf.text.answers import is_conversation, load_answers
 
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

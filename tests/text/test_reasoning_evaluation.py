@@ -210,7 +210,7 @@ def test_run_uses_the_stored_rows_unchanged(data):
     assert corpus.train["labels"][:].tolist() == stored["labels"][:]
     assert len(corpus.validation) == POINTERS["num_validation"] and corpus.row_length == LENGTH
     asked = sum(label != -100 for row in stored["labels"] for label in row)
-    assert corpus.sizes["train"] == {"rows": 64, "row_length": LENGTH, "answers": asked}
+    assert corpus.sizes["train"] == {"rows": 64, "tokens_per_row": LENGTH, "answers": asked}
 
 
 def test_rows_of_two_tasks_are_padded_to_one_length(data, tmp_path):

@@ -53,7 +53,7 @@ def test_rows_are_tensors_and_sizes_are_counted(corpus):
     assert found.train[0]["input_ids"].dtype == torch.int64 and found.train[0]["labels"].shape == (8,)
     expected = {"documents": 2, "tokens": 7, "bytes": 5, "bytes_per_token": 5 / 7, "blocks": 1}
     assert found.sizes == {"train": expected} and found.validation is None and found.eval_bytes_per_token is None
-    assert found.report()["train"]["tokens"] == 7 and "documents 2, tokens 7" in found.describe()
+    assert found.report()["train"]["tokens"] == 7 and "2 documents, 7 tokens" in found.describe()
 
 
 def test_documents_outside_the_length_limits_are_dropped_and_counted(corpus):

@@ -1,0 +1,135 @@
+"""Prompts and answers from files, folders and the Hub: rows that teach a model how to answer.
+
+`load_answers` reads prompts with completions, with a better and a worse answer, or alone, in formats of TRL:
+
+    sft    {"prompt": ..., "completion": ...}, {"messages": [...]} or {"text": "..."}
+    dpo    {"prompt": ..., "chosen": ..., "rejected": ...}, or without the prompt if both answers begin with it
+    grpo   {"prompt": ...}, with "reference" or "tests" (texts) for rewards that read them
+
+A value is a text, or messages [{"role": "user", "content": "..."}, ...], and the same in every row. Other keys are
+dropped. All rows are kept in memory. Tool calls and images are not supported.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..io.files import (
+    JSON_KINDS,
+    PARQUET,
+    BadLineError,
+    file_kind,
+    is_hub_source,
+    json_object,
+    local_files,
+    numbered_lines,
+    shorten,
+)
+from .sources import encodable_text, open_hub, validate_parquet
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FORMATS = {
+    "sft": (("prompt", "completion"), ("messages",), ("text",)),
+    "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    "grpo": (("prompt",),),
+}
+FOR_REWARDS = ("reference", "tests")  # texts beside the prompts of GRPO, which its rewards get
+
+
+def load_answers(
+    sources: Sequence[str], kind: str, *, split: str = "train", limit: int | None = None, cache_dir: str | None = None
+) -> "Dataset":
+    """Read the rows of all sources, up to `limit`, with the keys of one format of a kind ("sft", "dpo" or "grpo").
+
+    Raises:
+        FileNotFoundError: no such file, folder or Hub data set.
+        BadLineError: a line or a row that does not have the format; names the place and what was expected.
+        ValueError: a file of another kind, or no row at all.
+    """
+    from datasets import Dataset
+
+    rows: list[dict[str, Any]] = []
+    expected: dict[str, type] = {}
+    for source in sources:
+        for place, row in _rows_of(source, split, cache_dir):
+            if limit is not None and len(rows) == limit:
+                break
+            expected = expected or _format_of(row, kind, place)
+            rows.append({key: _value(row, key, wanted, place) for key, wanted in expected.items()})
+    if not rows:
+        raise ValueError(f"{', '.join(sources) or 'no source'}: no rows; expected {_describe(kind)}")
+    return Dataset.from_list(rows)
+
+
+def is_conversation(rows: "Dataset") -> bool:
+    """Whether the values are messages."""
+    return not isinstance(next(iter(rows[0].values())), str)
+
+
+def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Places and rows of one source."""
+    if is_hub_source(source):
+        yield from _numbered(open_hub(source, split, False, cache_dir), f"{source}, split {split}")
+        return
+    for path in local_files(source):
+        if path.suffix == PARQUET:
+            yield from _numbered(_parquet_rows(path), str(path))
+        elif file_kind(path) in JSON_KINDS:
+            for place, line in numbered_lines(path):
+                yield place, json_object(line, place)
+        else:
+            raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (also .gz) or {PARQUET}")
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    validate_parquet(path)
+    for batch in pq.ParquetFile(path).iter_batches():
+        yield from batch.to_pylist()
+
+
+def _numbered(rows, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, row in enumerate(rows):
+        yield f"{name}, row {number}", row
+
+
+def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
+    """The keys of the first row's format, and whether each is a text (str) or messages (list)."""
+    for keys in FORMATS[kind]:
+        if set(keys) <= set(row):
+            found = {key: str if isinstance(row[key], str) else list for key in keys}
+            if "text" not in keys and "messages" not in keys and len(set(found.values())) > 1:
+                raise BadLineError(f"{place}: {', '.join(keys)} must all be texts, or all messages")
+            if kind == "grpo":
+                found |= dict.fromkeys((key for key in FOR_REWARDS if key in row), str)
+            return {key: {"text": str, "messages": list}.get(key, wanted) for key, wanted in found.items()}
+    hint = "; train on plain text with training/run_clm.py" if "text" in row else ""
+    raise BadLineError(f"{place}: keys {shorten(list(row))}; expected {_describe(kind)}{hint}")
+
+
+def _value(row: dict[str, Any], key: str, wanted: type, place: str) -> Any:
+    if key not in row:
+        raise BadLineError(f"{place}: no key {key!r}, it has {shorten(list(row))}; the rows before have one")
+    value = row[key]
+    if wanted is str:
+        if not isinstance(value, str):
+            raise BadLineError(f"{place}: {key!r} is {shorten(value)}; expected a text")
+        return encodable_text(value, key, place)
+    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
+        raise BadLineError(
+            f"{place}: {key!r} is {shorten(value)}; expected messages "
+            '[{"role": "user", "content": "..."}, ...] with at least one in it'
+        )
+    return [{name: encodable_text(message[name], key, place) for name in ("role", "content")} for message in value]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
+def _describe(kind: str) -> str:
+    return " or ".join("{" + ", ".join(f'"{key}": ...' for key in keys) + "}" for keys in FORMATS[kind])

@@ -14,6 +14,7 @@ from transformers import BatchFeature, FeatureExtractionMixin
 
 STRETCHES = ("linear", "asinh")
 FILE_KINDS = (".npy", ".npz", ".fits", ".fits.gz", ".fit")
+LEAST = -1.6e30  # HEALPix's UNSEEN, of unobserved pixels, is -1.6375e30
 MAP_NAMES, MASK_NAMES = ("map", "maps", "kappa"), ("mask", "masks")
 
 
@@ -66,8 +67,8 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         Args:
             maps: one map or several: an array or tensor [H, W], [C, H, W] or [B, C, H, W] (with one channel also
                 [B, H, W]), nested lists of these, the path of a .npy, .npz or .fits file, or a list of any of them.
-            mask: observed pixels, [H, W] for all maps or [B, H, W]; None for the mask in the file, or everything.
-                Unobserved pixels may hold anything.
+            mask: observed pixels, [H, W] for all maps or [B, H, W]; None for the mask in the file or of a masked
+                array, or everything. Unobserved pixels may hold anything.
 
         Returns:
             `pixel_values` float32 [B, C (+ 1), H, W].
@@ -121,7 +122,15 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         if isinstance(item, (str, Path)):
             place = f"{place}{item}: "
             item, mask = read_map_file(item)
-        values = self._shaped(_numbers(item, place), place)
+        values, hidden = self._shaped(_numbers(item, place), place), _masked(item)
+        if hidden.any():
+            if not self.mask_channel:
+                raise ValueError(
+                    f"{place}{hidden.sum()} pixels are masked, and this model takes no mask: fill them, or train with "
+                    "masked maps"
+                )
+            hidden = self._shaped(np.broadcast_to(hidden, np.shape(item)), place)
+            values, mask = np.where(hidden, np.nan, values), ~hidden.any(1)
         if mask is not None:
             mask = self._masks(mask, len(values), [place] * len(values)) if self.mask_channel else None
         return values, mask, place
@@ -144,7 +153,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
     def _masks(self, mask: Any, count: int, places: list[str]) -> np.ndarray:
         if not self.mask_channel:
             raise ValueError("a mask was given, and this model takes none: leave it out, or train with masked maps")
-        values = mask.detach().cpu().numpy() if torch.is_tensor(mask) else np.asarray(mask)
+        values = mask.detach().cpu().numpy() if torch.is_tensor(mask) else np.ma.filled(mask, 0)
         size = self.image_size
         if values.ndim == 4 and values.shape[1] == 1:
             values = values[:, 0]
@@ -198,12 +207,19 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     with fits.open(path, memmap=False) as units:
         images = [unit for unit in units if unit.is_image and unit.header.get("NAXIS")]
         tables = [unit.name or "table" for unit in units if not unit.is_image]
-        maps = next((unit.data for unit in images if unit.name.lower() not in MASK_NAMES), None)
+        others = [unit for unit in images if unit.name.lower() not in MASK_NAMES]
+        named = [unit for unit in others if unit.name.lower() in MAP_NAMES]
+        maps = next((_with_gaps(unit.data, unit.header.get("BAD_DATA")) for unit in named or others), None)
         mask = next((unit.data for unit in images if unit.name.lower() in MASK_NAMES), None)
     if maps is None:
         found = f"it holds the table {tables[0]}: a HEALPix map? cut patches first" if tables else "it holds none"
         raise ValueError(f"no image with a map; {found}")
     return _native(maps), None if mask is None else _native(mask)
+
+
+def _with_gaps(data: np.ndarray, bad: Any) -> np.ndarray:
+    """Replace the value that a header calls BAD_DATA, if it has one, by NaN."""
+    return data if bad is None else np.where(np.isclose(data, bad, rtol=1e-5, atol=0), np.nan, data)
 
 
 def _native(data: np.ndarray) -> np.ndarray:
@@ -229,13 +245,24 @@ def _numbers(item: Any, place: str) -> np.ndarray:
     return values
 
 
+def _masked(item: Any) -> np.ndarray:
+    """Return which values of a masked array, or of a list of them, are masked: of its shape, or a single False."""
+    if isinstance(item, (list, tuple)):
+        parts = [_masked(each) for each in item]
+        if not any(part.any() for part in parts):
+            return np.array(False)
+        return np.array([np.broadcast_to(part, np.shape(each)) for part, each in zip(parts, item)])
+    return np.asarray(np.ma.getmask(item))
+
+
 def _validate_finite(values: np.ndarray, masks: np.ndarray | None, places: list[str]) -> None:
-    bad = ~np.isfinite(values)
+    bad = ~np.isfinite(values) | (values < LEAST)
     if masks is not None:
         bad &= masks[:, None]
     if bad.any():
         row, channel, y, x = np.argwhere(bad)[0]
-        count = f"{bad[row].sum()} of {bad[row].size} pixels are not finite (NaN, infinite or too large for float32)"
+        kinds = "NaN, UNSEEN, infinite or too large for float32"
+        count = f"{bad[row].sum()} of {bad[row].size} pixels are not finite ({kinds})"
         hint = "; give a mask of observed pixels if they are gaps" if masks is None else " although it is observed"
         raise ValueError(f"{places[row]}{count}, the first at [{channel}, {y}, {x}]{hint}")
 

@@ -82,7 +82,7 @@ def test_a_folder_without_a_row_has_no_label(table, tmp_path):
         ("omega_m,sigma_8\n0.3,high\n", "row 1: sigma_8=high"),
         ("omega_m,sigma_8\n0.3,0.8\n1.3,0.8\n", "row 2: omega_m=1.3"),
         ("omega_m,sigma_8\n0.3,nan\n", "row 1: sigma_8=nan"),
-        ("omega_m,sigma_8\n0.3\n", "row 1: sigma_8="),
+        ("omega_m,sigma_8\n0.3\n", "row 1: 1 fields; expected 2"),
     ],
 )
 def test_an_invalid_label_table_is_rejected(table, text, message):

@@ -1,6 +1,7 @@
 """Read observed and simulated maps from local files: HEALPix mass maps, FITS images, Quijote density cubes.
 
-Nothing is downloaded. Unobserved pixels are False in a mask and 0 in the map.
+Nothing is downloaded. Unobserved pixels are False in a mask and 0 in the map. In a file they are UNSEEN, the header's
+BAD_DATA, or TNULL of a column of integers.
 
 - HEALPix: maps of the sphere like the DES Y3 mass maps (Jeffrey et al. 2021, arXiv 2105.13539), cut into flat patches
   in gnomonic projection.
@@ -34,6 +35,9 @@ QUIJOTE_SOURCE = (
 QUIJOTE_BOX = 1000.0  # side of every Quijote box in Mpc/h
 MAX_SIDE_DEG = 30.0  # beyond this a gnomonic patch stretches areas in its corners by more than a quarter
 MAX_ZEROS = 0.01  # share of exact zeros in a map without a mask above which they look like missing sky
+ORDERINGS = {"RING": "RING", "NEST": "NESTED", "NESTED": "NESTED"}
+SYSTEMS = {"G": "galactic", "E": "ecliptic", "C": "equatorial", "Q": "equatorial"}  # by the first letter of COORDSYS
+UNSEEN = -1.6375e30  # HEALPix's value of an unobserved pixel
 QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
 
 
@@ -53,6 +57,11 @@ class SkyPatches:
     mask: np.ndarray
     centres: np.ndarray
     skipped: int
+
+    @property
+    def observed(self) -> np.ndarray:
+        """Return the share of observed pixels of each patch, float64 [patches]."""
+        return self.mask.mean((1, 2))
 
 
 @dataclass(frozen=True)
@@ -92,8 +101,8 @@ def read_healpix_patches(
     HEALPix pixel they lie in: nothing is interpolated, so noise stays as it was.
 
     Args:
-        paths: one file, or one for each channel, of the same resolution.
-        mask: a HEALPix file, observed where it is above 0; None if all but UNSEEN pixels are.
+        paths: one file, or one for each channel, of the same resolution. Its first HEALPix table is read.
+        mask: a HEALPix file, observed where it is above 0; None if all pixels with a value are.
         side_deg: side of a patch at its center. size: pixels a side.
         margin: pixels beyond each edge that are read too; patches then overlap in their margins.
         centres: (longitude, latitude) in degrees; None tiles the sky in strips, almost without overlap.
@@ -140,15 +149,17 @@ def read_healpix_patches(
 
 def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndarray, np.ndarray]:
     """Return maps [channels, pixels] in RING order, 0 where not observed, and what is observed [pixels]."""
-    healpy = _extra("healpy")
     read = [_read_healpix(path, field) for path in paths]
-    seen = [] if mask is None else [_read_healpix(mask, 0) > 0]  # UNSEEN is far below
-    if len(sizes := sorted({len(values) for values in read + seen})) > 1:
+    masks = [] if mask is None else [_read_healpix(mask, 0)]
+    if len(sizes := sorted({len(values) for values, _ in read + masks})) > 1:
         raise ValueError(f"{paths[0]}, the other files or the mask have {sizes} pixels; expected one resolution")
-    sky = np.stack(read)
-    observed = ~healpy.mask_bad(sky).any(0)
-    if seen:
-        observed &= seen[0]
+    if len(systems := sorted({SYSTEMS[letter] for _, letter in read + masks if letter in SYSTEMS})) > 1:
+        found = f"{paths[0]}, the other files or the mask have COORDSYS {' and '.join(systems)}"
+        raise ValueError(f"{found}; expected one system of coordinates, see healpy.Rotator")
+    sky = np.stack([values for values, _ in read])
+    observed = ~np.isclose(sky, UNSEEN, rtol=1e-5, atol=0).any(0)
+    if masks:
+        observed &= masks[0][0] > 0  # UNSEEN is far below
     elif (zeros := (sky[:, observed] == 0).all(0).mean() if observed.any() else 0) > MAX_ZEROS:
         looks = f"{zeros:.0%} of the pixels are exactly 0, which looks like unobserved sky"
         raise ValueError(f"{paths[0]}: {looks}; give the mask that belongs to the map")
@@ -160,20 +171,80 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     return np.where(observed, sky, 0).astype(np.float32), observed
 
 
-def _read_healpix(path: str | Path, field: int) -> np.ndarray:
-    """Read one map of a HEALPix file in RING order."""
+def _read_healpix(path: str | Path, field: int) -> tuple[np.ndarray, str]:
+    """Read a map in RING order, UNSEEN where it has no value, and the letter of its COORDSYS."""
     healpy = _extra("healpy")
     with _open_fits(path, HEALPIX_SOURCE) as hdus:
-        if not _is_healpix(hdus):
+        table = next(filter(_is_healpix, hdus), None)
+        if table is None:
             raise ValueError(
                 f"{path} holds {_hdus(hdus)}; expected a HEALPix map: a table with ORDERING in its header"
             )
-    try:
-        return np.asarray(healpy.read_map(path, field=field, dtype=np.float64))
-    except IndexError as error:
-        raise ValueError(f"{path} has no map number field={field}; maps are counted from 0") from error
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise ValueError(f"{path} is no readable HEALPix map: {error}") from error
+        ordering, columns = _header_word(table, "ORDERING"), table.columns
+        if ordering not in ORDERINGS:
+            raise ValueError(
+                f"{path}: ORDERING={ordering!r}: must be one of {', '.join(ORDERINGS)}; convert maps of several "
+                "resolutions (NUNIQ) to one"
+            )
+        number = field + _has_pixel_numbers(table)
+        if number >= len(columns):
+            raise ValueError(f"{path} has no map number field={field}; it has {columns.names}, maps counted from 0")
+        try:
+            values = np.ravel(table.data.field(number)).astype(np.float64)
+            values[_without_value(table, number)] = UNSEEN
+            pixels = np.ravel(table.data.field(0)) if number > field else np.arange(len(values))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is no readable HEALPix map: {error}") from error
+        nside = table.header.get("NSIDE", float(np.sqrt(len(values) / 12)))
+        system = _header_word(table, "COORDSYS")[:1]
+    is_nested = ORDERINGS[ordering] == "NESTED"
+    if not isinstance(nside, int | float) or not healpy.isnsideok(nside, nest=is_nested):
+        raise ValueError(
+            f"{path}: NSIDE={nside!r} of {len(values)} pixels: must be {'a power of 2' if is_nested else 'whole'}"
+        )
+    nside, total = int(nside), healpy.nside2npix(int(nside))
+    if number == field and len(values) != total:
+        raise ValueError(f"{path}: {len(values)} pixels without their numbers; NSIDE={nside} has {total}")
+    _validate_pixels(path, pixels, total, nside)
+    sky = np.full(total, UNSEEN)
+    sky[healpy.nest2ring(nside, pixels) if is_nested else pixels] = values
+    return sky, system
+
+
+def _header_word(hdu: Any, name: str) -> str:
+    return str(hdu.header.get(name, "")).strip().upper()
+
+
+def _has_pixel_numbers(table: Any) -> bool:
+    """Tell whether the first column numbers the pixels: of a part of the sky."""
+    scheme = _header_word(table, "INDXSCHM")
+    if scheme in ("EXPLICIT", "IMPLICIT"):
+        return scheme == "EXPLICIT"
+    return _header_word(table, "OBJECT") == "PARTIAL" or table.columns.names[0].upper().startswith("PIX")
+
+
+def _without_value(table: Any, number: int) -> np.ndarray:
+    """Return which values of a column are the header's BAD_DATA, or TNULL before they are scaled: bool [values]."""
+    stored = np.ravel(table.data.view(np.ndarray)[table.columns.names[number]])
+    bad = _bad_data(np.ravel(table.data.field(number)), table.header)
+    return bad if table.columns[number].null is None else bad | (stored == table.columns[number].null)
+
+
+def _bad_data(values: np.ndarray, header: Any) -> np.ndarray:
+    bad = header.get("BAD_DATA")
+    if isinstance(bad, bool) or not isinstance(bad, int | float):
+        return np.zeros(values.shape, bool)
+    return np.isclose(values, bad, rtol=1e-5, atol=0)
+
+
+def _validate_pixels(path: str | Path, pixels: np.ndarray, total: int, nside: int) -> None:
+    if pixels.dtype.kind not in "iu":
+        raise ValueError(f"{path}: its first column holds {pixels.dtype}; expected whole numbers of pixels")
+    outside = pixels[(pixels < 0) | (pixels >= total)]
+    if len(outside):
+        raise ValueError(f"{path}: pixel {outside[0]}: must be in [0, {total - 1}], as NSIDE={nside}")
+    if len(found := np.unique(pixels)) < len(pixels):
+        raise ValueError(f"{path}: {len(pixels) - len(found)} numbers of pixels are repeated; expected one value for each")
 
 
 def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
@@ -230,6 +301,7 @@ def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray |
         if chosen not in images:
             raise ValueError(f"{path} has no image{'' if hdu is None else f' in HDU {hdu}'}; it has {_hdus(hdus)}")
         image = np.asarray(hdus[chosen].data).astype(np.float32)
+        image[_bad_data(image, hdus[chosen].header) | np.isclose(image, UNSEEN, rtol=1e-5, atol=0)] = np.nan
     image = image[None] if image.ndim == 2 else image
     if image.ndim != 3 or image.shape[1] != image.shape[2]:
         raise ValueError(f"{path} is an image of shape {image.shape}; expected (size, size) or (channels, size, size)")
@@ -240,18 +312,20 @@ def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray |
             raise ValueError(f"the mask of {path} is empty: no pixel is observed")
         image = np.where(mask, image, np.float32(0))
     if bad := np.count_nonzero(~np.isfinite(image)):
-        raise ValueError(f"{path}: {bad} of {image.size} pixels are NaN or infinite; a mask must leave them out")
+        raise ValueError(
+            f"{path}: {bad} of {image.size} pixels are NaN, infinite or without a value; a mask must leave them out"
+        )
     return image
 
 
 def is_healpix(path: str | Path) -> bool:
     """Tell whether a FITS file holds a map of the sphere rather than an image."""
     with _open_fits(path, HEALPIX_SOURCE) as hdus:
-        return _is_healpix(hdus)
+        return any(map(_is_healpix, hdus))
 
 
-def _is_healpix(hdus: Iterable[Any]) -> bool:
-    return any(not hdu.is_image and "ORDERING" in hdu.header for hdu in hdus)
+def _is_healpix(hdu: Any) -> bool:
+    return not hdu.is_image and ("ORDERING" in hdu.header or _header_word(hdu, "PIXTYPE") == "HEALPIX")
 
 
 @contextmanager

@@ -41,6 +41,8 @@ from .rows import Rows, claim_folder, finish_folder, pixel_statistics, read_head
 READS_IN_SHARD = 50
 MARGIN = 0.5  # around a patch of shear, on each side, in sides of the patch: the cut is twice as wide as the patch
 LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # not s8, which may be S_8
+FILE_NAMES = ("file", "file_name", "filename", "path")
+INDEX_NAMES = ("", "index", "unnamed: 0")  # of the first column that pandas and R write
 LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
 
 
@@ -105,33 +107,57 @@ def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Readin
 class LabelTable:
     """Parameters of universes, from the user's table.
 
-    The table is CSV, or columns separated by blanks like Quijote's `latin_hypercube_params.txt`. The first line, with
-    or without a #, names the columns, among them omega_m and sigma_8 (any case, with or without underscore). A column
-    `file` assigns a row to a file by its name or the end of its path. Without it a row is for the files in the folder
-    named by its number, from 0, as in `latin_hypercube/17/df_m_128_CIC_z=0.npy`.
+    The table is CSV (separated by commas, tabs or semicolons), or columns separated by blanks like Quijote's
+    `latin_hypercube_params.txt`. The first line, with or without a #, names the columns, among them omega_m and
+    sigma_8 (any case, with or without underscore). A column `file` assigns a row to a file by its name or the end of
+    its path. Without it a row is for the files in the folder named by its number, from 0, as in
+    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. The index that pandas writes in front, with or without a name, may hold
+    these numbers or the files.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"{path} does not exist; expected a table with columns omega_m and sigma_8")
-        text = self.path.read_text(encoding="utf-8-sig").lstrip("# ")
-        lines = [line for line in text.splitlines() if line.strip()]
-        if not lines:
-            raise ValueError(f"{path} is empty; expected a header and a row for each universe")
-        table = list(csv.reader(lines)) if "," in lines[0] else [line.split() for line in lines]
-        header = [name.strip().lower() for name in table[0]]
+        header, table = self._read()
         columns = {}
         for name, spellings in LABEL_NAMES.items():
             found = [number for number, spelling in enumerate(header) if spelling in spellings]
             if len(found) != 1:
                 raise ValueError(f"{path} has {len(found)} columns {name}, expected one; its header is {header}")
             columns[name] = found[0]
-        self.rows = [self._parse(row, number, columns) for number, row in enumerate(table[1:], 1)]
+        self.rows = [self._parse(row, number, columns) for number, row in enumerate(table, 1)]
         self.files: list[tuple[tuple, tuple]] | None = None  # parts of the path, and labels
-        if "file" in header:
-            files = [Path(row[header.index("file")].strip()).parts for row in table[1:]]
-            self.files = list(zip(files, self.rows))
+        self.numbered = dict(enumerate(self.rows))
+        place = next((header.index(name) for name in FILE_NAMES if name in header), None)
+        index = [row[0].strip() for row in table] if header[0] in INDEX_NAMES else []
+        if place is None and index and all(map(str.isdecimal, index)):
+            self.numbered = dict(zip(map(int, index), self.rows))
+            if len(self.numbered) < len(index):
+                raise ValueError(f"{path}: numbers in its first column occur more than once; expected one row each")
+        elif place is not None or index:
+            self.files = [(Path(row[place or 0].strip()).parts, labels) for row, labels in zip(table, self.rows)]
+
+    def _read(self) -> tuple[list[str], list[list[str]]]:
+        """Return the names of the columns, in lower case, and the cells of each row."""
+        try:
+            text = self.path.read_text(encoding="utf-8-sig").lstrip("#")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path}: {error}; expected CSV in UTF-8, or columns separated by blanks") from None
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2:
+            raise ValueError(f"{self.path} is empty; expected a header and a row for each universe")
+        comma = next((character for character in ",;\t" if character in lines[0]), " ")
+        table = list(csv.reader([" ".join(line.split()) for line in lines] if comma == " " else lines, delimiter=comma))
+        header, rows = [name.strip().lower() for name in table[0]], table[1:]
+        if rows and all(len(row) == len(header) + 1 for row in rows):
+            header.insert(0, "")
+        for number, row in enumerate(rows, 1):
+            if len(row) != len(header):
+                raise ValueError(
+                    f"{self.path}, row {number}: {len(row)} fields; expected {len(header)} as in its header"
+                )
+        return header, rows
 
     def _parse(self, row: list[str], number: int, columns: dict[str, int]) -> tuple[float, ...]:
         values = []
@@ -149,12 +175,12 @@ class LabelTable:
         """Return omega_m and sigma_8 of a file. Raises ValueError unless exactly one row is for it."""
         if self.files is None:
             folder = path.resolve().parent.name
-            if not folder.isdigit() or int(folder) >= len(self.rows):
+            if not folder.isdecimal() or int(folder) not in self.numbered:
                 raise ValueError(
-                    f"{path}: without a column `file` in {self.path} its folder must be the number of a row, 0 to "
-                    f"{len(self.rows) - 1}, not {folder!r}"
+                    f"{path}: without a column `file` in {self.path} its folder must be the number of a row, "
+                    f"{min(self.numbered)} to {max(self.numbered)}, not {folder!r}"
                 )
-            return self.rows[int(folder)]
+            return self.numbered[int(folder)]
         parts = path.resolve().parts
         found = [labels for end, labels in self.files if parts[-len(end) :] == end]
         if len(found) != 1:

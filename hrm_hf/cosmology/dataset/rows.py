@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...io.files import TEMPORARY, complete_file, write_text
+from ...io.files import TEMPORARY, complete_file, visible_files, write_text
 from ...io.usage import UsageError
 from .info import INFO_FILE, SPLITS, CosmologyInfo, FilesInfo, info_from_json
 
@@ -152,7 +152,7 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
     unknown = [name for name in names if name not in features]
     if unknown:
         raise ValueError(f"{path} has no column {unknown[0]!r}; it has {list(features)}")
-    files = sorted(map(str, (_local_folder(path, [INFO_FILE, f"{split}/*"]) / split).glob("*.parquet")))
+    files = list(map(str, visible_files(_local_folder(path, [INFO_FILE, f"{split}/*"]) / split, "*.parquet")))
     dataset = load_dataset(
         "parquet", data_files={split: files}, split=split, columns=names, keep_in_memory=False
     )  # fmt: skip

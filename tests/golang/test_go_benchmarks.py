@@ -90,7 +90,7 @@ def test_helper_functions_of_a_prompt_are_kept_in_context_and_program(tmp_path):
     [
         ('{"name": "a"}\n', "tasks.jsonl, line 1: .*humaneval-go"),
         ("{\n", "tasks.jsonl, line 1"),
-        ("[1]\n", "tasks.jsonl, line 1"),
+        ("[1]\n", "tasks.jsonl, item 1"),
         (json.dumps({**MULTIPL_E, "prompt": "no function"}), "line 1: .*humaneval-go"),
         ("", "no task"),
     ],

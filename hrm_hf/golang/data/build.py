@@ -20,6 +20,7 @@ from tokenizers.models import BPE
 from tqdm.auto import tqdm
 
 from ...hub.kinds import GO_CODER, load_config
+from ...hub.licenses import UNKNOWN_LICENSE
 from ...io.usage import UsageError
 from ...models.processing_hrm_go_coder import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from ...text.sources import read_json_lines
@@ -31,7 +32,7 @@ from .hub_sets import hub_records
 from .pull_requests import pull_request_records
 from .records import read_records, spread, write_lines, write_records
 from .selection import SPLITS, Selection, evaluation_ngrams, split_of, validate_no_evaluation_file
-from .sources import Dropped, find_go_source, go_files
+from .sources import Dropped, find_go_source, go_files, go_text
 from .streams import GoStreamBuilder
 from .trajectories import TrajectoryCounts, build_trajectories
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 REPORT = "report.json"
+NO_LICENSE = ("", UNKNOWN_LICENSE, "none", "noassertion")  # in lower case, words of sources for one not stated
 # How texts are split before merging, by llama.cpp's names; None is the built-in expression of tokenizers, GPT-2's.
 # qwen2 takes 11 % fewer tokens (2.81 and 3.15 bytes a token on held-out packages of the standard library, 16,384 ids).
 PRE_TOKENIZERS = {
@@ -172,12 +174,14 @@ def _read_all(options: BuildGo, dropped: Dropped, counts: dict[str, int]) -> Ite
         counts[source] = 0
         for record in tqdm(_open(source, options, dropped), desc=source, unit=" records"):
             counts[source] += 1
+            if record["licence"].lower() in NO_LICENSE:
+                record["licence"] = options.license or UNKNOWN_LICENSE
             yield record
 
 
 def _open(source: str, options: BuildGo, dropped: Dropped) -> Iterable[dict[str, Any]]:
     if is_folder(source):
-        return function_records(_folder(source), dropped, options.license, options.split_by)
+        return function_records(_folder(source), dropped, options.split_by)
     kind, _, name = source.partition(":")
     if kind == "git":
         return commit_records(name, dropped)
@@ -213,7 +217,7 @@ def _texts(source: str, dropped: Dropped) -> Iterator[str]:
         if row["text"] is None:
             dropped.add("unreadable line", row["error"])
         else:
-            yield row["text"]
+            yield go_text(row["text"])
 
 
 # ---- what is written ----

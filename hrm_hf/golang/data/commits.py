@@ -18,7 +18,7 @@ from typing import Any
 
 from ...hub.licenses import LICENSE_FILES, UNKNOWN_LICENSE, license_of_text
 from .edits import MAX_CHANGED_LINES, Edit, edit_record, path_problem, without_trailers
-from .sources import MAX_BYTES, Dropped
+from .sources import MAX_BYTES, Dropped, go_text
 
 
 BOTS = re.compile(
@@ -46,7 +46,7 @@ class _Commit:
     changed: int
 
 
-def commit_records(repository: str | Path, dropped: Dropped) -> Iterator[dict[str, Any]]:
+def commit_records(repository: str | Path, dropped: Dropped | None = None) -> Iterator[dict[str, Any]]:
     """Yield records of the commits of a local repository, newest first.
 
     A record has the commit's subject and body as the problem, the function before as context, and the repository's
@@ -56,7 +56,7 @@ def commit_records(repository: str | Path, dropped: Dropped) -> Iterator[dict[st
         FileNotFoundError: no such folder, or no git program.
         ValueError: not a repository, no commits, or a shallow clone.
     """
-    repository = Path(repository).expanduser()
+    repository, dropped = Path(repository).expanduser(), dropped or Dropped()
     name, license = _open(repository), _license(repository)
     with _blobs(repository) as blobs:
         for commit in _log(repository, dropped):
@@ -213,6 +213,6 @@ def _text(blobs: subprocess.Popen, sha: str) -> str | None:
     size = int(header[2])
     content = blobs.stdout.read(size + 1)[:size]
     try:
-        return content.decode() if header[1] == b"blob" and size <= MAX_BYTES else None
+        return go_text(content.decode()) if header[1] == b"blob" and size <= MAX_BYTES else None
     except UnicodeDecodeError:
         return None

@@ -27,24 +27,23 @@ DIRECTIVE = re.compile(r"//(go:|line |export |[a-z0-9]+:[a-z0-9])")  # for tools
 
 
 def function_records(
-    root: str | Path, dropped: Dropped, license: str | None = None, split_by: str = "package"
+    root: str | Path, dropped: Dropped | None = None, split_by: str = "package"
 ) -> Iterator[dict[str, Any]]:
     """Yield records of a source tree, one for each documented function and method.
 
-    The context is the package clause and the type of a method's receiver.
+    The context is the package clause and the type of a method's receiver. The license is that of the nearest LICENSE
+    file, else of the file's header.
 
     Args:
         root: folder with Go files, or a file.
         dropped: counts functions and files without a record.
-        license: SPDX name; found in LICENSE files and file headers by default.
         split_by: the group of a record: its "package", or its "repository" (the module).
     """
-    source, tree_license = source_name(root), license or license_of(root)
+    dropped = dropped or Dropped()
+    source, tree_license = source_name(root), license_of(root)
     for folder, files in groupby(go_files(root, dropped), key=lambda file: file.path.parent):
-        known = tree_license
-        if license is None:
-            nearest = license_of(folder, levels=0)
-            known = nearest if nearest != UNKNOWN_LICENSE else known
+        nearest = license_of(folder, levels=0)
+        known = nearest if nearest != UNKNOWN_LICENSE else tree_license
         parsed = [(file, parse_file(file.text)) for file in files]
         declared = _types_of_package(parsed)
         for file, tree in parsed:

@@ -4,7 +4,7 @@ The columns of a row determine its kind:
 
     edits      old_contents, new_contents, subject   bigcode/commitpackft, nuprl/EditPackFT-Multi
     functions  whole_func_string, func_documentation_string   code-search-net/code_search_net
-    files      content   bigcode/the-stack-smol (gated: accept its terms on the Hub and log in first)
+    files      content or text   bigcode/the-stack-smol (gated: accept its terms on the Hub and log in first)
 
 Edits become records as commits do (`edits.py`), and documented functions, alone or in files, as those of source trees
 do (`functions.py`). Rows in other languages are dropped. Sets with a loading script, which `datasets` no longer runs,
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ...hub.licenses import UNKNOWN_LICENSE
-from ...io.files import json_object, shorten
+from ...io.files import json_object, shorten, visible_files
 from .edits import Edit, edit_record, path_problem, text_problem, without_trailers
 from .functions import declarations, documented_record, parse_file
 from .records import parsed_lines
-from .sources import GENERATED, Dropped
+from .sources import GENERATED, Dropped, go_text
 
 
 # Where the Go part of a set lies that cannot be named as a configuration.
@@ -41,7 +41,8 @@ COLUMNS = {
         "licence": "license licenses", "group": "repository_name", "language": "language lang", "id": "func_code_url",
     },
     "files": {
-        "text": "content", "path": "path max_stars_repo_path", "licence": "licenses license max_stars_repo_licenses",
+        "text": "content text", "path": "path max_stars_repo_path",
+        "licence": "licenses license max_stars_repo_licenses",
         "group": "repository_name repo_name max_stars_repo_name", "language": "lang language", "id": "hexsha blob_id",
     },
 }  # fmt: skip
@@ -49,7 +50,7 @@ NEEDED = {"edits": ("before", "after", "title"), "functions": ("code", "doc"), "
 
 
 def hub_records(
-    source: str, config: str | None = None, *, on_bad_line: str = "stop", dropped: Dropped
+    source: str, config: str | None = None, *, on_bad_line: str = "stop", dropped: Dropped | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of a data set.
 
@@ -64,7 +65,7 @@ def hub_records(
         ValueError: columns of no known kind; names what is missing and the columns that are there.
         BadLineError: see `on_bad_line`.
     """
-    path, kind, columns = Path(source).expanduser(), "", {}
+    path, kind, columns, dropped = Path(source).expanduser(), "", {}, dropped or Dropped()
     rows = _local_rows(path, on_bad_line, dropped) if path.exists() else _hub_rows(source, config)
     for number, (place, row) in enumerate(rows):
         # Lines of a file need not all have the same keys, so the first row of each file decides.
@@ -75,9 +76,9 @@ def hub_records(
 
 
 def _text(value: Any) -> str:
-    """Return a text, or the first of a list of texts; "" for anything else."""
+    """Return a text, or the first of a list of texts, as Go reads it; "" for anything else."""
     value = value[0] if isinstance(value, list) and value else value
-    return value if isinstance(value, str) else ""
+    return go_text(value) if isinstance(value, str) else ""
 
 
 def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
@@ -142,7 +143,7 @@ def _functions(
 
 def _local_rows(path: Path, on_bad_line: str, dropped: Dropped) -> Iterator[tuple[str, dict[str, Any]]]:
     kinds = (".jsonl", ".jsonl.gz", ".parquet")
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.name.endswith(kinds))
+    files = [path] if path.is_file() else [file for file in visible_files(path) if file.name.endswith(kinds)]
     if not files or not files[0].name.endswith(kinds):
         raise ValueError(f"{path}: expected a {', '.join(kinds)} file, or a folder with such files")
     for file in files:

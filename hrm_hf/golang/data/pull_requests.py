@@ -20,14 +20,16 @@ from .commits import BOTS
 from .edits import TASKS, Edit, edit_plan, edit_record, functions_of, path_problem, text_problem, without_trailers
 from .plans import plan_of
 from .records import new_record, parsed_lines
-from .sources import Dropped
+from .sources import Dropped, go_text
 
 
 # What CI status of a raw pull request says of its tests; anything else is unknown.
 CI = {"success": True, "passed": True, "failure": False, "failed": False}
 
 
-def pull_request_records(path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped) -> Iterator[dict[str, Any]]:
+def pull_request_records(
+    path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield the records of a file (`.jsonl`, `.jsonl.gz`) of pull requests; lines of both kinds may be mixed.
 
     The repository is the group. A solution has an attempt only if its tests or syntax are known; solutions with failed
@@ -37,6 +39,7 @@ def pull_request_records(path: str | Path, *, on_bad_line: str = "stop", dropped
         FileNotFoundError: no such file.
         BadLineError: a line is corrupt, or neither kind (unless `on_bad_line` is "skip"); names file and line.
     """
+    dropped = dropped or Dropped()
 
     def parse(line: bytes, place: str) -> list[dict[str, Any]]:
         return _of_row(json_object(line, place), place, dropped)
@@ -173,6 +176,7 @@ def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str,
 
 
 def _get(parent: Any, name: str, kind: type = str) -> Any:
-    """Return a field of an object if it is of that kind, else an empty value of that kind."""
+    """Return a field of an object if it is of that kind, a text as Go reads it, else an empty value of that kind."""
     value = parent.get(name) if isinstance(parent, dict) else None
-    return value if isinstance(value, kind) else kind()
+    value = value if isinstance(value, kind) else kind()
+    return go_text(value) if isinstance(value, str) else value

@@ -1,7 +1,8 @@
 """Find Go source trees on this machine, read their files, and detect licenses of files.
 
 A tree is any folder with .go files, such as `src` of a Go installation or a repository. Tests, `vendor`, `testdata`,
-generated files, and files that are not UTF-8, too large, or have too long lines are dropped and counted by reason.
+hidden and generated files, and files that are not UTF-8, too large, or have too long lines are dropped and counted by
+reason. A text is what Go's scanner sees: without a byte-order mark and carriage returns.
 """
 
 import os
@@ -86,7 +87,9 @@ def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
             dropped.add("folder vendor, testdata or hidden", str(Path(folder, name).relative_to(root)))
         folders[:] = sorted(set(folders) - set(skipped))
         for name in sorted(names):
-            if name.endswith("_test.go"):
+            if name.endswith(".go") and name[0] in "._":  # Go ignores them, too
+                dropped.add("hidden file", str(Path(folder, name).relative_to(root)))
+            elif name.endswith("_test.go"):
                 dropped.add("test file", str(Path(folder, name).relative_to(root)))
             elif name.endswith(".go"):
                 yield Path(folder, name)
@@ -98,7 +101,7 @@ def _read(path: Path, name: str, dropped: Dropped) -> str | None:
         if path.stat().st_size > MAX_BYTES:
             reason = f"more than {MAX_BYTES} bytes"
         else:
-            text = path.read_bytes().decode()
+            text = go_text(path.read_bytes().decode())
             reason = _reason(text)
     except OSError:
         reason = "unreadable"
@@ -107,6 +110,11 @@ def _read(path: Path, name: str, dropped: Dropped) -> str | None:
     if reason:
         dropped.add(reason, name)
     return None if reason else text
+
+
+def go_text(text: str) -> str:
+    """Return a text without a byte-order mark and carriage returns, which Go's scanner and gofmt drop."""
+    return re.sub(r"\r+\n", "\n", text.removeprefix("\ufeff")).replace("\r", " ")
 
 
 def _reason(text: str) -> str | None:
@@ -151,7 +159,7 @@ def _module_of(folder: Path, root: Path, modules: dict) -> tuple[str, Path] | No
 
 def _module_name(file: Path) -> str | None:
     try:
-        match = re.search(r'^module\s+"?([^\s"]+)', file.read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r'^module\s+"?([^\s"]+)', file.read_text(encoding="utf-8-sig"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
         return None
     return match and match[1]

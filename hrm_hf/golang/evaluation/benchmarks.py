@@ -25,6 +25,7 @@ import torch
 from ...io.files import json_object, numbered_lines
 from ...models.processing_hrm_go_coder import CONTINUE, REFINE, TOKEN_IDS, Feedback, code_segment, decision_segment
 from ..data.plans import sentences
+from ..data.sources import go_text
 from ..data.streams import GoStreamBuilder
 from ..options import EvaluateGo
 from ..validators.go_tests import GoProgram, GoTestRunner
@@ -88,7 +89,7 @@ class GoTask:
 
     def program(self, code: str) -> GoProgram:
         """Return the function `code` with its declarations and tests."""
-        return GoProgram(self.file(code), self.tests)
+        return GoProgram(self.file(code), self.tests, self.file(self.prefix + STUB))
 
 
 def load_benchmark(name: str, path: str | Path) -> list[GoTask]:
@@ -130,19 +131,19 @@ def _layout(name: str) -> Callable[[dict[str, Any]], GoTask]:
 def _task(
     id: str, prompt: str, tests: str, doc: str = "", canonical: str | None = None, buggy: str | None = None
 ) -> GoTask:
-    rest = PACKAGE.sub("", IMPORTS.sub("", prompt), count=1)
+    rest = PACKAGE.sub("", IMPORTS.sub("", go_text(prompt)), count=1)
     start = [match.start() for match in FUNC.finditer(rest)][-1]
     comment = DOC.search(rest[:start])
     lines = comment[0].splitlines() if comment else []
     written = "\n".join(line.strip().removeprefix("//").removeprefix(" ") for line in lines)
     return GoTask(
         id=str(id),
-        doc=(doc or written).strip(),
+        doc=(go_text(doc) or written).strip(),
         prefix=rest[start:].rstrip(),
         helpers=rest[: comment.start() if comment else start].strip(),
-        tests=tests.strip(),
-        canonical=canonical and "\n" + canonical.rstrip(),
-        buggy=buggy and "\n" + buggy.rstrip(),
+        tests=go_text(tests).strip(),
+        canonical=canonical and "\n" + go_text(canonical).rstrip(),
+        buggy=buggy and "\n" + go_text(buggy).rstrip(),
     )
 
 
@@ -240,7 +241,7 @@ def test_tools() -> Iterator[tuple[GoTypesValidator | None, GoTestRunner | None,
 def unsolvable_tasks(tasks: Sequence[GoTask], types: Validator) -> list[str]:
     """Return the ids of tasks that no solution can pass: function and tests do not type-check.
 
-    The type checker cannot check tests that import testify; they count as solvable.
+    The type checker cannot check tests that import testify; `judge_samples` finds those when it runs them.
     """
     verdicts = types([f"{task.tests}\n\n{task.file(task.prefix + STUB)}" for task in tasks])
     return [task.id for task, verdict in zip(tasks, verdicts) if verdict.failed]
@@ -267,6 +268,12 @@ def judge_samples(
     """
     by_id, left_out = {task.id: task for task in tasks}, set(unsolvable)
     counted = [sample for sample in samples if sample["task"] not in left_out]
+    if runner is not None:
+        ended = runner([by_id[sample["task"]].program(sample["code"]) for sample in counted])
+        for sample, end in zip(counted, ended, strict=True):
+            sample |= {"status": end.status, "message": end.message}
+        left_out |= {sample["task"] for sample in counted if sample["status"] == "unsolvable"}
+        counted = [sample for sample in counted if sample["task"] not in left_out]
     verdicts = validator([by_id[sample["task"]].file(sample["code"]) for sample in counted])
     result: dict[str, Any] = {
         "tasks": len(tasks) - len(left_out),
@@ -277,11 +284,7 @@ def judge_samples(
         result |= rate_with_interval("type_check_rate", [bool(verdict.types_ok) for verdict in verdicts])
     if runner is None:
         return result
-    ended = runner([by_id[sample["task"]].program(sample["code"]) for sample in counted])
-    drawn, passed = Counter(), Counter()
-    for sample, end in zip(counted, ended, strict=True):
-        sample |= {"status": end.status, "message": end.message}
-        drawn[sample["task"]] += 1
-        passed[sample["task"]] += end.status == "pass"
-    result["statuses"] = dict(Counter(end.status for end in ended))
+    drawn = Counter(sample["task"] for sample in counted)
+    passed = Counter(sample["task"] for sample in counted if sample["status"] == "pass")
+    result["statuses"] = dict(Counter(sample["status"] for sample in counted))
     return result | pass_at_k_scores([(drawn[task], passed[task]) for task in drawn], PASS_AT)

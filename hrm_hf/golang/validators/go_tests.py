@@ -58,10 +58,12 @@ class GoProgram:
     Attributes:
         code: a file or declarations; without a package clause it is package main.
         tests: text of a test file with at least one `func Test...`; of testify, it may use `assert.New(t).Equal`.
+        stub: the code with a body that does nothing. It tells whether tests compile with any code at all.
     """
 
     code: str
     tests: str
+    stub: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ class GoTestResult:
     """The outcome of a program.
 
     Attributes:
-        status: "pass", "fail", "syntax", "build" (it or its tests do not compile), or the limit that it exceeded:
-            "time", "memory", "disk", "processes", "network", "output".
+        status: "pass", "fail", "syntax", "build" (it or its tests do not compile), "unsolvable" (its tests do not
+            compile with the stub either), or the limit that it exceeded: "time", "memory", "disk", "processes",
+            "network", "output".
         message: one line; empty if it passed.
         line: line of the code, from 1, if known.
         output: output of the tests or the compiler, its middle cut out if it is long.
@@ -111,14 +114,28 @@ class GoTestRunner(UsesChecker):
         """Return a result for each program.
 
         Raises:
-            ValueError: the tests of a program do not parse or hold no test.
+            ValueError: the tests of a program hold no test, or do not parse and there is no stub.
         """
         results: list[GoTestResult | None] = [None] * len(programs)
         files = self._prepare(programs, results)
         pending = [index for index, result in enumerate(results) if result is None]
         for start in range(0, len(pending), self.chunk):
             self._build_and_run({index: files[index] for index in pending[start : start + self.chunk]}, results)
+        self._mark_unsolvable(programs, results)
         return results
+
+    def _mark_unsolvable(self, programs: Sequence[GoProgram], results: list[GoTestResult]) -> None:
+        """Change the status of programs that do not build if their tests do not build with their stub either."""
+        tested = {
+            index: GoProgram(program.stub, program.tests)
+            for index, (program, result) in enumerate(zip(programs, results))
+            if result.status == "build" and program.stub is not None
+        }
+        stubs = list(dict.fromkeys(tested.values()))
+        broken = {stub for stub, end in zip(stubs, self(stubs) if stubs else ()) if end.status in ("build", "syntax")}
+        for index, stub in tested.items():
+            if stub in broken:
+                results[index] = replace(results[index], status="unsolvable")
 
     def _prepare(self, programs: Sequence[GoProgram], results: list) -> list[Sources]:
         """Return the sources of each program; programs that do not parse get their result here."""
@@ -135,8 +152,10 @@ class GoTestRunner(UsesChecker):
         for index, (code, test) in enumerate(zip(answers, tests)):
             if not test.get("syntax"):
                 where = f"line {test.get('line')}: {test.get('message') or test.get('failure')}"
-                raise ValueError(f"tests of program {index} do not parse: {where}")
-            if not code.get("syntax"):
+                if programs[index].stub is None:
+                    raise ValueError(f"tests of program {index} do not parse: {where}")
+                results[index] = GoTestResult("unsolvable", f"its tests do not parse: {where}")
+            elif not code.get("syntax"):
                 message = code.get("message") or f"not checked: {code.get('failure')}"
                 results[index] = GoTestResult("syntax", message.split("\n")[0], code.get("line"))
             files.append((code, test))

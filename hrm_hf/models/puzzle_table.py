@@ -69,6 +69,11 @@ class PuzzleTableMixin:
         table = self._puzzle_table()
         table.copy_(table.mean(0, keepdim=True).expand_as(table))
 
+    def order_puzzle_embeddings(self, places: list[int]) -> None:
+        """Move row `places[i]` of the table to row i, for each i."""
+        table = self._puzzle_table()
+        table.copy_(table[torch.tensor(places, device=table.device)])
+
     def adapt_puzzle_embeddings(self, num_puzzles: int, how: str) -> None:
         """Fit the table to a data set of `num_puzzles` identifiers before fine-tuning.
 

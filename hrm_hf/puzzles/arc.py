@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..io.files import load_json
+from ..io.files import load_json, visible_files
 from .arc_grids import (
     FRAME,
     NUM_COLORS,
@@ -169,11 +169,11 @@ def _read_source(path: Path) -> dict[str, dict[str, tuple[Any, str]]]:
     """{subset: {name: (raw task, the file it came from)}}"""
     if path.is_file():
         return _read_file(path)
-    kaggle = sorted(path.glob(f"*{KAGGLE_SUFFIX}.json"))
+    kaggle = [file for file in visible_files(path, f"*{KAGGLE_SUFFIX}.json") if file.parent == path]
     if kaggle:
         return {subset: tasks for file in kaggle for subset, tasks in _read_file(file).items()}
     content: dict[str, dict[str, tuple[Any, str]]] = {}
-    for file in sorted(path.rglob("*.json")):
+    for file in visible_files(path, "*.json"):
         tasks = content.setdefault(file.parent.name, {})
         if file.stem in tasks:
             raise ValueError(f"{file}: subset {file.parent.name!r} already has a task {file.stem!r}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.evaluation import validate_data
+from ..io.files import visible_files
 from ..io.options import Options, parse_command
 from ..io.usage import UsageError, as_usage_errors
 from ..io.workers import usable_cores
@@ -65,7 +66,7 @@ def export_npy(options: ExportPuzzles) -> dict[str, Any]:
 
     info = load_puzzle_info(source)
     if Path(source).is_dir():
-        names = [file.name.rsplit("-", 1)[0] for file in sorted(Path(source, "data").glob("*.parquet"))]
+        names = [file.name.rsplit("-", 1)[0] for file in visible_files(Path(source, "data"), "*.parquet")]
     else:
         names = get_dataset_split_names(source)
     splits = DatasetDict({name: load_puzzle_dataset(source, name) for name in names})

@@ -28,7 +28,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ..hub import HubAddress, HubError, hub_address, pull_checkpoint
 from ..hub.kinds import PUZZLE_SOLVER, load_config
-from ..io.files import load_json, load_yaml
+from ..io.files import is_hidden, load_json, load_yaml
 from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from . import original_config as original
@@ -163,7 +163,7 @@ def find_weights(src: Path, step: int | None = None) -> Path:
 
 def _choose_weights(names: list[str], place: str, step: int | None = None) -> str:
     """Choose of the files below a folder `step_N` of the largest N, else `checkpoint`, else the only weights file."""
-    here = sorted(name for name in names if "/" not in name)
+    here = sorted(name for name in names if "/" not in name and not is_hidden(name))
     steps = {int(found[1]): name for name in here if (found := STEP.fullmatch(name))}
     if step is not None and step not in steps:
         raise FileNotFoundError(f"{place} has no step_{step}; it has {[f'step_{n}' for n in sorted(steps)]}")

@@ -13,6 +13,8 @@ original task together with its augmentations), as in the original HRM layout.
 """
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,6 +145,24 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
         return PuzzleInfo(**load_json(folder / INFO_FILE), identifiers=identifiers)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / INFO_FILE}: {error}; build the data set again") from error
+
+
+def load_identifiers(model: Any) -> list[str] | None:
+    """Load the names of the rows of a puzzle table from beside the checkpoint of a model or config; None without."""
+    from transformers.utils import cached_file
+
+    name = model.name_or_path
+    file = name and cached_file(name, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
+    return load_json(file) if file else None
+
+
+def match_identifiers(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
+    """Return the position of each name in `known`, None for others. ValueError for a list with a name twice."""
+    for each in (names, known):
+        if twice := [name for name, count in Counter(each).items() if count > 1]:
+            raise ValueError(f"{IDENTIFIERS_FILE} names {twice[0]!r} twice; rows of a puzzle table are found by name")
+    places = {name: number for number, name in enumerate(known)}
+    return [places.get(name) for name in names]
 
 
 def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):

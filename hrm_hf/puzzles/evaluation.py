@@ -32,7 +32,15 @@ from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
 from .arc_pipeline import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles, puzzle_task
 from .dataloader import PuzzleRows
-from .dataset import IGNORE_LABEL, PuzzleInfo, load_puzzle_dataset, load_puzzle_info
+from .dataset import (
+    IDENTIFIERS_FILE,
+    IGNORE_LABEL,
+    PuzzleInfo,
+    load_identifiers,
+    load_puzzle_dataset,
+    load_puzzle_info,
+    match_identifiers,
+)
 from .npy_layout import is_original, read_original
 from .options import BoardOptions, EvaluatePuzzles, values_of
 from .sudoku_rules import BLANK
@@ -315,26 +323,28 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
     config = load_config(options.model, PUZZLE_SOLVER)
     device = chosen_device(options.device)
     info, dataset = _open(options.data, options.split)
-    _validate_fit(config, info, options.model, options.data)
+    known = load_identifiers(config) if config.puzzle_emb_ndim else None
+    _validate_fit(config, info, known, options)
     if options.limit:
         dataset = dataset.select(range(min(options.limit, len(dataset))))
     place = f"{options.data}, split {options.split!r}"
     try:
         rows = PuzzleRows(dataset)
-        _checked(config, rows.input_ids, rows.labels, rows.puzzle_identifiers)
+        identifiers, names = _matched(rows.puzzle_identifiers, info.identifiers, known, options.model)
+        _checked(config, rows.input_ids, rows.labels, identifiers)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     difficulty = _difficulty(dataset, rows, info, place) if options.by_difficulty else None
     voting = None
     if info.task == "arc" and Path(options.data, TEST_PUZZLES_FILE).exists():
-        voting = ArcVoting(load_test_puzzles(options.data), info.identifiers)
+        voting = ArcVoting(load_test_puzzles(options.data), names)
     with _process_group(device, shared) as (device, is_first):
         network = AutoModelForPuzzleSolving.from_pretrained(options.model).to(device).eval()
         metrics = evaluate_puzzles(
             network,
             rows.input_ids,
             rows.labels,
-            rows.puzzle_identifiers,
+            identifiers,
             batch_size=options.batch_size,
             progress=None if is_first else False,
             on_batch=partial(_vote, voting) if voting else None,
@@ -389,13 +399,39 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
         PartialState._reset_state()
 
 
-def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:
+def _validate_fit(config, info: PuzzleInfo, known: list[str] | None, options: EvaluatePuzzles) -> None:
+    """Raise ValueError unless model and data fit; `known` are the names of the rows of the model's table."""
     names = ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []
-    names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim else []
+    names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim and known is None else []
     pairs = [(name, getattr(config, name), info.config_fields()[name]) for name in names]
     if wrong := [f"{name}: {ours} and {theirs}" for name, ours, theirs in pairs if ours != theirs]:
-        raise ValueError(f"{model} was not made for {data}; model and data differ in {'; '.join(wrong)}")
+        differ = f"model and data differ in {'; '.join(wrong)}"
+        raise ValueError(f"{options.model} was not made for {options.data}; {differ}")
+    if known is not None and len(known) != config.num_puzzle_identifiers:
+        rows = f"the puzzle table has {config.num_puzzle_identifiers} rows"
+        raise ValueError(f"{IDENTIFIERS_FILE} of {options.model} has {len(known)} names; {rows}")
+
+
+def _matched(
+    identifiers: np.ndarray, names: list[str], known: list[str] | None, model: str
+) -> tuple[np.ndarray, list[str]]:
+    """Return the rows of the model's table for the puzzles of the data, found by name, and the names of the table.
+
+    Args:
+        identifiers: of the rows of the data [N]. names: of these. known: names of the rows of the table, or None.
+    """
+    if known is None or known == names:
+        return identifiers, names
+    used, places = np.unique(identifiers), match_identifiers(names, known)
+    if len(used) and not 0 <= used[0] <= used[-1] < len(names):
+        raise ValueError(f"puzzle_identifiers span {used[0]}..{used[-1]}: {IDENTIFIERS_FILE} has {len(names)} names")
+    if missing := [names[number] for number in used if places[number] is None]:
+        raise ValueError(
+            f"{model} has no row in its puzzle table for {len(missing)} of the puzzles: {', '.join(missing[:5])}; "
+            "evaluate on puzzles that it was trained on"
+        )
+    return np.array([place or 0 for place in places])[identifiers], known
 
 
 def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:

@@ -20,13 +20,12 @@ import numpy as np
 import torch
 from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
-from transformers.utils import cached_file
 
 from ..io.files import json_object, load_json, numbered_lines
 from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task
-from .dataset import IDENTIFIERS_FILE
+from .dataset import load_identifiers
 from .options import SolveOptions, shipped_model
 from .readers import csv_dicts
 from .tasks import QUESTION_NAMES, Candidate, Puzzle, searched_answer, validate_searchable
@@ -184,13 +183,6 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             scores = np.mean([candidate.probabilities for candidate in chosen[0]], axis=0)
             result |= searched_answer(self.puzzle_task, puzzle, scores)
         return result
-
-
-def load_identifiers(model) -> list[str] | None:
-    """Load the names of the rows of a model's puzzle table from beside its checkpoint; None without the file."""
-    name = model.name_or_path
-    file = name and cached_file(name, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
-    return load_json(file) if file else None
 
 
 def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:

@@ -15,6 +15,7 @@ from transformers.hf_argparser import HfArg
 
 from ..hub.kinds import PUZZLE_SOLVER
 from ..hub.manifests import CARRY_FILE
+from ..io.files import load_json
 from ..io.usage import counted
 from ..models.act import ActCarry
 from ..models.modeling_utils import uncompiled
@@ -27,7 +28,13 @@ from ..trainer.recipes import HrmTrainingArguments, build_config
 from ..trainer.run import TrainingRun
 from .build import ensure_built
 from .dataloader import CarryDataLoader, DifficultyPool, LateStarts, PuzzleRows, RandomSymmetries
-from .dataset import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
+from .dataset import (
+    IDENTIFIERS_FILE,
+    load_identifiers,
+    load_puzzle_dataset,
+    load_puzzle_info,
+    match_identifiers,
+)
 from .evaluation import evaluate_puzzles, with_bounds
 
 
@@ -358,7 +365,12 @@ class PuzzleRun(TrainingRun):
         with self.args.main_process_first(desc="building the data set"):
             ensure_built(self.data_args.data_path, self.data_args.build_data)
         self.info = load_puzzle_info(self.data_args.data_path)
-        self.task = self.info.task
+        self.task, names = self.info.task, self.out / IDENTIFIERS_FILE
+        if self.args.resume_from_checkpoint and names.is_file() and load_json(names) != self.info.identifiers:
+            raise ValueError(
+                f"data_path={self.data_args.data_path!r}: its {IDENTIFIERS_FILE} differs from that of the run to be "
+                "resumed, so rows of the puzzle table would change their puzzles; take the data of the run"
+            )
         self.train = self._rows(self.data_args.train_split, self.data_args.max_train_samples)
         self.validation = self._rows(self.data_args.eval_split, self.data_args.max_eval_samples)
 
@@ -378,17 +390,34 @@ class PuzzleRun(TrainingRun):
             model = AutoModelForPuzzleSolving.from_pretrained(
                 weights, attn_implementation=attention, quantization_config=quantized
             )
-            wanted, there = self.info.num_puzzle_identifiers, model.config.num_puzzle_identifiers
-            if self.tuning_args.saves_adapter and wanted != there:
-                raise ValueError(
-                    f"the data have {wanted} puzzle identifiers, the base has {there}, and no adapter fits a base "
-                    "with another table: give --merge_adapter true, or change the base's table before "
-                    "(--freeze_weights true)"
-                )
-            model.adapt_puzzle_embeddings(wanted, self.data_args.puzzle_embeddings)
+            self._adapt_table(model)
         if self.data_args.freeze_weights:
             model.requires_grad_(False)
         return model
+
+    def _adapt_table(self, model: PreTrainedModel) -> None:
+        """Fit the puzzle table of saved weights to the data, whose puzzles have their rows by name."""
+        names, how = self.info.identifiers, self.data_args.puzzle_embeddings
+        there = model.config.num_puzzle_identifiers
+        known = load_identifiers(model) if model.config.puzzle_emb_ndim else None
+        if self.tuning_args.saves_adapter and (len(names) != there or known not in (None, names)):
+            raise ValueError(
+                f"the data have {len(names)} puzzle identifiers, the base has {there} or others, and no adapter fits a "
+                "base with another table: give --merge_adapter true, or change the base's table before "
+                "(--freeze_weights true)"
+            )
+        if known in (None, names) or how == "reset":
+            model.adapt_puzzle_embeddings(len(names), how)
+            return
+        if missing := sorted(set(known) - set(names)):
+            raise ValueError(
+                f"puzzle_embeddings={how!r}: the data lack {len(missing)} puzzles of the model: "
+                f'{", ".join(missing[:5])}; use "reset" for new puzzles'
+            )
+        places = match_identifiers(names, known)
+        model.adapt_puzzle_embeddings(len(names), how)
+        added = iter(range(len(known), len(names)))
+        model.order_puzzle_embeddings([next(added) if place is None else place for place in places])
 
     def count_parameters(self, model: PreTrainedModel) -> dict[str, int]:
         return {

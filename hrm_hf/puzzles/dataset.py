@@ -147,12 +147,11 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
         raise ValueError(f"{folder / INFO_FILE}: {error}; build the data set again") from error
 
 
-def load_identifiers(model: Any) -> list[str] | None:
-    """Load the names of the rows of a puzzle table from beside the checkpoint of a model or config; None without."""
+def load_identifiers(model: str) -> list[str] | None:
+    """Load the names of the rows of a puzzle table from a checkpoint, local or on the Hub; None without the file."""
     from transformers.utils import cached_file
 
-    name = model.name_or_path
-    file = name and cached_file(name, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
+    file = model and cached_file(model, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
     return load_json(file) if file else None
 
 

@@ -323,7 +323,7 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
     config = load_config(options.model, PUZZLE_SOLVER)
     device = chosen_device(options.device)
     info, dataset = _open(options.data, options.split)
-    known = load_identifiers(config) if config.puzzle_emb_ndim else None
+    known = load_identifiers(options.model) if config.puzzle_emb_ndim else None
     _validate_fit(config, info, known, options)
     if options.limit:
         dataset = dataset.select(range(min(options.limit, len(dataset))))

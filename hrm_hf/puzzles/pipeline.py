@@ -76,7 +76,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         if isinstance(identifiers, (str, Path)):
             identifiers = load_json(identifiers)
         if identifiers is None and model.config.task == "arc":
-            identifiers = load_identifiers(model)
+            identifiers = load_identifiers(model.name_or_path)
         self.puzzle_task = puzzle_task(model.config, identifiers)
 
     def _sanitize_parameters(self, return_trajectory: bool | None = None, **options: Any) -> tuple[dict, dict, dict]:

@@ -396,15 +396,18 @@ class PuzzleRun(TrainingRun):
         return model
 
     def _adapt_table(self, model: PreTrainedModel) -> None:
-        """Fit the puzzle table of saved weights to the data, whose puzzles have their rows by name."""
-        names, how = self.info.identifiers, self.data_args.puzzle_embeddings
-        there = model.config.num_puzzle_identifiers
-        known = load_identifiers(model) if model.config.puzzle_emb_ndim else None
+        """Fit the puzzle table of saved weights to the data, whose puzzles keep their rows by name."""
+        names, how, adapter = self.info.identifiers, self.data_args.puzzle_embeddings, self.tuning_args.adapter
+        there, known = model.config.num_puzzle_identifiers, None
+        if model.config.puzzle_emb_ndim:
+            known = load_identifiers(self.model_args.model_name_or_path)
+        if adapter and load_identifiers(adapter) not in (None, names):
+            raise ValueError(f"adapter={adapter!r}: its table has other puzzles than the data, or in another order")
         if self.tuning_args.saves_adapter and (len(names) != there or known not in (None, names)):
             raise ValueError(
-                f"the data have {len(names)} puzzle identifiers, the base has {there} or others, and no adapter fits a "
-                "base with another table: give --merge_adapter true, or change the base's table before "
-                "(--freeze_weights true)"
+                f"the data have {len(names)} puzzle identifiers, the base has {there}, or has them in another order, "
+                "and an adapter needs the table of its base: give --merge_adapter true, or change the base's table "
+                "before (--freeze_weights true)"
             )
         if known in (None, names) or how == "reset":
             model.adapt_puzzle_embeddings(len(names), how)

@@ -44,6 +44,19 @@ def write_sky(healpy, tmp_path):
 
 
 @pytest.fixture
+def write_table(fits, tmp_path):
+    """Writes a table of columns (name, format, values) after other HDUs and returns its path."""
+
+    def write(*columns, before=(), name="sky.fits", **header):
+        table = fits.BinTableHDU.from_columns([fits.Column(n, form, array=values) for n, form, values in columns])
+        table.header.update({"PIXTYPE": "HEALPIX", "ORDERING": "RING", "NSIDE": NSIDE, **header})
+        fits.HDUList([fits.PrimaryHDU(), *before, table]).writeto(tmp_path / name, overwrite=True)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
 def sky(healpy):
     """Longitude and latitude of every pixel, in degrees."""
     return healpy.pix2ang(NSIDE, np.arange(12 * NSIDE**2), lonlat=True)
@@ -107,6 +120,69 @@ def test_unseen_pixels_are_masked_and_zero(healpy, write_sky, sky, noise):
     assert not patches.mask[0, 22:].any() and patches.mask[0, :18].all()
     assert (patches.maps[0, 0][~patches.mask[0]] == 0).all()
     np.testing.assert_allclose(patches.mask.mean(), 0.5, atol=0.06)
+
+
+@pytest.mark.parametrize("ordering", ["NEST", "NESTED", "nested ", "Ring"])
+def test_both_orders_are_read_in_every_spelling(healpy, write_table, noise, ordering):
+    seen = np.arange(len(noise)) % 3 > 0
+    stored = [values if ordering == "Ring" else healpy.reorder(values, r2n=True) for values in (noise, seen)]
+    mask = write_table(("M", "L", stored[1]), name="mask.fits", ORDERING=ordering)
+    path = write_table(("T", "E", stored[0]), ORDERING=ordering)
+    patches = read_healpix_patches(path, mask, side_deg=5, size=32, centres=[(80.0, -30.0)])
+    pixels = healpy.vec2pix(NSIDE, *gnomonic_grid((80.0, -30.0), 5, 32))
+    np.testing.assert_array_equal(patches.mask[0], seen[pixels])
+    np.testing.assert_array_equal(patches.maps[0, 0], np.where(seen, noise, 0)[pixels])
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize(
+    ("form", "missing", "header"),
+    [
+        ("E", -1e30, {"BAD_DATA": -1e30}),
+        ("D", -999, {"BAD_DATA": -999}),
+        ("I", -32768, {"TNULL{}": -32768, "TSCAL{}": 1e-4}),
+        ("J", 7, {"TNULL{}": 7, "TSCAL{}": 1e-4, "TZERO{}": 5.0}),
+    ],
+)
+def test_values_that_the_header_calls_missing_are_masked(write_table, sky, noise, form, missing, header, explicit):
+    gap = sky[1] > 0
+    stored = np.where(gap, missing, np.where(noise * 1e4 == missing, 0, noise * 1e4).astype(int))
+    columns = [("T", form, stored.astype({"E": "f4", "D": "f8", "I": "i2", "J": "i4"}[form]))]
+    columns = [("PIXEL", "J", np.arange(len(noise)))] * explicit + columns
+    header = {name.format(1 + explicit): value for name, value in header.items()}
+    path = write_table(*columns, INDXSCHM="EXPLICIT" if explicit else "IMPLICIT", **header)
+    patches = read_healpix_patches(path, side_deg=10, size=40, centres=[(50.0, 0.0)])
+    assert not patches.mask[0, 22:].any() and patches.mask[0, :18].all() and abs(patches.observed[0] - 0.5) < 0.06
+    assert (patches.maps[0, 0][~patches.mask[0]] == 0).all()
+
+
+def test_the_map_may_come_after_other_units(fits, write_table, noise):
+    other = fits.BinTableHDU.from_columns([fits.Column("X", "E", array=np.zeros(4))])
+    path = write_table(("T", "E", noise), before=[fits.ImageHDU(np.zeros((4, 4))), other])
+    assert read_healpix_patches(path, side_deg=5, size=8, centres=[(80.0, -30.0)]).observed == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "header", "message"),
+    [
+        ([("T", "E", np.ones(48))], {"NSIDE": 2, "ORDERING": "NUNIQ"}, "ORDERING='NUNIQ'.*RING, NEST"),
+        ([("T", "E", np.ones(48))], {"NSIDE": 4}, r"48 pixels .*NSIDE=4 has 192"),
+        ([("T", "E", np.ones(108))], {"NSIDE": 3, "ORDERING": "NEST"}, "NSIDE=3 .*power of 2"),
+        ([("PIXEL", "J", np.array([0, 99])), ("T", "E", np.ones(2))], {"NSIDE": 2}, r"pixel 99: .*\[0, 47\].*NSIDE=2"),
+        ([("PIXEL", "J", np.array([5, -1])), ("T", "E", np.ones(2))], {"NSIDE": 2}, "pixel -1: "),
+        ([("PIXEL", "J", np.array([5, 5])), ("T", "E", np.ones(2))], {"NSIDE": 2}, "1 numbers of pixels are repeated"),
+        ([("PIXEL", "D", np.array([5.0])), ("T", "E", np.ones(1))], {"NSIDE": 2}, "first column holds >f8"),
+    ],
+)
+def test_tables_that_are_no_map_of_their_resolution_are_rejected(write_table, columns, header, message):
+    with pytest.raises(ValueError, match=message):
+        read_healpix_patches(write_table(*columns, **header))
+
+
+def test_maps_and_masks_in_different_coordinates_are_rejected(write_table, noise):
+    mask = write_table(("M", "B", np.ones(len(noise))), name="mask.fits", COORDSYS="C")
+    with pytest.raises(ValueError, match="COORDSYS equatorial and galactic"):
+        read_healpix_patches(write_table(("T", "E", noise), COORDSYS="GAL"), mask)
 
 
 def test_files_of_several_bins_are_channels(write_sky, noise):
@@ -231,12 +307,12 @@ def test_images_and_masks_of_other_shapes_are_rejected(fits, tmp_path, shape, ma
 
 def test_nan_pixels_of_an_image_are_rejected_unless_masked(fits, tmp_path):
     image = np.ones((8, 8), np.float32)
-    image[2, 3:5] = np.nan, np.inf
-    fits.PrimaryHDU(image).writeto(tmp_path / "map.fits")
-    with pytest.raises(ValueError, match=r"2 of 64 .*NaN"):
+    image[2, 3:7] = np.nan, np.inf, -1.6375e30, -99
+    fits.PrimaryHDU(image, fits.Header({"BAD_DATA": -99.0})).writeto(tmp_path / "map.fits")
+    with pytest.raises(ValueError, match=r"4 of 64 .*NaN"):
         read_fits_image(tmp_path / "map.fits")
-    masked = read_fits_image(tmp_path / "map.fits", mask=np.isfinite(image))
-    np.testing.assert_array_equal(masked[0], np.isfinite(image))
+    masked = read_fits_image(tmp_path / "map.fits", mask=image == 1)
+    np.testing.assert_array_equal(masked[0], image == 1)
 
 
 @pytest.mark.parametrize("content", [b"", b"no FITS at all " * 400, None], ids=["empty", "text", "truncated"])

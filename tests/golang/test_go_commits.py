@@ -201,6 +201,15 @@ def test_the_group_is_the_origin_or_the_folder(repository, url, name):
     assert repository_name(repository.folder) == name
 
 
+def test_commits_of_files_with_carriage_returns_give_the_same_code(repository):
+    repository.commit("Fix Div", {"calc.go": FIXED})
+    (expected,) = mined(repository)[0]
+    repository.commit("Start again", {"calc.go": "\ufeff" + CODE.replace("\n", "\r\n")})
+    repository.commit("Fix Div", {"calc.go": FIXED.replace("\n", "\r\n")})
+    found = mined(repository)[0][0]
+    assert (found["context"], found["solution"]) == (expected["context"], expected["solution"])
+
+
 def test_a_repository_without_license_file_has_an_unknown_license(tmp_path):
     bare = Repository(tmp_path / "r")
     bare.commit("Start", {"calc.go": CODE})

@@ -118,6 +118,7 @@ def test_a_missing_field_is_named(name):
         (b"[1]", "JSON object"),
         (b'{"id": "x"}', "source .*missing"),
         (b'{"id": "\xff"}', "UTF-8"),
+        (b'{"text": "package p", "path": "a.go"}', r"plain text.*run_clm\.py"),
         (b"[" * 100_000, "nested"),
         (json.dumps(record(group="")).encode(), r"group is ''"),
     ],

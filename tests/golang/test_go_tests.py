@@ -89,6 +89,19 @@ def test_empty_tests_and_tests_that_do_not_parse_are_rejected():
             runner([GoProgram(ADD, "func TestAdd(t *testing.T) {")])
 
 
+def test_tests_that_compile_with_no_code_are_not_the_failure_of_the_code():
+    stub = "func Add(a, b int) int { panic(0) }"
+    broken = [
+        ADD_TESTS.replace("!= 3", "!= nil"),
+        ADD_TESTS + "\nvar x int = nil",
+        "func TestAdd(t *testing.T) {",
+    ]
+    with GoTestRunner() as runner:
+        found = runner([GoProgram(ADD, tests, stub) for tests in broken])
+        found += runner([GoProgram(ADD.replace("a + b", "c"), ADD_TESTS, stub), GoProgram(ADD, ADD_TESTS, stub)])
+    assert [result.status for result in found] == ["unsolvable"] * 3 + ["build", "pass"]
+
+
 def test_a_chunk_with_a_silently_failed_build_is_split_in_halves(monkeypatch):
     with GoTestRunner() as runner:
         compile_ = runner._compile

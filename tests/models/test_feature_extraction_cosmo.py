@@ -81,6 +81,36 @@ def test_the_mask_is_the_last_channel_and_hides_unobserved_pixels(masked):
     assert torch.equal(everything[0], found[1])
 
 
+def test_masked_arrays_keep_their_mask_in_every_form(masked, extractor):
+    maps = np.random.default_rng(2).normal(size=(2, 2, SIZE, SIZE))
+    hidden = np.abs(maps) > 1.5
+    expected = masked(maps, ~hidden.any(1))["pixel_values"]
+    array = np.ma.masked_array(maps, hidden)
+    for form in (array, [array[0], array[1]], [list(each) for each in array]):
+        assert torch.equal(masked(form)["pixel_values"], expected)
+    mask = np.ma.masked_array(np.ones((2, SIZE, SIZE)), hidden.any(1))
+    assert torch.equal(masked(maps, mask)["pixel_values"], expected)
+    with pytest.raises(ValueError, match=f"{hidden[0, 0].sum()} pixels are masked"):
+        extractor(array[0, 0])
+    with pytest.raises(ValueError, match="although it is observed"):
+        masked(array, np.ones((2, SIZE, SIZE)))
+
+
+def test_the_map_is_found_among_other_images_and_gaps_need_a_mask(extractor, tmp_path):
+    fits = pytest.importorskip("astropy.io.fits")
+    maps = np.random.default_rng(1).normal(size=(SIZE, SIZE))
+    units = [fits.PrimaryHDU(), fits.ImageHDU(maps + 9, name="NOISE"), fits.ImageHDU(maps, name="KAPPA")]
+    fits.HDUList(units).writeto(tmp_path / "map.fits")
+    assert torch.equal(extractor(tmp_path / "map.fits")["pixel_values"], extractor(maps)["pixel_values"])
+    maps[0] = -1.6375e30  # HEALPix's UNSEEN
+    with pytest.raises(ValueError, match=r"8 of 64 .*UNSEEN.*mask"):
+        extractor(maps)
+    maps[0] = -999
+    fits.PrimaryHDU(maps, fits.Header({"BAD_DATA": -999.0})).writeto(tmp_path / "gap.fits")
+    with pytest.raises(ValueError, match=r"gap\.fits: 8 of 64 "):
+        extractor(tmp_path / "gap.fits")
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [

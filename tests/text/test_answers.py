@@ -38,11 +38,13 @@ def test_rows_of_every_format_keep_only_its_keys(tmp_path, kind, row, talks):
 
 
 def test_files_of_all_kinds_and_folders_are_concatenated(tmp_path):
-    write(tmp_path / "a.jsonl", PAIR)
+    write(tmp_path / "a.json", json.dumps([PAIR], indent=1))
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "__MACOSX" / "._a.json").write_bytes(b"\0\5\26\7")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({**PAIR, "prompt": "é"}).encode()))
     pq.write_table(pa.Table.from_pylist([{**PAIR, "prompt": "c"}]), tmp_path / "c.parquet")
     assert load_answers([str(tmp_path)], "sft")["prompt"][:] == ["a", "é", "c"]
-    assert load_answers([str(tmp_path), str(tmp_path / "a.jsonl")], "sft", limit=2)["prompt"][:] == ["a", "é"]
+    assert load_answers([str(tmp_path), str(tmp_path / "a.json")], "sft", limit=2)["prompt"][:] == ["a", "é"]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,10 @@ def test_files_of_all_kinds_and_folders_are_concatenated(tmp_path):
         ("sft", [{"messages": [{"role": "user"}]}], "line 1: 'messages' is"),
         ("sft", [{"prompt": "a", "completion": TURNS}], "line 1: prompt, completion"),
         ("dpo", [PAIR], r"line 1: .*\['prompt', 'completion'\].*\"chosen\".*\"rejected\""),
+        ("grpo", [{"text": "a"}], r"line 1: .*\['text'\].*run_clm\.py"),
+        ("sft", [PAIR, {**PAIR, "completion": "b\ud83d"}], "line 2: 'completion' .*surrogate.* 2"),
+        ("sft", [{"messages": [{"role": "user", "content": "\udc00"}]}], "line 1: 'messages' .*surrogate.* 1"),
+        ("grpo", [{"prompt": "a", "tests": "\ud800"}], "line 1: 'tests' .*surrogate"),
     ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, kind, rows, message):

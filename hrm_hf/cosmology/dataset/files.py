@@ -244,7 +244,9 @@ def _validate_pixels(path: str | Path, pixels: np.ndarray, total: int, nside: in
     if len(outside):
         raise ValueError(f"{path}: pixel {outside[0]}: must be in [0, {total - 1}], as NSIDE={nside}")
     if len(found := np.unique(pixels)) < len(pixels):
-        raise ValueError(f"{path}: {len(pixels) - len(found)} numbers of pixels are repeated; expected one value for each")
+        raise ValueError(
+            f"{path}: {len(pixels) - len(found)} numbers of pixels are repeated; expected one value for each"
+        )
 
 
 def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:

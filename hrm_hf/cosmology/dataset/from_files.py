@@ -148,7 +148,9 @@ class LabelTable:
         if len(lines) < 2:
             raise ValueError(f"{self.path} is empty; expected a header and a row for each universe")
         comma = next((character for character in ",;\t" if character in lines[0]), " ")
-        table = list(csv.reader([" ".join(line.split()) for line in lines] if comma == " " else lines, delimiter=comma))
+        table = list(
+            csv.reader([" ".join(line.split()) for line in lines] if comma == " " else lines, delimiter=comma)
+        )
         header, rows = [name.strip().lower() for name in table[0]], table[1:]
         if rows and all(len(row) == len(header) + 1 for row in rows):
             header.insert(0, "")

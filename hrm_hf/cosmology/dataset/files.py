@@ -220,7 +220,8 @@ def _has_pixel_numbers(table: Any) -> bool:
     scheme = _header_word(table, "INDXSCHM")
     if scheme in ("EXPLICIT", "IMPLICIT"):
         return scheme == "EXPLICIT"
-    return _header_word(table, "OBJECT") == "PARTIAL" or table.columns.names[0].upper().startswith("PIX")
+    names = table.columns.names
+    return _header_word(table, "OBJECT") == "PARTIAL" or (len(names) > 1 and names[0].upper().startswith("PIX"))
 
 
 def _without_value(table: Any, number: int) -> np.ndarray:

@@ -78,7 +78,7 @@ def arguments(tmp_path, puzzles, start_weights):
     return build
 
 
-def test_puzzles_keep_their_rows_by_name_in_evaluation_and_training(run, tmp_path):
+def test_puzzles_keep_their_rows_by_name_in_evaluation_and_training(run, tmp_path, monkeypatch):
     """The same puzzles and weights, with the rows of the puzzle table in another order."""
     names = ["<blank>", "a", "b", "c", "d"]
     model = tiny.model("trm", undecided=False, halt_max_steps=2, task="sudoku", box_shape=[2, 2])
@@ -109,6 +109,7 @@ def test_puzzles_keep_their_rows_by_name_in_evaluation_and_training(run, tmp_pat
     )
     torch.testing.assert_close(after, before[[0, 2, 4, 1, 3]])
     (tmp_path / "first" / "identifiers.json").write_text(json.dumps(["<blank>", "a", "b", "c", "z"]))
+    monkeypatch.setenv("HRM_HF_DEBUG", "1")  # raises errors
     with pytest.raises(ValueError, match=r"puzzle_embeddings='keep': .* lack 1 puzzles .*: z;"):
         run(recipe_arguments(tmp_path / "r.yaml", **options | {"output_dir": str(tmp_path / "other")}))
 

@@ -10,7 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -104,22 +104,15 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
 
 def _items_of_document(path: str | Path, first: bytes) -> list[Any] | None:
     """Return the items of a file that is one JSON list, or its only object; None for JSON lines and broken JSON."""
-    start = first.lstrip()[:1]
-    if (start == b"{" and _is_json(first)) or start not in (b"[", b"{"):
+    if first.lstrip()[:1] not in (b"[", b"{"):
         return None
-    try:
+    with suppress(ValueError, RecursionError):
+        if isinstance(json.loads(first), dict):
+            return None
+    with suppress(ValueError):  # else the first bad line is named
         content = load_json(path)
-    except ValueError:
-        return None  # its first bad line is named
-    return content if isinstance(content, list) else [content]
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return content if isinstance(content, list) else [content]
+    return None
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:

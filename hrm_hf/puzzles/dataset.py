@@ -13,7 +13,6 @@ original task together with its augmentations), as in the original HRM layout.
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -157,10 +156,9 @@ def load_identifiers(model: str) -> list[str] | None:
 
 def match_identifiers(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
     """Return the position of each name in `known`, None for others. ValueError for a list with a name twice."""
-    for each in (names, known):
-        if twice := [name for name, count in Counter(each).items() if count > 1]:
-            raise ValueError(f"{IDENTIFIERS_FILE} names {twice[0]!r} twice; rows of a puzzle table are found by name")
     places = {name: number for number, name in enumerate(known)}
+    if len(places) < len(known) or len(set(names)) < len(names):
+        raise ValueError(f"{IDENTIFIERS_FILE}: a name occurs twice; rows of a puzzle table are found by name")
     return [places.get(name) for name in names]
 
 

@@ -33,7 +33,6 @@ from ..trainer.recipes import library_versions
 from .arc_pipeline import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles, puzzle_task
 from .dataloader import PuzzleRows
 from .dataset import (
-    IDENTIFIERS_FILE,
     IGNORE_LABEL,
     PuzzleInfo,
     load_identifiers,
@@ -408,30 +407,21 @@ def _validate_fit(config, info: PuzzleInfo, known: list[str] | None, options: Ev
     if wrong := [f"{name}: {ours} and {theirs}" for name, ours, theirs in pairs if ours != theirs]:
         differ = f"model and data differ in {'; '.join(wrong)}"
         raise ValueError(f"{options.model} was not made for {options.data}; {differ}")
-    if known is not None and len(known) != config.num_puzzle_identifiers:
-        rows = f"the puzzle table has {config.num_puzzle_identifiers} rows"
-        raise ValueError(f"{IDENTIFIERS_FILE} of {options.model} has {len(known)} names; {rows}")
 
 
 def _matched(
     identifiers: np.ndarray, names: list[str], known: list[str] | None, model: str
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the rows of the model's table for the puzzles of the data, found by name, and the names of the table.
-
-    Args:
-        identifiers: of the rows of the data [N]. names: of these. known: names of the rows of the table, or None.
-    """
+    """Return the rows of the model's table for puzzles of these names, and the names of its table, `known`."""
     if known is None or known == names:
         return identifiers, names
-    used, places = np.unique(identifiers), match_identifiers(names, known)
-    if len(used) and not 0 <= used[0] <= used[-1] < len(names):
-        raise ValueError(f"puzzle_identifiers span {used[0]}..{used[-1]}: {IDENTIFIERS_FILE} has {len(names)} names")
-    if missing := [names[number] for number in used if places[number] is None]:
+    places, named = dict(enumerate(match_identifiers(names, known))), dict(enumerate(names))
+    if missing := [str(named.get(each, each)) for each in np.unique(identifiers).tolist() if places.get(each) is None]:
         raise ValueError(
             f"{model} has no row in its puzzle table for {len(missing)} of the puzzles: {', '.join(missing[:5])}; "
             "evaluate on puzzles that it was trained on"
         )
-    return np.array([place or 0 for place in places])[identifiers], known
+    return np.array([place or 0 for place in places.values()])[identifiers], known
 
 
 def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:

@@ -15,7 +15,6 @@ from transformers.hf_argparser import HfArg
 
 from ..hub.kinds import PUZZLE_SOLVER
 from ..hub.manifests import CARRY_FILE
-from ..io.files import load_json
 from ..io.usage import counted
 from ..models.act import ActCarry
 from ..models.modeling_utils import uncompiled
@@ -28,13 +27,7 @@ from ..trainer.recipes import HrmTrainingArguments, build_config
 from ..trainer.run import TrainingRun
 from .build import ensure_built
 from .dataloader import CarryDataLoader, DifficultyPool, LateStarts, PuzzleRows, RandomSymmetries
-from .dataset import (
-    IDENTIFIERS_FILE,
-    load_identifiers,
-    load_puzzle_dataset,
-    load_puzzle_info,
-    match_identifiers,
-)
+from .dataset import IDENTIFIERS_FILE, load_identifiers, load_puzzle_dataset, load_puzzle_info, match_identifiers
 from .evaluation import evaluate_puzzles, with_bounds
 
 
@@ -365,12 +358,7 @@ class PuzzleRun(TrainingRun):
         with self.args.main_process_first(desc="building the data set"):
             ensure_built(self.data_args.data_path, self.data_args.build_data)
         self.info = load_puzzle_info(self.data_args.data_path)
-        self.task, names = self.info.task, self.out / IDENTIFIERS_FILE
-        if self.args.resume_from_checkpoint and names.is_file() and load_json(names) != self.info.identifiers:
-            raise ValueError(
-                f"data_path={self.data_args.data_path!r}: its {IDENTIFIERS_FILE} differs from that of the run to be "
-                "resumed, so rows of the puzzle table would change their puzzles; take the data of the run"
-            )
+        self.task = self.info.task
         self.train = self._rows(self.data_args.train_split, self.data_args.max_train_samples)
         self.validation = self._rows(self.data_args.eval_split, self.data_args.max_eval_samples)
 
@@ -398,9 +386,8 @@ class PuzzleRun(TrainingRun):
     def _adapt_table(self, model: PreTrainedModel) -> None:
         """Fit the puzzle table of saved weights to the data, whose puzzles keep their rows by name."""
         names, how, adapter = self.info.identifiers, self.data_args.puzzle_embeddings, self.tuning_args.adapter
-        there, known = model.config.num_puzzle_identifiers, None
-        if model.config.puzzle_emb_ndim:
-            known = load_identifiers(self.model_args.model_name_or_path)
+        there, has_table = model.config.num_puzzle_identifiers, model.config.puzzle_emb_ndim
+        known = load_identifiers(self.model_args.model_name_or_path) if has_table else None
         if adapter and load_identifiers(adapter) not in (None, names):
             raise ValueError(f"adapter={adapter!r}: its table has other puzzles than the data, or in another order")
         if self.tuning_args.saves_adapter and (len(names) != there or known not in (None, names)):

@@ -98,20 +98,12 @@ class CompleteCheckpoints:
                 print(f"no complete checkpoint in {args.output_dir}: the run starts from the beginning", flush=True)
             with self.preemption.listening(), self._failures_named():
                 result = super().train(resume_from_checkpoint=checkpoint, **kwargs)
-                self._validate_trained()
+                if not self.state.global_step:
+                    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "dataloader_drop_last")
+                    options = ", ".join(f"{name}={getattr(args, name)}" for name in names)
+                    raise ValueError(f"{options}: the data do not fill one step; lower the batch, or give more data")
                 self.validate_finite_weights()
         return result
-
-    def _validate_trained(self) -> None:
-        if self.state.global_step:
-            return
-        names = ("per_device_train_batch_size", "gradient_accumulation_steps", "dataloader_drop_last")
-        options = ", ".join(f"{name}={getattr(self.args, name)}" for name in names)
-        rows = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else "too few"
-        raise ValueError(
-            f"{options}: not one step was taken, because {rows} rows of training data do not fill a step of "
-            f"{self.args.world_size} processes; lower the batch, or give more data"
-        )
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """As in the library, which takes a step too many when it resumes a run that is complete."""

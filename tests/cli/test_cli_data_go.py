@@ -58,7 +58,7 @@ def failure(*args):
 @pytest.fixture(scope="module")
 def built(tree, tmp_path_factory):
     out = tmp_path_factory.mktemp("built")
-    result = call("go", tree, "--out", out / "records", "--text", out / "text", "--json")
+    result = call("go", tree, "--out", out / "records", "--text", out / "text", "--license", "ISC", "--json")
     return out, json.loads(result.stdout)
 
 
@@ -136,23 +136,10 @@ def test_commits_of_a_repository_are_records(tmp_path):
     git("commit", "-qm", "Add work")
     (repository / "work.go").write_text(GO.format(n=1).replace("value > 1", "value >= 1"))
     git("commit", "-qam", "Fix the sum of values that are one")
-    none = "--validation-share", "0", "--test-share", "0", "--license", "MIT"
+    none = "--validation-share", "0", "--test-share", "0", "--license", "ISC"
     call("go", f"git:{repository}", *none, "--out", tmp_path / "o")
     (row,) = read_records(tmp_path / "o" / "train.jsonl")
-    assert row["plan"]["intent"] == "FIX" and row["licence"] == "MIT"
-
-
-@pytest.mark.parametrize(
-    ("stated", "licence"), [({}, "MIT"), ({"license": "NOASSERTION"}, "MIT"), ({"license": ["ISC"]}, "ISC")]
-)
-def test_the_license_option_is_for_sources_that_state_none(tmp_path, stated, licence):
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"content": GO.format(n=1), "path": "a.go", **stated}))
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "a.go").write_text(GO.format(n=2))
-    (tmp_path / "tree" / "LICENSE").write_text("SPDX-License-Identifier: ISC" if licence == "ISC" else "")
-    sources = f"hub:{tmp_path / 'rows.jsonl'}", tmp_path / "tree"
-    report = call("go", *sources, "--license", "MIT", "--out", tmp_path / "o", "--json").stdout
-    assert json.loads(report)["licences"] == {licence: 2}
+    assert row["plan"]["intent"] == "FIX" and row["licence"] == "ISC"
 
 
 def test_folder_without_go_files_is_rejected(tmp_path):

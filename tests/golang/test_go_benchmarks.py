@@ -78,13 +78,6 @@ def test_a_task_becomes_a_record_in_the_training_format(tmp_path):
     }
 
 
-def test_files_of_windows_and_json_lists_hold_the_same_tasks(tmp_path):
-    rows = [MXEVAL, {**MXEVAL, "task_id": "M/2"}]
-    windows = [{name: value.replace("\n", "\r\n") for name, value in row.items()} for row in rows]
-    (tmp_path / "tasks.json").write_text(json.dumps(windows, indent=1))
-    assert load_benchmark("mbxp-go", tmp_path / "tasks.json") == load(tmp_path, "mbxp-go", *rows)
-
-
 def test_helper_functions_of_a_prompt_are_kept_in_context_and_program(tmp_path):
     (task,) = load(tmp_path, "humanevalfix-go", FIX)
     assert task.record()["context"]["before"] == "package main\n\nfunc one() int { return 1 }"
@@ -172,7 +165,6 @@ def test_a_task_with_tests_that_do_not_compile_is_counted_separately(tools, tmp_
     for known in (unsolvable, ()):
         figures = runs.judge_samples(tasks, samples, types, runner, known)
         assert figures["tasks"] == 1 and figures["unsolvable"] == 1 and figures["pass@1"] == 1.0
-        assert figures["statuses"] == {"pass": 1}
 
 
 @pytest.mark.external

@@ -201,22 +201,6 @@ def test_the_group_is_the_origin_or_the_folder(repository, url, name):
     assert repository_name(repository.folder) == name
 
 
-def test_commits_of_files_with_carriage_returns_give_the_same_code(repository):
-    repository.commit("Fix Div", {"calc.go": FIXED})
-    (expected,) = mined(repository)[0]
-    repository.commit("Start again", {"calc.go": "\ufeff" + CODE.replace("\n", "\r\n")})
-    repository.commit("Fix Div", {"calc.go": FIXED.replace("\n", "\r\n")})
-    found = mined(repository)[0][0]
-    assert (found["context"], found["solution"]) == (expected["context"], expected["solution"])
-
-
-def test_a_repository_without_license_file_has_an_unknown_license(tmp_path):
-    bare = Repository(tmp_path / "r")
-    bare.commit("Start", {"calc.go": CODE})
-    bare.commit("Fix", {"calc.go": FIXED})
-    assert [record["licence"] for record in mined(bare)[0]] == ["unknown"]
-
-
 def test_a_bare_clone_is_read(repository, tmp_path):
     repository.commit("Fix Div", {"calc.go": FIXED})
     repository.git("clone", "-q", "--bare", str(repository.folder), str(tmp_path / "bare.git"))

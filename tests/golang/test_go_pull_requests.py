@@ -64,16 +64,6 @@ def test_every_go_file_with_content_becomes_a_record(tmp_path):
     assert (first["plan"]["intent"], first["plan"]["targets"]) == ("FIX", ["func:Div"])
 
 
-@pytest.mark.parametrize("row", [raw([file("calc.go")]), hierarchical()], ids=["raw", "hierarchical"])
-def test_texts_of_windows_and_a_json_list_give_the_same_records(tmp_path, row):
-    expected = read(tmp_path, row)[0]
-    windows = json.dumps(json.loads(json.dumps(row).replace("\\n", "\\r\\n")), indent=1)
-    found = read(tmp_path, f"[{windows}]")[0]
-    assert [{**record, "id": "", "group": ""} for record in found] == [
-        {**record, "id": "", "group": ""} for record in expected
-    ]
-
-
 @pytest.mark.parametrize(("status", "passed"), [("success", True), (None, None), ("pending", None), ("unknown", None)])
 def test_tests_passed_is_set_only_if_ci_passed(tmp_path, status, passed):
     (record,), _ = read(tmp_path, raw([file("calc.go")], ci_status=status))

@@ -78,40 +78,21 @@ def arguments(tmp_path, puzzles, start_weights):
     return build
 
 
-def test_puzzles_keep_their_rows_by_name_in_evaluation_and_training(run, tmp_path, monkeypatch):
-    """The same puzzles and weights, with the rows of the puzzle table in another order."""
-    names = ["<blank>", "a", "b", "c", "d"]
-    model = tiny.model("trm", undecided=False, halt_max_steps=2, task="sudoku", box_shape=[2, 2])
-    data, table = Path(renamed_boards(tmp_path / "data", 5)), model.model.puzzle_emb.weight
-    (data / "identifiers.json").write_text(json.dumps(names))
-    table.copy_(torch.randn(table.shape, generator=torch.Generator().manual_seed(0)) * 3)
-    metrics = []
-    for place in ("first", "second"):
-        model.save_pretrained(tmp_path / place)
-        (tmp_path / place / "identifiers.json").write_text(json.dumps(names))
-        found = evaluate_checkpoint(EvaluatePuzzles(model=str(tmp_path / place), data=str(data), device="cpu"))
-        metrics.append({n: value for n, value in found["metrics"].items() if n != "puzzles_per_second"})
-        order = [0, 3, 1, 4, 2]
-        names = [names[number] for number in order]
-        model.order_puzzle_embeddings(order)
-    assert metrics[0] == metrics[1]
-    (tmp_path / "second" / "identifiers.json").write_text(json.dumps(["<blank>", "a", "b", "c", "z"]))
-    with pytest.raises(ValueError, match=r"second .* 1 of the puzzles: d;"):
-        evaluate_checkpoint(EvaluatePuzzles(model=str(tmp_path / "second"), data=str(data), device="cpu"))
-
-    options = {**RECIPE, "data_path": str(data), "max_steps": 1, "puzzle_emb_lr": 0, "puzzle_emb_weight_decay": 0}
-    options |= {"model_name_or_path": str(tmp_path / "first"), "output_dir": str(tmp_path / "run")}
-    (tmp_path / "first" / "identifiers.json").write_text(json.dumps(["<blank>", "c", "a", "d", "b"]))
+def test_puzzles_keep_their_rows_by_name_in_evaluation_and_training(run, tmp_path):
+    names, order, metrics = ["<blank>", *(f"renaming {i}" for i in range(1, 5))], [0, 3, 1, 4, 2], []
+    data, model = renamed_boards(tmp_path / "data", 5), tiny.model("trm", task="sudoku", box_shape=[2, 2])
+    model.model.puzzle_emb.weight.normal_(generator=torch.Generator().manual_seed(0)).mul_(3)
+    for place in (tmp_path / "same", tmp_path / "other"):
+        model.save_pretrained(place)
+        (place / "identifiers.json").write_text(json.dumps(names))
+        metrics.append(evaluate_checkpoint(EvaluatePuzzles(model=str(place), data=data, device="cpu"))["metrics"])
+        names, _ = [names[number] for number in order], model.order_puzzle_embeddings(order)
+    assert metrics[0] | {"puzzles_per_second": 0} == metrics[1] | {"puzzles_per_second": 0}
+    options = {**RECIPE, "data_path": data, "max_steps": 1, "puzzle_emb_lr": 0, "puzzle_emb_weight_decay": 0}
+    options |= {"model_name_or_path": str(tmp_path / "other"), "output_dir": str(tmp_path / "run")}
     run(recipe_arguments(tmp_path / "r.yaml", **options))
-    before, after = (
-        AutoModelForPuzzleSolving.from_pretrained(tmp_path / place).model.puzzle_emb.weight
-        for place in ("first", "run")
-    )
-    torch.testing.assert_close(after, before[[0, 2, 4, 1, 3]])
-    (tmp_path / "first" / "identifiers.json").write_text(json.dumps(["<blank>", "a", "b", "c", "z"]))
-    monkeypatch.setenv("HRM_HF_DEBUG", "1")  # raises errors
-    with pytest.raises(ValueError, match=r"puzzle_embeddings='keep': .* lack 1 puzzles .*: z;"):
-        run(recipe_arguments(tmp_path / "r.yaml", **options | {"output_dir": str(tmp_path / "other")}))
+    tables = [AutoModelForPuzzleSolving.from_pretrained(tmp_path / n).model.puzzle_emb.weight for n in ("same", "run")]
+    torch.testing.assert_close(*tables)
 
 
 def test_a_recipe_run_saves_everything_that_a_result_needs(run, tmp_path):

@@ -45,35 +45,13 @@ def json_lines(rows) -> str:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
-def test_json_lines_are_documents(write, read, name, streaming):
-    path = write(name, "\ufeff" + json_lines(GOOD) + "\n  \n" + json.dumps({"text": "no line break at the end"}))
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "list.json", "list.jsonl.gz"])
+def test_json_lines_and_lists_are_documents(write, read, name, streaming):
+    last = {"text": "no line break at the end"}
+    lines = json_lines(GOOD) + "\n  \n" + json.dumps(last)
+    path = write(name, "\ufeff" + (json.dumps([*GOOD, last], indent=1) if "list" in name else lines))
     expected = ["first", "second é", "", "no line break at the end"]
     assert read(path, streaming=streaming) == (expected, [None] * 4)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(("name", "indent"), [("a.json", 1), ("a.json", None), ("a.jsonl", 2), ("a.json.gz", 1)])
-def test_a_json_list_is_documents(write, read, name, indent, streaming):
-    path = write(name, "\ufeff" + json.dumps(GOOD, indent=indent).replace("\n", "\r\n"))
-    assert read(path, streaming=streaming) == (["first", "second é", ""], [None] * 3)
-    path = write(name, json.dumps(GOOD[0], indent=indent))
-    assert read(path, streaming=streaming) == (["first"], [None])
-
-
-def test_a_bad_item_of_a_json_list_is_named_and_may_be_skipped(write, read):
-    path = write("a.json", json.dumps([{"text": "x"}, {"body": "y"}], indent=1))
-    with pytest.raises(BadLineError, match=rf"{re.escape(str(path))}, item 2: no key 'text'"):
-        read(path)
-    assert read(path, on_bad_line="skip")[0] == ["x", None]
-
-
-@pytest.mark.parametrize("name", ["._b.jsonl", ".ipynb_checkpoints/b-checkpoint.jsonl", "__MACOSX/a/b.txt", ".b.json"])
-def test_hidden_files_of_a_folder_are_no_data(write, read, tmp_path, name):
-    (tmp_path / "d" / name).parent.mkdir(parents=True)
-    (tmp_path / "d" / name).write_bytes(b"\0\5\26\7")
-    (tmp_path / "d" / "a.jsonl").write_text(json_lines(GOOD))
-    assert read(tmp_path / "d")[0] == ["first", "second é", ""]
 
 
 def test_another_column_holds_the_text(write, read):

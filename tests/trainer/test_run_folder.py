@@ -57,7 +57,7 @@ def fake(folder: Path, step: int, run_id: str | None = "a" * 32) -> Path:
 
 
 def test_a_run_that_takes_no_step_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"per_device_train_batch_size=99\b.*dataloader_drop_last=True.* 24 rows"):
+    with pytest.raises(ValueError, match=r"per_device_train_batch_size=99\b.*dataloader_drop_last=True: "):
         trainer(tmp_path, dataloader_drop_last=True, per_device_train_batch_size=99).train()
 
 

@@ -36,7 +36,6 @@ QUIJOTE_BOX = 1000.0  # side of every Quijote box in Mpc/h
 MAX_SIDE_DEG = 30.0  # beyond this a gnomonic patch stretches areas in its corners by more than a quarter
 MAX_ZEROS = 0.01  # share of exact zeros in a map without a mask above which they look like missing sky
 ORDERINGS = {"RING": "RING", "NEST": "NESTED", "NESTED": "NESTED"}
-SYSTEMS = {"G": "galactic", "E": "ecliptic", "C": "equatorial", "Q": "equatorial"}  # by the first letter of COORDSYS
 UNSEEN = -1.6375e30  # HEALPix's value of an unobserved pixel
 QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
 
@@ -151,15 +150,12 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     """Return maps [channels, pixels] in RING order, 0 where not observed, and what is observed [pixels]."""
     read = [_read_healpix(path, field) for path in paths]
     masks = [] if mask is None else [_read_healpix(mask, 0)]
-    if len(sizes := sorted({len(values) for values, _ in read + masks})) > 1:
+    if len(sizes := sorted({len(values) for values in read + masks})) > 1:
         raise ValueError(f"{paths[0]}, the other files or the mask have {sizes} pixels; expected one resolution")
-    if len(systems := sorted({SYSTEMS[letter] for _, letter in read + masks if letter in SYSTEMS})) > 1:
-        found = f"{paths[0]}, the other files or the mask have COORDSYS {' and '.join(systems)}"
-        raise ValueError(f"{found}; expected one system of coordinates, see healpy.Rotator")
-    sky = np.stack([values for values, _ in read])
+    sky = np.stack(read)
     observed = ~np.isclose(sky, UNSEEN, rtol=1e-5, atol=0).any(0)
     if masks:
-        observed &= masks[0][0] > 0  # UNSEEN is far below
+        observed &= masks[0] > 0  # UNSEEN is far below
     elif (zeros := (sky[:, observed] == 0).all(0).mean() if observed.any() else 0) > MAX_ZEROS:
         looks = f"{zeros:.0%} of the pixels are exactly 0, which looks like unobserved sky"
         raise ValueError(f"{paths[0]}: {looks}; give the mask that belongs to the map")
@@ -171,8 +167,8 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     return np.where(observed, sky, 0).astype(np.float32), observed
 
 
-def _read_healpix(path: str | Path, field: int) -> tuple[np.ndarray, str]:
-    """Read a map in RING order, UNSEEN where it has no value, and the letter of its COORDSYS."""
+def _read_healpix(path: str | Path, field: int) -> np.ndarray:
+    """Read one map of a HEALPix file in RING order, UNSEEN where it has no value."""
     healpy = _extra("healpy")
     with _open_fits(path, HEALPIX_SOURCE) as hdus:
         table = next(filter(_is_healpix, hdus), None)
@@ -182,10 +178,7 @@ def _read_healpix(path: str | Path, field: int) -> tuple[np.ndarray, str]:
             )
         ordering, columns = _header_word(table, "ORDERING"), table.columns
         if ordering not in ORDERINGS:
-            raise ValueError(
-                f"{path}: ORDERING={ordering!r}: must be one of {', '.join(ORDERINGS)}; convert maps of several "
-                "resolutions (NUNIQ) to one"
-            )
+            raise ValueError(f"{path}: ORDERING={ordering!r}: must be one of {', '.join(ORDERINGS)}; convert the map")
         number = field + _has_pixel_numbers(table)
         if number >= len(columns):
             raise ValueError(f"{path} has no map number field={field}; it has {columns.names}, maps counted from 0")
@@ -196,19 +189,21 @@ def _read_healpix(path: str | Path, field: int) -> tuple[np.ndarray, str]:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is no readable HEALPix map: {error}") from error
         nside = table.header.get("NSIDE", float(np.sqrt(len(values) / 12)))
-        system = _header_word(table, "COORDSYS")[:1]
     is_nested = ORDERINGS[ordering] == "NESTED"
     if not isinstance(nside, int | float) or not healpy.isnsideok(nside, nest=is_nested):
-        raise ValueError(
-            f"{path}: NSIDE={nside!r} of {len(values)} pixels: must be {'a power of 2' if is_nested else 'whole'}"
-        )
+        raise ValueError(f"{path}: NSIDE={nside!r}: must be {'a power of 2' if is_nested else 'a whole number'}")
     nside, total = int(nside), healpy.nside2npix(int(nside))
     if number == field and len(values) != total:
         raise ValueError(f"{path}: {len(values)} pixels without their numbers; NSIDE={nside} has {total}")
-    _validate_pixels(path, pixels, total, nside)
+    if pixels.dtype.kind not in "iu":
+        raise ValueError(f"{path}: its first column holds {pixels.dtype}; expected whole numbers of pixels")
+    for pixel in pixels[(pixels < 0) | (pixels >= total)][:1]:
+        raise ValueError(f"{path}: pixel {pixel}: must be in [0, {total - 1}], as NSIDE={nside}")
+    if len(np.unique(pixels)) < len(pixels):
+        raise ValueError(f"{path}: numbers of pixels are repeated; expected one value for each")
     sky = np.full(total, UNSEEN)
     sky[healpy.nest2ring(nside, pixels) if is_nested else pixels] = values
-    return sky, system
+    return sky
 
 
 def _header_word(hdu: Any, name: str) -> str:
@@ -236,18 +231,6 @@ def _bad_data(values: np.ndarray, header: Any) -> np.ndarray:
     if isinstance(bad, bool) or not isinstance(bad, int | float):
         return np.zeros(values.shape, bool)
     return np.isclose(values, bad, rtol=1e-5, atol=0)
-
-
-def _validate_pixels(path: str | Path, pixels: np.ndarray, total: int, nside: int) -> None:
-    if pixels.dtype.kind not in "iu":
-        raise ValueError(f"{path}: its first column holds {pixels.dtype}; expected whole numbers of pixels")
-    outside = pixels[(pixels < 0) | (pixels >= total)]
-    if len(outside):
-        raise ValueError(f"{path}: pixel {outside[0]}: must be in [0, {total - 1}], as NSIDE={nside}")
-    if len(found := np.unique(pixels)) < len(pixels):
-        raise ValueError(
-            f"{path}: {len(pixels) - len(found)} numbers of pixels are repeated; expected one value for each"
-        )
 
 
 def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:

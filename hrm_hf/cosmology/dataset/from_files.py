@@ -148,17 +148,14 @@ class LabelTable:
         if len(lines) < 2:
             raise ValueError(f"{self.path} is empty; expected a header and a row for each universe")
         comma = next((character for character in ",;\t" if character in lines[0]), " ")
-        table = list(
-            csv.reader([" ".join(line.split()) for line in lines] if comma == " " else lines, delimiter=comma)
-        )
+        lines = [" ".join(line.split()) for line in lines] if comma == " " else lines
+        table = list(csv.reader(lines, delimiter=comma))
         header, rows = [name.strip().lower() for name in table[0]], table[1:]
         if rows and all(len(row) == len(header) + 1 for row in rows):
             header.insert(0, "")
         for number, row in enumerate(rows, 1):
             if len(row) != len(header):
-                raise ValueError(
-                    f"{self.path}, row {number}: {len(row)} fields; expected {len(header)} as in its header"
-                )
+                raise ValueError(f"{self.path}, row {number}: {len(row)} fields; expected {len(header)}")
         return header, rows
 
     def _parse(self, row: list[str], number: int, columns: dict[str, int]) -> tuple[float, ...]:

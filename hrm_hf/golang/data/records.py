@@ -192,8 +192,7 @@ def _record_of(line: bytes, place: str) -> dict[str, Any]:
     record = json_object(line, place)
     if "problem" not in record and isinstance(record.get("text"), str):
         raise BadLineError(
-            f'{place}: plain text ({{"text": ...}}), not a record; train on text with training/run_clm.py, or make '
-            "records of Go code with `hrm-hf data go`"
+            f'{place}: plain text ({{"text": ...}}), not a record; train with training/run_clm.py on text'
         )
     try:
         validate_record(record)

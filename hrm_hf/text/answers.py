@@ -1,6 +1,4 @@
-"""Prompts and answers from files, folders and the Hub: rows that teach a model how to answer.
-
-`load_answers` reads prompts with completions, with a better and a worse answer, or alone, in formats of TRL:
+"""Read prompts with completions, with a better and a worse answer, or alone, in formats of TRL:
 
     sft    {"prompt": ..., "completion": ...}, {"messages": [...]} or {"text": "..."}
     dpo    {"prompt": ..., "chosen": ..., "rejected": ...}, or without the prompt if both answers begin with it

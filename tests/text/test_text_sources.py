@@ -47,8 +47,7 @@ def json_lines(rows) -> str:
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "list.json", "list.jsonl.gz"])
 def test_json_lines_and_lists_are_documents(write, read, name, streaming):
-    last = {"text": "no line break at the end"}
-    lines = json_lines(GOOD) + "\n  \n" + json.dumps(last)
+    lines = json_lines(GOOD) + "\n  \n" + json.dumps(last := {"text": "no line break at the end"})
     path = write(name, "\ufeff" + (json.dumps([*GOOD, last], indent=1) if "list" in name else lines))
     expected = ["first", "second é", "", "no line break at the end"]
     assert read(path, streaming=streaming) == (expected, [None] * 4)

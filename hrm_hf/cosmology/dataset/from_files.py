@@ -111,8 +111,7 @@ class LabelTable:
     `latin_hypercube_params.txt`. The first line, with or without a #, names the columns, among them omega_m and
     sigma_8 (any case, with or without underscore). A column `file` assigns a row to a file by its name or the end of
     its path. Without it a row is for the files in the folder named by its number, from 0, as in
-    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. The index that pandas writes in front, with or without a name, may hold
-    these numbers or the files.
+    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. An index in front, as pandas writes it, may hold these numbers or files.
     """
 
     def __init__(self, path: str | Path):

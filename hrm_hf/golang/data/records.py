@@ -191,9 +191,7 @@ def parsed_lines(
 def _record_of(line: bytes, place: str) -> dict[str, Any]:
     record = json_object(line, place)
     if "problem" not in record and isinstance(record.get("text"), str):
-        raise BadLineError(
-            f'{place}: plain text ({{"text": ...}}), not a record; train with training/run_clm.py on text'
-        )
+        raise BadLineError(f"{place}: plain text, not a record; train on text with training/run_clm.py")
     try:
         validate_record(record)
     except ValueError as error:

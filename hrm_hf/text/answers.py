@@ -1,4 +1,6 @@
-"""Read prompts with completions, with a better and a worse answer, or alone, in formats of TRL:
+"""Read prompts with completions, with a better and a worse answer, or alone, from files, folders and the Hub.
+
+The formats are those of TRL:
 
     sft    {"prompt": ..., "completion": ...}, {"messages": [...]} or {"text": "..."}
     dpo    {"prompt": ..., "chosen": ..., "rejected": ...}, or without the prompt if both answers begin with it

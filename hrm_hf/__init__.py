@@ -1,10 +1,12 @@
 """Recursive reasoning models in the Hugging Face ecosystem. Importing this package registers every architecture."""
 
+import gc
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 
 from ._version import __version__  # noqa: F401 - part of the package
+from .io.messages import OF_IMPORTS, hide_messages
 
 
 # The names besides the classes of every architecture, which are those of `registry.py`.
@@ -47,10 +49,16 @@ def __dir__() -> list[str]:
 
 def register() -> None:
     """Make every architecture and pipeline known to the Auto classes and to `transformers.pipeline`."""
-    for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each registers what it defines
-        import_module(f".{name}", __name__)
+    collects = gc.isenabled()
+    gc.disable()  # imports make a million objects, and none is garbage
+    try:
+        for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each registers what it defines
+            import_module(f".{name}", __name__)
+    finally:
+        gc.enable() if collects else None
 
 
+hide_messages(OF_IMPORTS)
 # Our own programs register when they load a model. Python imports this package before it runs `-m hrm_hf.cli`.
 if "hrm_hf_start" not in sys.modules and not (sys.argv[:1] == ["-m"] and "hrm_hf.cli" in sys.orig_argv):
     register()

@@ -8,6 +8,12 @@
 The same as `hrm-hf launch`. Flags that it does not know go to run_clm.py.
 """
 
+from hrm_hf_start import start_program
+
+
+if __name__ == "__main__":  # before the imports below
+    start_program()
+
 import sys
 
 import typer

@@ -16,12 +16,16 @@ if __name__ == "__main__":  # before the imports below
 
 from hrm_hf.io.usage import one_line_errors
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
-from hrm_hf.text.run import CausalLMRun
-from hrm_hf.trainer.run import run_training
+from hrm_hf.trainer.recipes import parse_script
 
 
 def main() -> None:
-    run_training(CausalLMRun, (LmDataArguments, LmTrainingArguments), __doc__)
+    options = parse_script((LmDataArguments, LmTrainingArguments), __doc__)
+    # After the options are read: --help and usage errors need none of this.
+    from hrm_hf.text.run import CausalLMRun
+    from hrm_hf.trainer.run import run_training
+
+    run_training(CausalLMRun(*options))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,18 @@ from hrm_hf_start import start_script
 if __name__ == "__main__":  # before the imports below
     start_script()
 
-from hrm_hf.cosmology.run import RegressionRun
-from hrm_hf.cosmology.trainer import CosmoDataArguments, CosmoTrainingArguments
+from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.io.usage import one_line_errors
-from hrm_hf.trainer.run import run_training
+from hrm_hf.trainer.recipes import parse_script
 
 
 def main() -> None:
-    run_training(RegressionRun, (CosmoDataArguments, CosmoTrainingArguments), __doc__)
+    options = parse_script((CosmoDataArguments, CosmoTrainingArguments), __doc__)
+    # After the options are read: --help and usage errors need none of this.
+    from hrm_hf.cosmology.run import RegressionRun
+    from hrm_hf.trainer.run import run_training
+
+    run_training(RegressionRun(*options))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,17 @@ if __name__ == "__main__":  # before the imports below
 
 from hrm_hf.io.usage import one_line_errors
 from hrm_hf.text.arguments import AnswerDataArguments
-from hrm_hf.text.post_training import DpoArguments, DpoRun
-from hrm_hf.trainer.run import run_training
+from hrm_hf.text.trl_arguments import DpoArguments
+from hrm_hf.trainer.recipes import parse_script
 
 
 def main() -> None:
-    run_training(DpoRun, (AnswerDataArguments, DpoArguments), __doc__)
+    options = parse_script((AnswerDataArguments, DpoArguments), __doc__)
+    # After the options are read: --help and usage errors need none of this.
+    from hrm_hf.text.post_training import DpoRun
+    from hrm_hf.trainer.run import run_training
+
+    run_training(DpoRun(*options))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,18 @@ from hrm_hf_start import start_script
 if __name__ == "__main__":  # before the imports below
     start_script()
 
-from hrm_hf.golang.run import GoCoderRun
-from hrm_hf.golang.trainer import GoDataArguments, GoTrainingArguments
+from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.io.usage import one_line_errors
-from hrm_hf.trainer.run import run_training
+from hrm_hf.trainer.recipes import parse_script
 
 
 def main() -> None:
-    run_training(GoCoderRun, (GoDataArguments, GoTrainingArguments), __doc__)
+    options = parse_script((GoDataArguments, GoTrainingArguments), __doc__)
+    # After the options are read: --help and usage errors need none of this.
+    from hrm_hf.golang.run import GoCoderRun
+    from hrm_hf.trainer.run import run_training
+
+    run_training(GoCoderRun(*options))
 
 
 if __name__ == "__main__":

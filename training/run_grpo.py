@@ -15,17 +15,20 @@ from hrm_hf_start import start_script
 if __name__ == "__main__":  # before the imports below
     start_script(extra="trl")
 
-from functools import partial
-
 from hrm_hf.golang.rewards import RewardArguments, reward_functions
 from hrm_hf.io.usage import one_line_errors
 from hrm_hf.text.arguments import AnswerDataArguments
-from hrm_hf.text.post_training import GrpoArguments, GrpoRun
-from hrm_hf.trainer.run import run_training
+from hrm_hf.text.trl_arguments import GrpoArguments
+from hrm_hf.trainer.recipes import parse_script
 
 
 def main() -> None:
-    run_training(partial(GrpoRun, reward_functions), (AnswerDataArguments, GrpoArguments, RewardArguments), __doc__)
+    options = parse_script((AnswerDataArguments, GrpoArguments, RewardArguments), __doc__)
+    # After the options are read: --help and usage errors need none of this.
+    from hrm_hf.text.post_training import GrpoRun
+    from hrm_hf.trainer.run import run_training
+
+    run_training(GrpoRun(reward_functions, *options))
 
 
 if __name__ == "__main__":

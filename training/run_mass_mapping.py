@@ -12,14 +12,18 @@ from hrm_hf_start import start_script
 if __name__ == "__main__":  # before the imports below
     start_script()
 
-from hrm_hf.cosmology.run import MassMapRun
-from hrm_hf.cosmology.trainer import MassMapDataArguments, MassMapTrainingArguments
+from hrm_hf.cosmology.arguments import MassMapDataArguments, MassMapTrainingArguments
 from hrm_hf.io.usage import one_line_errors
-from hrm_hf.trainer.run import run_training
+from hrm_hf.trainer.recipes import parse_script
 
 
 def main() -> None:
-    run_training(MassMapRun, (MassMapDataArguments, MassMapTrainingArguments), __doc__)
+    options = parse_script((MassMapDataArguments, MassMapTrainingArguments), __doc__)
+    # After the options are read: --help and usage errors need none of this.
+    from hrm_hf.cosmology.run import MassMapRun
+    from hrm_hf.trainer.run import run_training
+
+    run_training(MassMapRun(*options))
 
 
 if __name__ == "__main__":

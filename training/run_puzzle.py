@@ -14,12 +14,17 @@ if __name__ == "__main__":  # before the imports below
     start_script()
 
 from hrm_hf.io.usage import one_line_errors
-from hrm_hf.puzzles.trainer import PuzzleDataArguments, PuzzleRun, PuzzleTrainingArguments
-from hrm_hf.trainer.run import run_training
+from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
+from hrm_hf.trainer.recipes import parse_script
 
 
 def main() -> None:
-    run_training(PuzzleRun, (PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
+    options = parse_script((PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
+    # After the options are read: --help and usage errors need none of this.
+    from hrm_hf.puzzles.trainer import PuzzleRun
+    from hrm_hf.trainer.run import run_training
+
+    run_training(PuzzleRun(*options))
 
 
 if __name__ == "__main__":

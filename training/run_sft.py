@@ -16,12 +16,17 @@ if __name__ == "__main__":  # before the imports below
 
 from hrm_hf.io.usage import one_line_errors
 from hrm_hf.text.arguments import AnswerDataArguments
-from hrm_hf.text.post_training import SftArguments, SftRun
-from hrm_hf.trainer.run import run_training
+from hrm_hf.text.trl_arguments import SftArguments
+from hrm_hf.trainer.recipes import parse_script
 
 
 def main() -> None:
-    run_training(SftRun, (AnswerDataArguments, SftArguments), __doc__)
+    options = parse_script((AnswerDataArguments, SftArguments), __doc__)
+    # After the options are read: --help and usage errors need none of this.
+    from hrm_hf.text.post_training import SftRun
+    from hrm_hf.trainer.run import run_training
+
+    run_training(SftRun(*options))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.cosmology.dataset.collator import MapRows, shifted, split_rows
 from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
 from hrm_hf.cosmology.reconstruction import estimate_maps, map_estimator
 from hrm_hf.cosmology.run import CosmologyMaps, RegressionRun
-from hrm_hf.cosmology.trainer import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.models.shear_operator import shear_from_convergence
+from hrm_hf.trainer.recipes import parse_script
 from hrm_hf.trainer.run import run_training
 
 
@@ -82,4 +83,4 @@ def observed_anew(rows: MapSet, noise: float, generator: torch.Generator) -> Map
 
 
 if __name__ == "__main__":
-    run_training(TwoStepRun, (TwoStepDataArguments, CosmoTrainingArguments), __doc__)
+    run_training(TwoStepRun(*parse_script((TwoStepDataArguments, CosmoTrainingArguments), __doc__)))

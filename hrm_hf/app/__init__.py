@@ -1,4 +1,4 @@
-"""A web page for trained models: boards over the ACT steps, text by depth, Go code, mHC gains, cosmology, mass maps.
+"""A web page for trained models: boards step by step, text by depth, Go code, mHC gains, cosmology, mass maps.
 
     demo = build_app(["runs/sudoku_demo", "org/hrm-lm"])
     launch(demo)

@@ -9,6 +9,7 @@ import gradio as gr
 from ..golang.generate import tasks_of, write_tasks
 from ..golang.options import WriteGo
 from ..golang.validators.go_validators import VALIDATOR_CHOICES, best_validator
+from ..io.usage import install_command
 from ..models.processing_hrm_go_coder import Feedback
 from ..models.refinement_hrm_go_coder import Attempt, RefinementOutput
 from .limits import MAX_SEED, MAX_TEXT, ask
@@ -36,7 +37,7 @@ def validator_of(kind: str) -> tuple[Any, str]:
     except ImportError:  # tree-sitter, which "auto" falls back to
         if kind != "auto":
             raise
-        return None, 'Neither Go nor tree-sitter is installed: nothing checks the syntax (pip install "hrm_hf[go]").'
+        return None, f"Neither Go nor tree-sitter is installed: nothing checks the syntax ({install_command('go')})."
     return found, f"Validator: {found.title}."
 
 

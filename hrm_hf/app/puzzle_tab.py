@@ -1,4 +1,4 @@
-"""The tab of a puzzle model: a board to type into, the answer over its ACT steps, and how sure the model was.
+"""The tab of a puzzle model: a board to type into, the answer over its steps, and how sure the model was.
 
 Mazes are typed as rows, ARC tasks as JSON, puzzles without a known task as token ids; Sudoku has cells of its own.
 """
@@ -28,6 +28,16 @@ OPTIONS = {  # of `SolveOptions`, those with a control; lowest, highest and step
     "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
     "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
 }  # fmt: skip
+# What the marks of a board mean: the style of a sample, and words. Boards of tasks without a legend show symbols.
+SYMBOLS = {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
+           "background: #ffe08a": "changed in this step", "background: #f6b3ab": "breaks a rule"}  # fmt: skip
+RINGS = {"box-shadow: inset 0 0 0 2px #f5c518": "changed in this step",
+         "box-shadow: inset 0 0 0 2px #e0201b": "breaks a rule"}  # fmt: skip
+MAZE_WORDS = ("wall", "open", "S, the start", "G, the goal", "path of the model")  # of MAZE_COLORS after padding
+LEGENDS = {
+    "maze": {f"background: {color}": words for color, words in zip(MAZE_COLORS[1:], MAZE_WORDS)} | RINGS,
+    "arc": RINGS,
+}
 BOARD_PIXELS = 324  # side of a large board
 MAX_CELL = 44
 MAX_PROBLEMS = 3  # named in a caption; how many more there are is said
@@ -44,9 +54,10 @@ ARC_EXAMPLE = {
     ],
     "test": [{"input": [[0, 0, 1], [1, 0, 1], [1, 1, 1]]}],
 }
+ABOUT = "The model fills in the complete puzzle at once, then revises its answer in each step until it is confident."
 INVITATION = "<p>Solve a puzzle to see the answer take shape, step by step.</p>"
 HINTS = {
-    "maze": "Rows of '#' (wall) and ' ' (open), with one S and one G.",
+    "maze": "Rows of '#' (wall) and ' ' (open), with one S (start) and one G (goal).",
     "arc": 'A task as JSON: {"name": ..., "train": [{"input", "output"}, ...], "test": [{"input"}, ...]}. '
     "Tasks that the model was not trained on have no row in its puzzle table; no right answer is to be expected.",
     "generic": "Token ids, separated by spaces.",
@@ -83,7 +94,7 @@ class SolvedBoard:
     """One question and how its answer came to be; S cells.
 
     Attributes:
-        states: tokens [1 + steps, S], the puzzle and the answer after each ACT step.
+        states: tokens [1 + steps, S], the puzzle and the answer after each step.
         confidences: sigmoid(q_halt) [steps]. result: what the pipeline returned.
     """
 
@@ -121,9 +132,9 @@ def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
         classes += box_edges(task, row, column)
         place = f"row {row + 1}, column {column + 1}"
         cells.append(f'<span class="{" ".join(classes)}" style="{style}" title="{place}">{text}</span>')
-    kind = "colors" if task.name in ("maze", "arc") else "symbols"
+    kind = "colors" if task.name in LEGENDS else "symbols"
     grid = f'<div class="hrm-board {kind}" style="{board_size(rows, columns)}">{"".join(cells)}</div>'
-    return f'<div data-step="{step}">{grid}{_legend(kind)}</div>'
+    return f'<div data-step="{step}">{grid}{_legend(task.name)}</div>'
 
 
 def board_size(rows: int, columns: int) -> str:
@@ -154,13 +165,8 @@ def _cell(task: PuzzleTask, given: bool, token: int) -> tuple[str, str, list[str
     return str(token), "", ["filled"]
 
 
-def _legend(kind: str) -> str:
-    ring = "box-shadow: inset 0 0 0 2px"
-    marks = {
-        "symbols": {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
-                    "background: #ffe08a": "changed in this step", "background: #f6b3ab": "breaks a rule"},
-        "colors": {f"{ring} #f5c518": "changed in this step", f"{ring} #e0201b": "breaks a rule"},
-    }[kind]  # fmt: skip
+def _legend(task_name: str) -> str:
+    marks = LEGENDS.get(task_name, SYMBOLS)
     items = "".join(f'<span><i style="{style}"></i>{words}</span>' for style, words in marks.items())
     return f'<div class="hrm-legend">{items}</div>'
 
@@ -186,7 +192,7 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
 
 
 def confidence_chart(confidences: Sequence[float], step: int) -> str:
-    """Draw sigmoid(q_halt) after each step as bars (SVG), with the shown step in color."""
+    """Draw the confidence, sigmoid(q_halt), after each step as bars (SVG), with the shown step in color."""
     width, height, left, top = 460, 92, 34, 8
     base = height - 18
     slot = min(60, (width - left - 6) / len(confidences))
@@ -206,7 +212,7 @@ def confidence_chart(confidences: Sequence[float], step: int) -> str:
         f'stroke-dasharray="{dash}"/><text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
         for y, label, dash in ((base, "0", ""), ((base + top) / 2, "0.5", "3 3"), (top, "1", "3 3"))
     )
-    title = "Confidence that the answer is right, after each ACT step: sigmoid(q_halt)"
+    title = "Confidence that the answer is right, after each step"
     return (
         f'<div style="font-size: 13px">{title}</div><svg class="hrm-chart" viewBox="0 0 {width} {height}" '
         f'role="img" aria-label="{title}">{lines}{"".join(bars)}</svg>'
@@ -214,12 +220,18 @@ def confidence_chart(confidences: Sequence[float], step: int) -> str:
 
 
 def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
-    """Return typed text in a form that the pipeline reads, and then validates."""
+    """Return typed text in a form that the pipeline reads, and then validates; a Sudoku may also be one string."""
     name = solver.puzzle_task.name
+    if name == "sudoku" and isinstance(value, str):
+        if len(value) > MAX_PUZZLE_TEXT:
+            raise ValueError(f"the board has {len(value):,} characters; expected at most {MAX_PUZZLE_TEXT:,}")
+        return value
     if name == "sudoku":
         cells = solver.puzzle_task.seq_len
         if not isinstance(value, list) or len(value) != cells or not all(isinstance(cell, str) for cell in value):
-            raise ValueError(f"the board is a {type(value).__name__}; expected a list of {cells} texts, one a cell")
+            raise ValueError(
+                f"the board is a {type(value).__name__}; expected a string, or a list of {cells} strings, one a cell"
+            )
         if (longest := max(map(len, value))) > MAX_CELL_TEXT:
             raise ValueError(f"a cell of the board has {longest:,} characters; expected a digit")
         return [_digit(cell, solver.puzzle_task.board.name(index)) for index, cell in enumerate(value)]
@@ -317,6 +329,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
     """Add the components and events of a model to the page; its example runs when `shown` changes."""
     task = solver.puzzle_task
     boards = gr.State([])
+    gr.Markdown(ABOUT)
     with gr.Row():
         with gr.Column(scale=5, min_width=400):
             board = _board_input(solver)
@@ -333,7 +346,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
         with gr.Column(scale=6, min_width=420):
             answer_board = gr.HTML(INVITATION, elem_classes="shown-board")
             with gr.Row(equal_height=True):
-                step = gr.Slider(0, 1, value=0, step=1, label="ACT step (0 is the puzzle)", visible=False, scale=4)
+                step = gr.Slider(0, 1, value=0, step=1, label="Step (0 is the puzzle)", visible=False, scale=4)
                 play = gr.Button("Play", visible=False, scale=1, min_width=80)
             which = gr.Radio([], label="Test input", visible=False)
             said = gr.Markdown(elem_classes="caption")
@@ -349,11 +362,16 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
         found = solve_board(solver, typed, **given_options(dict(zip(options, values))))
         return [found, *_opened(task, found)]
 
-    ask(solve_typed, [board, *options.values()], everything, _no_answer, solve, shown, "solve", examples)
+    events = ask(solve_typed, [board, *options.values()], everything, _no_answer, solve, shown, "solve", examples)
     show, played, opened = (functools.partial(each, task) for each in (_shown, _played, _opened))
     step.input(show, [boards, which, step], view, show_progress="hidden", **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **PAGE_EVENT)
-    play.click(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
+    playing = [
+        event(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
+        for event in (play.click, events[1].then)  # events[1] is the first display of the tab
+    ]
+    others = [solve.click, clear.click, step.input, which.input, *(button.click for button, _, _ in examples)]
+    gr.on(others, None, cancels=playing, **PAGE_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
     clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, so that nobody types meanwhile
     clear.click(_no_answer, None, everything, **PAGE_EVENT)
@@ -382,6 +400,8 @@ def _shown(task, found: Sequence[SolvedBoard], name: str | None, number: int):
 
 
 def _played(task, found: Sequence[SolvedBoard], name: str | None) -> Iterator[list]:
+    if not found:  # the example was rejected
+        return
     chosen = found[int(name or 1) - 1]
     for number in range(chosen.last_step + 1):
         yield [number, *show_step(task, chosen, number)]

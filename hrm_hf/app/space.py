@@ -15,6 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..hub import checkpoint_contents
 from ..io.model_names import is_path
+from ..io.usage import install_command
 from . import validate_gradio
 
 
@@ -44,7 +45,7 @@ README = """---
 
 # {title}
 
-A demo of recursive reasoning models: the answer to a puzzle after each ACT step, text colored by the segments each
+A demo of recursive reasoning models: the answer to a puzzle after each step, text colored by the segments each
 token took, Go code with its plan, verdict and repairs, gains of hyper-connections, posteriors of cosmological
 parameters; one tab for each model.
 
@@ -120,7 +121,7 @@ def _pins() -> str:
         try:
             lines.append(f"{name}=={version(name).split('+')[0]}\n")
         except PackageNotFoundError as error:
-            needed = 'pip install "hrm_hf[app,cosmology,go]"'
+            needed = install_command("app,cosmology,go")
             raise ImportError(f"a Space needs the version of {name}: {needed}") from error
     return "".join(lines)
 

@@ -23,6 +23,7 @@ from ..trainer.plots import plot_cosmo_training
 from ..trainer.recipes import ModelArguments, build_config
 from ..trainer.run import TrainingRun
 from . import plots
+from .arguments import CosmoDataArguments
 from .dataset.build import build_maps
 from .dataset.collator import EVALUATION, Batch, MapCollator, MapRows, MassMapCollator, map_noise, split_rows
 from .dataset.from_files import build_from_files
@@ -32,7 +33,7 @@ from .evaluation import card_figures, evaluate_predictions
 from .evaluation_run import map_card_figures, network_metrics, plot_network, predict_maps
 from .options import BuildCosmology, BuildFromFiles
 from .simulation.settings import PERIODIC
-from .trainer import CosmoDataArguments, MassMapTrainer, RegressionTrainer
+from .trainer import MassMapTrainer, RegressionTrainer
 
 
 # What `build_data` may call, as the commands of `hrm-hf data`.

@@ -21,7 +21,6 @@ from transformers.hf_argparser import HfArg
 
 from ..models.processing_hrm_go_coder import TOKEN_IDS, is_go_tokenizer
 from . import GoProgram, GoTestRunner, best_validator
-from .evaluation.similarity import is_shortened
 
 
 CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
@@ -95,6 +94,8 @@ class GoSyntaxReward(_GoReward):
         self.validator = best_validator()
 
     def __call__(self, *, reference: list[str] | None = None, **batch: Any) -> list[float]:
+        from .evaluation.similarity import is_shortened  # torch, which the options need not load
+
         codes = self.codes(batch["prompts"], batch["completions"], batch["completion_ids"])
         asked = list({code for code in codes if code is not None})
         good = {code for code, feedback in zip(asked, self.validator(asked)) if feedback.syntax_ok}

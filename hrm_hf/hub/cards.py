@@ -83,13 +83,32 @@ def record_evaluation(
     known = dict.fromkeys(filter(None, (known_source(result.dataset_type) for result in results)))
     if not (START in card.text and END in card.text):
         card.text = f"{card.text.rstrip()}\n\n## Results\n\n{START}\n{END}\n"
-    card.text = _between(card.text, START, END, _render("_results.md", results=results, licenses=list(known)))
+    table = _render("_results.md", evaluations=_evaluations(results), licenses=list(known))
+    card.text = _between(card.text, START, END, table)
     if TRAINING_START in card.text:
         table = _render("_training.md", config=config, **training_context(folder))
         card.text = _between(card.text, TRAINING_START, TRAINING_END, table)
     card.save(path)
     _write_eval_results(folder / RESULTS_FOLDER, results)
     return path
+
+
+def _evaluations(results: list) -> list[dict[str, Any]]:
+    """Group `EvalResult`s by evaluation: data set, split and settings, with the values of the metrics as text.
+
+    An interval, recorded as NAME_low and NAME_high, stands with its metric.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for result in results:
+        row = {"data": result.dataset_name, "split": result.dataset_split, "settings": result.metric_args or {}}
+        row = found.setdefault(f"{result.dataset_type} {row}", row | {"metrics": {}})
+        value = result.metric_value
+        name = result.metric_name or result.metric_type
+        row["metrics"][name] = f"{value:.4g}" if isinstance(value, float) else str(value)
+    for values in (row["metrics"] for row in found.values()):
+        for name in [name for name in values if f"{name}_low" in values and f"{name}_high" in values]:
+            values[name] += f" (95 %: {values.pop(f'{name}_low')} to {values.pop(f'{name}_high')})"
+    return list(found.values())
 
 
 def _write_eval_results(folder: Path, results: list) -> None:

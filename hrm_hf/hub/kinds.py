@@ -100,11 +100,11 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
             raise ModelError(f"{name} {IS_ADAPTER}")
     elif wanted is not None:
         validate_kind(name, wanted)
-    from transformers import AutoConfig  # seconds, which the checks above spare
-
     from .. import register
 
-    register()
+    register()  # seconds, which the checks above spare
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:

@@ -20,13 +20,15 @@ from typing import Any, BinaryIO
 from huggingface_hub import get_token
 from safetensors import SafetensorError, safe_open
 
+from ..io.usage import install_command
+
 
 # Files that exist to hold secrets, in forms that no detector knows.
 SECRETS_FILES = (
     ".env", ".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", "token", "stored_tokens", "id_rsa",
     "id_ecdsa", "id_ed25519", "credentials.json",
 )  # fmt: skip
-NOT_SEARCHED = 'files were not searched for secrets: pip install "hrm_hf[secrets]"'
+NOT_SEARCHED = f"files were not searched for secrets: {install_command('secrets')}"
 BLOCK, OVERLAP = 2**18, 2**13  # bytes searched at once, and shared by two blocks: no secret is longer
 TENSOR = re.compile(r"(^|/)data/\d+$")  # in a file of torch
 PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter runs hold no secret

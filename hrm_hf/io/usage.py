@@ -38,6 +38,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def install_command(extra: str) -> str:
+    """Return how to install an extra. The package is in no registry, so it takes the source."""
+    return f'pip install ".[{extra}]" in the source folder of hrm_hf'
+
+
 def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> None:
     """Raise ImportError, which names the extra to install, unless all modules can be imported.
 
@@ -48,7 +53,7 @@ def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> N
         instead: alternative without them.
     """
     if any(find_spec(module) is None for module in modules):
-        raise ImportError(f'{need}: pip install "hrm_hf[{extra}]"{instead and f", or {instead}"}')
+        raise ImportError(f"{need}: {install_command(extra)}{instead and f', or {instead}'}")
 
 
 @contextmanager

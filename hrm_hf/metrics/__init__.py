@@ -31,7 +31,7 @@ tags:
 ```python
 import evaluate
 
-metric = evaluate.load("OWNER/{name}")
+metric = evaluate.load("{name}")  # this folder
 print(metric.inputs_description)
 ```
 

@@ -183,7 +183,7 @@ def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
     try:
         return _read_numpy(path) if path.suffix.lower() in (".npy", ".npz") else _read_fits(path)
     except ImportError as error:
-        raise ImportError(f'{path} needs astropy: pip install "hrm_hf[cosmology]"') from error
+        raise ImportError(f'{path} needs astropy: pip install ".[cosmology]" in hrm_hf') from error
     except Exception as error:  # numpy, zipfile, zlib and astropy raise many kinds for a corrupted file
         raise ValueError(f"{path} cannot be read as maps: {error or type(error).__name__}") from error
 

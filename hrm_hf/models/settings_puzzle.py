@@ -28,15 +28,15 @@ class SolveSettings:
     """
 
     max_steps: int | None = _setting(
-        "Most ACT steps, halt_max_steps of the config by default; more than trained may help.", None, 1
+        "Most steps, halt_max_steps of the config by default; more than trained may help.", None, 1
     )
-    min_steps: int = _setting("Fewest ACT steps.", 1, 1)
+    min_steps: int = _setting("Fewest steps.", 1, 1)
     min_confidence: float = _setting("Lowest confidence, sigmoid(q_halt), at which to stop.", 0.0, 0, 1)
     halt: Literal["q", "fixed"] = _setting("q: stop when the model prefers to; fixed: use all steps.", "q")
     restarts: int = _setting("Runs of each puzzle; all but the first have noise.", 1, 1)
     noise: float | None = _setting("Std of the noise. [default: 0.2, where it is needed]", None, 0)
     noise_at: Literal["start", "every_step"] = _setting(
-        "Add the noise to the initial states, or before every ACT step.", "start"
+        "Add the noise to the initial states, or before every step.", "start"
     )
     choose: Literal["q", "residual", "vote", "rules"] = _setting(
         "Run to keep: the most confident, the stillest, the most frequent answer, or the first that obeys the rules.",

@@ -34,8 +34,6 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
     load_config(options.model, PUZZLE_SOLVER, adapters=True)
     from transformers import pipeline  # seconds, which the check above spares
 
-    from .plots import plot_trajectory
-
     solver = pipeline("puzzle-solving", model=options.model, device=chosen_device(options.device))
     items = _gather(options.puzzles, options.file, solver)
     inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(items)]
@@ -45,6 +43,8 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
     results = solver(inputs, return_trajectory=options.plot is not None, batch_size=options.batch_size, **given)
     config = solver.model.config
     if options.plot:
+        from .plots import plot_trajectory
+
         puzzle, result = inputs[0], results[0]
         plot_trajectory(
             puzzle.questions[0], result["trajectory"], config, options.plot, confidences=result["confidences"],

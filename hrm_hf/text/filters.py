@@ -1,7 +1,7 @@
 """Which documents stay: unreadable ones, lengths in characters, duplicates; each removal counted by its reason.
 
-Near duplicates are found by MinHash and locality-sensitive hashing of the `datasketch` package (`pip install
-hrm_hf[dedup]`), not by code of our own.
+Near duplicates are found by MinHash and locality-sensitive hashing of the `datasketch` package (extra
+`dedup`), not by code of our own.
 """
 
 import hashlib

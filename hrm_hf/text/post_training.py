@@ -18,7 +18,6 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import unwrap_peft_model
-from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl import DPOTrainer, GRPOConfig, GRPOTrainer, SFTTrainer
 
 from ..hub.cards import CARD_FILE, new_card_text
 from ..hub.kinds import LANGUAGE_MODEL
@@ -39,7 +38,7 @@ from ..registry import ARCHITECTURES, has_ability
 from ..trainer.adapters import modules_to_save
 from ..trainer.plots import plot_reward_training
 from ..trainer.preemption import PreemptionCallback
-from ..trainer.recipes import CheckedArguments, ModelArguments, save_recipe
+from ..trainer.recipes import ModelArguments, save_recipe
 from ..trainer.run import TrainingRun
 from ..trainer.saving import CompleteCheckpoints
 from .answers import is_conversation, load_answers
@@ -47,21 +46,6 @@ from .causal_lm import load_causal_lm, load_tokenizer
 
 
 REFERENCE_ADAPTER = "ref"  # TRL's copy of an adapter that DPO starts from
-
-
-@dataclass
-class SftArguments(CheckedArguments, SFTConfig):
-    """Those of TRL, checked."""
-
-
-@dataclass
-class DpoArguments(CheckedArguments, DPOConfig):
-    """Those of TRL, checked."""
-
-
-@dataclass
-class GrpoArguments(CheckedArguments, GRPOConfig):
-    """Those of TRL, checked."""
 
 
 class PostTraining(CompleteCheckpoints):

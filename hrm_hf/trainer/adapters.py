@@ -15,7 +15,6 @@ Sources: Hu et al. 2021, arXiv 2106.09685 (LoRA); Liu et al. 2024, arXiv 2402.09
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,60 +23,17 @@ from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_
 from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
-from transformers.hf_argparser import HfArg
 
 from ..io.model_names import find_model
 from ..io.usage import validate_extra
 from ..registry import architecture_of
-from .recipes import ModelArguments, split_names
+from .recipes import ALL_LINEAR, ModelArguments, TuningArguments, split_names
 
 
 if TYPE_CHECKING:
     from . import HrmTrainer
 
-ALL_LINEAR = "all-linear"
 MAGNITUDE = "lora_magnitude_vector"
-
-
-@dataclass
-class TuningArguments:
-    """Options of a run that trains an adapter instead of the weights."""
-
-    lora_rank: int = HfArg(default=0, help="Train LoRA adapters of this rank; 0 trains the weights.")
-    lora_alpha: int | None = HfArg(default=None, help="Scales the adapter by alpha / rank; twice the rank by default.")
-    lora_dropout: float = HfArg(default=0.0, help="Dropout on what the adapters read.")
-    lora_targets: str = HfArg(default=ALL_LINEAR, help="Modules to adapt; all-linear means all of the body.")
-    lora_modules_to_save: str | None = HfArg(default=None, help="More modules to train as a whole, with commas.")
-    use_dora: bool = HfArg(default=False, help="DoRA: the length of each adapted row is trained too.")
-    load_in: str = HfArg(default="none", help="Quantize the base weights: none, 8bit, or 4bit (QLoRA).")
-    adapter: str | None = HfArg(default=None, help="Continue this saved adapter (folder or Hub).")
-    merge_adapter: bool = HfArg(default=False, help="Merge the adapter into the weights at the end.")
-
-    def __post_init__(self):
-        if self.load_in not in ("none", "8bit", "4bit"):
-            raise ValueError(f"load_in={self.load_in!r} is not one of none, 8bit, 4bit")
-        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
-        own = [name for name in changed if name not in ("adapter", "load_in", "merge_adapter")]
-        if self.adapter and own:
-            raise ValueError(f"adapter={self.adapter!r} has its own rank and targets; leave out {', '.join(own)}")
-        if changed and not self.adapts:
-            raise ValueError(f"{', '.join(changed)} without an adapter: give --lora_rank, e.g. 8")
-        if self.merge_adapter and self.load_in != "none":
-            raise ValueError(
-                f"merge_adapter with load_in={self.load_in!r} would round the result to the quantized weights; save "
-                "the adapter, and merge it into the base as it is: PeftModel.from_pretrained(base, DIR)."
-                "merge_and_unload()"
-            )
-
-    @property
-    def adapts(self) -> bool:
-        """Whether the run trains an adapter."""
-        return bool(self.lora_rank or self.adapter)
-
-    @property
-    def saves_adapter(self) -> bool:
-        """Whether the run leaves an adapter, which has no config of its own, and not a complete checkpoint."""
-        return self.adapts and not self.merge_adapter
 
 
 def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:

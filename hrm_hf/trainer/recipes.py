@@ -4,7 +4,8 @@ A recipe is a flat mapping of the fields of a script's argument dataclasses. `--
 override it; an unknown key is an error that names the nearest valid one. A run saves its recipe with every option.
 
 Each task has a subclass of the training arguments in its `arguments.py`, with its defaults and its own options. An
-option that only another kind of model reads does not exist there, so giving it is an error.
+option that only another kind of model reads does not exist there, so giving it is an error. These modules import no
+torch themselves, so that `--help` of a script needs none (`hrm_hf_start.start_script`).
 """
 
 import difflib
@@ -18,21 +19,23 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 import yaml
-from huggingface_hub.errors import StrictDataclassError
-from transformers import HfArgumentParser, PreTrainedConfig, SchedulerType, TrainingArguments
+from transformers import HfArgumentParser, SchedulerType, TrainingArguments
 from transformers.hf_argparser import HfArg
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .._version import __version__
 from ..io.files import load_yaml
 from ..io.usage import UsageError
-from ..registry import architecture_of
 
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+ALL_LINEAR = "all-linear"
 # Numbers that no run can have are rejected before anything is built; none may be infinite.
 BOUNDS = {
     "a number from 1 up": (
@@ -57,6 +60,7 @@ BOUNDS = {
 class CheckedArguments:
     """Arguments that every script adds to the library's; stands before TrainingArguments or one of TRL's."""
 
+    output_dir: str | None = HfArg(default="runs/unnamed", help="Folder of the run: model, checkpoints, results.")
     overwrite_output_dir: bool = HfArg(default=False, help="A new run deletes the checkpoints of --output_dir.")
 
     def __post_init__(self):
@@ -68,7 +72,18 @@ class CheckedArguments:
             if getattr(strategy, "value", strategy) == "steps" and (name != "eval" or self.eval_steps != 0):
                 expected = "a number of steps from 1 up, or a share of the run below 1"
                 self._validate_number(f"{name}_steps", lambda value: value > 0, expected)
+        self._validate_bf16()
         super().__post_init__()
+
+    def _validate_bf16(self):
+        """The library's own message names no option that helps."""
+        wanted = {"bf16": not self.fp16 if self.bf16 is None else self.bf16, "bf16_full_eval": self.bf16_full_eval}
+        for name in (name for name, value in wanted.items() if value):  # of TRL, None is bfloat16
+            if not (self.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
+                raise ValueError(
+                    f"{name}=True: this machine has no GPU with bfloat16; train in float32 with --{name} false, or in "
+                    "bfloat16 on the CPU with --use_cpu true"
+                )
 
     def _validate_number(self, name: str, fits: Any, expected: str) -> None:
         value = getattr(self, name, None)
@@ -146,6 +161,54 @@ class ModelArguments:
     preset: str | None = HfArg(default=None, help="Preset of our architectures, e.g. hrm-27m, hrm-lm-50m.")
     config_overrides: str | None = HfArg(default=None, help="Config fields, e.g. hidden_size=64,H_layers=1.")
     attn_implementation: str | None = HfArg(default=None, help="sdpa, eager, flex_attention, ...")
+
+
+@dataclass
+class TuningArguments:
+    """Options of a run that trains an adapter instead of the weights."""
+
+    lora_rank: int = HfArg(default=0, help="Train LoRA adapters of this rank; 0 trains the weights.")
+    lora_alpha: int | None = HfArg(default=None, help="Scales the adapter by alpha / rank; twice the rank by default.")
+    lora_dropout: float = HfArg(default=0.0, help="Dropout on what the adapters read.")
+    lora_targets: str = HfArg(default=ALL_LINEAR, help="Modules to adapt; all-linear means all of the body.")
+    lora_modules_to_save: str | None = HfArg(default=None, help="More modules to train as a whole, with commas.")
+    use_dora: bool = HfArg(default=False, help="DoRA: the length of each adapted row is trained too.")
+    load_in: str = HfArg(default="none", help="Quantize the base weights: none, 8bit, or 4bit (QLoRA).")
+    adapter: str | None = HfArg(default=None, help="Continue this saved adapter (folder or Hub).")
+    merge_adapter: bool = HfArg(default=False, help="Merge the adapter into the weights at the end.")
+
+    def __post_init__(self):
+        if self.load_in not in ("none", "8bit", "4bit"):
+            raise ValueError(f"load_in={self.load_in!r} is not one of none, 8bit, 4bit")
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        own = [name for name in changed if name not in ("adapter", "load_in", "merge_adapter")]
+        if self.adapter and own:
+            raise ValueError(f"adapter={self.adapter!r} has its own rank and targets; leave out {', '.join(own)}")
+        if changed and not self.adapts:
+            raise ValueError(f"{', '.join(changed)} without an adapter: give --lora_rank, e.g. 8")
+        if self.merge_adapter and self.load_in != "none":
+            raise ValueError(
+                f"merge_adapter with load_in={self.load_in!r} would round the result to the quantized weights; save "
+                "the adapter, and merge it into the base as it is: PeftModel.from_pretrained(base, DIR)."
+                "merge_and_unload()"
+            )
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the run trains an adapter."""
+        return bool(self.lora_rank or self.adapter)
+
+    @property
+    def saves_adapter(self) -> bool:
+        """Whether the run leaves an adapter, which has no config of its own, and not a complete checkpoint."""
+        return self.adapts and not self.merge_adapter
+
+
+def parse_script(arguments: Sequence[type], description: str | None) -> tuple:
+    """Return the options of a `TrainingRun` from the command line; `arguments`: for data, for training, and others."""
+    data_class, training_class, *others = arguments
+    classes = (ModelArguments, data_class, training_class, TuningArguments, *others)
+    return parse_recipe(classes, description=description or "")
 
 
 def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None, description: str = "") -> tuple:
@@ -250,12 +313,17 @@ def save_recipe(path: str | Path, *arguments: Any) -> None:
     Path(path).write_text(yaml.safe_dump(values, sort_keys=False))
 
 
-def build_config(arguments: ModelArguments, **from_data: Any) -> PreTrainedConfig:
+def build_config(arguments: ModelArguments, **from_data: Any) -> "PreTrainedConfig":
     """The config of a fresh model: preset, then what the data decide, then overrides.
 
     Raises:
         ValueError: unknown model type, preset or field, each with the nearest valid name.
     """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from ..registry import architecture_of
+
     if arguments.model_type is None:
         raise ValueError("no model: give --model_type for a fresh one, or --model_name_or_path for saved weights")
     if arguments.model_type not in CONFIG_MAPPING:
@@ -275,7 +343,7 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> PreTrainedConfi
         raise ValueError(f"config_overrides {changes}: {error.__cause__ or error}") from error
 
 
-def checked_overrides(config_class: type[PreTrainedConfig], overrides: str | None) -> dict[str, Any]:
+def checked_overrides(config_class: type["PreTrainedConfig"], overrides: str | None) -> dict[str, Any]:
     """`a=1,b=2` (or a JSON mapping) as fields of a config class, by the names that it stores.
 
     Raises:
@@ -321,6 +389,8 @@ def write_results(folder: str | Path, task: str, metrics: dict[str, Any], **extr
 
 def hardware_of(args: Any) -> str:
     """Devices of TrainingArguments, one a process: `NVIDIA H200`, `8 x NVIDIA H200`, `CPU, 2 threads`."""
+    import torch
+
     cuda = args.device.type == "cuda"
     name = torch.cuda.get_device_name(args.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
     return name if args.world_size == 1 else f"{args.world_size} x {name}"

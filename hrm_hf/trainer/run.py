@@ -1,6 +1,7 @@
-"""`run_training`: all that a training script does, from its command line to the results; and the folder of a run.
+"""`run_training`: all that a training script does once its options are read; and the folder of a run.
 
-    run_training(PuzzleRun, (PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
+    options = parse_script((PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
+    run_training(PuzzleRun(*options))
 
 Each task overrides methods of `TrainingRun`, called in the order in which they stand there.
 
@@ -20,7 +21,7 @@ import socket
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,9 +34,9 @@ from ..hub.kinds import Kind, load_config
 from ..hub.manifests import CheckpointError, list_checkpoints, resolve_checkpoint, run_id_of, step_of
 from ..io.usage import validate_extra
 from ..registry import architecture_of
-from .adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
+from .adapters import quantization_config, save_trained, settle_base, with_adapters
 from .preemption import exit_if_preempted
-from .recipes import ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
+from .recipes import ModelArguments, TuningArguments, hardware_of, save_recipe, write_results
 
 
 TRACKERS = {"tensorboard", "trackio", "wandb"}  # each is an extra, a value of --report_to and a module
@@ -126,17 +127,8 @@ class TrainingRun:
         raise NotImplementedError
 
 
-def run_training(run_class: Any, arguments: Sequence[type], description: str | None) -> None:
-    """Parses recipe and flags, trains, and leaves model, results, plots and card in the run's folder.
-
-    Args:
-        run_class: a `TrainingRun`, or a function that makes one of the options.
-        arguments: classes of the data's and the training's options, then others.
-        description: of the script, for --help.
-    """
-    data_class, training_class, *others = arguments
-    classes = (ModelArguments, data_class, training_class, TuningArguments, *others)
-    run: TrainingRun = run_class(*parse_recipe(classes, description=description or ""))
+def run_training(run: TrainingRun) -> None:
+    """Train, and leave model, results, plots and card in the run's folder."""
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
     settle_base(model_args, tuning_args)

@@ -8,7 +8,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-pytest.importorskip("gradio", reason="the app needs gradio: pip install hrm_hf[app]")
+pytest.importorskip("gradio", reason="the app needs gradio: pip install .[app]")
 disable_progress_bars()
 
 MODELS = (

@@ -13,7 +13,7 @@ from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmCosmoConfig
 from hrm_hf.app import build_app
 from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of
-from hrm_hf.app.limits import checked
+from hrm_hf.app.limits import MAX_PUZZLE_TEXT, checked
 from hrm_hf.app.maps_tab import infer, map_image, posterior_image, posterior_rows, read_map, sample_map, true_values
 from hrm_hf.app.puzzle_tab import (
     SolvedBoard,
@@ -86,6 +86,9 @@ def test_a_typed_board_is_answered_as_the_pipeline_answers_it(solver):
     assert answer_text("sudoku", board.result).replace("\n", "") == expected["text"].replace(".", "0")
     assert board.last_step == expected["steps"]
     assert solver.puzzle_task.text(board.states[-1]) == expected["text"]
+    assert solve_board(solver, "1.....3..4.....2", votes=2, seed=3)[0].result == board.result  # as one string
+    with pytest.raises(ValueError, match=r"characters; expected at most"):
+        solve_board(solver, "." * (MAX_PUZZLE_TEXT + 1))
 
 
 def test_a_board_is_solved_with_the_options_of_restarts(solver):
@@ -171,7 +174,11 @@ def test_maze_is_typed_as_rows_and_wrong_rows_are_reported(maze_solver):
     (board,) = solve_board(maze_solver, typed)
     assert maze_solver.puzzle_task.text(board.puzzle) == typed
     assert board.result["text"] == maze_solver(typed)["text"]
-    assert show_step(maze_solver.puzzle_task, board, 99)[0].startswith(f'<div data-step="{board.last_step}">')
+    page, _, chart = show_step(maze_solver.puzzle_task, board, 99)
+    assert page.startswith(f'<div data-step="{board.last_step}">')
+    legend = re.findall(r'<i style="([^"]*)"></i>([^<]*)', page)
+    assert {words for _, words in legend} >= {"wall", "open", "S, the start", "G, the goal", "path of the model"}
+    assert "q_halt" not in chart and "ACT" not in chart
     with pytest.raises(ValueError, match=r"4 lines of .6..* 5 of 6"):
         solve_board(maze_solver, "\n".join(typed.splitlines()[:4]))
 

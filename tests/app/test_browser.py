@@ -151,7 +151,7 @@ def test_a_typed_board_is_solved_and_read_back_step_by_step(page, checkpoints):
     wait_for_board(page, result["steps"], result["text"])
     typed_back = page.locator(ANSWER).input_value()
     assert [list(map(int, row)) for row in typed_back.splitlines()] == result["grid"]
-    slider = page.get_by_role("slider", name=re.compile("ACT step")).filter(visible=True).first
+    slider = page.get_by_role("slider", name=re.compile("Step")).filter(visible=True).first
     for step in range(result["steps"]):
         slider.fill(str(step))
         tokens = solver.puzzle_task.encode(puzzle) if step == 0 else np.array(result["trajectory"][step - 1])

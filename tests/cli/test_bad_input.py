@@ -8,11 +8,12 @@ import torch
 from datasets import Dataset
 
 from hrm_hf.hub.manifests import write_manifest
+from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.puzzles.build import ensure_built
 from hrm_hf.puzzles.dataset import INFO_FILE, load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset
 from hrm_hf.puzzles.npy_layout import read_original
 from hrm_hf.puzzles.sudoku import generated_sudoku, sudoku_from_source
-from hrm_hf.puzzles.trainer import PuzzleDataArguments, PuzzleTrainer, PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer.recipes import ModelArguments, build_config, parse_overrides, parse_recipe
 
 

@@ -29,7 +29,8 @@ COMMANDS = {
 # Each command in turn, and which of the heavy packages are loaded after it.
 SCRIPT = """
 import contextlib, io, json, sys
-from hrm_hf_start import main
+import hrm_hf_start
+from hrm_hf.cli import main
 HEAVY = ("torch", "transformers", "datasets", "numpy", "matplotlib", "huggingface_hub")
 commands, model, found = json.loads(sys.argv[1]), sys.argv[2], {}
 for command in commands:
@@ -104,3 +105,17 @@ def test_completion_is_installed_for_a_shell(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "complete_bash" in (tmp_path / ".bash_completions" / "hrm-hf.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [("pass", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('no')", 1, "apart"), ("sys.nothing", 1, "apart")],
+)
+def test_a_command_ends_with_its_status_and_without_taking_its_modules_apart(end, status, said):
+    program = (
+        "import atexit, sys, weakref, hrm_hf_start\nclass Kept:\n    def __del__(self): print('apart', end='')\n"
+        f"kept = Kept()\ndef run():\n    atexit.register(print, 'atexit', end=' ')\n    {end}\n"
+        "hrm_hf_start.run_and_leave(run)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (status, f"atexit {said}")

@@ -25,7 +25,9 @@ COMMANDS = (
 # Runs each command in turn: status, what it prints, and which of the heavy packages are loaded after it.
 SCRIPT = """
 import contextlib, io, json, sys
-from hrm_hf_start import main
+import hrm_hf_start
+from hrm_hf.cli import main
+hrm_hf_start.start_program()
 found = {}
 for command in json.loads(sys.argv[1]):
     sys.argv = ["hrm-hf", *command.split()]

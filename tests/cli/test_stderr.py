@@ -33,6 +33,7 @@ COMMANDS = {
     "eval": "hrm-hf eval puzzles puzzle boards --out {out}",
     "go": "hrm-hf go coder Add --max-new-tokens 4 --max-iterations 1 --validator tree-sitter",
     "recommend": "hrm-hf recommend --memory 8GB",
+    "launch": "launch.py --model hrm-lm-10m-byte --cpu --dry_run --train_data text.jsonl",
     "run_puzzle": f"run_puzzle.py --model_name_or_path puzzle --data_path boards --train_split train {STEP}",
     "run_clm": f"run_clm.py --model_type hrm_lm --config_overrides {WIDTHS},num_h_layers=1,num_l_layers=1,"
     f"max_position_embeddings=64 --tokenizer_name byte --train_data text.jsonl --block_size 32 {STEP}",
@@ -177,5 +178,5 @@ def test_script_without_its_extra_names_the_install_command_in_one_line(tmp_path
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), ENVIRONMENT["PYTHONPATH"]])}
     script = [sys.executable, str(SCRIPTS / "run_sft.py")]
     done = subprocess.run(script, env=environment, capture_output=True, text=True)
-    said = 'run_sft.py: error: this script needs trl: pip install "hrm_hf[trl]"\n'
+    said = 'run_sft.py: error: this script needs trl: pip install ".[trl]" in the source folder of hrm_hf\n'
     assert (done.returncode, done.stderr) == (1, said)

@@ -65,4 +65,5 @@ def test_missing_package_is_reported_with_its_extra_and_alternative(monkeypatch)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ImportError) as error:
         validate_extra("onnx", "export needs onnx", "json", "onnx", instead="export with torch")
-    assert str(error.value) == 'export needs onnx: pip install "hrm_hf[onnx]", or export with torch'
+    advice = 'pip install ".[onnx]" in the source folder of hrm_hf'
+    assert str(error.value) == f"export needs onnx: {advice}, or export with torch"

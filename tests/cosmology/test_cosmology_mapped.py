@@ -9,12 +9,12 @@ import sys
 import numpy as np
 import pytest
 
+from hrm_hf.cosmology.arguments import CosmoDataArguments
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.dataset.collator import MapRows
 from hrm_hf.cosmology.dataset.rows import MappedColumn, map_arrays, read_arrays
 from hrm_hf.cosmology.run import load_maps
 from hrm_hf.cosmology.simulation.maps import MapSettings
-from hrm_hf.cosmology.trainer import CosmoDataArguments
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ import torch
 import yaml
 from transformers import AutoFeatureExtractor, AutoModelForImageToImage, pipeline
 
+from hrm_hf.cosmology.arguments import CosmoDataArguments
 from hrm_hf.cosmology.dataset.collator import MapRows, MassMapCollator, mixed_masks
 from hrm_hf.cosmology.dataset.rows import read_arrays
 from hrm_hf.cosmology.run import load_maps
-from hrm_hf.cosmology.trainer import CosmoDataArguments
 from hrm_hf.io.usage import UsageError
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.models.shear_operator import shear_from_convergence

@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 from transformers import AutoFeatureExtractor, AutoModelForImageClassification, pipeline
 
 from hrm_hf.cli.data import app as data_app
+from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.cosmology.dataset.collator import MapCollator
 from hrm_hf.cosmology.dataset.rows import MapSet, read_arrays
 from hrm_hf.cosmology.evaluation_run import predict_maps
 from hrm_hf.cosmology.run import fit_posterior_scale, load_maps, load_test_maps
-from hrm_hf.cosmology.trainer import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.trainer.recipes import ModelArguments, build_config, load_recipe, parse_recipe
 

@@ -17,8 +17,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.golang.data.streams import IGNORED, GoStreamBuilder
-from hrm_hf.golang.trainer import GoDataArguments, GoTrainingArguments
 from hrm_hf.hub.manifests import list_checkpoints
 from hrm_hf.io.files import BadLineError
 from hrm_hf.io.usage import UsageError

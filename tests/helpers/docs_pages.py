@@ -247,7 +247,7 @@ def script_options(script: str) -> set[str]:
         classes.extend(dataclasses)
         raise StopIteration
 
-    with patch("hrm_hf.trainer.run.parse_recipe", stop), suppress(StopIteration):
+    with patch("hrm_hf.trainer.recipes.parse_recipe", stop), suppress(StopIteration):
         module.main()
     if not classes:
         raise AssertionError(f"training/{script}.py has not called parse_recipe")

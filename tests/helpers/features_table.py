@@ -100,12 +100,15 @@ def page() -> str:
             notes.append(answer)
         return f"[^{notes.index(answer) + 1}]"
 
-    models = [", ".join(f"[`{a}`](architectures/{PAGES.get(a, a)}.md)" for a in names) for names in columns.values()]
+    models = ["<br>".join(f"[`{a}`](architectures/{PAGES.get(a, a)}.md)" for a in names) for names in columns.values()]
     tables = [
         "## The same for every model",
         _table(["", "all"], [[text, shown(answer)] for text, answer in same.items()]),
-        "## It depends on the model",
+        "## It depends on the model\n",
+        # The site turns the names of models, so that the columns are narrow and a question takes one line.
+        '<div class="turned" markdown>',
         _table(["", *models], [[text, *map(shown, answers)] for text, *answers in zip(rest, *columns)]),
+        "</div>\n",
         "\n".join(f"[^{number}]: {note}" for number, note in enumerate(notes, 1)) + "\n",
     ]
     return "\n".join([HEAD, *tables])

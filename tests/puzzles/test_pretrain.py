@@ -19,6 +19,7 @@ import yaml
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
+from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.puzzles.convert import convert_to_original
 from hrm_hf.puzzles.dataset import load_puzzle_info, save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_checkpoint
@@ -37,7 +38,6 @@ from hrm_hf.puzzles.pretrain_options import (
     parse_command,
 )
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.puzzles.trainer import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.trainer.recipes import ModelArguments, build_config, parse_recipe
 
 

@@ -99,7 +99,7 @@ def test_a_recipe_run_saves_everything_that_a_result_needs(run, tmp_path):
     out = tmp_path / "run"
     recipe = {
         **RECIPE, "model_type": "trm_puzzle", "data_path": str(tmp_path / "boards"), "output_dir": str(out),
-        "build_data": "sudoku --size 4 --num-train 30 --num-test 8", "ema_rate": 0.9,
+        "build_data": "sudoku --size 4 --num-train 30 --num-test 8", "ema_rate": 0.9, "eval_max_steps": 6,
         "config_overrides": {
             "hidden_size": 32, "num_attention_heads": 2, "L_layers": 1, "H_cycles": 1, "L_cycles": 2,
             "puzzle_emb_ndim": 0, "halt_max_steps": 4,
@@ -124,7 +124,8 @@ def test_a_recipe_run_saves_everything_that_a_result_needs(run, tmp_path):
     assert json.loads((out / "identifiers.json").read_text()) == ["<blank>"]
     assert (out / "training.png").read_bytes()[:4] == (out / "evaluation.png").read_bytes()[:4] == b"\x89PNG"
 
-    # The folder alone gives the same evaluation.
+    # The folder alone gives the same evaluation, with the steps that the run was evaluated with and not trained with.
+    assert saved["config_overrides"] and results["metrics"]["max_steps"] == 6
     model = AutoModelForPuzzleSolving.from_pretrained(out)
     held_out = PuzzleRows(generated_sudoku(4, num_train=30, num_test=8)[0]["test"])
     again = evaluate_puzzles(model, held_out.input_ids, held_out.labels, halt="fixed")
@@ -213,3 +214,8 @@ def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(run, argum
     for name in by_one.keys() - {"puzzles_per_second", "ece", "reliability"}:  # confidences are sums in another order
         assert evaluated[name] == by_one[name], name
     assert evaluated["ece"] == pytest.approx(by_one["ece"], abs=1e-5)
+
+
+def test_weights_are_trained_with_the_steps_that_a_recipe_overrides(run, arguments, tmp_path):
+    run(arguments("run", max_steps=2, config_overrides={"halt_max_steps": 3}))
+    assert AutoModelForPuzzleSolving.from_pretrained(tmp_path / "run").config.halt_max_steps == 3

@@ -23,7 +23,7 @@ from hrm_hf.puzzles.options import SolveOptions
 
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-gr = pytest.importorskip("gradio", reason="the app needs gradio: pip install hrm_hf[app]")
+gr = pytest.importorskip("gradio", reason="the app needs gradio: pip install .[app]")
 
 UPLOAD = 2**20
 API = "/gradio_api"

@@ -409,7 +409,7 @@ def test_command_without_an_executor_names_the_install_command(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     (tmp_path / "letters.txt").write_text("Dear sir")
     command = ["rlm", "some/model", "--context-file", str(tmp_path / "letters.txt"), "--question", "Who?"]
-    assert 'pip install "hrm_hf[rlm]"' in str(CliRunner().invoke(app, command).exception)
+    assert 'pip install ".[rlm]"' in str(CliRunner().invoke(app, command).exception)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ def test_every_script_blocks_signals_before_it_imports_and_leaves_right_after_tr
         start_script
     )
     main = next(part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == "main")
-    assert len(main.body) == 1 and ast.unparse(main.body[0]).startswith("run_training(")
+    assert ast.unparse(main.body[0]).startswith("options = parse_script(")
+    assert ast.unparse(main.body[-1]).startswith("run_training(")
     lines = [ast.unparse(line) for line in ast.parse(inspect.getsource(run_training)).body[0].body]
     at = next(i for i, line in enumerate(lines) if line.startswith("trainer.train(resume_from_checkpoint="))
     assert lines[at + 1] == "exit_if_preempted(trainer)"

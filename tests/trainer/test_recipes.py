@@ -3,9 +3,12 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import docs_pages
 import pytest
 import typer
 import yaml
@@ -14,7 +17,7 @@ from huggingface_hub.errors import StrictDataclassError
 from hrm_hf import HrmPuzzleConfig, TrmPuzzleConfig
 from hrm_hf.cli.data import app as data_app
 from hrm_hf.io.usage import UsageError
-from hrm_hf.puzzles.trainer import PuzzleDataArguments, PuzzleTrainingArguments
+from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.trainer.recipes import (
     ModelArguments,
     build_config,
@@ -260,3 +263,24 @@ def test_the_data_command_of_every_recipe_is_valid(path, tmp_path):
     if command:
         name, *args = shlex.split(command)
         typer.main.get_command(data_app).commands[name].make_context(name, [*args, "--out", str(tmp_path / "out")])
+
+
+# Shows the help of each script in turn; a library that is not loaded then is None, or not there.
+HELP = """
+import contextlib, runpy, sys
+for script in sys.argv[1:]:
+    sys.argv = [script, "--help"]
+    with contextlib.suppress(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+print([name for name in ("torch", "accelerate", "datasets", "peft") if sys.modules.get(name)])
+"""
+
+
+def test_help_of_the_training_scripts_lists_every_option_and_imports_no_torch():
+    pytest.importorskip("trl")
+    scripts = sorted((ROOT / "training").glob("run_*.py"))
+    done = subprocess.run([sys.executable, "-c", HELP, *scripts], capture_output=True, text=True, check=True)
+    shown = [set(re.findall(r"--[\w-]+", each)) for each in done.stdout.split("usage: ")[1:]]
+    assert done.stderr == "" and done.stdout.endswith("\n[]\n")
+    wanted = [docs_pages.script_options(each.stem) - {"--help"} for each in scripts]
+    assert len(shown) == 8 and all(options <= own for options, own in zip(wanted, shown))

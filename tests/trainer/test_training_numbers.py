@@ -8,7 +8,7 @@ from hrm_hf.cosmology.trainer import CosmoTrainingArguments
 from hrm_hf.golang.trainer import GoTrainingArguments
 from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
-from hrm_hf.text.post_training import SftArguments
+from hrm_hf.text.trl_arguments import SftArguments
 
 
 EVERY = (PuzzleTrainingArguments, CosmoTrainingArguments, GoTrainingArguments, LmTrainingArguments, SftArguments)
@@ -55,3 +55,15 @@ def test_invalid_numbers_of_our_own_options_are_rejected(name, value, tmp_path):
 )  # fmt: skip
 def test_valid_numbers_are_accepted(options, tmp_path):
     made(LmTrainingArguments, tmp_path, **options)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # of TRL
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("name", ["bf16", "bf16_full_eval"])
+def test_bfloat16_without_a_gpu_names_the_option_that_trains_in_float32(kind, name, tmp_path, monkeypatch):
+    monkeypatch.setattr("hrm_hf.trainer.recipes.is_torch_bf16_gpu_available", lambda: False)
+    options = {"output_dir": str(tmp_path), "report_to": "none"}
+    given = {"bf16": False, name: True} if kind is not SftArguments or name != "bf16" else {}  # TRL's default
+    with pytest.raises(ValueError, match=rf"^{name}=True: .*--{name} false.*--use_cpu true$"):
+        kind(**options, **given)
+    assert getattr(kind(**options, use_cpu=True, **{name: True}), name) is True

@@ -10,7 +10,7 @@ BAD_DATA, or TNULL of a column of integers.
   1909.05273), projected in slabs. These are density contrasts without a lensing kernel, NOT convergence, and a model
   trained on convergence cannot read them.
 
-healpy and astropy are imported inside functions: pip install "hrm_hf[cosmology]".
+healpy and astropy are imported inside functions; they come with the extra `cosmology`.
 """
 
 import re

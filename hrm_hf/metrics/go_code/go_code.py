@@ -1,7 +1,7 @@
 """Go code beside a reference as a module of the `evaluate` library: does it parse, is it the same, how alike is it?
 
 Load it by the path of this folder, which needs no network: evaluate.load(".../hrm_hf/metrics/go_code"). Nothing is
-run. It needs `pip install "hrm_hf[go]"`, and uses Go's own parser and gofmt where Go is installed.
+run. It needs the extra `go` of hrm_hf, and uses Go's own parser and gofmt where Go is installed.
 """
 
 # One import per line: the scanner of `evaluate` reads imports line by line.

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 
+from ..io.options import wanted_checkpoint
+
 
 MANIFEST = "manifest.json"
 WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
@@ -211,9 +213,9 @@ def resolve_checkpoint(
         FileNotFoundError: "last" is wanted, and there is no checkpoint.
         CheckpointError: the checkpoint is corrupted; the message names the newest complete one.
     """
-    if wanted is None or wanted is False:
+    wanted = wanted_checkpoint(wanted)
+    if wanted is None:
         return None
-    wanted = "last" if wanted is True or wanted == "True" else str(wanted)
     available, problems = list_checkpoints(output_dir), {} if problems is None else problems
 
     def problems_of(folder: Path) -> list[str]:

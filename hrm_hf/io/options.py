@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
@@ -128,3 +129,8 @@ def _add_to(parser: argparse.ArgumentParser, field: dataclasses.Field, kind: Any
         parser.add_argument(flag(field), action=argparse.BooleanOptionalAction, **shared)
     else:
         parser.add_argument(flag(field), type=kind, action="append" if many else "store", **shared)
+
+
+def wanted_checkpoint(value: str | bool | Path | None) -> str | None:
+    """Return None, "last", "last-complete" or a folder for a value of `resume_from_checkpoint`, also as text."""
+    return {"none": None, "false": None, "true": "last"}.get(str(value).lower(), str(value))

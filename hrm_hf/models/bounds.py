@@ -1,18 +1,28 @@
-"""Ranges of config fields: data beside each field, checked whenever it is set.
+"""Ranges of config fields: data beside each field, checked whenever it is set; and names that are no fields.
 
     H_layers: int = bounded(4, COUNT)
 
 A wrong value then raises an error that names the field. huggingface_hub's strict data classes run the validators at
 each assignment; `BoundedFields` gives them the names of their fields, and runs them once more at the end, because the
-strict classes do not validate values that are given by another name of a field.
+strict classes do not validate values that are given by another name of a field. It also rejects names that neither the
+config nor transformers reads; transformers itself would store them.
 """
 
 import dataclasses
+import difflib
+import inspect
+import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from types import MappingProxyType
 from typing import Any, ClassVar
+
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,8 +74,83 @@ LOSS_WEIGHT = number(0)
 ANY_NUMBER = number(-inf)
 
 
+# What a config takes beside its own fields and the public attributes of its class.
+LIBRARY_FIELDS = frozenset(
+    (
+        # read by PreTrainedConfig when a config is built
+        "attn_implementation", "experts_implementation", "partial_rotary_factor", "rope_scaling", "rope_theta",
+        # read from any config by models and heads
+        "classifier_dropout", "loss_type", "tie_last_hidden_states", "token_classification_bias",
+        # written into config.json by the library
+        "adapters", "auto_map", "compression_config", "custom_pipelines", "distributed_config", "quantization_config",
+        # in the config.json of every model before transformers 5
+        "add_cross_attention", "bad_words_ids", "cross_attention_hidden_size", "finetuning_task", "is_decoder",
+        "prefix", "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder",
+        "tie_word_embeddings", "tokenizer_class", "torchscript", "use_bfloat16",
+        *vars(GenerationConfig()),
+        *GenerationConfig._get_default_generation_params(),
+    )
+)  # fmt: skip
+# What other libraries and models call a field.
+OTHER_NAMES = {
+    "d_ff": "intermediate_size", "d_model": "hidden_size", "dim": "hidden_size", "n_ctx": "max_position_embeddings",
+    "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers", "n_positions": "max_position_embeddings",
+}  # fmt: skip
+MISSPELT = 0.8  # likeness, of difflib, from which a name is another one with a mistake
+
+
+@lru_cache
+def _accepted(config_class: type) -> frozenset[str]:
+    """Names of the fields of a config class, their aliases, and its attributes that can be set."""
+    found = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
+    for name in dir(config_class):
+        value = inspect.getattr_static(config_class, name)
+        settable = value.fset is not None if isinstance(value, property) else not inspect.isroutine(value)
+        if settable and not isinstance(value, (classmethod, staticmethod)):
+            found.add(name)
+    return LIBRARY_FIELDS | found
+
+
+def _unknown(config_class: type, given: dict[str, Any]) -> list[str]:
+    """Names that neither a config class nor transformers reads; those with an underscore are the library's own."""
+    return [name for name in given if name not in _accepted(config_class) and not name.startswith("_")]
+
+
+def _nearest(config_class: type, name: str, cutoff: float = 0.0) -> str:
+    """The name that a config class accepts and that `name` is most like; "" if it is unlike all of them."""
+    if OTHER_NAMES.get(name) in _accepted(config_class):
+        return OTHER_NAMES[name]
+    public = sorted(one for one in _accepted(config_class) if not one.startswith("_"))
+    return next(iter(difflib.get_close_matches(name, public, n=1, cutoff=cutoff)), "")
+
+
+class LlamaModulesMixin:
+    """For configs of models whose linear layers have Llama's names: PEFT then adapts what it adapts of a Llama.
+
+    PEFT looks up the default target modules of a model type in its tables, just after it has read the config by
+    `to_dict`. The types are entered there, and not before: importing PEFT takes seconds.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        constants = sys.modules.get("peft.utils.constants")
+        for name, table in vars(constants).items() if constants else ():
+            if name.endswith("_MODULES_MAPPING") and "LNTUNING" not in name and "llama" in table:
+                table.setdefault(self.model_type, table["llama"])
+        return super().to_dict()
+
+
 class BoundedFields:
-    """For config classes whose fields are made by `bounded`."""
+    """For config classes whose fields are made by `bounded`.
+
+    A name that is no field raises TypeError with the nearest field, also in `from_pretrained(folder, name=...)` if it
+    looks like a field with a mistake (Auto classes pass on options of tokenizers and pipelines). What transformers
+    passes or has saved is accepted: fields of generation, labels, quantization, code, and of its earlier versions.
+
+    A saved config is read whatever fields it has, because another version of this package, or another library, may
+    have written them. Unknown ones are kept and named in a warning. Saved configs are told from calls by `model_type`,
+    which `to_dict` and config.json always have.
+    """
 
     def __init_subclass__(cls, *args: Any, **kwargs: Any):
         for name, field in vars(cls).items():
@@ -79,9 +164,28 @@ class BoundedFields:
     _has_pipelines: ClassVar[bool] = False
 
     def __post_init__(self, **kwargs: Any):
+        unknown = _unknown(type(self), kwargs)
+        text = "; ".join(
+            f"{name}={kwargs[name]!r}: {type(self).__name__} has no such field; did you mean "
+            f"{_nearest(type(self), name)}?"
+            for name in unknown
+        )
+        if unknown and "model_type" not in kwargs:
+            raise TypeError(text)
+        if unknown:
+            logger.warning_once(f"A saved config has fields that this version of the code does not read: {text}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
+        """As in transformers. Raises TypeError for a misspelt field among `kwargs`."""
+        if not kwargs.get("return_unused_kwargs"):
+            for name in _unknown(cls, kwargs):
+                if (near := _nearest(cls, name, MISSPELT)) not in LIBRARY_FIELDS | {""}:
+                    raise TypeError(f"{name}={kwargs[name]!r}: {cls.__name__} has no such field; did you mean {near}?")
+        return super().from_dict(config_dict, **kwargs)
 
     def validate_all_bounds(self):
         """Part of `@strict` validation, run in the order of the names, and so before `validate_architecture`."""

@@ -6,13 +6,24 @@ from huggingface_hub.dataclasses import strict
 from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.configuration_llama import LlamaConfig
 
-from .bounds import COUNT, LOSS_WEIGHT, PROBABILITY, SOME, TOKEN_ID, BoundedFields, bounded, number, whole
+from .bounds import (
+    COUNT,
+    LOSS_WEIGHT,
+    PROBABILITY,
+    SOME,
+    TOKEN_ID,
+    BoundedFields,
+    LlamaModulesMixin,
+    bounded,
+    number,
+    whole,
+)
 from .modeling_utils import PresetsMixin
 from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
 
 @strict
-class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
+class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     r"""Configuration of `hrm_go_coder`: a planner, a generator that attends to it, and a refinement head.
 
     Body:

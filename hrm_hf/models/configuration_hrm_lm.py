@@ -5,7 +5,19 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 
-from .bounds import ANY_NUMBER, COUNT, LOSS_WEIGHT, PROBABILITY, SOME, SPREAD, TOKEN_ID, BoundedFields, bounded, number
+from .bounds import (
+    ANY_NUMBER,
+    COUNT,
+    LOSS_WEIGHT,
+    PROBABILITY,
+    SOME,
+    SPREAD,
+    TOKEN_ID,
+    BoundedFields,
+    LlamaModulesMixin,
+    bounded,
+    number,
+)
 from .modeling_utils import PresetsMixin
 
 
@@ -29,7 +41,7 @@ def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields)
 
 
 @strict
-class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
+class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of `hrm_lm`: a causal language model that thinks in segments, with a halting decision per token.
 
     Shapes and blocks (fields without a line here are Llama's):

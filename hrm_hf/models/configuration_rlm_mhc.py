@@ -7,12 +7,12 @@ from huggingface_hub.dataclasses import strict
 from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.configuration_llama import LlamaConfig
 
-from .bounds import ANY_NUMBER, COUNT, PROBABILITY, SOME, TOKEN_ID, BoundedFields, bounded, number
+from .bounds import ANY_NUMBER, COUNT, PROBABILITY, SOME, TOKEN_ID, BoundedFields, LlamaModulesMixin, bounded, number
 from .modeling_utils import PresetsMixin
 
 
 @strict
-class RlmMhcConfig(PresetsMixin, BoundedFields, LlamaConfig):
+class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     r"""Configuration of `rlm_mhc`: Llama whose residual stream is n streams mixed by mHC (Xie et al. 2026).
 
     Fields without a line here are Llama's. Names in parentheses are those of the RLM-mHC training guide or of

@@ -165,6 +165,8 @@ def segment_losses(
 ) -> dict:
     """`loss`, its terms and `metrics`, as the fields of `HrmLmCausalLMOutput`.
 
+    The loss is the weighted sum of the terms in training, and `lm_loss` in evaluation.
+
     Args:
         plan: the `SegmentPlan` of the forward; with `gate_only` the loss is the gate's alone, with the weight 1.
         outputs: an `HrmLmModelOutput`, with the states of all segments if the plan learns from them.
@@ -180,9 +182,12 @@ def segment_losses(
     count = target.numel()
     num_items = max(count, 1) if num_items is None else num_items
     smoothing = config.label_smoothing if plan.training else 0.0
+    size = max(1, LOGITS_AT_ONCE // config.vocab_size)
 
     logits = None if logits is None else logits[valid]
-    final_nll, final, final_correct = _token_losses(head, outputs.last_hidden_state[valid], target, smoothing, logits)
+    final_nll, final, final_correct = _token_losses(
+        head, outputs.last_hidden_state[valid], target, smoothing, size, logits
+    )
     M = len(states)
     nll, correct = [final_nll.detach()] * M, [final_correct] * M
     supervised = [_at(halted_in == m + 1, final).sum() for m in range(M)]
@@ -190,7 +195,9 @@ def segment_losses(
         going_on = (halted_in > m + 1).nonzero().squeeze(-1)
         if not len(going_on):
             continue
-        part_nll, part, part_correct = _token_losses(head, states[m][valid][going_on], target[going_on], smoothing)
+        part_nll, part, part_correct = _token_losses(
+            head, states[m][valid][going_on], target[going_on], smoothing, size
+        )
         nll[m] = nll[m].index_copy(0, going_on, part_nll.detach())
         correct[m] = correct[m].index_copy(0, going_on, part_correct)
         supervised[m] = supervised[m] + part.sum()
@@ -217,6 +224,7 @@ def segment_losses(
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
         loss = values if plan.gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
+    loss = loss if plan.training else terms["lm_loss"]
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
 
 
@@ -278,10 +286,10 @@ def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
     return (p * (log_p - (prior / prior.sum()).log())).sum(1)
 
 
-def _token_losses(head, hidden, target, smoothing: float, logits: torch.Tensor | None = None) -> tuple:
+def _token_losses(head, hidden, target, smoothing: float, size: int, logits: torch.Tensor | None = None) -> tuple:
     """Negative log-likelihood, the same with smoothing, and whether the likeliest token is right, of each token [n].
 
-    hidden [n, D], target [n]; `logits` [n, V] if they are computed already.
+    hidden [n, D], target [n]; `logits` [n, V] if they are computed already, else for `size` tokens at a time.
     """
 
     def of_logits(logits, target):
@@ -290,7 +298,6 @@ def _token_losses(head, hidden, target, smoothing: float, logits: torch.Tensor |
         loss = nll if smoothing == 0 else (1 - smoothing) * nll - smoothing * log_p.mean(-1)
         return nll, loss, logits.argmax(-1) == target
 
-    size = max(1, LOGITS_AT_ONCE // head.out_features)
     if logits is not None or len(target) <= size:
         return of_logits(head(hidden) if logits is None else logits, target)
     parts = [

@@ -171,11 +171,15 @@ class MassMappingMixin(PosteriorMixin):
     ) -> torch.Tensor | None:
         """Add losses (means over segments) and metrics of the given truth.
 
+        `labels` may be the true maps, as image-to-image data sets call them.
+
         Returns the squared error of each map after each segment over the training set's variance, [B, segments],
         without gradient; None without kappa.
         """
         config, likelihood, errors = self.config, self.model.likelihood, None
         parts, output.metrics = [], {}
+        if kappa is None and labels is not None and labels.dim() == 4:
+            labels, kappa = None, labels
         if labels is not None:
             nll, mse = self.posterior_losses(output, posteriors, labels)
             parts += [config.nll_loss_weight * nll, config.mse_loss_weight * mse]

@@ -63,7 +63,7 @@ from .heads_hrm_go_coder import (
 )
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK
-from .recurrent_cache import VisitedLayersMixin, layer_cache_view
+from .recurrent_cache import VisitedLayersMixin, layer_cache_view, validate_slots
 from .refinement_hrm_go_coder import GoCoderRefinementMixin
 
 
@@ -86,8 +86,9 @@ class HrmGoCoderModelOutput(BaseModelOutputWithPast):
 class HrmGoCoderOutput(CausalLMOutputWithPast):
     """The loss, and what a training step needs beside it; `logits` are None in training, where they are never made.
 
-    `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0 without any; `metrics`
-    has those numbers of tokens ("plan_tokens", "code_tokens", "decisions").
+    `loss` is the weighted sum of the three losses in training. In evaluation it is the mean negative log-likelihood of
+    all labelled tokens. `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0
+    without any; `metrics` has those numbers of tokens ("plan_tokens", "code_tokens", "decisions").
     """
 
     plan_loss: torch.FloatTensor | None = None
@@ -348,11 +349,24 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
+        self._validate_cache(cache)
         seen = 0 if cache is None else cache.get_seq_length()
         seen = seen.clone() if torch.is_tensor(seen) else seen  # a static cache counts on in place
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         return inputs_embeds, cache, seen, position_ids
+
+    def _validate_cache(self, cache: Cache | None) -> None:
+        """Raise ValueError for a cache that was not made by this model, such as the prefix of prefix tuning."""
+        slots = self.config.cache_slots
+        if self.config.unified or cache is None or not cache.layers:
+            return validate_slots(cache, slots["end"])
+        phase = cache.layers[slots["phase"]] if len(cache.layers) >= slots["end"] else None
+        if phase is None or (phase.is_initialized and phase.keys.shape[-1] != 1):
+            raise ValueError(
+                "past_key_values: a cache without the phases of its tokens. Prefix tuning makes none, so it does not "
+                "work with a Go coder of two stacks; use LoRA or prompt tuning"
+            )
 
     # ---- phases ----
 
@@ -451,7 +465,7 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
         nothing else uses.
     shift_labels: [B, S], labels that are shifted already, instead of `labels`.
     decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 for none; required in training with decision_positions.
-    refinement_scale: factor of the refinement loss, which a trainer warms up.
+    refinement_scale: factor of the refinement loss in training, which a trainer warms up.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -497,16 +511,22 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
             decision_positions=decision_positions, feedback_ids=feedback_ids, planner_only=planner_only, **kwargs,
         )  # fmt: skip
         states, logits, losses = outputs.last_hidden_state, None, {}
-        # A sharded head works only as a module, which makes logits: DeepSpeed empties it, FSDP makes it a DTensor.
-        head = self.lm_head.weight
-        fused = self.training and targets is not None and type(head) is nn.Parameter and head.numel() > 0
-        if not fused:
+        if not (self.training and targets is not None and self._head_is_plain()):
             logits = self.lm_head(slice_logits_to_keep(states, logits_to_keep))
         if targets is not None:
             losses = self._losses(states, logits, targets, outputs, **how)
         passed = ("past_key_values", "hidden_states", "attentions", "cross_attentions", "planner_states",
                   "generator_states", "refinement_logits")  # fmt: skip
         return HrmGoCoderOutput(**losses, logits=logits, **{name: outputs[name] for name in passed if name in outputs})
+
+    def _head_is_plain(self) -> bool:
+        """Whether the loss may read the head's weights instead of calling it.
+
+        Not with an adapter or a hook on it, nor if it is sharded: DeepSpeed empties it, FSDP makes it a DTensor.
+        """
+        head = self.lm_head
+        plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
+        return plain and type(head.weight) is nn.Parameter and head.weight.numel() > 0
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
         """Take what only the loss reads out of `kwargs`: shifted labels, and the arguments of `_losses`."""
@@ -548,8 +568,9 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
             losses = nn.functional.cross_entropy(logits[learned].float(), targets, reduction="none")
             total = (losses * weights).sum()
         plan_loss, code_loss, token_loss = (members * losses.detach()).sum(dim=1) / counts.clamp(min=1)
+        of_all_tokens = losses.sum() / counts.sum().clamp(min=1)
         return {
-            "loss": total + refinement * head_loss / halves,
+            "loss": total + refinement * head_loss / halves if self.training else of_all_tokens,
             "plan_loss": plan_loss,
             "code_loss": code_loss,
             "refinement_loss": (token_loss + head_loss.detach()) / halves,

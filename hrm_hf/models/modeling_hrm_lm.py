@@ -92,7 +92,7 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     """Output of `HrmLmForCausalLM`.
 
     Attributes:
-        loss: weighted sum of the terms below. All are in nats and 0-d.
+        loss: in training the weighted sum of the terms below, in evaluation `lm_loss`. All are in nats and 0-d.
         lm_loss: cross entropy at each token's halting segment, without label smoothing.
         deep_supervision_loss, q_halt_loss, q_continue_loss, ponder_loss: see `early_exit`.
         logits: [B, T, V] at each token's halting segment.

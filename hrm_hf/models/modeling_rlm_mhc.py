@@ -16,7 +16,7 @@ unlike there, mHC is at every site and a loop has no parameters of its own.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
@@ -40,7 +40,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
-from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view
+from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view, validate_slots
 
 
 STREAM_DECAY = 0.6  # of the stream factors' initial values
@@ -217,6 +217,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        validate_slots(past_key_values, len(self.config.layer_order))
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
@@ -298,8 +299,8 @@ class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
         for name, value in (("mhc_reduce", "sum"), ("mhc_stream_init", "scaled")):
             if given.get(name) == value:
                 raise ValueError(f"{name}={value!r} cannot reproduce Llama; leave it out of from_llama")
-        own = ("model_type", "architectures", "transformers_version", "auto_map")
-        kept = {name: value for name, value in llama.config.to_dict().items() if name not in own}
+        shared = {field.name for field in fields(RlmMhcConfig)} - {"architectures", "transformers_version"}
+        kept = {name: value for name, value in llama.config.to_dict().items() if name in shared}
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):

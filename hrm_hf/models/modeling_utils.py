@@ -22,7 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import AutoModel
-from transformers.utils import TransformersKwargs
+from transformers.cache_utils import Cache
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from .bounds import MISSPELT
 
 
 # What transformers hands to a forward that takes **kwargs, whether that forward reads it or not.
@@ -32,7 +37,6 @@ LIBRARY_ARGUMENTS = frozenset(
         "prune_layers", "return_dict", "shift_labels", "token_type_ids", "use_cache",
     )
 )  # fmt: skip
-MISSPELT = 0.8  # likeness, of difflib, from which a name is another one with a mistake
 
 
 def validate_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
@@ -129,6 +133,12 @@ class CheckpointCodeMixin:
     _custom_pipelines: dict[str, dict[str, Any]] | None = None
     _complete_push: Callable[[str, str], None] | None = None
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if cls.__name__.endswith("ForCausalLM"):
+            # Trainer shifts labels for label smoothing only for the classes in this table.
+            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[cls.config_class.model_type] = cls.__name__
+
     @property
     def device(self) -> torch.device:
         """Where inputs go: as in transformers, and for weights that accelerate keeps elsewhere where it computes.
@@ -192,6 +202,37 @@ class OwnModelMixin:
         AutoModel.register(type(config), self._model_class, exist_ok=True)
         self._model_class.register_for_auto_class()  # and the model, saved apart, takes its code with it
         super().__init__(config)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ):
+        """As in transformers, which forgets `num_items_in_batch`: a Trainer's divisor of the loss."""
+        num_items = kwargs.pop("num_items_in_batch", None)
+        given = {"position_ids": position_ids, "past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
+        output = super().forward(
+            input_ids, attention_mask, **given, use_cache=use_cache, **kwargs | {"return_dict": True}
+        )
+        if labels is not None:
+            output.loss = self._loss(output.logits, labels, num_items)
+        return output
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
+        """The loss of the labels, a mean over them or their sum divided by `num_items`."""
+        given = {"logits": logits, "pooled_logits": logits, "num_items_in_batch": num_items}
+        loss = self.loss_function(labels=labels, config=self.config, **given)
+        of_texts = self.loss_type == "ForSequenceClassification"
+        if num_items is not None and of_texts and self.config.problem_type != "single_label_classification":
+            return loss * (labels.numel() / num_items)  # these losses are means in transformers, whatever is given
+        return loss
 
 
 class ConvolutionsMixin:

@@ -41,6 +41,16 @@ def layer_cache_view(cache: Cache | None, slot: int, read: Callable | None = Non
     return None if cache is None else LayerCacheView(cache, slot, read)
 
 
+def validate_slots(cache: Cache | None, slots: int) -> None:
+    """Raise ValueError for a cache that was made with fewer slots than a model has."""
+    made = 0 if cache is None else len(cache.layers)
+    if 0 < made < slots:
+        raise ValueError(
+            f"past_key_values: {made} layers, but the model keeps keys and values of {slots} visits of its layers; "
+            f"for prefix tuning, set num_layers={slots} in the PrefixTuningConfig"
+        )
+
+
 class OnceCache:
     """The keys and values of layers that are visited once a token (prelude, coda), from `first_slot` of the cache."""
 

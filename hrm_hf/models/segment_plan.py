@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from .act import exploration_min_steps
 from .early_exit import EXIT_CRITERIA, DrawnExit, ExitCriterion, SegmentState
+from .recurrent_cache import validate_slots
 
 
 # Limit of a drawn number of segments, times the mean: one draw must not fill the memory. In a large batch some token
@@ -109,6 +110,7 @@ class SegmentPlan:
                 f"num_segments={self.segments}: the cache has slots for halt_max_steps={config.halt_max_steps}; use "
                 "kv_layout='last_segment', or use_cache=False"
             )
+        validate_slots(given, config.num_hidden_layers)
         return given
 
 

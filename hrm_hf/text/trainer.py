@@ -94,11 +94,12 @@ class CausalLMTrainer(HrmTrainer):
         """As in the base; smoothed labels and learning rates of groups are not for every model."""
         super().validate_arguments()
         args, name = self.args, type(unwrap_peft_model(self.model)).__name__
-        # The library shifts labels only for the causal models it knows by name, and hides them from the model.
-        if args.label_smoothing_factor and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        # The library takes labels away from the model, and shifts them only for the causal models it knows by name.
+        own_losses = has_ability(self.model, "recurrent_depth") or has_ability(self.model, "refinement")
+        if args.label_smoothing_factor and (own_losses or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
             raise ValueError(
-                f"label_smoothing_factor={args.label_smoothing_factor}: the library would compare the outputs of "
-                f"{name} with labels that are not shifted. Set the model's own instead, with --config_overrides "
+                f"label_smoothing_factor={args.label_smoothing_factor}: the library would replace the losses of "
+                f"{name} with one of its own. Set the model's own smoothing instead, with --config_overrides "
                 "label_smoothing=... where it has one"
             )
         given = [option for option in ("depth_warmup_ratio", "train_gate_only") if getattr(args, option)]

@@ -91,17 +91,17 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
     """The options as PEFT takes them, for this model.
 
     Raises:
-        ValueError: an adapter on the vocabulary head, whose weights the loss reads without calling it.
+        ValueError: an adapter on a vocabulary head that shares its weights with the embeddings.
     """
     row = architecture_of(model)
     targets: str | list[str] = split_names(arguments.lora_targets)
-    if row:
+    if row and getattr(model.config, "tie_word_embeddings", False):
         head = model.get_output_embeddings()
         unfit = [name for name, module in model.named_modules() if module is head and name in targets]
         if unfit:
             raise ValueError(
-                f"lora_targets={arguments.lora_targets!r}: {unfit[0]} can have no adapter, because the loss reads its "
-                f"weights; train it as a whole with --lora_modules_to_save {unfit[0]}"
+                f"lora_targets={arguments.lora_targets!r}: {unfit[0]} shares its weights with the embeddings, which "
+                f"merging an adapter would change; train it as a whole with --lora_modules_to_save {unfit[0]}"
             )
     if targets == [ALL_LINEAR]:
         targets = adaptable_modules(model) if row else ALL_LINEAR

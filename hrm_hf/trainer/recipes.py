@@ -28,6 +28,7 @@ from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_availab
 
 from .._version import __version__
 from ..io.files import load_yaml
+from ..io.options import wanted_checkpoint
 from ..io.usage import UsageError
 
 
@@ -55,6 +56,14 @@ BOUNDS = {
     "a number from 1 up, or -1 for whole epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
 }  # fmt: skip
 
+# Options of transformers 4 that version 5 does not have, and what takes their place.
+REPLACED = {
+    "warmup_ratio": "use warmup_steps, which below 1 is a share of the run",
+    "evaluation_strategy": "use eval_strategy",
+    "no_cuda": "use use_cpu",
+    "group_by_length": "use train_sampling_strategy group_by_length",
+}
+
 
 @dataclass
 class CheckedArguments:
@@ -73,6 +82,7 @@ class CheckedArguments:
                 expected = "a number of steps from 1 up, or a share of the run below 1"
                 self._validate_number(f"{name}_steps", lambda value: value > 0, expected)
         self._validate_bf16()
+        self.resume_from_checkpoint = wanted_checkpoint(self.resume_from_checkpoint)
         super().__post_init__()
 
     def _validate_bf16(self):
@@ -405,6 +415,9 @@ def library_versions() -> dict[str, str]:
 
 def unknown_key(key: str, valid: Collection[str], what: str) -> str:
     """Return the text of an error about an unknown key, with the most similar valid one, if any is similar."""
+    replacement = REPLACED.get(key.replace("-", "_")) if what in ("flag", "key") else None
+    if replacement:
+        return f"unknown {what} {key!r}; {replacement}"
     nearest = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)
     return f"unknown {what} {key!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
 

@@ -48,6 +48,7 @@ from ..hub.manifests import (
 )
 from ..hub.push import own_files
 from ..hub.secrets import validate_no_secrets
+from ..io.options import wanted_checkpoint
 from ..registry import ARCHITECTURES
 from .preemption import PreemptionCallback
 from .run import agreed, begin, held, rotate
@@ -87,6 +88,7 @@ class CompleteCheckpoints:
             ValueError: the data do not fill a single step.
         """
         args, is_first = self.args, self.args.process_index == 0
+        resume_from_checkpoint = wanted_checkpoint(resume_from_checkpoint)
         overwrite = getattr(args, "overwrite_output_dir", False)  # which arguments of TRL may lack
         with held(args.output_dir, is_first):
             start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrite), is_first)

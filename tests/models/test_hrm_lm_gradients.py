@@ -104,7 +104,8 @@ def test_gradients_through_all_passes_match_finite_differences(halting):
 
 def test_the_loss_has_the_gradients_of_its_formula():
     """Deep supervision with weights 1, 2, 3 over tokens while they think, plus the loss where they halt."""
-    model, ids = tiny_hrm_lm.model(q_loss_weight=0.0, ponder_loss_weight=0.0, bp_steps=8), tiny_hrm_lm.tokens()
+    fields = {"q_loss_weight": 0.0, "ponder_loss_weight": 0.0, "bp_steps": 8, "halt_exploration_prob": 0.0}
+    model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
     output = model(ids, labels=ids, output_segment_logits=True)
     nll = -output.segment_logits.log_softmax(-1)[:, :, :-1].gather(-1, ids[:, None, 1:, None].expand(-1, 3, -1, 1))
     thinking = torch.arange(1, 4)[None, :, None] <= output.halt_steps[:, None, :-1]

@@ -45,7 +45,7 @@ def three_tokens(**overrides):
         last_hidden_state=given["last_hidden"], segment_hidden_states=given["states"], q_logits=given["q_logits"],
         halt_steps=HALTED_IN,
     )  # fmt: skip
-    plan = plan_segments(tiny_hrm_lm.config(**overrides), states[0], training=False)
+    plan = plan_segments(tiny_hrm_lm.config(**overrides), states[0], training=True)
     return segment_losses(plan, head, outputs, given["targets"], num_items=given["num_items"])
 
 
@@ -197,7 +197,7 @@ def test_labels_are_shifted_once():
 
 
 def test_micro_batch_losses_add_up_to_the_batch_loss():
-    model, (ids, labels) = tiny_hrm_lm.model(), labelled()
+    model, (ids, labels) = tiny_hrm_lm.model(halt_exploration_prob=0.0).train(), labelled()
     with torch.no_grad():
         model.model.q_head.bias.copy_(torch.tensor([10.0, 1.0]))  # most tokens halt at once
     parts = [slice(0, 1), slice(1, 2), slice(2, 4)]

@@ -11,6 +11,7 @@ config nor transformers reads; transformers itself would store them.
 import dataclasses
 import difflib
 import inspect
+import reprlib
 import sys
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -95,9 +96,11 @@ LIBRARY_FIELDS = frozenset(
 OTHER_NAMES = {
     "d_ff": "intermediate_size", "d_model": "hidden_size", "dim": "hidden_size", "n_ctx": "max_position_embeddings",
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
-    "n_layer": "num_hidden_layers", "n_positions": "max_position_embeddings",
+    "n_layer": "num_hidden_layers", "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
+    "num_layers": "num_hidden_layers",
 }  # fmt: skip
 MISSPELT = 0.8  # likeness, of difflib, from which a name is another one with a mistake
+MISSPELT_FIELD = 0.86  # the same beside options of tokenizers: vocab_file is 0.8 like vocab_size
 
 
 @lru_cache
@@ -143,9 +146,10 @@ class LlamaModulesMixin:
 class BoundedFields:
     """For config classes whose fields are made by `bounded`.
 
-    A name that is no field raises TypeError with the nearest field, also in `from_pretrained(folder, name=...)` if it
-    looks like a field with a mistake (Auto classes pass on options of tokenizers and pipelines). What transformers
-    passes or has saved is accepted: fields of generation, labels, quantization, code, and of its earlier versions.
+    A name that is no field raises TypeError with the nearest field. `from_pretrained(folder, name=...)` does so only
+    for names that look like a field with a mistake, because Auto classes pass it options of tokenizers, too. What
+    transformers passes or has saved is accepted: fields of generation, labels, quantization, code, and of its earlier
+    versions (`LIBRARY_FIELDS`), and names with an underscore in front.
 
     A saved config is read whatever fields it has, because another version of this package, or another library, may
     have written them. Unknown ones are kept and named in a warning. Saved configs are told from calls by `model_type`,
@@ -166,7 +170,7 @@ class BoundedFields:
     def __post_init__(self, **kwargs: Any):
         unknown = _unknown(type(self), kwargs)
         text = "; ".join(
-            f"{name}={kwargs[name]!r}: {type(self).__name__} has no such field; did you mean "
+            f"{name}={reprlib.repr(kwargs[name])}: {type(self).__name__} has no such field; did you mean "
             f"{_nearest(type(self), name)}?"
             for name in unknown
         )
@@ -181,10 +185,10 @@ class BoundedFields:
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
         """As in transformers. Raises TypeError for a misspelt field among `kwargs`."""
-        if not kwargs.get("return_unused_kwargs"):
-            for name in _unknown(cls, kwargs):
-                if (near := _nearest(cls, name, MISSPELT)) not in LIBRARY_FIELDS | {""}:
-                    raise TypeError(f"{name}={kwargs[name]!r}: {cls.__name__} has no such field; did you mean {near}?")
+        for name in _unknown(cls, kwargs):
+            if (near := _nearest(cls, name, MISSPELT_FIELD)) not in LIBRARY_FIELDS | {""}:
+                value = reprlib.repr(kwargs[name])
+                raise TypeError(f"{name}={value}: {cls.__name__} has no such field; did you mean {near}?")
         return super().from_dict(config_dict, **kwargs)
 
     def validate_all_bounds(self):

@@ -316,6 +316,8 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         inputs_embeds, cache, seen, position_ids = self._start(
             input_ids, inputs_embeds, past_key_values, position_ids, use_cache
         )
+        if not planner_only:
+            self._validate_cache(cache)
         rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)
         kwargs |= {"past_key_values": cache, "use_cache": use_cache}
         alone = planner_only or self.generator is None
@@ -349,7 +351,6 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
-        self._validate_cache(cache)
         seen = 0 if cache is None else cache.get_seq_length()
         seen = seen.clone() if torch.is_tensor(seen) else seen  # a static cache counts on in place
         if position_ids is None:
@@ -359,8 +360,9 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     def _validate_cache(self, cache: Cache | None) -> None:
         """Raise ValueError for a cache that was not made by this model, such as the prefix of prefix tuning."""
         slots = self.config.cache_slots
-        if self.config.unified or cache is None or not cache.layers:
-            return validate_slots(cache, slots["end"])
+        if self.config.unified or not isinstance(cache, Cache) or not cache.layers:
+            validate_slots(cache, slots["end"])
+            return
         phase = cache.layers[slots["phase"]] if len(cache.layers) >= slots["end"] else None
         if phase is None or (phase.is_initialized and phase.keys.shape[-1] != 1):
             raise ValueError(

@@ -137,7 +137,9 @@ class CheckpointCodeMixin:
         super().__init_subclass__(**kwargs)
         if cls.__name__.endswith("ForCausalLM"):
             # Trainer shifts labels for label smoothing only for the classes in this table.
-            MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[cls.config_class.model_type] = cls.__name__
+            known, model_type = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, cls.config_class.model_type
+            if cls.__name__ not in known.values():
+                known[cls.__name__ if model_type in known else model_type] = cls.__name__
 
     @property
     def device(self) -> torch.device:

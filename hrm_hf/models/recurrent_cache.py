@@ -43,7 +43,7 @@ def layer_cache_view(cache: Cache | None, slot: int, read: Callable | None = Non
 
 def validate_slots(cache: Cache | None, slots: int) -> None:
     """Raise ValueError for a cache that was made with fewer slots than a model has."""
-    made = 0 if cache is None else len(cache.layers)
+    made = len(cache.layers) if isinstance(cache, Cache) else 0  # those of serving engines have no layers
     if 0 < made < slots:
         raise ValueError(
             f"past_key_values: {made} layers, but the model keeps keys and values of {slots} visits of its layers; "

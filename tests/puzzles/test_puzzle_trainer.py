@@ -574,10 +574,11 @@ def test_corrupted_checkpoint_error_names_the_file_and_the_last_complete_one(che
 
 def test_the_newest_checkpoint_has_the_most_steps(checkpoints):
     assert [folder.name for folder in list_checkpoints(checkpoints)] == [f"checkpoint-{n}" for n in (2, 4, 10)]
-    for wanted in (True, "True", "last", "last-complete"):
+    for wanted in (True, "True", "true", "last", "last-complete"):
         assert resolve_checkpoint(checkpoints, wanted) == str(checkpoints / "checkpoint-10")
     assert resolve_checkpoint(checkpoints, str(checkpoints / "checkpoint-2")) == str(checkpoints / "checkpoint-2")
     assert resolve_checkpoint(checkpoints, None) is None is resolve_checkpoint(checkpoints, False)
+    assert resolve_checkpoint(checkpoints, "false") is None
 
 
 def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path):

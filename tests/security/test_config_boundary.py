@@ -5,6 +5,7 @@ The cases are made from the fields themselves, so a new field without a bound fa
 
 import json
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,7 @@ import every
 import pytest
 import yaml
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 
 from hrm_hf.registry import ARCHITECTURES
 from hrm_hf.trainer.recipes import ModelArguments, build_config
@@ -81,11 +82,51 @@ def test_invalid_assignment_is_rejected():
         config.halt_max_steps = 0
 
 
+@pytest.mark.parametrize("config_class", CLASSES, ids=lambda config_class: config_class.model_type)
+def test_unknown_fields_raise_with_the_nearest_one_wherever_they_come_from(config_class, tmp_path):
+    config = config_class()
+    config.save_pretrained(tmp_path)
+    makers = (
+        config_class, partial(AutoConfig.for_model, config_class.model_type), config_class.from_dict,
+        partial(config_class.from_preset, config_class.presets()[0]), partial(config_class.from_pretrained, tmp_path),
+        partial(AutoConfig.from_pretrained, tmp_path),
+    )  # fmt: skip
+    right = "hidden_size" if hasattr(config, "hidden_size") else "hidden_sizes"
+    for make in makers:
+        given = {"hiden_size": 3}
+        with pytest.raises(TypeError, match=rf"hiden_size=3: {config_class.__name__}.*{right}\?"):
+            make(given) if make == config_class.from_dict else make(**given)
+    with pytest.raises(TypeError, match=r"n_embd=3.*hidden_size\?" if right == "hidden_size" else "n_embd=3"):
+        config_class(n_embd=3)
+
+
+@pytest.mark.parametrize("config_class", CLASSES, ids=lambda config_class: config_class.model_type)
+def test_what_the_library_passes_and_saves_is_no_unknown_field(config_class, tmp_path, caplog):
+    own = config_class().to_dict()
+    labels = {} if "target_names" in own else {"num_labels": 3, "problem_type": "regression"}
+    passed = {
+        "torch_dtype": "bfloat16", "_name_or_path": "x", "_commit_hash": "0", "_attn_implementation": "eager",
+        "attn_implementation": "eager", "architectures": ["X"], "auto_map": {"AutoConfig": "x.X"}, "is_decoder": True,
+        "output_attentions": False, "quantization_config": {"load_in_8bit": True}, "tokenizer_class": "T",
+        "tie_word_embeddings": True, "use_cache": False, "transformers_version": "4.40.0", "torchscript": False,
+        **GenerationConfig().to_dict(), **labels,
+    }  # fmt: skip
+    config_class(**passed)
+    config_class(**own)
+    assert not caplog.records
+
+    # A file of another version: what is unknown is kept, and said once.
+    (tmp_path / "config.json").write_text(json.dumps({**own, "halt_max_stepz": 9, "dtype": None}))
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert loaded.halt_max_stepz == 9 and loaded.to_dict()["halt_max_stepz"] == 9
+    assert "halt_max_stepz=9" in caplog.text
+
+
 # Runs where `import hrm_hf` fails; argv: folder of checkpoints.
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     file = folder / "config.json"
     complete = json.loads(file.read_text())

@@ -119,6 +119,20 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_has_another(tmp_path):
     assert ids[0] == ids[1] != ids[2] and None not in ids
 
 
+@pytest.mark.parametrize("wanted", ["true", "True", "false"])
+def test_resume_takes_truth_values(wanted, tmp_path):
+    trainer(tmp_path).train()
+    args = LmTrainingArguments(str(tmp_path), resume_from_checkpoint=wanted, use_cpu=True)
+    assert args.resume_from_checkpoint == (None if wanted == "false" else "last")
+    if wanted == "false":
+        with pytest.raises(FileExistsError, match="--resume_from_checkpoint last"):
+            trainer(tmp_path).train(wanted)
+    else:
+        resumed = trainer(tmp_path, steps=6)
+        resumed.train(wanted)
+        assert resumed.state.global_step == 6 and run_id_of(tmp_path / "checkpoint-6") == resumed.run_id
+
+
 def test_checkpoints_of_two_runs_in_one_folder_are_named(tmp_path):
     fake(tmp_path, 2), fake(tmp_path, 4, "b" * 32)
     for wanted in ("last", "last-complete", str(tmp_path / "checkpoint-4")):

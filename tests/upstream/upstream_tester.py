@@ -4,6 +4,7 @@ The pipeline mixin is left out: it needs checkpoints of the Hub and test modules
 stand-in for the generation tests runs the text-generation pipeline instead.
 """
 
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
@@ -82,9 +83,9 @@ class CausalLMTests(
     def test_config(self):
         self.config_tester.run_common_tests()
 
-    def test_model_outputs_equivalence(self):
-        """Overridden: with eager attention. Under sdpa the library warns of output_attentions and returns none, and
-        ours raise."""
+    @contextmanager
+    def eager_attention(self):
+        """Under sdpa the library warns of output_attentions and returns none, and ours raise."""
         get_config = self.model_tester.get_config
 
         def eager():
@@ -93,7 +94,17 @@ class CausalLMTests(
             return config
 
         with patch.object(self.model_tester, "get_config", eager):
+            yield
+
+    def test_model_outputs_equivalence(self):
+        """Overridden: with eager attention."""
+        with self.eager_attention():
             super().test_model_outputs_equivalence()
+
+    def test_capture_outputs_decorator(self):
+        """Overridden: with eager attention."""
+        with self.eager_attention():
+            super().test_capture_outputs_decorator()
 
     def test_eager_matches_sdpa_inference_24_fp32_pad_left_output_attentions(self):
         self.skipTest("output_attentions raises under sdpa")

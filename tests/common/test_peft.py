@@ -70,8 +70,9 @@ def test_prefix_tuning_trains_and_generates(architecture, fields):
     loss(model, architecture, training=True).backward()
     (prefix,) = (p for p in model.parameters() if p.requires_grad)
     assert prefix.grad.abs().max() > 0
-    prompt = {name: value[:, :5] for name, value in every.padded(architecture).items()} | {"do_sample": False}
-    assert model.eval().generate(**prompt, max_new_tokens=3).shape == (3, 8)
+    prompt = every.inputs(architecture)["input_ids"][:, :5]
+    options = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "min_new_tokens": 3}
+    assert model.eval().generate(input_ids=prompt, max_new_tokens=3, **options).shape == (2, 8)
     with torch.no_grad():
         prefix.mul_(50)
         logits = model(**every.inputs(architecture)).logits

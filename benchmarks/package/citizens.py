@@ -32,7 +32,7 @@ from tolerances import assert_equal_but_for_rounding
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report
-from . import citizens_generation
+from . import citizens_generation, citizens_training
 
 
 ROWS = 4
@@ -325,9 +325,9 @@ def named_columns(architecture: str) -> None:
     assert output.s_8_std.shape == (ROWS,) and ((s_8 > 0.8) & (s_8 < 1.2)).all()  # of means, so not exactly
 
 
-# ---- generation, remote code, probes, classifiers ----
+# ---- generation, remote code, probes, classifiers; losses and PEFT ----
 
-for claim, function, architectures, slow in citizens_generation.CHECKS:
+for claim, function, architectures, slow in (*citizens_generation.CHECKS, *citizens_training.CHECKS):
     check(claim, architectures, slow)(function)
 
 

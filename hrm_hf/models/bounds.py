@@ -12,7 +12,6 @@ import dataclasses
 import difflib
 import inspect
 import reprlib
-import sys
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import inf
@@ -106,54 +105,35 @@ MISSPELT_FIELD = 0.86  # the same beside options of tokenizers: vocab_file is 0.
 @lru_cache
 def _accepted(config_class: type) -> frozenset[str]:
     """Names of the fields of a config class, their aliases, and its attributes that can be set."""
-    found = {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
-    for name in dir(config_class):
-        value = inspect.getattr_static(config_class, name)
-        settable = value.fset is not None if isinstance(value, property) else not inspect.isroutine(value)
-        if settable and not isinstance(value, (classmethod, staticmethod)):
-            found.add(name)
-    return LIBRARY_FIELDS | found
+    attributes = {name: inspect.getattr_static(config_class, name) for name in dir(config_class)}
+    fixed = {name for name, at in attributes.items() if inspect.isroutine(at) or getattr(at, "fset", at) is None}
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    return LIBRARY_FIELDS | fields | set(config_class.attribute_map) | (set(attributes) - fixed)
 
 
-def _unknown(config_class: type, given: dict[str, Any]) -> list[str]:
-    """Names that neither a config class nor transformers reads; those with an underscore are the library's own."""
-    return [name for name in given if name not in _accepted(config_class) and not name.startswith("_")]
+def _unknown(config_class: type, given: dict[str, Any], cutoff: float = 0.0) -> list[str]:
+    """What to say of names that neither a config class nor transformers reads, if some field is like them.
 
-
-def _nearest(config_class: type, name: str, cutoff: float = 0.0) -> str:
-    """The name that a config class accepts and that `name` is most like; "" if it is unlike all of them."""
-    if OTHER_NAMES.get(name) in _accepted(config_class):
-        return OTHER_NAMES[name]
-    public = sorted(one for one in _accepted(config_class) if not one.startswith("_"))
-    return next(iter(difflib.get_close_matches(name, public, n=1, cutoff=cutoff)), "")
-
-
-class LlamaModulesMixin:
-    """For configs of models whose linear layers have Llama's names: PEFT then adapts what it adapts of a Llama.
-
-    PEFT looks up the default target modules of a model type in its tables, just after it has read the config by
-    `to_dict`. The types are entered there, and not before: importing PEFT takes seconds.
+    Names with an underscore in front are the library's own.
     """
-
-    def to_dict(self) -> dict[str, Any]:
-        constants = sys.modules.get("peft.utils.constants")
-        for name, table in vars(constants).items() if constants else ():
-            if name.endswith("_MODULES_MAPPING") and "LNTUNING" not in name and "llama" in table:
-                table.setdefault(self.model_type, table["llama"])
-        return super().to_dict()
+    accepted, found = _accepted(config_class), []
+    for name in [name for name in given if name not in accepted and not name.startswith("_")]:
+        public = sorted(one for one in accepted if not one.startswith("_"))
+        near = [OTHER_NAMES[name]] if OTHER_NAMES.get(name) in accepted else []
+        near += difflib.get_close_matches(name, public, n=1, cutoff=cutoff)
+        if near:
+            value = reprlib.repr(given[name])
+            found.append(f"{name}={value}: {config_class.__name__} has no such field; did you mean {near[0]}?")
+    return found
 
 
 class BoundedFields:
     """For config classes whose fields are made by `bounded`.
 
-    A name that is no field raises TypeError with the nearest field. `from_pretrained(folder, name=...)` does so only
-    for names that look like a field with a mistake, because Auto classes pass it options of tokenizers, too. What
-    transformers passes or has saved is accepted: fields of generation, labels, quantization, code, and of its earlier
-    versions (`LIBRARY_FIELDS`), and names with an underscore in front.
-
-    A saved config is read whatever fields it has, because another version of this package, or another library, may
-    have written them. Unknown ones are kept and named in a warning. Saved configs are told from calls by `model_type`,
-    which `to_dict` and config.json always have.
+    An unknown name raises TypeError with the nearest field, in `from_pretrained(folder, name=...)` only if it looks
+    misspelt, because Auto classes pass on options of tokenizers. What transformers passes or has saved is accepted
+    (`LIBRARY_FIELDS`, names with an underscore in front). A saved config, which has a `model_type`, is read with all
+    its fields, because another version or another library may have written them; unknown ones give a warning.
     """
 
     def __init_subclass__(cls, *args: Any, **kwargs: Any):
@@ -168,16 +148,10 @@ class BoundedFields:
     _has_pipelines: ClassVar[bool] = False
 
     def __post_init__(self, **kwargs: Any):
-        unknown = _unknown(type(self), kwargs)
-        text = "; ".join(
-            f"{name}={reprlib.repr(kwargs[name])}: {type(self).__name__} has no such field; did you mean "
-            f"{_nearest(type(self), name)}?"
-            for name in unknown
-        )
-        if unknown and "model_type" not in kwargs:
-            raise TypeError(text)
+        if (unknown := "; ".join(_unknown(type(self), kwargs))) and "model_type" not in kwargs:
+            raise TypeError(unknown)
         if unknown:
-            logger.warning_once(f"A saved config has fields that this version of the code does not read: {text}")
+            logger.warning_once(f"A saved config has fields that this version of the code does not read: {unknown}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
@@ -185,10 +159,8 @@ class BoundedFields:
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
         """As in transformers. Raises TypeError for a misspelt field among `kwargs`."""
-        for name in _unknown(cls, kwargs):
-            if (near := _nearest(cls, name, MISSPELT_FIELD)) not in LIBRARY_FIELDS | {""}:
-                value = reprlib.repr(kwargs[name])
-                raise TypeError(f"{name}={value}: {cls.__name__} has no such field; did you mean {near}?")
+        if unknown := _unknown(cls, kwargs, MISSPELT_FIELD):
+            raise TypeError("; ".join(unknown))
         return super().from_dict(config_dict, **kwargs)
 
     def validate_all_bounds(self):

@@ -6,19 +6,8 @@ from huggingface_hub.dataclasses import strict
 from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.configuration_llama import LlamaConfig
 
-from .bounds import (
-    COUNT,
-    LOSS_WEIGHT,
-    PROBABILITY,
-    SOME,
-    TOKEN_ID,
-    BoundedFields,
-    LlamaModulesMixin,
-    bounded,
-    number,
-    whole,
-)
-from .modeling_utils import PresetsMixin
+from .bounds import COUNT, LOSS_WEIGHT, PROBABILITY, SOME, TOKEN_ID, BoundedFields, bounded, number, whole
+from .modeling_utils import LlamaModulesMixin, PresetsMixin
 from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
 

@@ -5,20 +5,8 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 
-from .bounds import (
-    ANY_NUMBER,
-    COUNT,
-    LOSS_WEIGHT,
-    PROBABILITY,
-    SOME,
-    SPREAD,
-    TOKEN_ID,
-    BoundedFields,
-    LlamaModulesMixin,
-    bounded,
-    number,
-)
-from .modeling_utils import PresetsMixin
+from .bounds import ANY_NUMBER, COUNT, LOSS_WEIGHT, PROBABILITY, SOME, SPREAD, TOKEN_ID, BoundedFields, bounded, number
+from .modeling_utils import LlamaModulesMixin, PresetsMixin
 
 
 EXITS = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]

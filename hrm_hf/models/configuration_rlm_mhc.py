@@ -7,8 +7,8 @@ from huggingface_hub.dataclasses import strict
 from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.configuration_llama import LlamaConfig
 
-from .bounds import ANY_NUMBER, COUNT, PROBABILITY, SOME, TOKEN_ID, BoundedFields, LlamaModulesMixin, bounded, number
-from .modeling_utils import PresetsMixin
+from .bounds import ANY_NUMBER, COUNT, PROBABILITY, SOME, TOKEN_ID, BoundedFields, bounded, number
+from .modeling_utils import LlamaModulesMixin, PresetsMixin
 
 
 @strict

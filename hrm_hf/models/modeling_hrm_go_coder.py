@@ -358,13 +358,11 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return inputs_embeds, cache, seen, position_ids
 
     def _validate_cache(self, cache: Cache | None) -> None:
-        """Raise ValueError for a cache that was not made by this model, such as the prefix of prefix tuning."""
+        """Raise ValueError for the cache of prefix tuning, if it lacks slots or the phases of its tokens."""
         slots = self.config.cache_slots
         if self.config.unified or not isinstance(cache, Cache) or not cache.layers:
             validate_slots(cache, slots["end"])
-            return
-        phase = cache.layers[slots["phase"]] if len(cache.layers) >= slots["end"] else None
-        if phase is None or (phase.is_initialized and phase.keys.shape[-1] != 1):
+        elif len(cache.layers) < slots["end"] or getattr(cache.layers[slots["phase"]].keys, "shape", [1])[-1] != 1:
             raise ValueError(
                 "past_key_values: a cache without the phases of its tokens. Prefix tuning makes none, so it does not "
                 "work with a Go coder of two stacks; use LoRA or prompt tuning"
@@ -522,10 +520,7 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
         return HrmGoCoderOutput(**losses, logits=logits, **{name: outputs[name] for name in passed if name in outputs})
 
     def _head_is_plain(self) -> bool:
-        """Whether the loss may read the head's weights instead of calling it.
-
-        Not with an adapter or a hook on it, nor if it is sharded: DeepSpeed empties it, FSDP makes it a DTensor.
-        """
+        """Whether the loss may read the head's weights: no adapter, no hook, not sharded by DeepSpeed or FSDP."""
         head = self.lm_head
         plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
         return plain and type(head.weight) is nn.Parameter and head.weight.numel() > 0

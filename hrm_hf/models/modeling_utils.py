@@ -11,6 +11,7 @@ bitsandbytes 0.50 has three faults on the CPU; its GPU code has none of them.
 import difflib
 import inspect
 import math
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
@@ -120,6 +121,21 @@ class PresetsMixin:
         return cls(**{**cls._presets[name], **overrides})
 
 
+class LlamaModulesMixin:
+    """For configs of models whose linear layers have Llama's names: PEFT then adapts what it adapts of a Llama.
+
+    PEFT looks a model type up in its tables after it has read the config by `to_dict`. The types are entered there,
+    and not before, because importing PEFT takes seconds.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        constants = sys.modules.get("peft.utils.constants")
+        for name, table in vars(constants).items() if constants else ():
+            if name.endswith("_MODULES_MAPPING") and "LNTUNING" not in name and "llama" in table:
+                table.setdefault(self.model_type, table["llama"])
+        return super().to_dict()
+
+
 class CheckpointCodeMixin:
     """For pretrained-model classes; `hrm_hf.registry` fills `_auto_map` with Auto class -> "module.Class".
 
@@ -219,22 +235,15 @@ class OwnModelMixin:
     ):
         """As in transformers, which forgets `num_items_in_batch`: a Trainer's divisor of the loss."""
         num_items = kwargs.pop("num_items_in_batch", None)
-        given = {"position_ids": position_ids, "past_key_values": past_key_values, "inputs_embeds": inputs_embeds}
-        output = super().forward(
-            input_ids, attention_mask, **given, use_cache=use_cache, **kwargs | {"return_dict": True}
-        )
+        given = {"use_cache": use_cache, "return_dict": True, **kwargs}
+        output = super().forward(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, **given)
         if labels is not None:
-            output.loss = self._loss(output.logits, labels, num_items)
+            given = {"logits": output.logits, "pooled_logits": output.logits, "num_items_in_batch": num_items}
+            output.loss = self.loss_function(labels=labels, config=self.config, **given)
+            of_texts = self.loss_type == "ForSequenceClassification"
+            if num_items is not None and of_texts and self.config.problem_type != "single_label_classification":
+                output.loss = output.loss * (labels.numel() / num_items)  # these losses are means in transformers
         return output
-
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items: torch.Tensor | int | None) -> torch.Tensor:
-        """The loss of the labels, a mean over them or their sum divided by `num_items`."""
-        given = {"logits": logits, "pooled_logits": logits, "num_items_in_batch": num_items}
-        loss = self.loss_function(labels=labels, config=self.config, **given)
-        of_texts = self.loss_type == "ForSequenceClassification"
-        if num_items is not None and of_texts and self.config.problem_type != "single_label_classification":
-            return loss * (labels.numel() / num_items)  # these losses are means in transformers, whatever is given
-        return loss
 
 
 class ConvolutionsMixin:

@@ -11,11 +11,9 @@ import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
 from tolerances import assert_equal_but_for_rounding
-from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
 from benchmarks.package import citizens
-from benchmarks.package.citizens import labelled
 
 
 CASES = [
@@ -73,44 +71,11 @@ def test_device_of_an_offloaded_model_is_that_of_its_inputs():
     assert every.model("rlm_mhc").to("meta").device == torch.device("meta")  # nobody fetches these
 
 
-# ---- losses ----
-
-
-@every.with_variants(every.CAUSAL_LMS)
-def test_evaluation_loss_is_the_negative_log_likelihood_of_the_tokens(architecture, fields):
-    model, ids = every.model(architecture, **fields), every.inputs(architecture)["input_ids"]
-    labels = ids.clone()
-    labels[0, :9] = -100
-    output = model(ids, labels=labels)
-    expected = cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    assert_equal_but_for_rounding(output.loss, expected)
-
-
-@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
-def test_the_librarys_label_smoothing_shifts_labels(architecture, tmp_path):
-    trainer, given = citizens.plain_trainer(architecture, tmp_path, label_smoothing_factor=0.3), labelled(architecture)
-    logits = trainer.model(given["input_ids"]).logits[:, :-1].flatten(0, 1)
-    expected = cross_entropy(logits, given["labels"][:, 1:].flatten(), label_smoothing=0.3)
-    assert_equal_but_for_rounding(trainer.compute_loss(trainer.model, dict(given)), expected)
-
-
-@pytest.mark.parametrize("architecture", every.MASS_MAPPERS)
-@pytest.mark.parametrize("column", ["labels", "kappa"])
-def test_a_plain_trainer_evaluates_maps_alone(architecture, column, tmp_path):
-    """True maps are labels, as in image-to-image data, or are named as such."""
-    given = labelled(architecture)
-    rows = [{"pixel_values": maps, column: truth} for maps, truth in zip(given["pixel_values"], given["kappa"])]
-    arguments = TrainingArguments(tmp_path, use_cpu=True, report_to=[], disable_tqdm=True, label_names=[column])
-    found = Trainer(every.model(architecture), arguments, eval_dataset=rows).evaluate()["eval_loss"]
-    expected = every.model(architecture)(given["pixel_values"], kappa=given["kappa"])
-    assert found == pytest.approx(expected.loss.item(), rel=1e-4) and expected.nll_loss is None
-
-
 # ---- the Go coder's decisions ----
 
 
 def test_training_rejects_decision_positions_without_labels():
-    model, given = every.model("hrm_go_coder"), labelled("hrm_go_coder")
+    model, given = every.model("hrm_go_coder"), citizens.labelled("hrm_go_coder")
     given["decision_positions"] = torch.zeros(citizens.ROWS, 1, dtype=torch.long)
     assert model(**given).loss.isfinite()
     with pytest.raises(ValueError, match="remove_unused_columns=False"):
@@ -119,7 +84,7 @@ def test_training_rejects_decision_positions_without_labels():
 
 def test_a_plain_trainer_learns_decisions_and_evaluates_them(tmp_path):
     """Referee: the model's own loss of the same batch."""
-    given = labelled("hrm_go_coder")
+    given = citizens.labelled("hrm_go_coder")
     given["decision_positions"] = torch.full((citizens.ROWS, 1), 20)
     given["decision_labels"] = torch.arange(citizens.ROWS).unsqueeze(1) % 3
     rows = [{name: value[row] for name, value in given.items()} for row in range(citizens.ROWS)]
@@ -161,7 +126,7 @@ def test_a_board_without_a_table_trains_as_one_graph(architecture):
         model = every.model(architecture, puzzle_emb_ndim=0, puzzle_emb_len=0).train()
         forward = citizens.compiled(model) if compiling else model
         torch.manual_seed(0)
-        losses.append(forward(**labelled(architecture)).loss)
+        losses.append(forward(**citizens.labelled(architecture)).loss)
     torch.testing.assert_close(losses[1], losses[0], atol=1e-4, rtol=1e-4)
 
 
@@ -173,4 +138,4 @@ def test_documented_graph_breaks_exist(architecture):
     # A size that depends on data is a user's error to the compiler, or goes through as it was raised.
     by_data = torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode
     with pytest.raises((torch._dynamo.exc.TorchDynamoException, by_data)):
-        citizens.compiled(model, backend="eager")(**labelled(architecture))
+        citizens.compiled(model, backend="eager")(**citizens.labelled(architecture))

@@ -92,33 +92,6 @@ def test_plain_trainer_trains_a_classifier_and_predicts(name, auto_class, tmp_pa
     assert found.shape == ((4, max(LENGTHS), 3) if of_tokens else (4, 3))
 
 
-HEADS = {
-    "classes": (AutoModelForSequenceClassification, 3, torch.tensor([0, 1, 2, 0])),
-    "several classes": (AutoModelForSequenceClassification, 3, torch.eye(4)[:, :3]),
-    "regression": (AutoModelForSequenceClassification, 1, torch.tensor([0.1, 0.5, 0.9, 2.0])),
-    "tokens": (AutoModelForTokenClassification, 3, torch.tensor([[-100, 1], [0, 1], [-100, -100], [2, 2]])),
-}
-
-
-@each_name
-@pytest.mark.parametrize("kind", HEADS)
-def test_accumulated_batches_have_the_loss_and_gradients_of_one_large_batch(name, kind, tmp_path):
-    auto_class, num_labels, labels = HEADS[kind]
-    rows = [{"input_ids": ids[:2], "labels": label} for ids, label in zip(texts(name), labels)]
-    found = []
-    for batches in (1, 4):
-        arguments = TrainingArguments(
-            tmp_path, max_steps=1, per_device_train_batch_size=4 // batches, gradient_accumulation_steps=batches,
-            logging_steps=1, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True,
-        )  # fmt: skip
-        model = classifier(name, auto_class, num_labels)
-        model.config.halt_exploration_prob = 0.0
-        trainer = Trainer(model, arguments, train_dataset=rows)
-        trainer.train()
-        found.append([trainer.state.log_history[0][value] for value in ("loss", "grad_norm")])
-    assert found[0] == pytest.approx(found[1], rel=1e-4) and found[0][0] > 0
-
-
 @each_head
 @each_name
 def test_base_model_weights_survive_adding_a_head_and_saving(name, auto_class, tmp_path):

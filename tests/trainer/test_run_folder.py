@@ -120,15 +120,10 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_has_another(tmp_path):
 
 
 def test_resume_takes_truth_values(tmp_path):
-    found = [
-        LmTrainingArguments(str(tmp_path), resume_from_checkpoint=text, use_cpu=True) for text in ("true", "false")
-    ]
-    assert [args.resume_from_checkpoint for args in found] == ["last", None]
     trainer(tmp_path).train()
     with pytest.raises(FileExistsError, match="--resume_from_checkpoint last"):
         trainer(tmp_path).train("false")
-    resumed = trainer(tmp_path, steps=6)
-    resumed.train("true")
+    trainer(tmp_path, steps=6).train(trainer(tmp_path, resume_from_checkpoint="true").args.resume_from_checkpoint)
     assert run_id_of(tmp_path / "checkpoint-6") == run_id_of(tmp_path / "checkpoint-4")
 
 

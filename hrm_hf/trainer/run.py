@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
-from transformers import BitsAndBytesConfig, PreTrainedModel, Trainer
+from transformers import BitsAndBytesConfig, IntervalStrategy, PreTrainedModel, Trainer
 
 from ..hub.cards import record_evaluation
 from ..hub.kinds import Kind, load_config
@@ -81,6 +81,20 @@ class TrainingRun:
     def load_data(self) -> None:
         """Sets `train` and `validation`. Called by all processes."""
         raise NotImplementedError
+
+    def skip_evaluation(self) -> None:
+        """Turn off evaluation while training, for a run without held-out data. Called by all processes.
+
+        Raises:
+            ValueError: the run needs evaluations, to stop or to choose its best checkpoint.
+        """
+        args = self.args
+        needing = ("early_stopping_patience", "load_best_model_at_end")
+        if name := next((name for name in needing if getattr(args, name, None)), None):
+            raise ValueError(f"{name}={getattr(args, name)}: needs held-out data; give some, or leave it out")
+        if args.should_save and args.eval_strategy != IntervalStrategy.NO:
+            print(f"no held-out data: the run does not evaluate (eval_strategy={args.eval_strategy.value} is ignored)")
+        args.eval_strategy, args.eval_on_start = IntervalStrategy.NO, False
 
     def load_model(self, quantized: BitsAndBytesConfig | None) -> PreTrainedModel:
         """A fresh model for the data, or saved weights."""
@@ -138,6 +152,8 @@ def run_training(run: TrainingRun) -> None:
     if model_args.model_name_or_path:
         load_config(model_args.model_name_or_path, run.kind)
     run.load_data()
+    if run.validation is None:
+        run.skip_evaluation()
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
     run.parameters = run.count_parameters(model)  # before it may be sharded
     model = with_adapters(model, tuning_args)

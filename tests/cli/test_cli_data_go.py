@@ -102,6 +102,14 @@ def test_a_tokenizer_skips_broken_lines_and_counts_them(tmp_path):
     assert "t.jsonl, line 2" in result["not_read"]["examples"]["unreadable line"][0]
 
 
+def test_a_tokenizer_is_trained_on_records_and_no_larger_than_they_fill(built, tmp_path):
+    out, report = built
+    command = ("go-tokenizer", "--vocab-size", "50000", "--out", tmp_path, "--source")
+    result = json.loads(call(*command, out / "records" / "train.jsonl", "--json").stdout.splitlines()[-1])
+    assert result["files"] == report["train_rows"] and f"{result['vocab_size']} of 50000" in result["note"]
+    assert "line 1: id is missing" in failure(*command, tiny_go.write(tmp_path / "p.jsonl", [{"solution": 1}]))
+
+
 def test_empty_splits_are_reported(tmp_path):
     for number in range(2):
         (tmp_path / f"p{number}").mkdir()

@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tiny_go
@@ -155,33 +154,35 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd, monkeypatc
     for package in ("bufio", "bytes", "container", "encoding", "errors", "flag", "fmt", "html", "io", "path", "sort"):
         shutil.copytree(std / package, tmp_path / "src" / package)
     out = tmp_path / "demo"
-    extra = "--max_steps 4 --max_eval_samples 4"
-    assert demo.run_demo(DemoGo(source=str(tmp_path / "src"), minutes=0.1, vocab_size=1024, out=out, extra=extra))[
-        "out"
-    ] == str(out)
+    options = DemoGo(source=str(tmp_path / "src"), minutes=0.1, vocab_size=1024, out=out)
+    assert demo.run_demo(replace(options, extra="--max_steps 4 --max_eval_samples 4"))["out"] == str(out)
     said = capfd.readouterr().out
     assert len(re.findall("attempts?, stopped by", said)) == 3
-    assert {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in Path(out).iterdir()
-    }
+    written = {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"}
+    assert written <= {path.name for path in out.iterdir()}
 
 
-@pytest.mark.parametrize(("bits", "readable"), [(2.31, False), (1.7, True)])
-def test_demo_hides_code_of_an_undertrained_model(tmp_path, monkeypatch, bits, readable):
-    """No program runs; the model's bits per byte are those that a run would have left."""
+@pytest.mark.parametrize(("bits", "minutes", "written"), [(2.31, 3, ["--limit 1 "]), (1.7, 20, ["test", "--repair"])])
+def test_demo_uses_its_minutes_and_shows_code(tmp_path, monkeypatch, bits, minutes, written):
+    """No program runs, nothing is installed; a step takes two seconds, and bits are those that a run would leave."""
     from hrm_hf.golang import demo
 
     started = []
 
     def note(*command, out=None):
-        started.append(list(map(str, command)))
+        started.append(" ".join(map(str, command[1:])))
         if "--output_dir" in started[-1]:
             (tmp_path / "results.json").write_text(json.dumps({"metrics": {"bits_per_byte": bits}}))
 
     monkeypatch.setattr(demo, "run_process", note)
-    monkeypatch.setattr(demo, "steps_for", lambda minutes, vocab_size: 8)
-    said = io.StringIO()
-    result = demo.run_demo(DemoGo(source=str(tmp_path), minutes=3, vocab_size=1024, out=tmp_path), said)
-    assert (result["bits_per_byte"], result["readable"]) == (bits, readable)
-    assert ("undertrained: 2.31 bits per byte" in said.getvalue()) == (not readable)
-    assert [command[3] for command in started if command[1] == "-m"] == ["data", "data", *["go"] * 2 * readable]
+    monkeypatch.setattr(demo, "seconds_per_step", lambda vocab_size: 2.0)
+    monkeypatch.setenv("GO", str(tmp_path))  # no Go command
+    with pytest.raises(GoNotFoundError, match="GO="):
+        demo.run_demo(DemoGo(source="std", out=tmp_path))
+    assert started == []
+    result = demo.run_demo(DemoGo(source=str(tmp_path), minutes=minutes, out=tmp_path), said := io.StringIO())
+    assert (result["bits_per_byte"], result["readable"]) == (bits, bits < 2)
+    assert ("undertrained: 2.31 bits per byte" in said.getvalue()) == (bits > 2)
+    assert 0.3 * minutes * 30 <= result["steps"] <= 0.95 * minutes * 30
+    assert [" data go" in command for command in started] == [True, True, False] + [False] * len(written)
+    assert all(options in command for options, command in zip(written, started[3:], strict=True))

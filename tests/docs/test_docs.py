@@ -140,10 +140,43 @@ def test_each_python_block_of_a_page_runs_in_a_new_process(page, checkpoints, tm
     run_blocks(page, checkpoints, tmp_path, lambda text: subprocess.run([*command, text], **options))
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_go_guide_run_in_order_in_fresh_processes(tmp_path):
+    """From pull requests in an empty folder to the original guide's prompt; only sizes of the training are added."""
+    code = "func Neg{0}(a int) int {{\n\treturn -Neg{0}(a)\n}}\n"
+    rows = [{"problem": {"description": "Add Neg"}, "solution": {"code": code.format(number)}} for number in range(12)]
+    tiny_go.write(tmp_path / "train.jsonl", rows)
+    block = docs_pages.blocks("docs/coming_from/go_coder.md", "bash")[0].text
+    install, *commands = docs_pages.shell_commands(block.replace(" training/", f" {ROOT}/training/"))
+    commands[-1] += ("--max_steps", "2", "--config_overrides", "hidden_size=32,intermediate_size=64")
+    write = 'write = pipeline("text-generation", model="runs/go_base", tokenizer="data/go_tokenizer", device=-1)'
+    write += '\nwrite("<PR_TITLE> Fix nil", max_length=200, num_return_sequences=1, temperature=0.8, top_p=0.95)'
+    ours, library = "import hrm_hf\n", "from transformers import pipeline\n"
+    commands += [("python", "-c", ours + library + write), ("python", "-c", library + ours + write)]
+    commands += docs_pages.shell_commands("hrm-hf eval go runs/go_base --records data/go/train.jsonl --limit 2")
+    for program, *arguments in commands:
+        command = [sys.executable, *(("-m", "hrm_hf.cli") if program == "hrm-hf" else ()), *arguments]
+        how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True}
+        result = subprocess.run(command, timeout=600, **how)
+        assert result.returncode == 0 and "already registered" not in result.stderr, result.stderr[-3000:]
+    assert install[0] == "pip" and "loss.code_perplexity: " in result.stdout
+
+
 def test_every_recipe_is_named_in_some_page():
     text = "".join((ROOT / page).read_text() for page in PAGES)
     recipes = [path.stem for path in sorted((ROOT / "training" / "recipes").glob("*.yaml"))]
     assert [name for name in recipes if not re.search(rf"[`/]{name}(\.yaml|`)", text)] == []
+
+
+def test_figures_of_the_go_coder_pages_are_measured():
+    section = docs_pages.prose("docs/results/go_coder.md")
+    page = docs_pages.prose("docs/architectures/hrm_go_coder.md").partition("## Measured here")[2].partition("## ")[0]
+    assert [figure for figure in re.findall(r"(?<![\w.])-?\d+\.\d+", page) if figure not in section] == []
+    guide = docs_pages.prose("docs/coming_from/go_coder.md")
+    call, size = re.search(r"`(HrmGoCoderConfig\(.*?\))`.*?, ([\d.]+)M", guide).groups()
+    with torch.device("meta"):
+        model = hrm_hf.HrmGoCoderForCausalLM(eval(f"hrm_hf.{call}"))
+    assert f"{model.num_parameters() / 1e6:.1f}" == size
 
 
 def test_animated_board_shows_the_packaged_solver(tmp_path):

@@ -33,6 +33,7 @@ MODELS = {
     "llama": f"{WIDTHS},num_hidden_layers=2,tie_word_embeddings=true",
     "gpt2": "n_embd=32,n_head=2,n_layer=2",
 }
+STEPS = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "eval_data": None}
 
 
 def load_script(name: str):
@@ -234,6 +235,11 @@ def test_code_is_generated_and_validated_during_training(run, data, tmp_path):
     assert {one["id"].rpartition("@")[2] for one in replayed} <= {"2", "4"} and replayed
 
 
+def test_a_run_without_held_out_records_skips_evaluations(run):
+    _, results = run("run", validation_frequency=2, max_steps=2, **STEPS)
+    assert results["metrics"] == {} and "eval_strategy=steps" in results["printed"]
+
+
 def test_validation_during_training_does_not_change_the_losses(run):
     written, _ = run("written", validation_frequency=1, validation_prompts=2, validation_max_new_tokens=4)
     alone, _ = run("alone")
@@ -246,7 +252,8 @@ def test_validation_during_training_does_not_change_the_losses(run):
         ({"train_data": None}, "--train_data"),
         ({"plan_loss_weight": 0.5, "model_type": "llama"}, "plan_loss_weight=0.5: LlamaForCausalLM"),
         ({"lr_multipliers": "planner=1", "model_type": "llama"}, "lr_multipliers=planner=1: LlamaForCausalLM"),
-        ({"validation_frequency": 1, "eval_data": None}, "validation_frequency=1 .*--eval_data"),
+        ({"validation_frequency": 1, "replay_file": "x", "eval_data": None}, "replay_file='x'.*--eval_data"),
+        ({"early_stopping_patience": 1, **STEPS}, "early_stopping_patience=1"),
         ({"tokenizer_name": "byte"}, "hrm-hf data go-tokenizer"),
     ],
 )

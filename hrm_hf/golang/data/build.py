@@ -21,6 +21,7 @@ from tqdm.auto import tqdm
 
 from ...hub.kinds import GO_CODER, load_config
 from ...hub.licenses import UNKNOWN_LICENSE
+from ...io.files import numbered_lines
 from ...io.usage import UsageError
 from ...models.processing_hrm_go_coder import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from ...text.sources import read_json_lines
@@ -30,7 +31,7 @@ from .commits import commit_records
 from .functions import function_records
 from .hub_sets import hub_records
 from .pull_requests import pull_request_records
-from .records import read_records, spread, write_lines, write_records
+from .records import problem_text, read_records, spread, write_lines, write_records
 from .selection import SPLITS, Selection, evaluation_ngrams, split_of, validate_no_evaluation_file
 from .sources import Dropped, find_go_source, go_files, go_text
 from .streams import GoStreamBuilder
@@ -109,7 +110,10 @@ def build_records(options: BuildGo) -> dict[str, Any]:
 
 
 def build_tokenizer(options: BuildGoTokenizer) -> dict[str, Any]:
-    """Train a byte-level BPE tokenizer on Go files, or on the {text} of .jsonl files, and save it."""
+    """Train a byte-level BPE tokenizer on Go files, on records, or on the {text} of .jsonl files, and save it.
+
+    A vocabulary that the sources cannot fill is smaller than `vocab_size`; the report then has a note.
+    """
     started = time.perf_counter()
     dropped = Dropped()
     found = (text for source in options.source for text in _texts(source, dropped))
@@ -119,9 +123,11 @@ def build_tokenizer(options: BuildGoTokenizer) -> dict[str, Any]:
     tokenizer = train_on_texts(iter(texts), options.vocab_size, True, options.pre_tokenizer)
     tokenizer.save_pretrained(options.out)
     tokens = sum(len(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+    note = f"the sources give {len(tokenizer)} of {options.vocab_size} ids; give more sources for more"
     return {
         "out": str(options.out),
         "vocab_size": len(tokenizer),
+        **({"note": note} if len(tokenizer) < options.vocab_size else {}),
         "files": len(texts),
         "megabytes": _megabytes(texts),
         "bytes_per_token": round(sum(len(text.encode()) for text in texts) / tokens, 3),
@@ -212,6 +218,10 @@ def _texts(source: str, dropped: Dropped) -> Iterator[str]:
     validate_no_evaluation_file(source)
     if not Path(source).is_file():
         raise UsageError(f"source={source!r}: does not exist", "--source")
+    if b'"solution"' in next(numbered_lines(source), ("", b""))[1]:  # records
+        for record in read_records(source, "skip", lambda wrong: dropped.add("unreadable line", wrong)):
+            yield "\n\n".join((problem_text(record), record["context"]["before"], record["solution"]["code"]))
+        return
     for row in read_json_lines(source, "text", "skip"):
         if row["text"] is None:
             dropped.add("unreadable line", row["error"])
@@ -271,7 +281,8 @@ def _megabytes(texts: list[str]) -> float:
 
 def _why(*dropped: Dropped) -> str:
     reasons = [f"{count} {reason}" for each in dropped for reason, count in each.counts.most_common()]
-    return f"left out: {', '.join(reasons)}" if reasons else "there are no Go files in it"
+    wrong = [each.examples[reason][0] for each in dropped for reason in each.examples if reason == "unreadable line"]
+    return f"left out: {', '.join([*reasons, *wrong])}" if reasons else "there are no Go files in it"
 
 
 # ---- tokenizer ----
@@ -284,12 +295,12 @@ def train_on_texts(
 
     Args:
         texts: contents of Go source files.
-        vocab_size: ids in all, tags included.
+        vocab_size: most ids, tags included; fewer if the texts give no more.
         progress: show a progress bar.
         pre_tokenizer: one of `PRE_TOKENIZERS`.
 
     Raises:
-        ValueError: a `vocab_size` below the tags and bytes, or there is too little text for it.
+        ValueError: a `vocab_size` below the tags and bytes.
     """
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = _splitting(PRE_TOKENIZERS[pre_tokenizer])
@@ -301,11 +312,8 @@ def train_on_texts(
         show_progress=progress,
     )
     backend.train_from_iterator(texts, trainer)
-    if backend.get_vocab_size() != vocab_size:
-        found = backend.get_vocab_size()
-        raise ValueError(
-            f"vocab_size={vocab_size}: tags, bytes and the sources make {found}; give that, or more sources"
-        )
+    if (least := backend.get_vocab_size()) > vocab_size:
+        raise ValueError(f"vocab_size={vocab_size}: tags and bytes alone make {least}; give at least that")
     backend.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B:1", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))]
     )

@@ -120,6 +120,7 @@ def run_blocks(page: str, checkpoints: Path, folder: Path, run) -> None:
             run("\n" * (block.line - 1) + block.text)
 
 
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # of TRL
 @pytest.mark.parametrize("page", [pytest.param(page, marks=SLOW.get(page, ())) for page in EXECUTED])
 def test_each_python_block_of_a_page_runs_without_the_names_of_others(page, checkpoints, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -288,5 +288,5 @@ def test_help_of_the_training_scripts_lists_every_option_and_imports_no_torch():
     done = subprocess.run([sys.executable, "-c", HELP, *scripts], capture_output=True, text=True, check=True)
     shown = [set(re.findall(r"--[\w-]+", each)) for each in done.stdout.split("usage: ")[1:]]
     assert done.stderr == "" and done.stdout.endswith("\n[]\n")
-    wanted = [docs_pages.script_options(each.stem) - {"--help"} for each in scripts]
+    wanted = [docs_pages.script_options(each.stem) - {"-h", "--help"} for each in scripts]
     assert len(shown) == 8 and all(options <= own for options, own in zip(wanted, shown))

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from types import TracebackType
 
 
 # transformers imports these where they are installed; as if they were not, it takes a tenth of the time.
@@ -22,14 +23,15 @@ def start_program() -> None:
     from hrm_hf.io.messages import hide_messages
 
     if hide_messages():
+        sys.excepthook = _show_error  # Ctrl-C during imports
         os.environ.setdefault("TQDM_DELAY", BAR_DELAY_SECONDS)
 
 
 def main() -> None:
     """Run `hrm-hf`."""
+    start_program()
     from hrm_hf.cli import main
 
-    start_program()
     run_and_leave(main)
 
 
@@ -78,6 +80,13 @@ def start_script(extra: str | None = None) -> None:
     start_program()
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.modules.update(dict.fromkeys(NOT_NEEDED_FOR_HELP))  # None: as if not installed
+
+
+def _show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write("interrupted\n")
+    else:
+        sys.__excepthook__(kind, error, traceback)
 
 
 if __name__ == "__main__":

@@ -278,6 +278,17 @@ def load_function(name: str) -> Callable[..., Any]:
     return getattr(import_module(module), function)
 
 
+class NoDefaultModel:
+    """The default of a pipeline that has none: raises ValueError when the library unpacks its name and revision."""
+
+    def __init__(self, task: str):
+        self.task = task
+
+    def __iter__(self):
+        call = f'pipeline("{self.task}", model=FOLDER)'
+        raise ValueError(f"model=None: {self.task} comes without a model; name one: {call}")
+
+
 def _complete_push(folder: str, repo_id: str) -> None:
     load_function("hrm_hf.hub:complete_push")(folder, repo_id)  # loaded by a push alone
 
@@ -300,9 +311,8 @@ def _register() -> None:
             row.feature_extractor.register_for_auto_class("AutoFeatureExtractor")
     # These pipelines travel with checkpoints, so they cannot register themselves as the others do.
     for maps, pipeline in ((COSMOLOGY, CosmologyRegressionPipeline), (MASS_MAPS, MassMappingPipeline)):
-        PIPELINE_REGISTRY.register_pipeline(
-            maps["pipeline"], pipeline, pt_model=maps["head_auto_classes"], type="image"
-        )
+        task, default = maps["pipeline"], {"model": NoDefaultModel(maps["pipeline"])}
+        PIPELINE_REGISTRY.register_pipeline(task, pipeline, maps["head_auto_classes"], default, "image")
 
 
 def _code_name(cls: type) -> str:

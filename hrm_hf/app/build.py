@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, 
 
 from ..export.checkpoint import find_file
 from ..hub.cards import CARD_FILE, read_run, training_data
-from ..hub.kinds import load_config
+from ..hub.kinds import load_config, load_network
 from ..io.evaluation import chosen_device
 from ..io.model_names import ModelError
 from ..registry import ARCHITECTURES, architecture_of, load_function
@@ -77,7 +77,7 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> l
     row = architecture_of(config)
     if AutoModelForCausalLM in row.head_auto_classes:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        served = AutoModelForCausalLM.from_pretrained(name).to(device).eval(), tokenizer
+        served = load_network(name, AutoModelForCausalLM).to(device), tokenizer
     else:
         served = (pipeline(row.pipeline, model=name, device=device),)
     task = getattr(config, "task", None)

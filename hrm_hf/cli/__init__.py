@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from .._version import __version__
+from .command import with_hyphens
 
 
 # MODULE or MODULE:NAME of each command, in the order of the help. No module is called `app`: loading it would replace
@@ -48,9 +49,8 @@ def _load(name: str) -> Any:
     return typer.main.get_group(around).commands[name]
 
 
-app = typer.Typer(
-    cls=CommandsWhenNeeded, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": with_hyphens}
+app = typer.Typer(cls=CommandsWhenNeeded, no_args_is_help=True, context_settings=SETTINGS)
 
 
 def _show_version(asked: bool) -> None:

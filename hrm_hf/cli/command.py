@@ -20,6 +20,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
 
 
+_UNDERSCORED: set[str] = set()  # names of options, filled as commands are loaded
+
+
+def with_hyphens(name: str) -> str:
+    """Return the name of an option with hyphens: it may be typed with underscores, as in the training scripts."""
+    return name.replace("_", "-") if name.removeprefix("no_") in _UNDERSCORED else name
+
+
 def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[Callable], Callable]:
     """Decorate a function that takes one instance of `options`, so that typer reads the options from its fields.
 
@@ -68,6 +76,7 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
     if about.get("argument"):
         info = typer.Argument(**shared)
     else:
+        _UNDERSCORED.add(field.name)
         names = about.get("flags") or ((flag(field),) if hint is bool and default is False else ())
         info = typer.Option(*names, **shared)
     return inspect.Parameter(

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from transformers import AutoFeatureExtractor, PreTrainedModel
 
 from ..hub.cards import record_evaluation
-from ..hub.kinds import MASS_MAPPER, REGRESSOR, Kind, load_config
+from ..hub.kinds import MASS_MAPPER, REGRESSOR, Kind, load_config, load_network
 from ..io.evaluation import RESULTS_FILE, chosen_device, write_results
 from ..io.usage import UsageError
 from ..trainer.recipes import library_versions
@@ -377,8 +377,8 @@ def _load_model(options: EvaluateCosmo | EvaluateMassMaps, kind: Kind) -> tuple[
     """Load a model and its extractor. Raises UsageError for a choice of segments for a model that has one."""
     if segments_of(load_config(options.model, kind)) == 1 and (options.steps == "adaptive" or options.max_steps):
         raise UsageError(f"{options.model} has one segment only; there is none to choose, so leave it out", "--steps")
-    model = getattr(transformers, kind.auto_class).from_pretrained(options.model)
-    return model.to(chosen_device(options.device)).eval(), AutoFeatureExtractor.from_pretrained(options.model)
+    model = load_network(options.model, getattr(transformers, kind.auto_class))
+    return model.to(chosen_device(options.device)), AutoFeatureExtractor.from_pretrained(options.model)
 
 
 def _depth(options: EvaluateCosmo | EvaluateMassMaps) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..hub.kinds import GO_CODER, load_config
+from ..hub.kinds import GO_CODER, load_config, load_network
 from ..io.evaluation import chosen_device
 from .options import WriteGo
 
@@ -44,7 +44,7 @@ def generate_code(
     from .validators.go_validators import best_validator
 
     tasks = tasks_of(options)
-    coder = AutoModelForCausalLM.from_pretrained(options.model).to(chosen_device(options.device)).eval()
+    coder = load_network(options.model, AutoModelForCausalLM).to(chosen_device(options.device))
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     validator = None if options.validator == "none" else best_validator(options.validator)
     live = None

@@ -8,11 +8,12 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+from ..io.files import load_json
 from ..io.model_names import ADAPTER_CONFIG, CONFIG, ModelError, find_model
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from ..registry import ArchitectureSpec
 
@@ -72,9 +73,11 @@ def validate_kind(name: str, wanted: Kind) -> None:
     file = Path(name, CONFIG)
     try:
         stated = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError) as error:
+        if not isinstance(stated, dict):
+            raise ValueError(f"{CONFIG} holds {json.dumps(stated)[:40]}; expected an object")
+    except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(name, error) from error
-    auto_map = stated.get("auto_map") if isinstance(stated, dict) else None
+    auto_map = stated.get("auto_map")
     heads = {each for each in auto_map if each.startswith("AutoModelFor")} if isinstance(auto_map, dict) else set()
     if heads and wanted.auto_class not in heads:
         own = next((kind for kind in KINDS if kind.auto_class in heads), None)
@@ -95,24 +98,58 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
     adapter = Path(name, ADAPTER_CONFIG)
     source: str | None = name
     if adapter.is_file() and not Path(name, CONFIG).is_file():
-        source = json.loads(adapter.read_text()).get("base_model_name_or_path")
-        if not (adapters and source):
+        source = load_json(adapter)
+        source = source.get("base_model_name_or_path") if isinstance(source, dict) else None
+        if not (adapters and isinstance(source, str) and source):
             raise ModelError(f"{name} {IS_ADAPTER}")
     elif wanted is not None:
         validate_kind(name, wanted)
     from .. import register
 
     register()  # seconds, which the checks above spare
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
+
+    from .manifests import READ_ERRORS
 
     try:
         config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
+    except (*READ_ERRORS, StrictDataclassError) as error:
         raise _unreadable(name, error) from error
     if wanted is not None and not wanted.takes(config):
         own = next((kind for kind in KINDS if kind.takes(config)), None)
         raise _of_another_kind(name, config.model_type, wanted, own)
     return config
+
+
+def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
+    """Load a model in eval mode. CheckpointError for weights that are unreadable, missing, unfit or not finite."""
+    import torch
+    from torch.nn import Parameter
+    from transformers.utils import logging
+
+    from .manifests import READ_ERRORS, CheckpointError, broken_weights
+
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True, **options}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its report is a table of many lines
+    try:
+        network, info = auto_class.from_pretrained(name, **options)
+    except READ_ERRORS as error:
+        said = shorten(str(error), 300, placeholder=" ...")
+        raise CheckpointError(f"{name}: its weights cannot be read ({type(error).__name__}: {said})") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    plain = {key: value for key, value in network.state_dict().items() if type(value) in (torch.Tensor, Parameter)}
+    problems = {
+        "missing": sorted(info["missing_keys"]),
+        "of another shape than config.json says": sorted(key for key, *_ in info["mismatched_keys"]),
+        "not finite": broken_weights(plain),  # quantized tensors of torchao have no norm
+    }
+    for problem, names in problems.items():
+        if names:
+            raise CheckpointError(f"{name}: {len(names)} weights are {problem}, such as {names[0]}; save it again")
+    return network.eval()
 
 
 def _unreadable(name: str, error: Exception) -> ModelError:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
 
 from ..io.options import wanted_checkpoint
 
@@ -28,6 +29,7 @@ CARRY_FILE = "act_state_{}.pt"  # of a process of a puzzle run: its carry, and w
 # Patterns of the files that our trainers add to the library's training state; a push omits them by default.
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, CARRY_FILE.format("*"))
 
+LARGEST_WEIGHT = 1e18  # its square is about the largest 32-bit number, so that nothing computed with more is finite
 HASHED_AT_ONCE = 4  # files; more would only make a disk seek
 SHARD_METADATA = ".metadata"
 METADATA_CLASSES = {
@@ -238,6 +240,15 @@ def resolve_checkpoint(
             fix = f"resume from the newest complete one, {newest}, with --resume_from_checkpoint last-complete"
         raise CheckpointError(f"checkpoint {folder} is corrupted: {'; '.join(found)}. Nothing was loaded; {fix}.")
     return str(folder)
+
+
+def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors that are not finite, or so large that nothing computed with them is."""
+    local = {n: t.to_local() if isinstance(t, DTensor) else t for n, t in named.items()}
+    local = {n: t.detach() for n, t in local.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
+    largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
+    values = torch.stack([value.to(largest[0].device) for value in largest]).tolist() if largest else []
+    return [name for name, value in zip(local, values) if not value < LARGEST_WEIGHT]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -203,12 +204,34 @@ def load_json(path: str | Path) -> Any:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 
 
-def load_yaml(path: str | Path) -> Any:
-    """Return the plain values of a YAML file; None for an empty one. ValueError, with its name, for anything else."""
+class _YamlLoader(yaml.SafeLoader):
+    """YAML 1.2 in two points that 1.1 reads otherwise: 1e-5 is a number, and a date is text."""
+
+
+_CHANGED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_YamlLoader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] not in _CHANGED]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_NUMBER = r"(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+"
+_FLOAT = re.compile(rf"[-+]?({_NUMBER}|\.inf|\.Inf|\.INF)\Z|\.(nan|NaN|NAN)\Z")
+_YamlLoader.add_implicit_resolver(_CHANGED[0], _FLOAT, list("-+.0123456789"))
+
+
+def load_yaml(path: str | Path, as_text: bool = False) -> Any:
+    """Return the plain values of a YAML file, or (as_text) their texts, such as "1.10"; None for an empty one.
+
+    ValueError, with the file's name, for anything else.
+    """
+    return parse_yaml(Path(path).read_bytes(), str(path), as_text)
+
+
+def parse_yaml(text: str | bytes, place: str, as_text: bool = False) -> Any:
+    """Return the same for YAML in memory; `place` is its name in errors."""
     try:
-        return yaml.safe_load(Path(path).read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
+        return yaml.load(text, yaml.BaseLoader if as_text else _YamlLoader)
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{place} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:

@@ -94,6 +94,14 @@ def _nearest(folder: Path) -> str:
     return f". Did you mean {above / close[0]}?" if close else ""
 
 
+def nearest_file(path: Path, pattern: str, *elsewhere: Path) -> str:
+    """Return a hint at a file of a similar name beside a missing one, or in other folders."""
+    folders = [folder for folder in (*elsewhere, path.parent) if folder.is_dir()]
+    files = {file.stem: file for folder in folders for file in folder.glob(pattern)}
+    close = difflib.get_close_matches(path.stem, files, n=1)
+    return f"; did you mean {files[close[0]]}?" if close else ""
+
+
 def _checkpoints(folder: Path) -> str:
     """Return a hint at the newest checkpoint of an unfinished run."""
     steps = [each.name for each in folder.glob("checkpoint-*") if (each / CONFIG).is_file()]

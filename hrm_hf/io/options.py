@@ -11,8 +11,12 @@ defaults, bounds and help texts. Imports nothing heavy, so that `--help` stays f
 
 import argparse
 import dataclasses
+import difflib
+import os
+import re
 import shlex
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -51,16 +55,19 @@ class Options:
     """Base class of all options. Checks bounds and choices; subclasses extend `__post_init__` with checks of pairs."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError for the first value outside of its bounds or choices."""
+        """Expand `~/` in paths, and raise UsageError for the first value outside of its bounds or choices."""
         hints = get_type_hints(type(self))
         for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
+            value = _at_home(getattr(self, each.name))
+            setattr(self, each.name, value)
             if value is not None:
                 self._validate(each, value, value_type(hints[each.name]))
 
     def _validate(self, field: dataclasses.Field, value: Any, kind: Any) -> None:
         low, high = field.metadata.get("min"), field.metadata.get("max")
-        if get_origin(kind) is Literal and value not in get_args(kind):
+        if kind in (int, float) and not _is_number(value, kind):
+            expected = f"must be {'a whole number' if kind is int else 'a number'}"
+        elif get_origin(kind) is Literal and value not in get_args(kind):
             expected = f"must be one of {', '.join(map(repr, get_args(kind)))}"
         elif (low is not None and value < low) or (high is not None and value > high):
             expected = f"must be at least {low}" if high is None else f"must be in [{low}, {high}]"
@@ -68,9 +75,38 @@ class Options:
             return
         raise UsageError(f"{field.name}={value!r}: {expected}", flag(field))
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any], taker: str, *more: str) -> Self:
+        """Return options for `taker`. Raise TypeError, which names the nearest of these and `more`, for others."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in values.keys() - set(known):
+            nearest = difflib.get_close_matches(name, [*known, *more], n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join([*known, *more])}"
+            raise TypeError(f"{name}={values[name]!r:.60}: {taker} takes no such argument; {hint}")
+        return cls(**values)
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some values changed."""
         return dataclasses.replace(self, **changes)
+
+
+def expand_home(text: str) -> str:
+    """Return a path, or several with commas between them, with `~/` and `~USER/` at their start as home folders."""
+    return re.sub(r"(?:^|(?<=,)|(?<=, ))~[\w.-]*(?=/)", lambda found: os.path.expanduser(found[0]), text)
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    if not isinstance(value, Real) or isinstance(value, bool) or value != value:
+        return False
+    return kind is float or value == value // 1
+
+
+def _at_home(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_at_home(each) for each in value]
+    if isinstance(value, Path):
+        return value.expanduser() if str(value).startswith("~/") else value
+    return expand_home(value) if isinstance(value, str) else value
 
 
 def flag(field: dataclasses.Field) -> str:
@@ -125,10 +161,11 @@ def _add_to(parser: argparse.ArgumentParser, field: dataclasses.Field, kind: Any
         parser.add_argument(field.name, type=kind, nargs="+" if many else None if required else "?")
         return
     shared = {"dest": field.name, "required": required, "default": argparse.SUPPRESS}
+    names = dict.fromkeys((flag(field), f"--{field.name}"))
     if kind is bool:
-        parser.add_argument(flag(field), action=argparse.BooleanOptionalAction, **shared)
+        parser.add_argument(*names, action=argparse.BooleanOptionalAction, **shared)
     else:
-        parser.add_argument(flag(field), type=kind, action="append" if many else "store", **shared)
+        parser.add_argument(*names, type=kind, action="append" if many else "store", **shared)
 
 
 def wanted_checkpoint(value: str | bool | Path | None) -> str | None:

@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
+
+
+INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
 
 
 class UsageError(ValueError):
@@ -29,8 +32,14 @@ def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def run_process(*command: object, out: TextIO | None = None) -> None:
-    """Run a program, with its output in ours or in `out`. Raise CalledProcessError if it fails."""
-    subprocess.run([str(part) for part in command], check=True, stdout=out)
+    """Run a program, with its output in ours or in `out`, until it ends, also after Ctrl-C; CalledProcessError."""
+    words, status = [str(part) for part in command], None
+    with subprocess.Popen(words, stdout=out) as process:
+        while status is None:
+            with suppress(KeyboardInterrupt):
+                status = process.wait()
+    if status:
+        raise subprocess.CalledProcessError(status, words)
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -60,10 +69,18 @@ def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> N
 def one_line_errors() -> Iterator[None]:
     """End the process with one line on stderr if the block fails: status 2 for bad usage, 1 for other failures.
 
+    Ctrl-C is one line too, with status 130.
+
     Unexpected errors, which are bugs, keep their traceback. HRM_HF_DEBUG=1 shows it for all.
     """
     try:
         yield
+    except KeyboardInterrupt as stop:
+        if os.environ.get("HRM_HF_DEBUG"):
+            raise
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"interrupted{f': {stop}' if str(stop) else ''}\n")
+        sys.exit(INTERRUPTED)
     except Exception as error:
         expected = _is_expected(error)
         message = error.args[0] if isinstance(error, KeyError) and error.args else error

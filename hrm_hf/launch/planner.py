@@ -31,10 +31,11 @@ from ..hub.kinds import LANGUAGE_MODEL, load_config
 from ..io.files import load_yaml
 from ..io.usage import UsageError, validate_extra
 from ..registry import ARCHITECTURES
-from ..resources import ROOT, resource, typed_path
+from ..resources import resource, typed_path
 from ..text.arguments import LmDataArguments, LmTrainingArguments
 from ..trainer.adapters import TuningArguments
 from ..trainer.recipes import (
+    RECIPES,
     ModelArguments,
     RecipeParser,
     build_config,
@@ -46,7 +47,6 @@ from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory
 from .options import LaunchOptions
 
 
-RECIPES = ROOT / "training" / "recipes"
 RUN_CLM = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # the options of run_clm.py
 PLAN_FILE = "launch_plan.json"
 BF16_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16 arithmetic

@@ -130,6 +130,7 @@ class SlurmJob(Options):
             "title": TITLES[self.kind],
             "example": f"sbatch {account}--export=ALL,{changes} FILE",
             "command": self.command(),
+            "name": self.name,
             "directives": self._directives(),
             "trains": trains,
         }

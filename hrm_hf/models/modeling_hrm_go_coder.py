@@ -61,7 +61,7 @@ from .heads_hrm_go_coder import (
     plan_means,
     within,
 )
-from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
+from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
 from .processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK
 from .recurrent_cache import VisitedLayersMixin, layer_cache_view, validate_slots
 from .refinement_hrm_go_coder import GoCoderRefinementMixin
@@ -312,7 +312,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         planner_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmGoCoderModelOutput:
-        validate_call(self, kwargs)
+        validate_call(self, kwargs, input_ids)
         inputs_embeds, cache, seen, position_ids = self._start(
             input_ids, inputs_embeds, past_key_values, position_ids, use_cache
         )
@@ -454,7 +454,7 @@ def _restricted(mask: torch.Tensor, keys: torch.Tensor, seen: int | torch.Tensor
     return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min)
 
 
-class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, GoCoderGenerationMixin):
+class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, GoCoderGenerationMixin):
     r"""The Go coder with its language modeling head. Beside the usual arguments its forward takes:
 
     labels: [B, S], compared with the logits one position earlier; -100 is not learned. A target counts to the
@@ -504,6 +504,8 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
         planner_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmGoCoderOutput:
+        shifted = kwargs.get("shift_labels")
+        validate_labels(labels if shifted is None else shifted, input_ids if inputs_embeds is None else inputs_embeds)
         targets, how = self._targets(labels, decision_positions, planner_only, kwargs)
         outputs: HrmGoCoderModelOutput = self.model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,

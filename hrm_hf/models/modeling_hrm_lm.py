@@ -61,7 +61,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import segment_losses
 from .hyper_connections import HyperConnection
-from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
+from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
 from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin
 from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_segments
 
@@ -363,10 +363,10 @@ class HrmLmModel(HrmLmPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmLmModelOutput:
         """Prelude, segments until every token has halted, coda."""
-        x = self.embed(input_ids, inputs_embeds)
         given = {name: kwargs.pop(name) for name in PLAN_ARGUMENTS if name in kwargs}
+        validate_call(self, kwargs, input_ids)
+        x = self.embed(input_ids, inputs_embeds)
         plan = plan or plan_segments(self.config, x, self.training, **given)
-        validate_call(self, kwargs)
         cache = plan.cache(past_key_values, use_cache)
         passes = self.pass_arguments(x, attention_mask, position_ids, cache, kwargs)
         if self.prelude is not None:
@@ -483,7 +483,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return z_H, z_L
 
 
-class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
+class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
     """`hrm_lm` with its language-model head, the losses of training, and generation.
 
     Arguments of the forward beside those of transformers:
@@ -527,6 +527,7 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
         validate_call(self, kwargs)
         targets, num_items = _shifted(labels, kwargs), kwargs.pop("num_items_in_batch", None)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
+        validate_labels(targets, tokens)
         plan = self.plan(tokens, schedule, num_segments, exit_criterion, exit_threshold)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:

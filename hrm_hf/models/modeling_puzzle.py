@@ -29,7 +29,7 @@ from .act import (
     wants_to_halt,
 )
 from .configuration_hrm_puzzle import EquilibriumConfig, HrmPuzzleConfig
-from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
+from .modeling_utils import CheckpointCodeMixin, validate_labels, validate_no_attentions
 from .puzzle_layers import (
     CastedLinear,
     PuzzleInputEmbedding,
@@ -424,6 +424,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
 def _incoming(input_ids, puzzle_identifiers, labels) -> dict[str, torch.Tensor]:
     if puzzle_identifiers is None:
         puzzle_identifiers = torch.zeros(input_ids.shape[0], dtype=torch.int32, device=input_ids.device)
+    validate_labels(labels, input_ids)
     data = {"input_ids": input_ids, "puzzle_identifiers": puzzle_identifiers}
     return data if labels is None else {**data, "labels": labels}
 

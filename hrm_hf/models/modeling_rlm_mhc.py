@@ -39,7 +39,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
-from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
+from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
 from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view, validate_slots
 
 
@@ -210,7 +210,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> RlmMhcModelOutput:
-        validate_call(self, kwargs)
+        validate_call(self, kwargs, input_ids)
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -243,7 +243,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         return RlmMhcModelOutput(last_hidden_state=self.norm(self.reduce(streams)), past_key_values=past_key_values)
 
 
-class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
+class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
@@ -269,6 +269,7 @@ class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
         **kwargs: Unpack[TransformersKwargs],
     ) -> RlmMhcOutput:
         validate_call(self, kwargs)
+        validate_labels(labels, input_ids if inputs_embeds is None else inputs_embeds)
         outputs: RlmMhcModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -40,15 +40,17 @@ LIBRARY_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 
-def validate_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Check what a causal language model's forward hands on to its layers.
+def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Tensor | None = None) -> None:
+    """Check the tokens of a causal language model's forward, and what it hands on to its layers.
 
     Names unlike any argument pass, as in transformers: serving engines and generation loops hand on their own.
 
     Raises:
         TypeError: a misspelt keyword argument, which nothing reads.
-        ValueError: attention weights are asked for, and the attention function computes none.
+        ValueError: attention weights are asked for, and the attention function computes none; or `validate_ids`.
     """
+    if input_ids is not None:
+        validate_ids(input_ids, model.config.vocab_size)
     recorded = [f"output_{name}" for name in type(model)._can_record_outputs or ()]
     for name in [name for name in kwargs if name not in LIBRARY_ARGUMENTS and name not in recorded]:
         if near := _meant(name, type(model)):
@@ -59,6 +61,37 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
             f"output_attentions=True: attn_implementation={attention!r} computes no attention weights; load the model "
             'with attn_implementation="eager", or call model.set_attn_implementation("eager")'
         )
+
+
+def validate_ids(ids: torch.Tensor, vocab_size: int) -> None:
+    """Raise ValueError for a token outside the vocabulary, on an eager CPU; a GPU would have to wait."""
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+        return
+    low, high = (value.item() for value in torch.aminmax(ids))
+    if low < 0 or high >= vocab_size:
+        raise ValueError(f"input_ids={low if low < 0 else high}: tokens are 0 to {vocab_size - 1} (vocab_size)")
+
+
+def validate_labels(labels: torch.Tensor | None, tokens: torch.Tensor | None) -> None:
+    """Raise ValueError for labels of another shape than the tokens [B, S], or than embeddings [B, S, D]."""
+    if labels is not None and tokens is not None and labels.shape != tokens.shape[:2]:
+        shapes = f"{list(labels.shape)}; expected {list(tokens.shape[:2])}"
+        raise ValueError(f"labels has shape {shapes}, a label for each token, -100 where there is none")
+
+
+class PromptsMixin:
+    """For causal language models: `generate` rejects prompts longer than the window."""
+
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any):
+        """As in transformers. Raises ValueError for a prompt [B, S] longer than the window, padding aside."""
+        ids, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
+        window = self.config.max_position_embeddings
+        if ids is not None and ids.shape[-1] > window:
+            length = ids.shape[-1] if mask is None or mask.ndim != 2 else int(mask.sum(-1).max())
+            if length > window:
+                text = f"has {length} tokens; the window has {window} (max_position_embeddings)"
+                raise ValueError(f"input_ids {text}; shorten the prompt")
+        return super().generate(inputs, *args, **kwargs)
 
 
 @lru_cache  # a serving engine hands on the same names at every token

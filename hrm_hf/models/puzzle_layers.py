@@ -22,6 +22,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from .configuration_hrm_puzzle import HrmPuzzleConfig
+from .modeling_utils import validate_ids
 
 
 # Standard deviation of a unit normal truncated at +-2: dividing by it makes the truncated sample have the asked std.
@@ -296,9 +297,10 @@ class PuzzleInputEmbedding(nn.Module):
         return (self.cos, self.sin) if self.config.rotary_parts else None
 
     def validate_length(self, input_ids: torch.Tensor) -> None:
-        """Raise ValueError for anything but [batch, seq_len]."""
+        """Raise ValueError for anything but [batch, seq_len] of tokens."""
         if input_ids.dim() != 2 or input_ids.shape[1] != self.config.seq_len:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [batch, {self.config.seq_len}]")
+        validate_ids(input_ids, self.config.vocab_size)
 
 
 # Cheap exchange between the positions of a board, in place of attention (`SeRrmPuzzleConfig.mixing`): maps states

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .act import wants_to_halt
-from .modeling_utils import uncompiled
+from .modeling_utils import uncompiled, validate_ids
 from .settings_puzzle import SolveSettings
 
 
@@ -208,6 +208,7 @@ class PuzzleSolverMixin:
             settings: fields of `SolveSettings`, such as max_steps, min_steps, halt, restarts.
         """
         settings = SolveSettings(**settings).resolved(self.config)
+        validate_ids(input_ids, self.config.vocab_size)
         if settings.choose == "rules" and accepts is None:
             raise ValueError('choose="rules": needs accepts, which tells whether answers obey the rules of the task')
 

@@ -20,7 +20,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from ..hub.cards import record_evaluation
-from ..hub.kinds import PUZZLE_SOLVER, load_config
+from ..hub.kinds import PUZZLE_SOLVER, load_config, load_network
 from ..io.evaluation import chosen_device, write_results
 from ..io.usage import UsageError
 from ..models.pipeline_batches import seeded
@@ -338,7 +338,7 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
     if info.task == "arc" and Path(options.data, TEST_PUZZLES_FILE).exists():
         voting = ArcVoting(load_test_puzzles(options.data), names)
     with _process_group(device, shared) as (device, is_first):
-        network = AutoModelForPuzzleSolving.from_pretrained(options.model).to(device).eval()
+        network = load_network(options.model, AutoModelForPuzzleSolving).to(device)
         metrics = evaluate_puzzles(
             network,
             rows.input_ids,

@@ -1,5 +1,6 @@
 """Options of the puzzle commands (data, convert, solve, eval, demo), and shipped models. Imports no torch."""
 
+import os
 import re
 from dataclasses import dataclass, fields
 from functools import partial
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".gif")
 SHIPPED = {"sudoku": "pretrained/sudoku-9x9", "maze": "pretrained/maze-15x15"}
-PUZZLE = re.compile(r"-|[0-9.\s]{16,}|[#SGo \n]{9,}")
+# A word of `hrm-hf solve` that is no model: a file of puzzles by its name, or most of it are cells of a board.
+PUZZLE_FILE = re.compile(r"\.(csv|json|jsonl|txt|text|sdm|sdk|ss|sud)(\.gz)?$", re.IGNORECASE)
+FRAME = re.compile(r"[\s|+\-_=*:]+")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx")
 
 
 @dataclass(kw_only=True)
@@ -72,18 +76,40 @@ class SolveOptions(BoardOptions):
             raise UsageError(f"noise={self.noise}: the first run has none; use restarts > 1", "--noise")
 
 
+def is_file_name(text: str) -> bool:
+    """Return whether a text names a file, which exists or not, and is no board."""
+    named = "/" in text or "\\" in text or re.search(r"\.[A-Za-z]{2}\w*(\.gz)?$", text)
+    return "\n" not in text and bool(named or os.path.isfile(text))
+
+
+def is_puzzle(word: str) -> bool:
+    """Return whether a word of `hrm-hf solve` is a puzzle, a file of puzzles or `-`, and not a model."""
+    if word == "-" or PUZZLE_FILE.search(word) or (os.path.isfile(word) and not word.endswith(WEIGHTS)):
+        return True
+    cells = FRAME.sub("", word)
+    is_sudoku = len(cells) >= 16 and sum(cell in "0123456789." for cell in cells) > 0.6 * len(cells)
+    return not is_file_name(word) and not os.path.isdir(word) and (is_sudoku or is_maze(word))
+
+
+def is_maze(text: str) -> bool:
+    """Return whether most of a text are cells of a maze."""
+    return len(text) >= 9 and "#" in text and sum(cell in "#SGo \n\r" for cell in text) > 0.6 * len(text)
+
+
 @dataclass(kw_only=True)
 class SolvePuzzles(SolveOptions):
     """Options of `hrm-hf solve` and `solve_puzzles`."""
 
     words: list[str] | None = option(
         "Checkpoint folder or model on the Hub, by default one that comes with hrm_hf (9x9 Sudoku, 15x15 mazes); then "
-        "puzzles (Sudoku: 81 cells, . or 0 blank), ARC files, or - for stdin.",
+        "puzzles (Sudoku: 81 cells, . or 0 blank), files of puzzles, or - for stdin.",
         None,
         argument=True,
         metavar="[MODEL] PUZZLE...",
     )
-    file: Path | None = option("CSV or JSONL with a puzzle column, or an ARC JSON.", None)
+    file: Path | None = option(
+        "CSV or JSONL with a puzzle column, JSON (ARC too), or text with boards as on stdin.", None
+    )
     batch_size: int = option("Puzzles at a time.", 32, min=1)
     out: Path | None = option(
         "File to write: .json, the results; .png or .gif, the ACT steps of a single puzzle.", None
@@ -95,7 +121,8 @@ class SolvePuzzles(SolveOptions):
         if self.out and self.out.suffix not in (".json", *PICTURES):
             raise UsageError(f"out={self.out}: must end in .json, {' or '.join(PICTURES)}", "--out")
         if not self.puzzles and self.file is None:
-            raise UsageError("no puzzle given; give PUZZLE arguments, - for stdin, or --file")
+            after = f" after the model {self.model!r}" if self.words else ""
+            raise UsageError(f"no puzzle given{after}; give PUZZLE arguments, - for stdin, or --file")
 
     @property
     def plot(self) -> Path | None:
@@ -106,15 +133,19 @@ class SolvePuzzles(SolveOptions):
     def model(self) -> str:
         """Return the named model, or the one in the package for such puzzles."""
         words = self.words or []
-        if words and not PUZZLE.fullmatch(words[0]):
+        if words and not is_puzzle(words[0]):
             return words[0]
-        return shipped_model("maze" if words and "#" in words[0] else "sudoku")
+        first = words[0] if words else str(self.file)
+        if os.path.isfile(first) and Path(first).suffix != ".gz":
+            with open(first, encoding="utf-8", errors="replace") as file:
+                first = file.read(4096)
+        return shipped_model("maze" if is_maze(first) else "sudoku")
 
     @property
     def puzzles(self) -> list[str]:
         """Return the words after the model."""
         words = self.words or []
-        return words[1:] if words and not PUZZLE.fullmatch(words[0]) else words
+        return words[1:] if words and not is_puzzle(words[0]) else words
 
 
 @dataclass(kw_only=True)

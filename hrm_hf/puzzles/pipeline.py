@@ -12,6 +12,9 @@ Three ways to spend more compute on a puzzle, all of them inference only:
 And one that is no longer the model's own answer: `search`, for Sudoku.
 """
 
+import codecs
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,17 +24,17 @@ import torch
 from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from ..io.files import json_object, load_json, numbered_lines
+from ..io.files import json_object, load_json, numbered_lines, read_lines
 from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task
 from .dataset import load_identifiers
-from .options import SolveOptions, shipped_model
+from .options import SolveOptions, is_file_name, shipped_model
 from .readers import csv_dicts
-from .tasks import QUESTION_NAMES, Candidate, Puzzle, searched_answer, validate_searchable
+from .tasks import QUESTION_NAMES, Candidate, Puzzle, PuzzleTask, searched_answer, validate_searchable
 
 
-TABLE_KINDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
+FILE_KINDS = ".csv or .jsonl with a puzzle column, .json, or text with boards (all also .gz)"
 NOISE_STREAM = 1  # keeps the noise independent of the views that the same seed draws
 
 
@@ -47,8 +50,8 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     - a dict `{"puzzle": ..., "solution": ...}` of these (also "question" and "answer"); the result says then if the
       answer is "correct".
 
-    A list of puzzles gives a list of results; so does the path of a .csv or .jsonl file with such columns (or .gz),
-    or of a JSON file `{name: ARC task}`.
+    A list of puzzles gives a list of results; so does the path of a file: .csv or .jsonl with such columns, .json with
+    a list, a dict or `{name: ARC task}`, or text with boards (all also .gz).
 
     Args:
         identifiers: names of the rows of the puzzle table, a list or the path of `identifiers.json`; found beside the
@@ -81,7 +84,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
 
     def _sanitize_parameters(self, return_trajectory: bool | None = None, **options: Any) -> tuple[dict, dict, dict]:
         options = {name: value for name, value in options.items() if value is not None}
-        SolveOptions(**options)  # raises where a name or a value is wrong
+        SolveOptions.of(options, "the pipeline puzzle-solving", "return_trajectory", "batch_size", "identifiers")
         views = {name: options[name] for name in ("votes", "seed") if name in options}
         return views, options if return_trajectory is None else {**options, "return_trajectory": return_trajectory}, {}
 
@@ -89,7 +92,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         """Solve one puzzle, or a list, file, generator or `Dataset` of them; see the class for all parameters."""
         if isinstance(inputs, (np.ndarray, torch.Tensor)):
             inputs = inputs.tolist()
-        if isinstance(inputs, (str, Path)) and (rows := read_puzzle_file(inputs)) is not None:
+        if isinstance(inputs, (str, Path)) and (rows := read_puzzle_file(inputs, self.puzzle_task)) is not None:
             inputs = rows
         if isinstance(inputs, (list, tuple)):
             if self.puzzle_task.is_single(inputs) and len(inputs):
@@ -185,32 +188,64 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return result
 
 
-def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
-    """Read rows of a .csv or .jsonl file, or the tasks of an ARC bundle; None if `path` is a puzzle.
+def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[Any] | None:
+    """Read the puzzles of a file; None if `path` is a puzzle, or the file of a single ARC task.
 
     Raises:
-        FileNotFoundError: the path ends like a file but there is none.
-        ValueError: the file has no puzzle column, or no rows.
+        FileNotFoundError: the path is named like a file but there is none.
+        ValueError: the file has no puzzle column, no rows, or is no text.
     """
-    text = str(path)
-    if not text.endswith((*TABLE_KINDS, ".json")) or "\n" in text:
+    if isinstance(path, str) and not is_file_name(path):
         return None
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} does not exist; expected a puzzle or a file {', '.join(TABLE_KINDS)}, .json")
-    if text.endswith(".json"):
-        content = load_json(path)
-        if not isinstance(content, dict) or "test" in content:
-            return None
-        return [{"name": name, **task} for name, task in content.items()]
-    if ".csv" in Path(path).name:
-        rows = [row for _, row in csv_dicts(path)]
-    else:
+    path = Path(path).expanduser()
+    if not path.is_file():
+        known = f"a puzzle, or a file of puzzles: {FILE_KINDS}"
+        raise FileNotFoundError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; expected {known}")
+    kind = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if kind == ".csv":
+        rows: list[Any] = [row for _, row in csv_dicts(path)]
+    elif kind == ".jsonl":
         rows = [json_object(line, place) for place, line in numbered_lines(path)]
+    elif kind == ".json":
+        content = load_json(path)
+        if task.name == "arc" and isinstance(content, dict) and "test" in content:
+            return None  # the task takes its name from the file
+        rows = _puzzles_of_json(content, task)
+    else:
+        rows = puzzles_of_text(b"".join(line for _, line in read_lines(path)), task, str(path))
     if not rows:
         raise ValueError(f"{path} has no rows; expected at least one puzzle")
-    if not set(QUESTION_NAMES) & set(rows[0]):
+    if kind in (".csv", ".jsonl") and not set(QUESTION_NAMES) & set(rows[0]):
         raise ValueError(f"{path} has the columns {list(rows[0])}; expected one of {list(QUESTION_NAMES)}")
     return rows
+
+
+def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
+    """Split a text into puzzles: JSON (a puzzle, a list of them, or one a line), or boards, as the task writes them.
+
+    It is UTF-8, or UTF-16 with a byte-order mark, as Windows programs write it. `place` names it in errors.
+    """
+    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    try:
+        text = content.decode("utf-16" if marked else "utf-8-sig").strip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: is no text in UTF-8 (byte {error.start}); expected {FILE_KINDS}") from error
+    if not re.match(r"\s*(\{|\[\s*[\[{\"\d\]])", text):
+        return task.split(text)
+    try:
+        return _puzzles_of_json(json.loads(text), task)
+    except (ValueError, RecursionError) as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) > 1 and all(line.lstrip().startswith("{") for line in lines):
+            return [json_object(line.encode(), f"{place}, line {i}") for i, line in enumerate(lines, 1)]
+        raise ValueError(f"{place} is not valid JSON: {error}") from error
+
+
+def _puzzles_of_json(content: Any, task: PuzzleTask) -> list[Any]:
+    """Return the puzzles of a JSON value: a list, one puzzle, or ARC tasks by their names."""
+    if isinstance(content, dict) and task.name == "arc" and "test" not in content:
+        return [{"name": name, **arc_task} for name, arc_task in content.items()]
+    return [content] if task.is_single(content) else content
 
 
 PIPELINE_REGISTRY.register_pipeline(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from huggingface_hub.errors import StrictDataclassError
 
 from ..io.files import load_json, load_yaml
+from ..io.options import expand_home
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..resources import ROOT, typed_path
 from ..trainer.recipes import unknown_key
@@ -230,7 +231,7 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
     given = dict(word.partition("=")[::2] for word in own)
     if set(given) != {"checkpoint"}:
         raise ValueError(f"{own}: must be checkpoint=FOLDER; for other data use hrm-hf eval puzzles MODEL DATA")
-    checkpoint, data = Path(given["checkpoint"]), None
+    checkpoint, data = Path(given["checkpoint"]).expanduser(), None
     if (checkpoint / "config.json").exists():
         model, recipes = checkpoint, [folder / "recipe.yaml" for folder in (checkpoint, checkpoint.parent)]
         data = next((load_yaml(file)["data_path"] for file in recipes if file.exists()), None)
@@ -274,7 +275,7 @@ def _value(name: str, text: str) -> Any:
         if name in OPTIONAL_KEYS:
             return None
     elif kind in (str, type(None)):
-        return text.strip("'\"")
+        return expand_home(text.strip("'\""))
     try:
         value = {"true": True, "false": False}[text.lower()] if kind is bool else float(text)
         valid = kind(value) == value and 0 <= value < math.inf and (value > 0 or name not in POSITIVE)

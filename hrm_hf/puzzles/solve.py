@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import yaml
 
-from ..hub.kinds import PUZZLE_SOLVER, load_config
+from ..hub.kinds import PUZZLE_SOLVER, load_config, load_network
 from ..io.evaluation import chosen_device
 from ..io.usage import UsageError, run_process
 from ..resources import resource
@@ -34,7 +34,10 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
     load_config(options.model, PUZZLE_SOLVER, adapters=True)
     from transformers import pipeline  # seconds, which the check above spares
 
-    solver = pipeline("puzzle-solving", model=options.model, device=chosen_device(options.device))
+    from ..registry import AutoModelForPuzzleSolving
+
+    device = chosen_device(options.device)
+    solver = pipeline("puzzle-solving", model=load_network(options.model, AutoModelForPuzzleSolving), device=device)
     items = _gather(options.puzzles, options.file, solver)
     inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(items)]
     if options.plot and len(inputs) != 1:
@@ -55,37 +58,18 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
 
 def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
     """Collect all puzzles of the arguments, of `file` and of stdin."""
-    from .pipeline import read_puzzle_file
+    from .pipeline import puzzles_of_text, read_puzzle_file
 
     inputs: list[Any] = []
-    for puzzle in [*puzzles, *([] if file is None else [str(file)])]:
+    for puzzle in [*puzzles, *([] if file is None else [file])]:
         if puzzle == "-":
-            inputs += puzzles_of_text(sys.stdin.read(), solver.puzzle_task)
+            inputs += puzzles_of_text(sys.stdin.buffer.read(), solver.puzzle_task, "stdin")
         else:
-            rows = read_puzzle_file(puzzle)
+            rows = read_puzzle_file(puzzle, solver.puzzle_task)
             inputs += [puzzle] if rows is None else rows
     if not inputs:
         raise ValueError("no puzzle given, or stdin holds none")
     return inputs
-
-
-def puzzles_of_text(text: str, task) -> list[Any]:
-    """Split stdin into puzzles: JSON (one puzzle, or a list of them), or blocks of lines with empty lines between.
-
-    The lines of a block are puzzles if they have as many cells as a puzzle has, else they are the rows of one puzzle.
-    """
-    text = text.strip("\n\r")
-    if text.lstrip()[:1] in ("{", "["):
-        content = json.loads(text)
-        return [content] if task.is_single(content) else content
-    blocks, block = [], []
-    for line in [*text.splitlines(), ""]:
-        if line:  # an open row of a maze is a line of spaces
-            block.append(line)
-        elif block:
-            blocks += block if all(len(line.rstrip("\r")) >= task.seq_len for line in block) else ["\n".join(block)]
-            block = []
-    return blocks
 
 
 def text_board(grid: list[list], config) -> str:

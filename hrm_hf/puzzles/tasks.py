@@ -136,6 +136,20 @@ class PuzzleTask:
         solutions = [self.encode(solution[0], is_solution=True) if solution else None]
         return Puzzle(self.encode(question[0])[None], solutions, identifier)
 
+    def split(self, text: str) -> list[Any]:
+        """Split a text into puzzles: blocks of lines with empty lines between.
+
+        The lines of a block are puzzles if they have as many cells as a puzzle has, else the rows of one puzzle.
+        """
+        blocks, block = [], []
+        for line in [*text.splitlines(), ""]:
+            if line:  # an open row of a maze is a line of spaces
+                block.append(line)
+            elif block:
+                blocks += block if all(len(line) >= self.seq_len for line in block) else ["\n".join(block)]
+                block = []
+        return blocks
+
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
         """Encode the cells of a board as tokens, int64 [S]."""
         if isinstance(cells, str):
@@ -235,6 +249,9 @@ class SudokuTask(PuzzleTask):
             )
         if config.box_shape and tuple(config.box_shape) != self.board.box_shape:
             raise ValueError(f"the config has box_shape={config.box_shape}; expected {list(self.board.box_shape)}")
+
+    def split(self, text: str) -> list[Any]:
+        return sudoku_rules.split_boards(text, self.board.size)
 
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
         return sudoku_rules.encode(cells, self.board.size).astype(np.int64)

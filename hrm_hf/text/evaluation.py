@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ..hub.cards import record_evaluation
-from ..hub.kinds import LANGUAGE_MODEL, load_config
+from ..hub.kinds import LANGUAGE_MODEL, load_config, load_network
 from ..io.evaluation import chosen_device, write_results
 from ..io.usage import UsageError
 from ..registry import has_ability
@@ -96,7 +96,7 @@ def _load(name: str, config, tokenizer: PreTrainedTokenizerBase, thinking: dict[
     if thinking and not has_ability(config, "recurrent_depth"):
         flags = ", ".join("--" + field.replace("_", "-") for field in thinking)
         raise ValueError(f"{name} is a model of type {config.model_type}, which has no segments; leave out {flags}")
-    network = AutoModelForCausalLM.from_pretrained(name).eval()
+    network = load_network(name, AutoModelForCausalLM)
     # On the loaded model: with one segment from the start it would have no gate.
     for field, value in thinking.items():
         setattr(network.config, {"num_segments": "halt_max_steps"}.get(field, field), value)

@@ -11,6 +11,9 @@ Slurm announces the end of a job by SIGUSR1 (`#SBATCH --signal=USR1@N`), everyth
 A running evaluation or save is finished first, so the notice must be longer than those two and a step take together.
 Further signals have no effect.
 
+Ctrl-C (SIGINT) saves in the same way, and then `train()` raises KeyboardInterrupt, which names the checkpoint. A
+second one stops at once. Such a run is not requeued.
+
 Forked children end by SIGTERM as always, but the workers of training's data loaders only by their own parent's:
 torchrun and Slurm send it to them too. SIGUSR1 stays blocked in them and in programs that are started: it would kill
 those, and Slurm sends it to every process of a step.
@@ -21,6 +24,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -37,6 +41,7 @@ from ..hub.manifests import find_corruption
 PREEMPTED_EXIT_CODE = 85
 PREEMPTION_FILE = "HRM_PREEMPTION_FILE"  # variable that names a file to create; launchers hide the exit status
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+SAME_PRESS_SECONDS = 1.0  # in which a launcher passes Ctrl-C on to processes that have had it from the terminal
 
 
 class PreemptionCallback(TrainerCallback):
@@ -44,15 +49,24 @@ class PreemptionCallback(TrainerCallback):
 
     Attributes:
         preempted: whether training was stopped so; the same on all processes.
-        received: the last signal.
+        received: the last signal; None for Ctrl-C.
+        interrupted: what Ctrl-C has left, once it has stopped training.
     """
 
     def __init__(self):
-        self.preempted, self.received = False, None
+        self.preempted, self.received, self.interrupted = False, None, None
+        self.pressed: float | None = None  # when Ctrl-C came
 
     def note(self, number: int, frame: Any) -> None:
         """Remember a signal, as its handler."""
         self.received = number
+
+    def note_interrupt(self, number: int, frame: Any) -> None:
+        """Remember Ctrl-C, as its handler; the second one raises KeyboardInterrupt."""
+        now = time.monotonic()
+        if self.pressed is not None and now - self.pressed > SAME_PRESS_SECONDS:
+            raise KeyboardInterrupt
+        self.pressed = self.pressed or now
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -60,13 +74,15 @@ class PreemptionCallback(TrainerCallback):
 
         A signal that came too late for the last step is passed on to whoever listens after the block.
         """
-        self.preempted, self.received = False, None
+        self.preempted, self.received, self.interrupted, self.pressed = False, None, None, None
         if threading.current_thread() is not threading.main_thread():
             text = "train() runs outside the main thread, where Python allows no signal handlers: SIGUSR1 and SIGTERM"
             warnings.warn(f"{text} will save no checkpoint", stacklevel=3)
             yield
             return
         handlers = {number: signal.signal(number, self.note) for number in STOP_SIGNALS}
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is ignored, as by nohup
+            handlers[signal.SIGINT] = signal.signal(signal.SIGINT, self.note_interrupt)
         # In threads that others have started it may be unblocked, so it needs the handler too.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -83,17 +99,24 @@ class PreemptionCallback(TrainerCallback):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if self.received and not self.preempted:
             signal.raise_signal(self.received)
+        if self.pressed is not None and not self.preempted:
+            raise KeyboardInterrupt(self.interrupted or "training is complete")
 
     def on_step_end(self, args, state, control, **kwargs):
         if args.save_strategy == SaveStrategy.BEST and control.should_evaluate:
             return  # the library would save this step only if it is the best; the next one will do
-        told = self.received is not None or signal.SIGUSR1 in signal.sigpending()
+        told = 2 if self.received is not None or signal.SIGUSR1 in signal.sigpending() else int(bool(self.pressed))
         if args.world_size > 1:
-            agreed = torch.tensor(int(told), device=args.device)
+            agreed = torch.tensor(told, device=args.device)
             torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)
-            told = bool(agreed.item())
+            told = int(agreed.item())
         if told:
-            self.preempted = True
+            self.preempted = told == 2
+            if not self.preempted:
+                self.pressed = self.pressed or time.monotonic()
+                folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+                text = f"stopped after step {state.global_step} of {state.max_steps}, saved in {folder}"
+                self.interrupted = f"{text}; --resume_from_checkpoint last continues"
             control.should_log = control.should_save = control.should_training_stop = True
 
 
@@ -145,7 +168,7 @@ def keep_workers(loader: Any) -> None:
 
 
 def _keep_worker(init: Callable[[int], None] | None, worker: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if init is not None:
         init(worker)
@@ -162,6 +185,8 @@ def _free_child() -> None:
     if getattr(signal.getsignal(signal.SIGTERM), "__module__", None) == __name__:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if getattr(signal.getsignal(signal.SIGINT), "__module__", None) == __name__:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 

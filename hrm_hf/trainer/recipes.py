@@ -12,6 +12,7 @@ import difflib
 import json
 import math
 import platform
+import re
 import sys
 from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
@@ -23,13 +24,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 from transformers import HfArgumentParser, SchedulerType, TrainingArguments
-from transformers.hf_argparser import HfArg
+from transformers.hf_argparser import HfArg, string_to_bool
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .._version import __version__
-from ..io.files import load_yaml
-from ..io.options import wanted_checkpoint
+from ..io.files import load_yaml, parse_yaml
+from ..io.model_names import nearest_file
+from ..io.options import expand_home, wanted_checkpoint
 from ..io.usage import UsageError
+from ..resources import ROOT, typed_path
 
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 
 ALL_LINEAR = "all-linear"
+RECIPES = ROOT / "training" / "recipes"
 # Numbers that no run can have are rejected before anything is built; none may be infinite.
 BOUNDS = {
     "a number from 1 up": (
@@ -234,11 +238,14 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
     path = first.parse_known_args(args)[0].recipe
     try:
         values = load_recipe(path, parser.known) if path else {}
-        parser.set_defaults(**values)
         for action in parser._actions:
             action.required = action.required and action.dest not in values
-            if isinstance(values.get(action.dest), list) and action.nargs is None and action.type in (int, float):
-                parser.error(f"{path}: {action.dest} takes one value, not the list {values[action.dest]}")
+            value = values.get(action.dest)
+            if isinstance(value, list) and action.nargs is None and action.type in (int, float):
+                parser.error(f"{path}: {action.dest} takes one value, not the list {value}")
+            if isinstance(value, list) and action.nargs == "+":
+                values[action.dest] = [action.type(item) if isinstance(item, str) else item for item in value]
+        parser.set_defaults(**values)
         *parsed, _namespace, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
         parser.validate_known(unknown)
         if path:
@@ -259,6 +266,8 @@ class RecipeParser(HfArgumentParser):
         super().__init__(list(dataclasses), description=description, formatter_class=_HelpFormatter)
         self.add_argument("--recipe", help="YAML file with any of the options below; flags override it.")
         self.known = {action.dest for action in self._actions}
+        for action in self._actions:
+            action.type = {str: expand_home, string_to_bool: _switch}.get(action.type, action.type)
 
     def given(self, flags: Sequence[str]) -> dict[str, Any]:
         """Return the options that flags name; the parser forgets its defaults."""
@@ -278,22 +287,38 @@ class RecipeParser(HfArgumentParser):
         raise UsageError(message)
 
 
+def _switch(text: str | bool) -> bool:
+    """Convert the words of YAML for true and false."""
+    return string_to_bool({"on": "yes", "off": "no"}.get(str(text).lower(), text))
+
+
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
     """Shows defaults, and keeps the lines of the description, because some are commands."""
 
 
 def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
-    """The mapping in a recipe file. Raises ValueError for broken YAML or unknown keys."""
+    """The mapping in a recipe file. Raises ValueError for a missing file, broken YAML or unknown keys."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise ValueError(f"recipe={path}: is not a file{nearest_file(path, '*.yaml', Path(typed_path(RECIPES)))}")
     values = load_yaml(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping of option: value, it is a {type(values).__name__}")
     for key in values:
         if key not in known:
             raise ValueError(f"{path}: " + unknown_key(str(key), known, "key"))
+    texts = load_yaml(path, as_text=True)
+    values = {key: _as_flag(value, texts.get(key, value)) for key, value in values.items()}
     if isinstance(values.get("config_overrides"), dict):
         values["config_overrides"] = json.dumps(values["config_overrides"])
-    # As text, numbers pass through the type of their option like flags do.
-    return {key: str(value) if isinstance(value, (bool, int, float)) else value for key, value in values.items()}
+    return values
+
+
+def _as_flag(value: Any, text: Any) -> Any:
+    """Return a scalar of a recipe, or those of a list, as a flag would give it: the text, so that 1.10 stays 1.10."""
+    if value is None or isinstance(value, dict):
+        return value
+    return list(map(_as_flag, value, text)) if isinstance(value, list) else expand_home(str(text))
 
 
 def keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
@@ -373,20 +398,20 @@ def checked_overrides(config_class: type["PreTrainedConfig"], overrides: str | N
 
 
 def parse_overrides(overrides: str | None) -> dict[str, Any]:
-    """`a=1,b=true,c=rope` as a dict with YAML scalars; JSON mappings pass through."""
+    """Return `a=1,b=true,c=[1,2]` as a dict with YAML values; a mapping in JSON or YAML stays one."""
     if not overrides:
         return {}
     if overrides.lstrip().startswith("{"):
         try:
             return json.loads(overrides)
-        except ValueError as error:
-            raise ValueError(f"config_overrides is not valid JSON ({error}): {overrides}") from error
+        except ValueError:
+            return {str(key): value for key, value in parse_yaml(overrides, f"config_overrides={overrides}").items()}
     pairs = {}
-    for item in overrides.split(","):
+    for item in re.split(r",(?=\s*\w+\s*=)", overrides):  # not at the commas of lists and mappings
         key, sign, value = item.partition("=")
         if not sign:
-            raise ValueError(f"config_overrides: {item!r} is not of the form field=value")
-        pairs[key.strip()] = yaml.safe_load(value)
+            raise ValueError(f"config_overrides={overrides}: {item!r} is not of the form field=value")
+        pairs[key.strip()] = parse_yaml(value, f"config_overrides={overrides}: {value!r}")
     return pairs
 
 

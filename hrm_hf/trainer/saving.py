@@ -25,7 +25,6 @@ from huggingface_hub import ModelCard, run_as_future
 from peft import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import HubStrategy, unwrap_peft_model
@@ -39,6 +38,7 @@ from ..hub.manifests import (
     RAW_WEIGHTS_FILE,
     TORCH_CANNOT_WRITE,
     CheckpointError,
+    broken_weights,
     find_corruption,
     list_checkpoints,
     out_of_memory,
@@ -56,7 +56,6 @@ from .run import agreed, begin, held, rotate
 
 # What gloo and NCCL say when another process has gone.
 OTHERS_GONE = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
-LARGEST_WEIGHT = 1e18  # its square is about the largest 32-bit number, so that nothing computed with more is finite
 PUSH_FAILED = "a push during training failed, and training went on: {}"
 WITH_STATE = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
@@ -363,15 +362,6 @@ class CompleteCheckpoints:
 
 
 # ---- weights ----
-
-
-def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors that are not finite, or so large that nothing computed with them is."""
-    local = {n: t.to_local() if isinstance(t, DTensor) else t for n, t in named.items()}
-    local = {n: t.detach() for n, t in local.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
-    largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
-    values = torch.stack([value.to(largest[0].device) for value in largest]).tolist() if largest else []
-    return [name for name, value in zip(local, values) if not value < LARGEST_WEIGHT]
 
 
 def _some(names: list[str]) -> str:

@@ -3,13 +3,20 @@
 from typing import get_args
 
 import pytest
+from typer.testing import CliRunner
 
+from hrm_hf.cli import app
 from hrm_hf.golang.options import GoValidator
 from hrm_hf.golang.validators.go_validators import VALIDATORS
 from hrm_hf.io.usage import UsageError
 from hrm_hf.models.early_exit import EXIT_CRITERIA
 from hrm_hf.text.options import Exit, ReasoningTask, ThinkingOptions
 from hrm_hf.text.reasoning.tasks import TASKS
+
+
+@pytest.mark.parametrize("flag", ["--log_dir", "--log-dir"])
+def test_flags_may_have_underscores_or_hyphens(flag, tmp_path):
+    assert f"{tmp_path}/%x_%j.out" in CliRunner().invoke(app, ["slurm", "single_gpu", flag, str(tmp_path)]).output
 
 
 @pytest.mark.parametrize(

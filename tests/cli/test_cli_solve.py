@@ -17,7 +17,9 @@ from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import build_arc, parse_task, save_arc_dataset
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, save_puzzle_dataset
-from hrm_hf.puzzles.solve import puzzles_of_text, text_board
+from hrm_hf.puzzles.options import SolvePuzzles, shipped_model
+from hrm_hf.puzzles.pipeline import puzzles_of_text
+from hrm_hf.puzzles.solve import text_board
 
 
 TINY = {
@@ -67,6 +69,34 @@ def test_solve_reads_a_file_and_prints_a_summary(model, tmp_path):
     result = run("solve", model, "--file", tmp_path / "puzzles.csv")
     assert result.exit_code == 0, result.output
     assert "2 puzzles, 2.00 steps on average, 0 of 2 valid, 0 of 1 correct" in result.output
+
+
+@pytest.mark.parametrize("name", ["win.txt", "win.sdm", "lines.txt", "list.json"])
+def test_solve_reads_files_of_boards(model, tmp_path, name):
+    row = json.dumps({"puzzle": PUZZLE})
+    text = {"list.json": f"[{row}, {row}]", "lines.txt": f"{row}\n{row}"}.get(name, f"{PUZZLE}\r\n{PUZZLE}\r\n")
+    content = text.encode("utf-16" if name == "win.sdm" else "utf-8-sig")
+    (tmp_path / name).write_bytes(content)
+    for words in (["-"], [tmp_path / name], ["--file", tmp_path / name]):
+        assert len(json.loads(run("solve", model, *words, "--json", input=content).stdout)) == 2
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [(b'{"boards": 3}', "puzzle 0: .*boards"), (b"\xff\xd8\xff", "boards: is no text"), (b"12l4" + b"." * 12, "'l'")],
+)
+def test_unreadable_file_of_boards_is_named(model, tmp_path, content, message):
+    (tmp_path / "boards").write_bytes(content)
+    for name, said in (("boards", message), ("nowhere.sdm", "nowhere.sdm does not exist")):
+        with pytest.raises((ValueError, OSError), match=said):
+            run("solve", model, tmp_path / name, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("word, model", [("win.txt", "sudoku"), ("#S #\n# X#\n# G#", "maze"), ("org/name", None)])
+def test_first_word_is_a_model_unless_it_is_a_puzzle_or_a_file_of_puzzles(word, model):
+    options = SolvePuzzles(words=[word, "-"])
+    assert options.puzzles == ([word, "-"] if model else ["-"])
+    assert options.model == (shipped_model(model) if model else word)
 
 
 BREADTH = {"restarts": 3, "noise": 0.4, "noise_at": "every_step", "choose": "vote", "exit_when_still": 0.01}
@@ -123,24 +153,9 @@ def test_missing_checkpoint_folder_is_a_usage_error(command):
     assert result.exit_code == 2 and "./nowhere is no folder" in result.output
 
 
-def test_solve_fails_on_an_impossible_puzzle(model):
-    result = run("solve", model, "12")
-    assert result.exit_code == 1 and "puzzle 0: a board has 16" in str(result.exception)
-
-
-def test_lines_of_stdin_are_puzzles_if_they_are_long_enough_and_rows_otherwise():
-    square = puzzle_task(HrmPuzzleConfig(task="sudoku", grid_shape=[4, 4], seq_len=16, vocab_size=6))
-    assert puzzles_of_text("1...............\n2...............\n", square) == ["1" + "." * 15, "2" + "." * 15]
-    assert puzzles_of_text("12..\n....\n....\n....\n\n....\n....\n....\n3...", square) == [
-        "12..\n....\n....\n....",
-        "....\n....\n....\n3...",
-    ]
-    assert puzzles_of_text("[[1,0,0,0],[0,0,0,0],[0,0,0,0],[0,0,0,0]]", square) == [[[1, 0, 0, 0]] + [[0] * 4] * 3]
-
-
 def test_blank_rows_of_a_maze_on_stdin_do_not_end_it():
     task = puzzle_task(HrmPuzzleConfig(task="maze", grid_shape=[3, 3], seq_len=9, vocab_size=6))
-    assert puzzles_of_text("S##\n   \n##G\n", task) == ["S##\n   \n##G"]
+    assert puzzles_of_text(b"S##\n   \n##G\n", task, "") == ["S##\n   \n##G"]
 
 
 def test_boards_are_drawn_with_box_lines():

@@ -6,11 +6,14 @@ import sys
 
 import every
 import pytest
+import torch
 from huggingface_hub import HfApi
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.hub import kinds
+from hrm_hf.hub.manifests import CheckpointError
 from hrm_hf.io.model_names import ModelError, find_model, is_path
 
 
@@ -81,7 +84,8 @@ def models(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     for name in ("trm_puzzle", "hrm_lm", "cosmo_cnn"):
         every.save(name, root / name)
-    for name, config in (("bert", '{"model_type": "bert"}'), ("strange", '{"model_type": "x"}'), ("broken", "{")):
+    configs = {"bert": '{"model_type": "bert"}', "strange": '{"model_type": "x"}', "broken": "{", "null": "null"}
+    for name, config in configs.items():
         (root / name).mkdir()
         (root / name / "config.json").write_text(config)
     (root / "run" / "checkpoint-9").mkdir(parents=True)
@@ -155,12 +159,27 @@ def test_invalid_model_names_are_explained(models, monkeypatch, name, said):
 
 @pytest.mark.parametrize(
     "name, said",
-    [("strange", "`x`"), ("broken", "valid JSON")],
+    [("strange", "`x`"), ("broken", "valid JSON"), ("null", "null")],
 )
 def test_unreadable_config_is_reported_in_one_line(models, name, said):
     with pytest.raises(ModelError, match=f"{name} .*{said}") as error:
-        kinds.load_config(str(models / name))
+        kinds.load_config(str(models / name), kinds.PUZZLE_SOLVER if name == "null" else None)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("said", ["cannot be read", "missing, such", "not finite, such", "of another shape"])
+@pytest.mark.parametrize("name, command", [("trm_puzzle", "solve MODEL 0"), ("hrm_lm", "eval lm MODEL --data TEXT")])
+def test_unusable_weights_are_an_error(tmp_path, name, command, said):
+    file, text = every.save(name, tmp_path / "model") / "model.safetensors", tmp_path / "text.txt"
+    text.write_text("some text\n" * 40)
+    first = min(weights := load_file(file))
+    changed = {"missing, such": {}, "not finite, such": {first: weights.pop(first) * float("nan")}}
+    save_file(weights | changed.get(said, {first: torch.ones(1, 1)}), file, {"format": "pt"})
+    if said == "cannot be read":  # a header that gives a tensor more bytes than the file has
+        file.write_bytes(file.read_bytes()[:-40])
+    found = CliRunner().invoke(app, command.replace("MODEL", str(file.parent)).replace("TEXT", str(text)).split())
+    assert isinstance(found.exception, CheckpointError) and "\n" not in str(found.exception), found.output
+    assert f"{file.parent}: " in str(found.exception) and said in str(found.exception)
 
 
 def test_only_language_models_may_come_from_transformers(models):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
 from tolerances import assert_equal_but_for_rounding
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, pipeline
 
 from benchmarks.package import citizens
 
@@ -112,6 +112,28 @@ def test_misspelled_argument_suggests_the_right_one(architecture):
     with pytest.raises(TypeError, match=r"pozition_ids.*position_ids"):
         model.base_model(**given, pozition_ids=None)
     model(**given, token_type_ids=torch.zeros_like(given["input_ids"]))  # some tokenizers return them
+
+
+@pytest.mark.parametrize("architecture", (*every.CAUSAL_LMS, *every.PUZZLES))
+def test_labels_and_tokens_that_do_not_fit_are_named(architecture):
+    model, given = every.model(architecture), every.inputs(architecture)
+    for wrong in (given["input_ids"][:, :-1], given["input_ids"][:1]):
+        with pytest.raises(ValueError, match=re.escape(f"labels has shape {list(wrong.shape)}")):
+            model(**given, labels=wrong)
+    for token in (-1, 10**6):
+        given["input_ids"][0, 3] = token
+        for call in (model.solve, model) if architecture in every.PUZZLES else (model,):
+            with pytest.raises(ValueError, match=f"input_ids={token}: .*vocab_size"):
+                call(**given)
+    if architecture in every.CAUSAL_LMS:
+        with pytest.raises(ValueError, match=r"input_ids has \d+ tokens.*max_position_embeddings"):
+            model.generate(torch.full((1, model.config.max_position_embeddings + 1), 5))
+
+
+def test_pipeline_without_a_model_says_to_name_one():
+    for task in ("mass-mapping", "cosmology-regression", "recursive-text-generation"):
+        with pytest.raises(ValueError, match=f'model=None: .*{task}", model='):
+            pipeline(task)
 
 
 # ---- graphs ----

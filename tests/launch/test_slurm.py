@@ -129,11 +129,12 @@ def started(tmp_path):
         (tmp_path / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "sweep", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
 
-    def start(*flags: str, **keys: str) -> list[str]:
+    def start(*flags: str, file: str = "single_gpu.sbatch", without: str = "", **keys: str) -> list[str]:
         path = f"{tmp_path}:{os.environ['PATH']}"
         settings = {**job, "SLURM_SUBMIT_DIR": str(tmp_path), "PROJECT": str(FOLDER.parents[1]), "PATH": path, **keys}
-        script = ["bash", str(FOLDER / "single_gpu.sbatch"), *flags]
-        result = subprocess.run(script, env=settings, capture_output=True, text=True)
+        settings.pop(without, None)
+        script = ["bash", str(FOLDER / file), *flags]
+        result = subprocess.run(script, env=settings, capture_output=True, text=True, cwd=tmp_path)
         (line,) = re.findall("^arguments +(.+)", result.stdout, re.MULTILINE) or [result.stderr]
         return shlex.split(line)
 
@@ -160,6 +161,18 @@ def test_resuming_job_uses_the_folder_of_its_run(started):
     assert arguments[arguments.index("--resume_from_checkpoint") + 1] == "runs/sweep_7/checkpoint-50"
     assert folder_of(started(RESUME="last-complete", OUTPUT_DIR="runs/sweep_7")) == "runs/sweep_7"
     assert "OUTPUT_DIR=runs/NAME_JOB" in started(RESUME="last-complete")  # an error: nothing to go on with
+
+
+@pytest.mark.parametrize("text", ["\n  --a 1\n\t--b 2\n", "--a 1\r\n--b 2\r\n", "--a 1 \\\n--b 2"])
+def test_every_line_of_extra_args_reaches_the_program(started, text):
+    assert started(EXTRA_ARGS=text)[-4:] == ["--a", "1", "--b", "2"]
+    assert "EXTRA_ARGS=--run_name" in started(EXTRA_ARGS="--run_name 'my run'")  # an error
+
+
+@pytest.mark.parametrize("name", ["JOB_NAME", "JOB_NUM_NODES", "JOB_NODELIST", "SUBMIT_DIR", "CPUS_PER_TASK"])
+def test_job_runs_without_variables_that_an_allocation_may_lack(started, name):
+    arguments = started(file="generate_data.sbatch", SLURM_JOB_CPUS_PER_NODE="72(x2),36", without=f"SLURM_{name}")
+    assert folder_of(started(without=f"SLURM_{name}")) and "36" in arguments
 
 
 def test_command_writes_the_file_and_creates_its_log_folder(tmp_path, monkeypatch):

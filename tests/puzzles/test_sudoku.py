@@ -85,6 +85,37 @@ def test_tokens_survive_a_round_trip_from_every_notation():
         assert sudoku_rules.decode(sudoku_rules.encode(form)) == text
 
 
+BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+ROWS = [BOARD[i : i + 9] for i in range(0, 81, 9)]
+LINES, RULE = ["|".join(row[i : i + 3] for i in (0, 3, 6)) for row in ROWS], "+-------+-------+-------+"
+OURS = "\n".join([RULE, *(f"| {' '.join(line)} |" for line in LINES), RULE])
+WRITTEN = {
+    "bands": "\n\n".join("\n".join(ROWS[i : i + 3]) for i in (0, 3, 6)),
+    "ours": f"{OURS}\n16 steps, confidence 0.998, obeys the rules\n",
+    "bars": "\n".join([*LINES[:3], "-----------", *LINES[3:6], "---+---+---", *LINES[6:]]),
+    "Simple Sudoku": "*-----------*\n" + "\n".join(f"|{line}|" for line in LINES) + "\n*-----------*",
+    "sdk": "#AMe\n#B12-04-2009\n[Puzzle]\n" + "\n".join(ROWS) + "\n[State]\n" + "1" * 81,
+    **{f"blank {sign}": OURS.replace(".", sign) for sign in "_xX?·0-"},
+    "two lines": f"{BOARD}\r\n{BOARD}\n",
+    "two of ours": f"{OURS}\n2 steps, confidence 0.5\n\n{OURS}\n\n2 puzzles, 2.50 steps on average",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_boards_are_read_as_people_write_them(name):
+    boards = sudoku_rules.split_boards(WRITTEN[name], 9)
+    assert len(boards) == 1 + name.startswith("two")
+    assert {sudoku_rules.decode(sudoku_rules.encode(board)) for board in boards} == {BOARD}
+
+
+@pytest.mark.parametrize("last, said", [("l", "row 9, column 9: 'l'"), ("x", "'x'"), ("", "got 80")])
+def test_wrong_board_beside_a_right_one_is_named(last, said):
+    wrong, right = sudoku_rules.split_boards(f"{BOARD[:-1]}{last}\n\n{BOARD},{'1' * 81}", 9)
+    assert right == {"puzzle": BOARD, "solution": "1" * 81}
+    with pytest.raises(ValueError, match=said):
+        sudoku_rules.encode(wrong, 9)
+
+
 def test_blank_is_token_1_and_digit_d_is_token_d_plus_1():
     assert sudoku_rules.encode("." + "1234" + "." * 11)[:5].tolist() == [1, 2, 3, 4, 5]
     assert [sudoku_rules.sudoku_shape(size).vocab_size for size in (4, 6, 9)] == [6, 8, 11]

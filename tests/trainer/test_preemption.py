@@ -147,6 +147,14 @@ def test_a_run_stopped_in_its_last_step_is_complete_when_it_goes_on(kind, tmp_pa
     assert all(value.equal(weights[name]) for name, value in resumed.model.state_dict().items())
 
 
+def test_interrupt_saves_after_the_step_and_names_the_checkpoint(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    with pytest.raises(KeyboardInterrupt, match=f"step {STOPPED_AT} of {STEPS}, saved in {tmp_path}/checkpoint-"):
+        stopped_run("lm", tmp_path, signal.SIGINT)
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert find_corruption(tmp_path / f"checkpoint-{STOPPED_AT}") == []
+
+
 def test_signal_after_the_last_step_goes_to_the_previous_handler(tmp_path):
     class Late(TrainerCallback):
         def on_train_end(self, args, state, control, **kwargs):

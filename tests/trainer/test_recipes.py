@@ -49,6 +49,7 @@ class Options:
     word: str = field(default="default", metadata={"help": "A word."})
     rate: float = field(default=1.0, metadata={"help": "A number."})
     flag: bool = field(default=False, metadata={"help": "A switch."})
+    words: list[str] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -85,9 +86,11 @@ def test_flags_and_defaults_work_without_a_file():
     assert parse_recipe([Options], ["--needed", "1", "--flag"]) == (Options(needed=1, flag=True),)
 
 
-def test_numbers_that_yaml_reads_as_text_are_numbers(recipe):
-    (options,) = parse_recipe([Options], ["--recipe", recipe("needed: 1\nrate: 1e-4\n")])
-    assert options.rate == 1e-4
+@pytest.mark.parametrize("text", ["1.10", "1e-5", "007", "on", "2024-01-01", "12:30", "0x10", "1_000", ".inf"])
+def test_text_options_keep_what_is_written(recipe, text):
+    path = recipe(f"needed: 1\nflag: on\nword: {text}\nwords: [{text}, ~/a]\n")
+    (options,) = parse_recipe([Options], ["--recipe", path])
+    assert (options.flag, options.word, options.words) == (True, text, [text, str(Path("~/a").expanduser())])
 
 
 def test_missing_required_option_is_named(recipe):
@@ -121,7 +124,8 @@ def test_keys_and_values_of_the_wrong_type_are_bad_usage(recipe, text):
 
 
 def test_a_missing_recipe_is_bad_usage(tmp_path):
-    assert "No such file" in refused([Options], ["--recipe", str(tmp_path / "none.yaml")])
+    for name, nearest in (("sudoku_smal.yaml", "sudoku_small.yaml"), ("hrm-lm-50m", "hrm_lm_50m.yaml")):
+        assert re.search(rf"recipe=.*{name}: .*{nearest}", refused([Options], ["--recipe", str(tmp_path / name)]))
 
 
 def test_an_unknown_flag_is_bad_usage_that_names_the_nearest():
@@ -154,6 +158,12 @@ def test_overrides_may_be_a_mapping_in_the_file_a_string_or_json(recipe):
     assert parse_overrides(None) == parse_overrides("") == {}
 
 
+def test_overrides_take_numbers_lists_and_mappings():
+    assert parse_overrides("a=1e-5,b=x,c=.5") == {"a": 1e-5, "b": "x", "c": 0.5}
+    for text in ("a={x: 1e-3, y: [2, 3]}, b=2024-01-01", "{a: {x: 1e-3, y: [2, 3]}, b: 2024-01-01}"):
+        assert parse_overrides(text) == {"a": {"x": 1e-3, "y": [2, 3]}, "b": "2024-01-01"}
+
+
 def test_flag_overrides_are_merged_with_those_of_the_recipe(recipe):
     path = recipe({"model_type": "hrm_lm", "config_overrides": {"hidden_size": 32, "halt_max_steps": 2}})
     (arguments,) = parse_recipe([ModelArguments], ["--recipe", str(path), "--config_overrides", "halt_max_steps=3"])
@@ -179,11 +189,11 @@ def test_a_fresh_config_is_preset_then_data_then_overrides():
         ({"model_type": "hrm_puzle"}, "model_type 'hrm_puzle'.*'hrm_puzzle'"),
         ({"preset": "hrm-27"}, "'hrm-27'.*hrm_puzzle.*'hrm-27m'"),
         ({"config_overrides": "hiden_size=4"}, "hrm_puzzle 'hiden_size'.* 'hidden_size'"),
-        ({"config_overrides": "hidden_size"}, "config_overrides: 'hidden_size'"),
+        ({"config_overrides": "hidden_size"}, "config_overrides=hidden_size: 'hidden_size'"),
         ({"config_overrides": "hidden_size=30,num_attention_heads=4"}, "hidden_size=30.*num_attention_heads=4"),
         ({"config_overrides": "hidden_size=big"}, r"\}: .*hidden_size.*big"),
         ({"config_overrides": "seq_len=15"}, r"grid_shape=\[4, 4\].*seq_len=15"),
-        ({"config_overrides": '{"hidden_size": 4'}, 'config_overrides .*JSON.*"hidden_size": 4'),
+        ({"config_overrides": '{"hidden_size": 4'}, r'config_overrides=\{"hidden_size": 4 '),
     ],
 )  # fmt: skip
 def test_invalid_config_is_named(arguments, message):

@@ -19,6 +19,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from ...hub.kinds import load_network
 from ...models.generation_hrm_go_coder import IN_PLANS, GoCoderGenerationMixin, RowLimits, repetition_guards, until
 from ...models.processing_hrm_go_coder import EOS, PAD, TOKEN_IDS, encode_text
 from ...registry import architecture_of
@@ -39,7 +40,7 @@ def is_go_coder(model) -> bool:
 
 def load_writer(options: EvaluateGo, device: str) -> tuple["Writer", GoStreamBuilder]:
     """Load a model and its tokenizer; budgets that are not given are those of the model's config, or 256 and 512."""
-    network = AutoModelForCausalLM.from_pretrained(options.model).to(device).eval()
+    network = load_network(options.model, AutoModelForCausalLM).to(device)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     length = min(options.max_length or 2048, model_positions(network, tokenizer))
     known = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()

@@ -39,6 +39,8 @@ class ExactAccuracy(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
+        if not predictions:
+            raise ValueError("predictions=[]: there is no puzzle to score")
         for i, (predicted, right) in enumerate(zip(predictions, references)):
             if len(predicted) != len(right):
                 raise ValueError(

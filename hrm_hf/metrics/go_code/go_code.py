@@ -41,6 +41,8 @@ class GoCode(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
+        if not predictions:
+            raise ValueError("predictions=[]: there is no code to score")
         with best_validator() as validator:
             verdicts = validator(list(predictions))
             name = type(validator).__name__

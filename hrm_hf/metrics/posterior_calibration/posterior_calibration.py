@@ -44,6 +44,9 @@ class PosteriorCalibration(evaluate.Metric):
 
     def _compute(self, predictions, references, names=None, prior=None):
         draws, truth = np.asarray(predictions, dtype=float), np.asarray(references, dtype=float)
+        if draws.ndim != 3 or draws.shape[1] < 2 or draws.shape[::2] != truth.shape:
+            shapes = f"predictions have shape {list(draws.shape)}, references {list(truth.shape)}"
+            raise ValueError(f"{shapes}; expected [N, S, R] and [N, R] with N of 1 or more and S of 2 or more")
         names = names or [f"parameter_{i}" for i in range(truth.shape[-1])]
         posteriors = CosmologyPredictions(names, truth, draws.mean(axis=1), draws.std(axis=1, ddof=1), draws)
         if prior is None:

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...hub.cards import record_evaluation
-from ...hub.kinds import LANGUAGE_MODEL, load_config
+from ...hub.kinds import LANGUAGE_MODEL, load_config, load_network
 from ...io.evaluation import chosen_device, write_results
 from ...io.files import load_split
 from ...io.usage import UsageError, as_usage_errors
@@ -46,7 +46,7 @@ def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
     rows = {split: as_usage_errors(_load_rows, data, split) for split in chosen}
     words = load_tokenizer(None, model)
     validate_vocabulary(words, data)
-    network = AutoModelForCausalLM.from_pretrained(model).eval().to(device)
+    network = load_network(model, AutoModelForCausalLM).to(device)
     for split, some in rows.items():
         length, room = some["input_ids"].shape[1], model_positions(network, words)
         if length > room:

@@ -20,6 +20,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoModelForCausalLM, Pipeline, StoppingCriteria, StoppingCriteriaList, TextGenerationPipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from ...registry import NoDefaultModel
 from ..options import RlmCaps
 from . import prompts as text
 from .executors import CapReachedError, MontyExecutor
@@ -115,7 +116,7 @@ class RlmPipeline(Pipeline):
             raise ValueError(f"question={question!r:.80}: must be a string that is not empty")
         text.validate_context(context)
         chat = ChatModel(self.model, self.tokenizer, self.generation_kwargs)
-        caps = RlmCaps(**caps)
+        caps = RlmCaps.of(caps, "a recursive language model")
         caps.max_new_tokens = caps.max_new_tokens or chat.usual_reply()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(caps.seed)
@@ -443,6 +444,5 @@ class _AfterBlock(StoppingCriteria):
         return torch.full((len(input_ids),), done, dtype=torch.bool, device=input_ids.device)
 
 
-PIPELINE_REGISTRY.register_pipeline(
-    "recursive-text-generation", RlmPipeline, pt_model=(AutoModelForCausalLM,), type="text"
-)
+TASK = "recursive-text-generation"
+PIPELINE_REGISTRY.register_pipeline(TASK, RlmPipeline, AutoModelForCausalLM, {"model": NoDefaultModel(TASK)}, "text")

@@ -41,6 +41,8 @@ def problems() -> list[str]:
     found = [
         f"docs/security.md: {name}" for name in named if not any((Path(d) / name).exists() for d in (".", "hrm_hf"))
     ]
+    tests = set().union(*map(functions, TESTS.rglob("test_*.py")))
+    found += [f"docs/security.md: {name}" for name in set(re.findall(r"`(test_\w+)`", page)) - tests]
     cells = [
         cell for question in features_table.questions() for row in question.features.values() for cell in row.values()
     ]

@@ -15,7 +15,7 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from ..io.http_guards import BodyLimit, HostGuard
+from ..io.http_guards import HostGuard, SizeLimit
 
 
 MAX_TEXT = 20_000  # characters of a prompt or a task
@@ -157,7 +157,7 @@ def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: in
     middleware = [
         Middleware(HostGuard, allowed=hosts),
         Middleware(
-            BodyLimit,
+            SizeLimit,
             limit=(MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES"),
             upload_path="/upload",
             upload_limit=(max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb"),  # the form around the file

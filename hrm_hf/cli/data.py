@@ -6,6 +6,7 @@ import typer
 
 from ..cosmology.options import BuildCosmology, BuildFromFiles
 from ..golang.options import BuildGo, BuildGoPrompts, BuildGoTokenizer
+from ..io.files import CHECKSUMS
 from ..puzzles.options import BuildArc, BuildMaze, BuildSudoku, ExportPuzzles, ImportPuzzles
 from ..text.options import BuildReasoning
 from .command import report, takes
@@ -179,8 +180,8 @@ def go_prompts(options: BuildGoPrompts, as_json: bool):
 
 
 def _report_go(result: dict[str, Any], as_json: bool) -> None:
-    """Print a report: all of it with --json, else a line per entry without the options."""
-    lines = {key: value for key, value in result.items() if key != "options"}
+    """Print a report: all of it with --json, else a line per entry without the options and checksums."""
+    lines = {key: value for key, value in result.items() if key not in ("options", CHECKSUMS)}
     for key, value in lines.items():
         if key in ("not_read", "left_out"):
             lines[key] = ", ".join(f"{count} {reason}" for reason, count in value["counts"].items()) or "nothing"

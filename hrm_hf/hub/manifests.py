@@ -11,7 +11,6 @@ import os
 import pickle
 import zipfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 
+from ..io.files import checksums
 from ..io.options import wanted_checkpoint
 
 
@@ -30,7 +30,6 @@ CARRY_FILE = "act_state_{}.pt"  # of a process of a puzzle run: its carry, and w
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, CARRY_FILE.format("*"))
 
 LARGEST_WEIGHT = 1e18  # its square is about the largest 32-bit number, so that nothing computed with more is finite
-HASHED_AT_ONCE = 4  # files; more would only make a disk seek
 SHARD_METADATA = ".metadata"
 METADATA_CLASSES = {
     "torch": ("Size",),
@@ -137,17 +136,6 @@ def _parsed(text: str) -> Manifest:
 
 def _own_checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def checksums(files: list[Path]) -> list[str]:
-    """Return the SHA-256 of each file, computed in threads: hashing releases the interpreter."""
-    with ThreadPoolExecutor(min(HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
-        return list(pool.map(_checksum, files))
-
-
-def _checksum(file: Path) -> str:
-    with open(file, "rb", buffering=0) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str]:

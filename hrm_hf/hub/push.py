@@ -64,7 +64,7 @@ class Contents:
         """Add a file, unless its name tells of secrets. Raise ValueError for a `problem` of `folder_files`."""
         if problem:
             raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
-        if file.name in SECRETS_FILES:
+        if any(fnmatch(file.name, pattern) for pattern in SECRETS_FILES):
             self.left_out[name] = "may hold a secret, by its name"
         else:
             self.files[name] = file

@@ -1,17 +1,23 @@
-"""Files and data sources: lines, JSON, YAML and CSV, packed by gzip or not; data sets; files written completely.
+"""Files and data sources: lines, JSON, YAML and CSV, packed or not; data sets; locks; files written completely.
 
 Errors name the file and the line. Importing this needs neither torch nor `datasets`.
 """
 
 import csv
+import errno
 import gzip
+import hashlib
 import io
 import json
 import os
 import re
+import socket
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import wraps
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -21,6 +27,7 @@ import yaml
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+    from filelock import FileLock
 
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 HUB_PREFIX = "hub:"
@@ -29,10 +36,20 @@ JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"),
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
 NOT_DATA = ("__MACOSX", "$RECYCLE.BIN")  # folders that macOS and Windows leave in zip files and on disks
 TEMPORARY = ".tmp"  # ends the name of a file that is being written
+CHECKSUMS = "sha256"  # in the info file of a data set: SHA-256 of each file by its name in the folder
+BUILD_LOCK = ".build.lock"
+HASHED_AT_ONCE = 4  # files; more would only make a disk seek
+SECONDS_TO_WAIT = 1.0  # for a lock whose process is just ending
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_checked: set[tuple[str, int, int, str]] = set()  # path, size, time and checksum of files that were found unchanged
 
 
 class BadLineError(ValueError):
     """A line or row that is not a text; the message names the place and the fix."""
+
+
+class FolderInUseError(OSError):
+    """Another process writes into the folder."""
 
 
 def is_hub_source(source: str) -> bool:
@@ -157,11 +174,16 @@ def shorten(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def load_split(path: str | Path, split: str, streaming: bool = False) -> "Dataset | IterableDataset":
+def load_split(
+    path: str | Path, split: str, streaming: bool = False, info: str | None = None
+) -> "Dataset | IterableDataset":
     """Load a split of a data set of this package, from its folder (`data/SPLIT-00000.parquet`) or the Hub.
 
+    Args:
+        info: name of the info file of a folder; its checksums are compared.
+
     Raises:
-        ValueError: no such split in the folder, or a file that cannot be read.
+        ValueError: no such split in the folder, or a file that cannot be read or was changed.
     """
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
@@ -172,6 +194,8 @@ def load_split(path: str | Path, split: str, streaming: bool = False) -> "Datase
     if split not in available:
         raise ValueError(f"{path} has no split {split!r}; it has {sorted(available)}")
     file = available[split]
+    if info is not None:
+        validate_unchanged(Path(path, info), [Path(file), *Path(path).glob(IDENTIFIERS_FILE)])
     try:
         # Only the file asked for: converting a large train split for the sake of the test split takes minutes.
         return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
@@ -269,3 +293,119 @@ def write_text(file: Path, text: str) -> None:
     """Write a small file completely or not at all."""
     with complete_file(file) as stream:
         stream.write(text.encode())
+
+
+# ---- checksums and locks of data sets ----
+
+
+def checksums(files: list[Path]) -> list[str]:
+    """Return the SHA-256 of each file, computed in threads: hashing releases the interpreter."""
+    with ThreadPoolExecutor(min(HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_checksum, files))
+
+
+def _checksum(file: Path) -> str:
+    with open(file, "rb", buffering=0) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def checksums_in(folder: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the entry of an info file with the checksums of these files of its folder."""
+    names = sorted(names)
+    return {CHECKSUMS: dict(zip(names, checksums([folder / name for name in names])))}
+
+
+def load_info(file: Path) -> dict[str, Any]:
+    """Return the content of an info file without its checksums. ValueError, with its name, for anything else."""
+    content = load_json(file)
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is {shorten(content)}; expected a JSON object: build the data set again")
+    return {name: value for name, value in content.items() if name != CHECKSUMS}
+
+
+def validate_unchanged(info: Path, files: Iterable[Path]) -> None:
+    """Raise ValueError for a file with other content than when its data set was built, as of `changed_files`."""
+    for file, (found, expected) in changed_files(info, files).items():
+        raise ValueError(
+            f"{file} has other content than when it was built (sha256 {found[:8]}..., in {info.name} "
+            f"{expected[:8]}...); build the data set again, or delete its entry there if you changed it yourself"
+        )
+
+
+def changed_files(info: Path, files: Iterable[Path]) -> dict[Path, tuple[str, str]]:
+    """Return the files whose checksum is not the one in the info file, with both checksums.
+
+    Files without an entry are not checked, as in older folders. A process reads a file only once for this.
+    """
+    content = load_json(info) if info.is_file() else {}
+    known = content.get(CHECKSUMS, {}) if isinstance(content, dict) else {}
+    keys = {}
+    for file in files:
+        if expected := known.get(os.path.relpath(file, info.parent)):
+            state = file.stat()
+            keys[file] = (str(file.resolve()), state.st_size, state.st_mtime_ns, expected)
+    unread = [file for file, key in keys.items() if key not in _checked]
+    found = dict(zip(unread, checksums(unread)))
+    changed = {file: (found[file], keys[file][-1]) for file in unread if found[file] != keys[file][-1]}
+    _checked.update(keys[file] for file in unread if file not in changed)
+    return changed
+
+
+def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = False) -> "FileLock | None":
+    """Lock a folder by a file in it, and return the lock; None, with a warning, where there are no locks.
+
+    `what` locks it, and `option` chooses another folder, for messages; `again`: this process may lock it again.
+    Raises FolderInUseError if another process holds the lock, OSError if the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    file = folder.resolve() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A singleton counts how often it was acquired: a script holds what train() asks for.
+        how = {"is_singleton": again, "preserve_lock_file": True}
+        lock = FileLock(file, thread_local=False, fallback_to_soft=False, **how)
+        lock.acquire(timeout=SECONDS_TO_WAIT)
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    except Timeout as error:
+        owner = file.read_text(encoding="utf-8", errors="replace")[:100] if file.is_file() else "a process"
+        raise FolderInUseError(
+            f"another {what} writes into {folder}: {owner}. Two would mix their files: wait for it, end it, or "
+            f"choose another {option}"
+        ) from error
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            text = f"the file system of {folder} has no locks ({error.strerror}): make sure that no second {what}"
+            warnings.warn(f"{text} writes there", stacklevel=2)
+            return None
+        raise OSError(f"{folder} cannot be written ({error.strerror}): choose another {option}") from error
+    return lock
+
+
+@contextmanager
+def building(out: Path) -> Iterator[None]:
+    """Lock the folder that a data set is built in; raise FolderInUseError while another build writes there."""
+    is_new = not out.exists()
+    if not is_new and not out.is_dir():
+        raise FileExistsError(f"out={str(out)!r}: is a file; choose another folder")
+    lock = lock_folder(out, BUILD_LOCK, "build", "--out")
+    try:
+        yield
+    finally:
+        if lock is not None:
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # while it is held: who waits for it notices
+            lock.release()
+        if is_new:
+            with suppress(OSError):  # it is empty only after an error
+                out.rmdir()
+
+
+def one_at_a_time(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Decorate a builder, whose options have a folder `out`, to lock that folder."""
+
+    @wraps(build)
+    def locked(options: Any) -> Any:
+        with building(Path(options.out)):
+            return build(options)
+
+    return locked

@@ -1,10 +1,13 @@
-"""ASGI middleware that the server and the web page share: which hosts they answer, and how long a body may be."""
+"""ASGI middleware that the server and the web page share: which hosts they answer, and how long a request may be."""
 
 import ipaddress
 import json
 import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
+
+
+HEADER_BYTES = 2**14  # of the path and the headers of a request
 
 
 def validate_allowed(names: Sequence[str]) -> list[str]:
@@ -71,11 +74,11 @@ class HostGuard:
         return None
 
 
-class BodyLimit:
-    """Reject bodies that are too long (413), or whose length is not stated (411), before anything is read.
+class SizeLimit:
+    """Reject headers (431) and bodies (413) that are too long, and bodies without a length (411), unread.
 
     Args:
-        limit: bytes of a request, and what sets it.
+        limit: bytes of a body, and what sets it.
         upload_path: end of the path that files are sent to. upload_limit: the same for that path.
     """
 
@@ -86,9 +89,13 @@ class BodyLimit:
 
     async def __call__(self, scope, receive, send) -> None:
         headers = dict(scope.get("headers", ()))
+        head = sum(len(name) + len(value) + len(": \r\n") for name, value in scope.get("headers", ()))
+        head += len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
         is_upload = self.upload_path and scope.get("path", "").rstrip("/").endswith(self.upload_path)
         limit, option = self.upload_limit if is_upload else self.limit
-        if b"transfer-encoding" in headers:
+        if head > HEADER_BYTES:
+            await send_error(send, 431, f"headers: have {head:,} bytes; the limit is {HEADER_BYTES:,}; send less")
+        elif b"transfer-encoding" in headers:
             await send_error(send, 411, "Transfer-Encoding: a body must state its length; send Content-Length instead")
         elif int(headers.get(b"content-length", b"0")) > limit:
             size = int(headers[b"content-length"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..io.evaluation import validate_data
-from ..io.files import visible_files
+from ..io.files import load_info, one_at_a_time, visible_files
 from ..io.options import Options, parse_command
 from ..io.usage import UsageError, as_usage_errors
 from ..io.workers import usable_cores
@@ -30,6 +30,7 @@ def ensure_built(path: str | None, command: str | None) -> None:
         raise ValueError(f"{path} holds no puzzle data set; build one with `hrm-hf data ... --out {path}`")
 
 
+@one_at_a_time
 def build_arc(options: BuildArc) -> dict[str, Any]:
     """Build ARC-AGI or ConceptARC with augmentations; `test_puzzles.json` for voting is written beside it."""
     from . import arc
@@ -45,6 +46,7 @@ def build_arc(options: BuildArc) -> dict[str, Any]:
     return _summary(options.out, splits, info) | {"seconds": round(time.perf_counter() - started, 1)}
 
 
+@one_at_a_time
 def import_npy(options: ImportPuzzles) -> dict[str, Any]:
     """Convert a data set that the original HRM or TRM scripts built (.npy arrays) into ours."""
     from .npy_layout import read_original
@@ -56,6 +58,7 @@ def import_npy(options: ImportPuzzles) -> dict[str, Any]:
     return _summary(options.out, splits, info) | {"task": info.task, "grid_shape": list(info.grid_shape)}
 
 
+@one_at_a_time
 def export_npy(options: ExportPuzzles) -> dict[str, Any]:
     """Write a puzzle data set in the layout that the original HRM and TRM code trains on (.npy arrays)."""
     source = options.source
@@ -74,6 +77,7 @@ def export_npy(options: ExportPuzzles) -> dict[str, Any]:
     return _summary(options.out, splits, info)
 
 
+@one_at_a_time
 def build_sudoku(options: BuildSudoku) -> dict[str, Any]:
     """Build a Sudoku data set: generated with proven unique solutions, or read from a source."""
     from .sudoku import generated_sudoku, sudoku_from_source
@@ -87,6 +91,7 @@ def build_sudoku(options: BuildSudoku) -> dict[str, Any]:
     return _build(options, lambda: sudoku_from_source(options.source, options.size, **chosen, **shared))
 
 
+@one_at_a_time
 def build_maze(options: BuildMaze) -> dict[str, Any]:
     """Build a maze data set: generated with one shortest path each, or read from a source."""
     from .maze import generated_mazes, mazes_from_source
@@ -110,7 +115,7 @@ OPTIONS: dict[str, type[Options]] = {
 
 def _validate_place(out: Path, options: dict[str, Any]) -> None:
     """Raise before a long build, not after it, if `out` is taken."""
-    if (out / INFO_FILE).exists() and load_puzzle_info(out).options != options:
+    if (out / INFO_FILE).exists() and load_info(out / INFO_FILE).get("options") != options:
         raise UsageError(f"{out} already holds a puzzle data set with other options; choose another --out")
 
 

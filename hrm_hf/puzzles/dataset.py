@@ -5,7 +5,7 @@ Hub as it is:
 
     README.md              a data card; its YAML header names the files of each split
     data/train-00000.parquet, data/test-00000.parquet
-    puzzle.json            `PuzzleInfo`: task, grid, vocabulary
+    puzzle.json            `PuzzleInfo`: task, grid, vocabulary; and checksums of the other files
     identifiers.json       list of names; the position of a name is its puzzle identifier, position 0 is "<blank>"
 
 One row is one example. Rows of one puzzle are neighbors, and so are the puzzles of one group (a group is an
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.files import IDENTIFIERS_FILE, complete_file, load_json, load_split, write_text
+from ..io.files import IDENTIFIERS_FILE, checksums_in, complete_file, load_info, load_json, load_split, write_text
 
 
 if TYPE_CHECKING:
@@ -112,13 +112,14 @@ def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: s
     out = Path(out)
     info_path = out / INFO_FILE
     new_info = _info_to_json(info)
-    if info_path.exists() and json.loads(info_path.read_text()) != json.loads(json.dumps(new_info)):
+    if info_path.exists() and load_info(info_path) != json.loads(json.dumps(new_info)):
         raise FileExistsError(f"{out} already holds a puzzle data set with other options; choose another --out")
     for name, split in splits.items():
         with complete_file(out / "data" / f"{name}-00000.parquet") as stream:
             split.to_parquet(stream)
     write_text(out / IDENTIFIERS_FILE, info.identifiers_json())
     write_text(out / "README.md", _data_card(splits, info))
+    new_info |= checksums_in(out, [IDENTIFIERS_FILE, *(f"data/{name}-00000.parquet" for name in splits)])
     write_text(info_path, json.dumps(new_info, indent=1))  # last: its presence marks a complete folder
     return out
 
@@ -141,7 +142,7 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
     if not isinstance(identifiers, list) or not all(isinstance(name, str) for name in identifiers):
         raise ValueError(f"{folder / IDENTIFIERS_FILE} is no list of names; build the data set again")
     try:
-        return PuzzleInfo(**load_json(folder / INFO_FILE), identifiers=identifiers)
+        return PuzzleInfo(**load_info(folder / INFO_FILE), identifiers=identifiers)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / INFO_FILE}: {error}; build the data set again") from error
 
@@ -164,7 +165,7 @@ def match_identifiers(names: Sequence[str], known: Sequence[str]) -> list[int | 
 
 def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
     """Load one split of a puzzle data set from a local folder or the Hub."""
-    return load_split(path, split, streaming)
+    return load_split(path, split, streaming, info=INFO_FILE)
 
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokeniz
 
 
 def _reasoning_rows(sources: list[str], split: str, most: int | None, name: str, corpus: TextCorpus) -> Dataset:
-    parts = [load_split(source, split).select_columns(["input_ids", "labels"]) for source in sources]
+    parts = [load_split(source, split, info=INFO_FILE).select_columns(["input_ids", "labels"]) for source in sources]
     length = max(len(part[0]["input_ids"]) for part in parts)
 
     def fill(row: dict[str, list[int]]) -> dict[str, list[int]]:

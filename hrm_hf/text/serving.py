@@ -19,14 +19,16 @@ from starlette.exceptions import HTTPException
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cli.serve import Serve
 from transformers.cli.serving.utils import BaseHandler, Modality
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..io.http_guards import BodyLimit, HostGuard, error_body, is_known_host, send_error, send_json
+from ..io.http_guards import HEADER_BYTES, HostGuard, SizeLimit, error_body, is_known_host, send_error, send_json
 from ..registry import ARCHITECTURES
 from .options import ServeOptions
 
 
 NEW_TOKENS = 1024  # of an answer, where the request does not say
-BODY_SECONDS, HEADER_BYTES, CONNECTIONS = 30, 2**14, 256
+HEAD_SECONDS, BODY_SECONDS = 10, 30  # in which the headers and the body of a request must arrive
+CONNECTIONS = 256  # above it requests are rejected, and above twice as many a connection is closed at once
 
 
 # ---- fields of a request: every other field is rejected by name ----
@@ -217,6 +219,29 @@ def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[st
 # ---- the server ----
 
 
+class Connection(H11Protocol):
+    """A connection that is closed if no request arrives; uvicorn would wait without end."""
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > 2 * CONNECTIONS:
+            transport.abort()
+        else:
+            self._expect_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect_request()
+
+    def _expect_request(self) -> None:
+        self.loop.call_later(HEAD_SECONDS, self._close_idle, self.cycle)
+
+    def _close_idle(self, before) -> None:
+        """Close the connection if the request `before` was answered and no headers have come since."""
+        if self.cycle is before and (before is None or before.response_complete) and not self.transport.is_closing():
+            self.transport.close()
+
+
 class _Unstarted(Serve):
     """`transformers serve`, built but not started."""
 
@@ -241,7 +266,8 @@ def make_server(options: ServeOptions) -> uvicorn.Server:
     for kind in (HTTPException, ValueError, Exception):  # a ValueError of generate is about the request
         app.add_exception_handler(kind, _answer_error)
     own = [name for name in (options.host, socket.gethostname()) if not is_known_host(name, ())]
-    gate = BodyLimit(Gate(app, options), (options.max_body_bytes, "--max-body-bytes"))
+    gate = SizeLimit(Gate(app, options), (options.max_body_bytes, "--max-body-bytes"))
     gate = HostGuard(gate, [*(options.allow_host or ()), *own], options.enable_cors)
-    bounds = {"http": "h11", "h11_max_incomplete_event_size": HEADER_BYTES, "limit_concurrency": CONNECTIONS}
+    bounds = {"h11_max_incomplete_event_size": HEADER_BYTES, "limit_concurrency": CONNECTIONS}
+    bounds |= {"http": Connection, "ws": "none"}
     return uvicorn.Server(uvicorn.Config(gate, options.host, options.port, **bounds))

@@ -14,24 +14,21 @@ file system without locks gets a warning, and local locks only keep out runs of 
 """
 
 import contextlib
-import errno
-import os
 import shutil
-import socket
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from transformers import BitsAndBytesConfig, IntervalStrategy, PreTrainedModel, Trainer
 
 from ..hub.cards import record_evaluation
 from ..hub.kinds import Kind, load_config
 from ..hub.manifests import CheckpointError, list_checkpoints, resolve_checkpoint, run_id_of, step_of
+from ..io.files import lock_folder
 from ..io.usage import validate_extra
 from ..registry import architecture_of
 from .adapters import quantization_config, save_trained, settle_base, with_adapters
@@ -41,15 +38,9 @@ from .recipes import ModelArguments, TuningArguments, hardware_of, save_recipe, 
 
 TRACKERS = {"tensorboard", "trackio", "wandb"}  # each is an extra, a value of --report_to and a module
 LOCK_FILE = ".run.lock"
-SECONDS_TO_WAIT = 1.0  # for a run that is just ending
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _held_to_the_end: list[FileLock] = []  # a lock that nobody refers to is released
 
 Found = TypeVar("Found")
-
-
-class FolderInUseError(OSError):
-    """Another run writes into the folder."""
 
 
 class TrainingRun:
@@ -230,31 +221,9 @@ def claim_run_folder(args: Any) -> None:
 def _agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
     """The lock on a folder, acquired once more; None in other processes and where there are no locks."""
     locks: list[FileLock | None] = [None]
-    agreed(lambda: locks.insert(0, _lock(Path(output_dir))), is_first)
+    names = LOCK_FILE, "run", "--output_dir"
+    agreed(lambda: locks.insert(0, lock_folder(Path(output_dir), *names, again=True)), is_first)
     return locks[0]
-
-
-def _lock(folder: Path) -> FileLock | None:
-    file = folder.resolve() / LOCK_FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # One object a file in a process, which counts how often it was acquired: a script holds what train() asks for.
-        lock = FileLock(file, is_singleton=True, thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
-        lock.acquire(timeout=SECONDS_TO_WAIT)
-        file.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
-    except Timeout as error:
-        owner = file.read_text(encoding="utf-8", errors="replace")[:100]
-        raise FolderInUseError(
-            f"another run writes into {folder}: {owner}. Two runs would mix their checkpoints: wait for it, end it, "
-            "or choose another --output_dir"
-        ) from error
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            text = f"the file system of {folder} has no locks ({error.strerror}): make sure that no second run writes"
-            warnings.warn(f"{text} there", stacklevel=2)
-            return None
-        raise OSError(f"{folder} cannot be written ({error.strerror}): choose another --output_dir") from error
-    return lock
 
 
 def begin(

@@ -215,6 +215,8 @@ def test_prompts_end_where_the_code_begins_and_have_their_reference(tmp_path):
     assert "1 tags in the text" in said.stdout or '"tags in the text' in said.stdout
     short = call("go-prompts", tmp_path / "m", *options, "--max-reference", 3)
     assert json.loads(short.stdout)["left_out"]["counts"] == {"solution longer than 3 tokens": 2}
+    other = call("go-prompts", shutil.copytree(tmp_path / "m", tmp_path / "n"), *options, code=2).output
+    assert "p.jsonl" in other and "(model)" in other
     tiny_go.write(tmp_path / "p.jsonl", rows)
     kept = load_answers([str(tmp_path / "p.jsonl")], "grpo")
     assert kept.column_names == ["prompt", "reference"] and kept[0]["reference"] == tiny_go.solution(0)

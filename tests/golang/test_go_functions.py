@@ -1,10 +1,12 @@
 """Functions as records. Referees: hand-written files; go/parser's own reading of them where Go is installed."""
 
+import os
 import subprocess
 from shutil import which
 
 import pytest
 
+from hrm_hf.golang.data import functions
 from hrm_hf.golang.data.functions import function_records
 from hrm_hf.golang.data.records import validate_record
 from hrm_hf.golang.data.sources import Dropped, find_go_source, go_files
@@ -148,7 +150,23 @@ def test_functions_that_do_not_parse_are_skipped(tree):
     assert dropped.counts["syntax error"] == 1
 
 
-def test_generated_and_vendored_files_are_skipped_with_a_reason(tree):
+def test_a_file_is_walked_once_however_many_functions_it_has(tmp_path, monkeypatch):
+    class Root:
+        def __init__(self, node):
+            self.node = node
+
+        def __getattr__(self, name):
+            walks.append(name)
+            return getattr(self.node, name)
+
+    parse, walks = functions.parse_file, []
+    monkeypatch.setattr(functions, "parse_file", lambda text: Root(parse(text)))
+    one = "// F{0} returns the sum of a and {0}.\nfunc F{0}(a int) int {{\n\ta += {0}\n\treturn a\n}}\n\n"
+    (tmp_path / "f.go").write_text("package p\n\n" + "".join(map(one.format, range(30))))
+    assert len(list(function_records(tmp_path, Dropped()))) == 30 and len(walks) < 10
+
+
+def test_generated_and_irregular_files_are_skipped_with_a_reason(tree):
     (tree / "vendor" / "x").mkdir(parents=True)
     (tree / "vendor" / "x" / "x.go").write_text(FILE)
     (tree / "a_test.go").write_text(FILE)
@@ -159,9 +177,19 @@ def test_generated_and_vendored_files_are_skipped_with_a_reason(tree):
     (tree / "line.go").write_text("package a\n\nvar x = `" + "x" * 900_000 + "`\n")
     (tree / "huge.go").write_text("package a\n\nvar x = `" + "x" * 10_000_000 + "`\n")
     (tree / "gone.go").symlink_to(tree / "nowhere.go")
+    for name in ("pipe.go", "inner/go.mod"):  # reading one would never end
+        os.mkfifo(tree / name)
+    for name, target in (("device", "/dev/zero"), ("out", __file__), ("loop", "loop.go"), ("same", "inner/shop.go")):
+        (tree / f"{name}.go").symlink_to(target)
+    (tree / "folder").symlink_to("inner")
+    (tree / os.fsdecode(b"\xff.go")).write_text(FILE)
     dropped = Dropped()
-    assert [file.name for file in go_files(tree, dropped)] == ["inner/shop.go"]
+    assert [file.name for file in go_files(tree, dropped)] == ["same.go", "inner/shop.go"]
     assert dropped.examples == {
+        "not a regular file": ["pipe.go"],
+        "link out of the tree": ["device.go", "out.go"],
+        "link to a folder": ["folder"],
+        "name not UTF-8": ["\\udcff.go"],
         "folder vendor, testdata or hidden": ["vendor"],
         "test file": ["a_test.go"],
         "generated": ["generated.go"],
@@ -170,7 +198,7 @@ def test_generated_and_vendored_files_are_skipped_with_a_reason(tree):
         "empty": ["empty.go"],
         "line of more than 5000 characters": ["line.go"],
         "more than 1000000 bytes": ["huge.go"],
-        "unreadable": ["gone.go"],
+        "unreadable": ["gone.go", "loop.go"],
     }
 
 

@@ -33,6 +33,7 @@ from hrm_hf.hub.manifests import (
     validate_plain_metadata,
     write_manifest,
 )
+from hrm_hf.io.state_dicts import read_stored_model
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
@@ -303,6 +304,8 @@ def test_pickle_with_code_is_rejected_and_not_run(run, tmp_path, name, write):
     write(run / "checkpoint-2" / name, Payload(tmp_path / "ran"))
     write_manifest(run / "checkpoint-2")
     message = refused(run)
+    with pytest.raises(ValueError, match=re.escape(name)):  # of a conversion
+        read_stored_model(run / "checkpoint-2" / name, re.compile("_orig_mod"))
     assert not (tmp_path / "ran").exists()
     assert "checkpoint-2" in message and "cannot be read" in message
 

@@ -12,12 +12,15 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.cli.ask import read_context
+from hrm_hf.cosmology.dataset.rows import read_arrays
 from hrm_hf.golang.data.pull_requests import pull_request_records
 from hrm_hf.golang.data.records import read_records
 from hrm_hf.golang.data.sources import Dropped
+from hrm_hf.golang.data.streams import _read
+from hrm_hf.io.files import CHECKSUMS, FolderInUseError, building, load_split
 from hrm_hf.puzzles import maze, sudoku, sudoku_generation, sudoku_rules
 from hrm_hf.puzzles.arc import read_tasks
-from hrm_hf.puzzles.dataset import load_puzzle_info
+from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
 from hrm_hf.puzzles.npy_layout import read_original
 from hrm_hf.puzzles.pipeline import read_puzzle_file
 from hrm_hf.text.causal_lm import load_tokenizer
@@ -52,6 +55,10 @@ def records(path):
     return list(read_records(path))
 
 
+def go_streams(path):
+    return _read([str(path)], "stop", str(path.parent / "cache"))
+
+
 def arc(path):
     return read_tasks([path])
 
@@ -81,6 +88,7 @@ FILES = [
     ("Sudoku in deep JSON", "s.jsonl", f'{{"puzzle": {DEEP}}}\n'.encode(), sudoku_of, r"s\.jsonl, line 1"),
     ("puzzles to solve in deep JSON", "p.jsonl", DEEP.encode(), read_puzzle_file, r"p\.jsonl, line 1: broken JSON"),
     ("Go records in deep JSON", "g.jsonl", DEEP.encode(), records, r"g\.jsonl, line 1: broken"),
+    ("an empty file of Go records", "g.jsonl", b"\n", go_streams, r"g\.jsonl holds no record"),
     ("pull requests with long integers", "g.jsonl", f"[{DIGITS}]".encode(), pull_requests, r"g\.jsonl, line 1"),
     ("ARC in deep JSON", "arc.json", DEEP.encode(), arc, r"arc\.json is not valid JSON"),
     ("half a packed ARC file", "arc.json.gz", gzip.compress(binary())[:900], arc, r"arc\.json\.gz"),
@@ -146,12 +154,50 @@ def test_corrupted_tokenizer_is_reported_with_its_folder(content, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_an_empty_file_of_go_records_is_named(tmp_path):
-    from hrm_hf.golang.data.streams import _read
+# ---- data sets that were changed, and two builders of one ----
 
-    (tmp_path / "empty.jsonl").write_bytes(b"\n")
-    with pytest.raises(ValueError, match=r"empty\.jsonl holds no record"):
-        _read([str(tmp_path / "empty.jsonl")], "stop", str(tmp_path / "cache"))
+GO_FILE = "package p\n\n// Double returns twice the number.\nfunc Double(a int) int {\n\ta *= 2\n\treturn a\n}\n"
+# How to build a small set, its info file, a file of data, and who reads it.
+SETS = {
+    "sudoku": ("--size 4 --clues 8 --num-train 4 --num-test 2", "puzzle.json", "data/train-00000.parquet",
+               lambda out: load_puzzle_dataset(out, "train")),
+    "cosmology": ("--size 16 --samples 4 --test-samples 2", "cosmology.json", "train/00000-of-00001.parquet",
+                  lambda out: read_arrays(out, "train")),
+    "reasoning": ("pointers --num-train 8 --num-validation 2 --num-test 2", "reasoning.json",
+                  "data/test-00000.parquet", lambda out: load_split(out, "test", info="reasoning.json")),
+    "go": ("{} --trajectories 1", "report.json", "trajectories/train.jsonl",
+           lambda out: records(out / "trajectories" / "train.jsonl")),
+}  # fmt: skip
+
+
+def build_small(task, tmp_path, out):
+    (tmp_path / "a.go").write_text(GO_FILE)
+    words = [word.format(tmp_path / "a.go") for word in SETS[task][0].split()]
+    return CliRunner().invoke(app, ["data", task, *words, "--out", str(out)])
+
+
+@pytest.mark.parametrize("task", SETS)
+def test_a_changed_file_is_named_until_its_set_is_built_again_by_one_builder(task, tmp_path, monkeypatch):
+    _, info, name, read = SETS[task]
+    monkeypatch.setattr("hrm_hf.io.files.SECONDS_TO_WAIT", 0.0)
+    out = tmp_path / "out"
+    with building(out):
+        result = build_small(task, tmp_path, out)
+    assert isinstance(result.exception, FolderInUseError) and "--out" in str(result.exception) and not out.exists()
+    assert (result := build_small(task, tmp_path, out)).exit_code == 0, result.output
+    read(out)
+    content = (out / name).read_bytes()
+    middle = len(content) // 2
+    (out / name).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    with pytest.raises(ValueError, match=rf"{name} .*{info}"):
+        read(out)
+    assert (result := build_small(task, tmp_path, out)).exit_code == 0, result.output
+    read(out)
+    known = json.loads((out / info).read_text())
+    assert name in known.pop(CHECKSUMS)
+    (out / info).write_text(json.dumps(known))  # as an older version wrote it
+    read(out)
+    assert not list(out.glob(".build.lock"))
 
 
 def test_an_ordinary_recipe_with_anchors_is_read(tmp_path):

@@ -47,17 +47,19 @@ PROC_FILES = [
 ]  # fmt: skip
 # Calls that must fail with EPERM: numbers on x86_64 and aarch64, arguments.
 CALLS = {
-    "process_vm_readv": (310, 270, "1, iov, 1, iov, 1, 0"), "process_vm_writev": (311, 271, "1, iov, 1, iov, 1, 0"),
-    "ptrace": (101, 117, "16, 1, 0, 0, 0, 0"), "kcmp": (312, 272, "1, 1, 0, 0, 0, 0"),
-    "pidfd_getfd": (438, 438, "0, 0, 0, 0, 0, 0"), "process_madvise": (440, 440, "0, iov, 1, 21, 0, 0"),
-    "unshare": (272, 97, "0x10000000, 0, 0, 0, 0, 0"), "setns": (308, 268, "0, 0, 0, 0, 0, 0"),
-    "memfd_create": (319, 279, "name, 0, 0, 0, 0, 0"), "memfd_secret": (447, 447, "0, 0, 0, 0, 0, 0"),
-    "shmget": (29, 194, "0, 1<<20, 0x3b6, 0, 0, 0"), "semget": (64, 190, "0, 32000, 0x3b6, 0, 0, 0"),
-    "msgget": (68, 186, "0, 0x3b6, 0, 0, 0, 0"), "mq_open": (240, 180, "name, 0x42, 0x180, 0, 0, 0"),
-    "vmsplice": (278, 75, "1, iov, 1, 0, 0, 0"), "setxattr": (188, 5, "tmp, name, name, 1, 0, 0"),
-    "io_uring_setup": (425, 425, "8, 0, 0, 0, 0, 0"), "userfaultfd": (323, 282, "1, 0, 0, 0, 0, 0"),
-    "mount": (165, 40, "name, tmp, name, 0, 0, 0"), "fork": (57, 220, "17, 0, 0, 0, 0, 0"),
-    "mprotect to writable": (10, 226, "page, 4096, 3, 0, 0, 0"),
+    "ptrace": (101, 117, "16, 1, 0, 0, 0, 0"), "process_vm_writev": (311, 271, "1, iov, 1, iov, 1, 0"),
+    "unshare": (272, 97, "0x10000000, 0, 0, 0, 0, 0"), "memfd_create": (319, 279, "name, 0, 0, 0, 0, 0"),
+    "shmget": (29, 194, "0, 1<<20, 0x3b6, 0, 0, 0"), "mq_open": (240, 180, "name, 0x42, 0x180, 0, 0, 0"),
+    "setxattr": (188, 5, "tmp, name, name, 1, 0, 0"), "mount": (165, 40, "name, tmp, name, 0, 0, 0"),
+    "io_uring_setup": (425, 425, "8, 0, 0, 0, 0, 0"), "landlock_create_ruleset": (444, 444, "0, 0, 1, 0, 0, 0"),
+    "seccomp": (317, 277, "2, 0, iov, 0, 0, 0"), "filter by prctl": (157, 167, "22, 2, iov, 0, 0, 0"),
+    "splice": (275, 76, "0, 0, 1, 0, 1, 0"), "vmsplice": (278, 75, "1, iov, 1, 0, 0, 0"),
+    "sendfile": (40, 71, "1, 0, 0, 1, 0, 0"), "larger pipe": (72, 25, "0, 1031, 1<<20, 0, 0, 0"),
+    "file lock": (72, 25, "0, 6, iov, 0, 0, 0"), "terminal input": (16, 29, "0, 0x5412, name, 0, 0, 0"),
+    "AF_VSOCK": (41, 198, "40, 1, 0, 0, 0, 0"), "socketpair": (53, 199, "1, 1, 0, iov, 0, 0"),
+    "thread with its own files": (56, 220, "0x10900, 0, 0, 0, 0, 0"), "fork": (57, 220, "17, 0, 0, 0, 0, 0"),
+    "limits of PID 1": (302, 261, "1, 7, 0, iov, 0, 0"), "mprotect to writable": (10, 226, "page, 4096, 3, 0, 0, 0"),
+    "huge pages": (9, 222, "0, 1<<21, 3, 0x40022, ^uintptr(0), 0"),
 }  # fmt: skip
 CALL = """number = uintptr(%d)
 _, _, err = syscall.RawSyscall6(number, %s)
@@ -84,14 +86,6 @@ MEMORY = {
     "page_tables": "b, err := syscall.Mmap(-1, 0, 1<<36, 1, syscall.MAP_PRIVATE|syscall.MAP_ANON|0x4000)\n"
     "if err != nil { return }\nfor i := 0; i < len(b); i += 1 << 21 { if b[i] == 1 { return } }\n"
     't.Fatal("escaped")',
-    # a connection that was fast once keeps large buffers, which nobody reads any more
-    "buffers_of_connections": 'l, err := net.Listen("tcp", "127.0.0.1:0"); if err != nil { t.Fatal(err) }\n'
-    "go func() { c, _ := l.Accept(); io.CopyN(io.Discard, c, 128<<20); select {} }()\n"
-    'c, err := net.Dial("tcp", l.Addr().String()); if err != nil { t.Fatal(err) }\n'
-    "b := make([]byte, 1<<16)\nfor i := 0; i < 2048; i++ { if _, err := c.Write(b); err != nil { t.Fatal(err) } }\n"
-    "c.SetWriteDeadline(time.Now().Add(time.Second))\n"
-    "for i := 0; i < 1024; i++ { if _, err := c.Write(b); err != nil { return }\n"
-    'if i == 15 { t.Fatal("escaped") } }',
 }
 # Loops that end at a wall: body of the loop and the status.
 WALLS = {
@@ -123,12 +117,8 @@ ESCAPES = {
 # Programs that fail a test, or would, and want to be counted as passed.
 FORGED = {
     "exit_in_init": 'func init() { os.Exit(0) }',
-    "exit_call_in_init": "func init() { syscall.Exit(0) }",
-    "prints_pass_in_init": 'func init() { fmt.Println("PASS"); os.Exit(0) }',
     "prints_all_of_it": 'func init() { fmt.Println("=== RUN   TestF\\n--- PASS: TestF (0s)\\nPASS"); os.Exit(0) }',
     "runs_no_test": 'func init() { os.Args = []string{os.Args[0], "-test.run=^$"} }',
-    "lists_tests": 'func init() { os.Args = []string{os.Args[0], "-test.list=.*"} }',
-    "runs_one_test_twice": 'func init() { os.Args = []string{os.Args[0], "-test.run=^TestG$", "-test.count=2"} }',
     "skips_a_test": 'func init() { os.Args = []string{os.Args[0], "-test.skip=^TestF$"} }',
     "reads_the_word": "func init() { b := make([]byte, 100); n, _ := os.Stdin.Read(b)\n"
     'fmt.Printf("\\n%s\\nPASS\\n", b[:n]); os.Exit(0) }',
@@ -212,11 +202,6 @@ def test_forged_pass_is_a_failure(results, name):
     assert result.status == "fail", result.output
 
 
-def test_pass_marker_is_not_in_the_output(runner):
-    (result,) = runner([GoProgram(function(""), TEST)])
-    assert (result.status, result.output) == ("pass", "PASS\n")
-
-
 def test_test_main_runs_and_cannot_hide_a_failure(runner):
     main = 'func TestMain(m *testing.M) { ready = true; code := m.Run(); fmt.Println("closed", code); os.Exit(%s) }\n'
     tests = 'var ready bool\nfunc TestF(t *testing.T) { if !ready || F() != 1 { t.Fatal("bad") } }\n'
@@ -237,20 +222,18 @@ def test_test_main_runs_and_cannot_hide_a_failure(runner):
 def test_all_skipped_tests_are_a_failure(runner):
     skip = 'func TestF(t *testing.T) { t.Skip("not here") }\n'
     some = skip + 'func TestG(t *testing.T) { t.Run("x", func(t *testing.T) { t.Parallel() }) }'
-    found = runner([GoProgram("func F() {}", skip), GoProgram("func F() {}", some)])
-    assert [result.status for result in found] == ["fail", "pass"]
+    found = runner([GoProgram("func F() {}", skip), GoProgram("func F() {}", some), GoProgram(function(""), TEST)])
+    assert [result.status for result in found] == ["fail", "pass", "pass"]
+    assert found[2].output == "PASS\n"  # without the harness's word
 
 
 # Of runtime/*.go of Go 1.5 to 1.27.
 ALLOCATION_FAILURES = [
     "runtime: out of memory: cannot allocate 4194304-byte block (3833856 in use)\nfatal error: out of memory",
-    "fatal error: runtime: out of memory", "fatal error: runtime: cannot allocate memory",
-    "fatal error: runtime: cannot map pages in arena address space",
-    "fatal error: runtime: cannot remap pages in address space",
+    "fatal error: runtime: cannot allocate memory", "fatal error: runtime: cannot map pages in arena address space",
     "runtime: cannot reserve arena virtual address space\nfatal error: ...",
-    "fatal error: failed to reserve page summary memory", "fatal error: out of memory allocating heap arena metadata",
-    "fatal error: out of memory allocating heap arena map", "fatal error: out of memory (stackalloc)",
-    "fatal error: failed to allocate aligned heap memory; too many retries", "fatal error: pageAlloc: out of memory",
+    "fatal error: failed to reserve page summary memory", "fatal error: out of memory (stackalloc)",
+    "fatal error: failed to allocate aligned heap memory; too many retries",
     "runtime: mmap: too much locked memory (check 'ulimit -l').",
     "runtime: failed to create new OS thread (have 12 already; errno=12)\nfatal error: newosproc",
 ]  # fmt: skip
@@ -282,7 +265,7 @@ def processes_with(mark: str) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("processes", [False, True], ids=["run", "build"])
-def test_the_host_sees_no_uid_0_in_a_sandbox(processes):
+def test_the_host_sees_no_uid_0_in_a_sandbox_and_its_own_control_group(processes):
     mark = f"2.{os.getpid()}{int(processes)}"
     limits = Limits(seconds=20)
     options = {"read_only": SYSTEM, "processes": processes}
@@ -297,6 +280,7 @@ def test_the_host_sees_no_uid_0_in_a_sandbox(processes):
     for pid, uids in seen.items():
         if Path(f"/proc/{pid}/comm").exists():
             assert "0" not in uids.split()[1:], (pid, uids)
+            assert Path(f"/proc/{pid}/cgroup").read_text() == Path("/proc/self/cgroup").read_text()
     thread.join()
 
 
@@ -344,23 +328,14 @@ def test_inputs_may_lie_in_private_folders(tmp_path):
     assert (closed / "text").read_text() == "given"
 
 
-def test_root_without_another_uid_is_rejected(monkeypatch):
-    monkeypatch.setattr(sandbox, "_id_map", lambda kind: [(os.geteuid(), 0, 1)])
-    sandbox.sandbox_uid.cache_clear()
-    try:
+@pytest.mark.parametrize("outside", [0, 1000])
+def test_root_without_another_uid_is_rejected_and_an_ordinary_user_keeps_its_uid(monkeypatch, outside):
+    monkeypatch.setattr(sandbox, "_id_map", lambda kind: [(os.geteuid(), outside, 1)])
+    if outside:
+        assert sandbox.sandbox_uid.__wrapped__() is None
+    else:
         with pytest.raises(SandboxError, match="ordinary user"):
-            sandbox.sandbox_uid()
-    finally:
-        sandbox.sandbox_uid.cache_clear()
-
-
-def test_a_run_of_an_ordinary_user_keeps_its_uid(monkeypatch):
-    monkeypatch.setattr(sandbox, "_id_map", lambda kind: [(os.geteuid(), 1000, 1)])
-    sandbox.sandbox_uid.cache_clear()
-    try:
-        assert sandbox.sandbox_uid() is None
-    finally:
-        sandbox.sandbox_uid.cache_clear()
+            sandbox.sandbox_uid.__wrapped__()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -85,6 +85,10 @@ SECRETS = {
     "Slack": "xoxb-" + "123456789012-1234567890123-AbCdEfGhIjKlMnOpQrStUvWx",
     "a webhook of Slack": "https://hooks.slack." + "com/services/T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX",
     "AWS": "AKIA" + "IOSFODNN7EXAMPLE", "AWS, temporary": "ASIA" + "IOSFODNN7EXAMPLE",
+    "AWS, a secret key in YAML": "aws_secret_access_" + "key: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AWS, a secret key in .env": "AWS_SECRET_ACCESS_" + "KEY=wJalrXUtnFEMI+K7MDENG+bPxRfiCYzEXAMPLEKY",
+    "AWS, a secret key in text": "Secret access " + "key: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AWS, a token in YAML": "aws_session_" + "token: " + "FwoGZXIvYXdzEBYaDk+/" * 8,
     "Google": "AIza" + "SyA-1234567890abcdefghijklmnopqrstu",
     "JWT": "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
     "a private key": "-----BEGIN RSA PRIV" + "ATE KEY-----",
@@ -146,7 +150,7 @@ def test_push_searches_every_source_of_files_for_secrets(place, puzzle, hub):
     assert secret not in str(refused.value) and not hub.storage.repositories
 
 
-@pytest.mark.parametrize("name", [".env", "deploy/.netrc", "token", ".git-credentials"])
+@pytest.mark.parametrize("name", [".env", "deploy/prod.env", ".env.local", "deploy/.netrc", "token"])
 def test_files_named_like_secrets_are_not_pushed(name, puzzle):
     (puzzle / name).parent.mkdir(exist_ok=True)
     (puzzle / name).write_text("DATABASE_PASSWORD=hunter2\n")
@@ -213,7 +217,8 @@ def test_files_without_secrets_are_pushed(puzzle, tmp_path):
     harmless = "\n".join([
         "highs_and_other_words_of_a_long_name_in_code", "https://huggingface.co/me/model@main",
         "risk-" + "averse-" * 8, "sha256:" + SHA, "git@github.com:me/model.git", "https://user@host/path",
-        "wandb_project: key to everything", "ssh://git@host:22/x", '"eyJ.eyJ.x"',
+        "wandb_project: key to everything",
+        f"secret_hash: {SHA[:40]}", "aws_region: us-east-1", "ssh://git@host:22/x", '"eyJ.eyJ.x"',
     ])  # fmt: skip
     assert secret_in("a.md", harmless.encode()) is None
     every.save("hrm_lm", tmp_path / "lm")

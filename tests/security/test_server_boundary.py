@@ -3,6 +3,9 @@
 One server in a process of its own, with a model whose answers take minutes if nothing bounds them.
 """
 
+import asyncio
+import contextlib
+import functools
 import http.client
 import json
 import re
@@ -142,10 +145,41 @@ def test_body_without_a_length_is_rejected(server):
         assert b" 411 " in wire.recv(4096).split(b"\r\n")[0]
 
 
-def test_headers_above_the_limit_are_rejected(server):
+@pytest.mark.parametrize("head", [
+    b"/health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**17,  # it does not end
+    b"/health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**15 + b"\r\n\r\n",
+    b"/health HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 5000 + b"\r\n",
+    b"/health?" + b"a" * 2**15 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+], ids=["endless", "one", "many", "path"])  # fmt: skip
+def test_headers_above_the_limit_are_rejected(head, server):
     with socket.create_connection(server[0], timeout=30) as wire:
-        wire.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**17)
-        assert b" 400 " in wire.recv(4096).split(b"\r\n")[0]
+        wire.sendall(b"GET " + head)
+        status = wire.recv(4096).split(b"\r\n")[0]
+        assert b" 400 " in status or b" 431 " in status
+
+
+def test_connections_without_a_request_are_closed(monkeypatch):
+    uvicorn, serving = pytest.importorskip("uvicorn"), pytest.importorskip("hrm_hf.text.serving")
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.2)
+
+    async def slow(scope, receive, send):
+        await asyncio.sleep(0.5)
+        await serving.send_json(send, 200, {})
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    one = uvicorn.Server(uvicorn.Config(slow, http=serving.Connection, lifespan="off", log_level="error"))
+    thread = threading.Thread(target=one.run, args=([listener],))
+    thread.start()
+    wires = [socket.create_connection(listener.getsockname(), timeout=30) for _ in range(3)]
+    for wire, begun in zip(wires, (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")):
+        wire.sendall(begun)
+    received = [b"".join(iter(functools.partial(wire.recv, 4096), b"")) for wire in wires]
+    monkeypatch.setattr(serving, "CONNECTIONS", 0)
+    with contextlib.suppress(ConnectionResetError), socket.create_connection(listener.getsockname(), 30) as wire:
+        assert wire.recv(1) == b""
+    one.should_exit = True
+    thread.join()
+    assert received[:2] == [b"", b""] and received[2].endswith(b"{}")
 
 
 def test_answer_is_truncated_to_the_remaining_window(server):

@@ -20,7 +20,6 @@ import yaml
 from filelock import FileLock, UnixFileLock
 from transformers import TrainerCallback
 
-from hrm_hf.hub import manifests
 from hrm_hf.hub.manifests import (
     CheckpointError,
     find_corruption,
@@ -30,9 +29,11 @@ from hrm_hf.hub.manifests import (
     run_id_of,
     write_manifest,
 )
+from hrm_hf.io import files
+from hrm_hf.io.files import FolderInUseError
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.trainer.recipes import save_recipe
-from hrm_hf.trainer.run import LOCK_FILE, FolderInUseError, begin, claim_run_folder, held, rotate
+from hrm_hf.trainer.run import LOCK_FILE, begin, claim_run_folder, held, rotate
 
 
 SCRIPTS = Path(__file__).parents[2] / "training"
@@ -164,8 +165,8 @@ def test_each_checkpoint_is_hashed_once_on_the_way_to_a_complete_one(tmp_path, m
     for step in (2, 4, 6):
         file = fake(tmp_path, step) / "model.safetensors"
         file.write_bytes(b"y" * 100 if step in corrupted else file.read_bytes())
-    read, checksum = [], manifests._checksum
-    monkeypatch.setattr(manifests, "_checksum", lambda file: read.append(file) or checksum(file))
+    read, checksum = [], files._checksum
+    monkeypatch.setattr(files, "_checksum", lambda file: read.append(file) or checksum(file))
     with contextlib.suppress(CheckpointError):
         begin(tmp_path, wanted if isinstance(wanted, str) else os.path.relpath(tmp_path / "checkpoint-6"))
     assert sorted(file.parent.name for file in read) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]

@@ -21,7 +21,7 @@ from ..options import BuildCosmology
 from ..simulation.fields import PRIOR
 from ..simulation.maps import DES_Y3, MapSettings, generate_columns
 from .info import SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, column_names
-from .rows import Rows, claim_folder, finish_folder, pixel_statistics, shard_names, write_shard
+from .rows import Rows, claimed_folder, finish_folder, pixel_statistics, shard_names, write_shard
 
 
 BLOCK = 8  # maps that a worker draws at a time
@@ -77,7 +77,6 @@ def build_cosmology_dataset(
 
     out, counts = Path(out), {"train": samples, "test": test_samples}
     plan = as_usage_errors(CosmologyPlan, settings=settings, counts=counts, prior=PRIOR | dict(prior or {}), **choices)
-    claim_folder(out, asdict(plan))
     info = CosmologyInfo(**vars(plan), pixel_mean=(), pixel_std=())
     names = {split: shard_names(split, -(-plan.counts[split] // plan.shard_size)) for split in SPLITS}
     portions = {}  # of each shard, what a worker draws at a time
@@ -85,16 +84,17 @@ def build_cosmology_dataset(
         for number, name in enumerate(names[split]):
             start, stop = number * plan.shard_size, min((number + 1) * plan.shard_size, plan.counts[split])
             portions[name] = [(split, first, min(first + BLOCK, stop)) for first in range(start, stop, BLOCK)]
-    missing = {name: of_shard for name, of_shard in portions.items() if not (out / name).exists()}
-    total, left = (sum(of_shard[-1][2] - of_shard[0][1] for of_shard in some.values()) for some in (portions, missing))
-    with (
-        tqdm(total=total, initial=total - left, desc="Drawing", unit=" maps") as bar,
-        _drawn(plan, [portion for of_shard in missing.values() for portion in of_shard], workers) as blocks,
-    ):
-        for name, of_shard in missing.items():
-            write_shard(out / name, info.features(), _counted(islice(blocks, len(of_shard)), bar))
-    info = replace(info, **pixel_statistics(out / name for name in names["train"]))
-    finish_folder(out, info)
+    with claimed_folder(out, asdict(plan)):
+        missing = {name: of_shard for name, of_shard in portions.items() if not (out / name).exists()}
+        total, left = (sum(one[-1][2] - one[0][1] for one in some.values()) for some in (portions, missing))
+        with (
+            tqdm(total=total, initial=total - left, desc="Drawing", unit=" maps") as bar,
+            _drawn(plan, [portion for of_shard in missing.values() for portion in of_shard], workers) as blocks,
+        ):
+            for name, of_shard in missing.items():
+                write_shard(out / name, info.features(), _counted(islice(blocks, len(of_shard)), bar))
+        info = replace(info, **pixel_statistics(out / name for name in names["train"]))
+        finish_folder(out, info)
     return info
 
 

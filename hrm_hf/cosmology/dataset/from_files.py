@@ -35,7 +35,7 @@ from ..simulation.maps import observe_shear
 from ..simulation.settings import SurveySettings
 from .files import is_healpix, quijote_maps, read_fits_image, read_healpix_patches, read_quijote_cube
 from .info import PARAMETERS, SPLITS, FileSettings, FilesInfo
-from .rows import Rows, claim_folder, finish_folder, pixel_statistics, read_header, shard_names, write_shard
+from .rows import Rows, claimed_folder, finish_folder, pixel_statistics, read_header, shard_names, write_shard
 
 
 READS_IN_SHARD = 50
@@ -287,23 +287,24 @@ def write_files_dataset(
         labels=None if labels is None else labels.path.name, skipped=int(first.get("skipped", np.zeros(1))[0]),
         pixel_mean=(), pixel_std=(),
     )  # fmt: skip
-    claim_folder(out, {
+    asked = {
         "files": [str(reading.path) for reading in readings], "parameters": parameters, "splits": splits,
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
-    })  # fmt: skip
-    ready = {start: first}  # not read again
-    files: dict[str, list[Path]] = {}
-    with tqdm(total=len(readings), desc="Reading", unit=" files") as bar:
-        for split, members in splits.items():
-            files[split] = [out / name for name in shard_names(split, -(-len(members) // READS_IN_SHARD))]
-            for number, file in enumerate(files[split]):
-                chosen = members[number * READS_IN_SHARD : (number + 1) * READS_IN_SHARD]
-                if not file.exists():
-                    write_shard(file, info.features(), _blocks(readings, chosen, ready, info, parameters))
-                bar.update(len(chosen))
-    counts = {split: sum(read_header(file)["rows"] for file in files.get(split, ())) for split in SPLITS}
-    info = replace(info, counts=counts, **pixel_statistics(files.get("train") or files["test"]))
-    finish_folder(out, info)
+    }  # fmt: skip
+    with claimed_folder(out, asked):
+        ready = {start: first}  # not read again
+        files: dict[str, list[Path]] = {}
+        with tqdm(total=len(readings), desc="Reading", unit=" files") as bar:
+            for split, members in splits.items():
+                files[split] = [out / name for name in shard_names(split, -(-len(members) // READS_IN_SHARD))]
+                for number, file in enumerate(files[split]):
+                    chosen = members[number * READS_IN_SHARD : (number + 1) * READS_IN_SHARD]
+                    if not file.exists():
+                        write_shard(file, info.features(), _blocks(readings, chosen, ready, info, parameters))
+                    bar.update(len(chosen))
+        counts = {split: sum(read_header(file)["rows"] for file in files.get(split, ())) for split in SPLITS}
+        info = replace(info, counts=counts, **pixel_statistics(files.get("train") or files["test"]))
+        finish_folder(out, info)
     return info
 
 

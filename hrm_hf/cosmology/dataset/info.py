@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ...io.files import CHECKSUMS
 from ..simulation.fields import PRIOR, Cosmology
 from ..simulation.lpt import validate_width
 from ..simulation.settings import GENERATOR_VERSION, LEGACY, PERIODIC, MapSettings, SurveySettings
@@ -256,6 +257,7 @@ def info_from_json(values: dict[str, Any]) -> CosmologyInfo | FilesInfo:
     """Return the info in `cosmology.json`. Raises ValueError, TypeError or KeyError for other contents."""
     read = values["settings"]["kind"] in FILE_COLUMNS
     values = values | {"settings": (FileSettings if read else MapSettings)(**values["settings"])}
+    values.pop(CHECKSUMS, None)
     bounds = "prior_bounds" if read else "prior"
     if values[bounds] is not None:
         values[bounds] = {name: (float(low), float(high)) for name, (low, high) in values[bounds].items()}

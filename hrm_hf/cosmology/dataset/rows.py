@@ -21,13 +21,24 @@ all processes of a machine share them, and `read_arrays` reads them into memory.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...io.files import TEMPORARY, complete_file, visible_files, write_text
+from ...io.files import (
+    BUILD_LOCK,
+    TEMPORARY,
+    building,
+    changed_files,
+    checksums_in,
+    complete_file,
+    validate_unchanged,
+    visible_files,
+    write_text,
+)
 from ...io.usage import UsageError
 from .info import INFO_FILE, SPLITS, CosmologyInfo, FilesInfo, info_from_json
 
@@ -139,7 +150,8 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
     """Open columns of one split (all if None): pixels as a `MappedColumn` each, other columns as arrays.
 
     The first call writes the columns as Arrow files to the cache of `datasets` (`HF_DATASETS_CACHE`).
-    Raises ValueError for an unknown split or column, and for files that `cosmology.json` does not describe.
+    Raises ValueError for an unknown split or column, and for files that `cosmology.json` does not describe or that
+    were changed.
     """
     from datasets import load_dataset
 
@@ -152,7 +164,9 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
     unknown = [name for name in names if name not in features]
     if unknown:
         raise ValueError(f"{path} has no column {unknown[0]!r}; it has {list(features)}")
-    files = list(map(str, visible_files(_local_folder(path, [INFO_FILE, f"{split}/*"]) / split, "*.parquet")))
+    folder = _local_folder(path, [INFO_FILE, f"{split}/*"])
+    files = list(map(str, visible_files(folder / split, "*.parquet")))
+    validate_unchanged(folder / INFO_FILE, map(Path, files))
     dataset = load_dataset(
         "parquet", data_files={split: files}, split=split, columns=names, keep_in_memory=False
     )  # fmt: skip
@@ -201,11 +215,23 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
 # ---- writing a folder ----
 
 
-def claim_folder(out: Path, asked: dict[str, Any]) -> None:
-    """Record the options of a build in a new folder, or raise FileExistsError if it holds another build."""
+@contextmanager
+def claimed_folder(out: Path, asked: dict[str, Any]) -> Iterator[None]:
+    """Lock a folder and record the options of a build in it; raise FileExistsError if it holds another build.
+
+    Shards that were changed are deleted, to be made again.
+    """
+    with building(out):
+        _claim_folder(out, asked)
+        for file in changed_files(out / INFO_FILE, out.glob("*/*.parquet")):
+            file.unlink()
+        yield
+
+
+def _claim_folder(out: Path, asked: dict[str, Any]) -> None:
     note = next((out / name for name in (INFO_FILE, UNFINISHED) if (out / name).is_file()), None)
     if note is None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if any(file.name != BUILD_LOCK for file in out.iterdir()):
             raise FileExistsError(f"out={out}: not an empty folder; choose another or delete it")
         write_text(out / UNFINISHED, json.dumps(asked, indent=1))
         return
@@ -247,7 +273,8 @@ def pixel_statistics(files: Iterable[Path]) -> dict[str, tuple[float, ...]]:
 def finish_folder(out: Path, info: CosmologyInfo | FilesInfo) -> None:
     """Write the data card and, last, `cosmology.json`."""
     write_text(out / "README.md", data_card(info))
-    write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1))
+    shards = (file.relative_to(out).as_posix() for split in SPLITS for file in (out / split).glob("*.parquet"))
+    write_text(out / INFO_FILE, json.dumps(asdict(info) | checksums_in(out, shards), indent=1))
     (out / UNFINISHED).unlink(missing_ok=True)
     for leftover in out.glob(f"*/.*{TEMPORARY}"):  # of a process that was killed
         leftover.unlink(missing_ok=True)

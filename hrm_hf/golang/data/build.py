@@ -7,6 +7,7 @@ trained format can be typed; pass `split_special_tokens=True`, as `encode_text` 
 chat template makes tags in messages harmless with a space after their "<".
 """
 
+import hashlib
 import json
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from tqdm.auto import tqdm
 
 from ...hub.kinds import GO_CODER, load_config
 from ...hub.licenses import UNKNOWN_LICENSE
-from ...io.files import numbered_lines
+from ...io.files import building, checksums_in, load_json, numbered_lines, one_at_a_time, write_text
 from ...io.usage import UsageError
 from ...models.processing_hrm_go_coder import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from ...text.sources import read_json_lines
@@ -31,9 +32,9 @@ from .commits import commit_records
 from .functions import function_records
 from .hub_sets import hub_records
 from .pull_requests import pull_request_records
-from .records import problem_text, read_records, spread, write_lines, write_records
+from .records import REPORT, problem_text, read_records, spread, write_lines, write_records
 from .selection import SPLITS, Selection, evaluation_ngrams, split_of, validate_no_evaluation_file
-from .sources import Dropped, find_go_source, go_files, go_text
+from .sources import Dropped, find_go_source, go_files, go_text, is_utf8
 from .streams import GoStreamBuilder
 from .trajectories import TrajectoryCounts, build_trajectories
 
@@ -41,7 +42,6 @@ from .trajectories import TrajectoryCounts, build_trajectories
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-REPORT = "report.json"
 # How texts are split before merging, by llama.cpp's names; None is the built-in expression of tokenizers, GPT-2's.
 # qwen2 takes 11 % fewer tokens (2.81 and 3.15 bytes a token on held-out packages of the standard library, 16,384 ids).
 PRE_TOKENIZERS = {
@@ -77,15 +77,13 @@ CHAT_TEMPLATE = (
 )
 
 
+@one_at_a_time
 def build_records(options: BuildGo) -> dict[str, Any]:
     """Build records of documented functions, commits and pull requests, and return the report written beside them."""
     started = time.perf_counter()
     settings = {name: value for name, value in asdict(options).items() if name not in ("out", "text", "on_bad_line")}
     settings["exclude_eval"] = [path.name for path in options.exclude_eval or ()]
-    file = options.out / REPORT
-    if file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("options") != settings:
-        said = "already holds records made with other options; choose another"
-        raise UsageError(f"out={str(options.out)!r}: {said}", "--out")
+    _validate_same(options.out, options.out / REPORT, settings, "records made with other options")
     read, counts = Dropped(), {}
     selection = Selection(
         options.seed, options.validation_share, options.test_share, options.deduplicate, options.near_threshold,
@@ -105,10 +103,14 @@ def build_records(options: BuildGo) -> dict[str, Any]:
         report["text"] = _write_texts(options)
     report |= {"not_read": read.report(), "left_out": selection.dropped.report(), "options": settings}
     report["seconds"] = round(time.perf_counter() - started, 1)
-    file.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    folders = ("", "trajectories/") if options.trajectories else ("",)
+    names = [f"{folder}{name}.jsonl" for folder in folders for name in SPLITS]
+    report |= checksums_in(options.out, names)
+    write_text(options.out / REPORT, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     return report
 
 
+@one_at_a_time
 def build_tokenizer(options: BuildGoTokenizer) -> dict[str, Any]:
     """Train a byte-level BPE tokenizer on Go files, on records, or on the {text} of .jsonl files, and save it.
 
@@ -144,7 +146,8 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
 
     Returns:
         how many {"prompt", "reference"} rows were written, and the records that were dropped: too long, or with tags
-        in their text, which a prompt could not tell from its own.
+        in their text, which a prompt could not tell from its own. It is also written beside the file, with the model:
+        a file that holds prompts for another one is a UsageError.
     """
     from transformers import AutoTokenizer
 
@@ -152,6 +155,11 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
     budgets = {name: getattr(config, name) for name in ("problem_budget", "context_budget")}
     most, longest = options.max_length, options.max_reference
     builder = GoStreamBuilder(AutoTokenizer.from_pretrained(options.model), most, **budgets)
+    tokenizer = hashlib.sha256(builder.tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    settings = {"model": options.model, "tokenizer": tokenizer, **budgets}
+    beside = options.out.with_name(f"{options.out.name}.{REPORT}")
+    if options.out.exists():
+        _validate_same(options.out, beside, settings, "prompts for another model")
     dropped, rows = Dropped(), []
     for record in spread(list(read_records(options.records)), options.limit):
         solution = record["solution"]["code"]
@@ -167,7 +175,10 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
             dropped.add("tags in the text, or cut within a character", record["id"])
             continue
         rows.append({"prompt": prompt, "reference": solution})
-    return {"out": str(options.out), "rows": write_lines(options.out, rows), "left_out": dropped.report()}
+    with building(options.out.parent):
+        report = {"out": str(options.out), "rows": write_lines(options.out, rows), "left_out": dropped.report()}
+        write_text(beside, json.dumps(report | {"options": settings}, indent=2, ensure_ascii=False) + "\n")
+    return report
 
 
 # ---- sources ----
@@ -205,8 +216,8 @@ def _folder(source: str) -> Path:
     validate_no_evaluation_file(folder)
     if not folder.exists():
         raise UsageError(f"source={source!r}: does not exist; expected {SOURCES}")
-    if folder.is_file() and folder.suffix != ".go":
-        raise UsageError(f"source={source!r}: is a file; expected {SOURCES}")
+    if not (is_utf8(str(folder)) and (folder.is_dir() or (folder.is_file() and folder.suffix == ".go"))):
+        raise UsageError(f"source={source!r}: is no folder with a name in UTF-8; expected {SOURCES}")
     return folder
 
 
@@ -230,6 +241,15 @@ def _texts(source: str, dropped: Dropped) -> Iterator[str]:
 
 
 # ---- what is written ----
+
+
+def _validate_same(out: Path, report: Path, settings: dict[str, Any], other: str) -> None:
+    """Raise UsageError if the report of an earlier build has other options."""
+    found = load_json(report).get("options") if report.is_file() else settings
+    if found != settings:
+        names = [name for name, value in settings.items() if (found or {}).get(name) != value]
+        said = f"already holds {other} ({', '.join(names)}); choose another place, or delete it"
+        raise UsageError(f"out={str(out)!r}: {said}", "--out")
 
 
 def _write(out: Path, splits: dict[str, Iterable[dict]]) -> dict[str, int]:

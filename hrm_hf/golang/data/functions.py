@@ -47,6 +47,7 @@ def function_records(
         parsed = [(file, parse_file(file.text)) for file in files]
         declared = _types_of_package(parsed)
         for file, tree in parsed:
+            clause = [text_of(node) for node in tree.named_children if node.type == "package_clause"]
             shared = {
                 "source": source,
                 "license": known if known != UNKNOWN_LICENSE else license_of_header(file.text),
@@ -59,7 +60,7 @@ def function_records(
                     yield documented_record(
                         f"{file.package}/{file.path.name}:{part.line}:{part.qualified_name}",
                         part,
-                        context={"path": file.name, "before": _before(tree, part, declared)},
+                        context={"path": file.name, "before": _before(clause, part, declared)},
                         **shared,
                     )
 
@@ -200,9 +201,7 @@ def _types_of_package(parsed: list[tuple[GoFile, "Node"]]) -> dict[str, str]:
     return declared
 
 
-def _before(root: "Node", part: Declaration, declared: dict[str, str]) -> str:
+def _before(clause: list[str], part: Declaration, declared: dict[str, str]) -> str:
     """Return the package clause and the receiver's type, each on its own lines."""
-    parts = [text_of(node) for node in root.named_children if node.type == "package_clause"]
-    if part.receiver in declared:
-        parts.append(declared[part.receiver])
-    return "\n\n".join(parts) + "\n"
+    receiver = [declared[part.receiver]] if part.receiver in declared else []
+    return "\n\n".join(clause + receiver) + "\n"

@@ -14,7 +14,8 @@ A record is one JSON object a line (`.jsonl`, or `.jsonl.gz`):
     code_prefix  beginning of the code that is given, mostly the signature up to its "{"
     solution     {code}: the complete code, code_prefix included
 
-Reading checks every line; an error names file, line and field. Nothing here needs torch.
+Reading checks every line; an error names file, line and field. It also compares the checksums in the `report.json` of
+the folder, or the one above, where there are any. Nothing here needs torch.
 """
 
 import gzip
@@ -25,13 +26,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...io.files import BadLineError, complete_file, json_object, numbered_lines, shorten
+from ...io.files import BadLineError, complete_file, json_object, numbered_lines, shorten, validate_unchanged
 from ...models.processing_hrm_go_coder import CATEGORIES, DECISIONS, INTENTS, TARGET_KINDS, Feedback
 
 
 if TYPE_CHECKING:
     from datasets import Features
 
+REPORT = "report.json"
 # Types and choices of all fields; bool and int may be null; the feedback may be null or missing.
 FEEDBACK = {
     "syntax_ok": bool, "types_ok": bool, "tests_pass": bool, "category": CATEGORIES, "line": int, "message": str
@@ -161,9 +163,12 @@ def read_records(
 
     Raises:
         FileNotFoundError: no such file.
+        ValueError: a file is not as it was built.
         BadLineError: a line is no record; names file, line and field.
     """
-    for path in [paths] if isinstance(paths, str | Path) else paths:
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        for folder in path.parents[:2] if path.is_file() else ():
+            validate_unchanged(folder / REPORT, [path])
         yield from parsed_lines(path, _record_of, on_bad_line, on_skip)
 
 

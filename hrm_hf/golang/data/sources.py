@@ -2,7 +2,8 @@
 
 A tree is any folder with .go files, such as `src` of a Go installation or a repository. Tests, `vendor`, `testdata`,
 hidden and generated files, and files that are not UTF-8, too large, or have too long lines are dropped and counted by
-reason. A text is what Go's scanner sees: without a byte-order mark and carriage returns.
+reason, and so are pipes, devices, links to folders or out of the tree, and names that are not UTF-8. A text is what
+Go's scanner sees: without a byte-order mark and carriage returns.
 """
 
 import os
@@ -34,7 +35,7 @@ class Dropped:
         self.counts[reason] += 1
         names = self.examples.setdefault(reason, [])
         if len(names) < EXAMPLES:
-            names.append(name)
+            names.append(name.encode(errors="backslashreplace").decode())  # a name may be bytes that are not UTF-8
 
     def report(self) -> dict[str, dict]:
         """Return {"counts": {reason: number}, "examples": {reason: [names]}} for a JSON report."""
@@ -69,23 +70,22 @@ def go_files(root: str | Path, dropped: Dropped | None = None) -> Iterator[GoFil
     if not root.exists():
         raise FileNotFoundError(f"{root} does not exist; expected a folder with Go files")
     modules: dict[Path, tuple[str, Path] | None] = {}
-    for path in _walk(root, dropped):
-        name = path.relative_to(root).as_posix() if root.is_dir() else path.name
-        text = _read(path, name, dropped)
+    top = root if root.is_dir() else root.parent
+    tree = root.resolve() if root.is_dir() else root.resolve().parent
+    for path in _walk(root, dropped) if root.is_dir() else [root]:
+        name = path.relative_to(top).as_posix()
+        text = _read(path, tree, name, dropped)
         if text is not None:
-            top = root if root.is_dir() else root.parent
             yield GoFile(path, name, *_package_of(path.parent, top, modules), text)
 
 
 def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
-    if root.is_file():
-        yield root
-        return
     for folder, folders, names in os.walk(root, onerror=lambda error: dropped.add("unreadable", str(error.filename))):
-        skipped = [name for name in folders if name in SKIPPED_FOLDERS or name[0] in "._"]
-        for name in skipped:
-            dropped.add("folder vendor, testdata or hidden", str(Path(folder, name).relative_to(root)))
-        folders[:] = sorted(set(folders) - set(skipped))
+        problems = {name: _folder_problem(folder, name) for name in sorted(folders)}
+        for name, reason in problems.items():
+            if reason:
+                dropped.add(reason, str(Path(folder, name).relative_to(root)))
+        folders[:] = [name for name, reason in problems.items() if not reason]
         for name in sorted(names):
             if name.endswith(".go") and name[0] in "._":  # Go ignores them, too
                 dropped.add("hidden file", str(Path(folder, name).relative_to(root)))
@@ -95,15 +95,35 @@ def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def _read(path: Path, name: str, dropped: Dropped) -> str | None:
+def _folder_problem(folder: str, name: str) -> str | None:
+    if name in SKIPPED_FOLDERS or name[0] in "._":
+        return "folder vendor, testdata or hidden"
+    if not is_utf8(name):
+        return "name not UTF-8"
+    return "link to a folder" if os.path.islink(os.path.join(folder, name)) else None
+
+
+def is_utf8(name: str) -> bool:
+    """Return whether a file name is text; other bytes stand in it as surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _read(path: Path, tree: Path, name: str, dropped: Dropped) -> str | None:
+    """Return the text of a file of a tree; None, and count it, for one that is dropped."""
     text = ""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if not is_utf8(path.name):
+            reason = "name not UTF-8"
+        elif path.is_symlink() and not path.resolve().is_relative_to(tree):
+            reason = "link out of the tree"
+        elif path.exists() and not path.is_file():  # reading a pipe or a device may never end
+            reason = "not a regular file"
+        elif path.stat().st_size > MAX_BYTES:
             reason = f"more than {MAX_BYTES} bytes"
         else:
             text = go_text(path.read_bytes().decode())
             reason = _reason(text)
-    except OSError:
+    except (OSError, RuntimeError):  # also a link to itself
         reason = "unreadable"
     except UnicodeDecodeError:
         reason = "not UTF-8"
@@ -159,6 +179,8 @@ def _module_of(folder: Path, root: Path, modules: dict) -> tuple[str, Path] | No
 
 def _module_name(file: Path) -> str | None:
     try:
+        if not file.is_file() or file.stat().st_size > MAX_BYTES:
+            return None
         match = re.search(r'^module\s+"?([^\s"]+)', file.read_text(encoding="utf-8-sig"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
         return None

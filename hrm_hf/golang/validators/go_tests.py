@@ -47,7 +47,8 @@ _WALLS = (
      "used more memory than it may"),
     ("disk", r"SIGXFSZ|file too large|no space left on device", "wrote more to disk than it may"),
     ("processes", r"fork/exec .*operation not permitted", "tried to start a process, which the sandbox forbids"),
-    ("network", r"network is unreachable|dial (tcp|udp)|lookup .*: (dial|no such host)", "the sandbox has no network"),
+    ("network", r"socket: operation not permitted|dial (tcp|udp)|lookup .*: (dial|no such host)",
+     "the sandbox has no network"),
 )  # fmt: skip
 
 

@@ -3,17 +3,17 @@
 The program sees an empty read-only root with only the given paths, a read-only /proc, a /dev without /dev/zero (which
 gives shared memory that no limit counts), and a /tmp of limited size and number of files. It runs in its own
 namespaces, without capabilities and with an empty environment. Wall time, CPU time, memory, threads, file size, /tmp
-and output are limited. seccomp rejects calls that access other processes and, without `processes=True`, calls that
-start one.
+and output are limited. The program can make the system calls listed in `seccomp.py` and no others: no sockets, and no
+processes without `processes=True`.
 
 The program never runs as root on the host: if we are root, bubblewrap and its children run under a uid that no account
 has. RLIMIT_DATA limits memory; it does not count memory that Go only reserves. RLIMIT_AS, set more than four GiB
-higher, bounds the page tables of memory that is only read. Both limits apply to each process. The only network is a
-loopback device with small buffers.
+higher, bounds the page tables of memory that is only read. Both limits apply to each process. Kernel memory (pipes,
+mappings, threads) counts in the control group of this process, which the sandbox does not leave.
 
 When the program ends or times out, we kill PID 1 of its namespace and wait for it. The kernel lets PID 1 end only when
 no other process of the namespace is left; if it does not end, we raise an error. When this process dies, the sandbox
-dies too. If no sandbox can be made, nothing runs. Not covered: kernel memory of file locks, and kernel bugs.
+dies too. If no sandbox can be made, nothing runs. Not covered: kernel bugs.
 """
 
 import json
@@ -23,7 +23,6 @@ import re
 import select
 import shutil
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +30,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from .seccomp import ARCHITECTURES, seccomp_filter
 
 
 MIB = 1 << 20
@@ -41,7 +42,7 @@ UNUSED_UID = 1_997_770_001  # in the range that systemd's uid list calls unused
 NOBODY = 65534
 START_SECONDS = END_SECONDS = 30.0  # how long the kernel may take to set up or tear down a sandbox
 REFUSAL = "refusing to run code outside of a sandbox: "
-_PROGRAMS = ("bwrap", "prlimit", "unshare", "nsenter", "setpriv", "mount", "sh")
+_PROGRAMS = ("bwrap", "prlimit", "unshare", "setpriv", "mount", "sh")
 
 # Our own mount namespace with a tmpfs at /sys, which no sandbox needs. Its tmp/ becomes the sandbox's /tmp, because
 # bubblewrap cannot limit the number of inodes. Files that only root can reach are bound to /sys/0, /sys/1, ...
@@ -59,11 +60,6 @@ done
 shift
 unset PWD OLDPWD
 exec "$@"
-"""
-# The kernel lets a connection buffer 10 MiB and more, and limits the total only for the complete machine.
-_NETWORK = """set -e
-echo 4096 65536 131072 > /proc/sys/net/ipv4/tcp_rmem
-echo 4096 65536 131072 > /proc/sys/net/ipv4/tcp_wmem
 """
 
 
@@ -255,9 +251,8 @@ def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip:
         process, told, release = _start(options, command, limits, processes, stdin, stack)
         first = None
         try:
-            first, pid = _first_process(told, stack)
+            first = _first_process(told, stack)
             if first is not None:
-                _bound_network(process.pid, pid)
                 with suppress(BrokenPipeError):  # bubblewrap failed; its output has the reason
                     os.write(release, b"x")
             start = time.monotonic()
@@ -306,8 +301,8 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
     return process, told, release
 
 
-def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
-    """Return pidfd and pid of the sandbox's PID 1; (None, 0) if bubblewrap failed, with the reason in its output.
+def _first_process(told: int, stack: ExitStack) -> int | None:
+    """Return the pidfd of the sandbox's PID 1; None if bubblewrap failed, with the reason in its output.
 
     bubblewrap waits until we have opened the pidfd, so the pid cannot belong to another process by then.
     """
@@ -322,29 +317,10 @@ def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
             break
         said += data
     if not said:
-        return None, 0
-    pid = json.loads(said)["child-pid"]
-    descriptor = os.pidfd_open(pid)
+        return None
+    descriptor = os.pidfd_open(json.loads(said)["child-pid"])
     stack.callback(os.close, descriptor)
-    return descriptor, pid
-
-
-def _bound_network(bubblewrap: int, pid: int) -> None:
-    """Limit the buffers of connections in the sandbox's network.
-
-    Raises:
-        SandboxError: the kernel rejected the change.
-    """
-    # An ordinary user may do this inside the user namespace of the sandbox.
-    user = [f"--user=/proc/{bubblewrap}/ns/user", "--preserve-credentials"] if sandbox_uid() is None else []
-    net = f"--net=/proc/{pid}/ns/net"
-    command = [shutil.which("nsenter"), *user, net, "--", shutil.which("sh"), "-c", _NETWORK]
-    options = {"env": {}, "cwd": "/", "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    try:
-        subprocess.run(command, **options, timeout=START_SECONDS, check=True)
-    except subprocess.SubprocessError as error:
-        why = (getattr(error, "stderr", None) or str(error)).strip()
-        raise SandboxError(f"{REFUSAL}the buffers of its network cannot be limited: {why}") from error
+    return descriptor
 
 
 def readable(descriptor: int, seconds: float) -> bool:
@@ -397,86 +373,3 @@ def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, 
             stopped = stopped or "time"
     cut = f"\n[... {total - clip} bytes cut ...]\n" if total > clip else ""
     return re.sub("\0", "", head.decode("utf-8", "replace") + cut + tail.decode("utf-8", "replace")), stopped
-
-
-# ---- seccomp ----
-
-# The filter rejects calls that access another process (ptrace, process_vm_writev, ...), calls that make a namespace
-# or, without `processes`, a process, and calls that allocate memory that no limit of the sandbox counts. Rejected
-# calls fail with EPERM. clone3 fails with ENOSYS, because a filter cannot see its flags; libraries then use clone.
-
-# audit number, clone, mmap, mprotect
-ARCHITECTURES = {"x86_64": (0xC000003E, 56, 9, 10), "aarch64": (0xC00000B7, 220, 222, 226)}
-_CLONE3 = 435
-# name: (number on x86_64, on aarch64); None if the architecture lacks the call.
-_REFUSED = {
-    # other processes, especially PID 1 of the sandbox
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
-    # namespaces
-    "unshare": (272, 97), "setns": (308, 268),
-    # memory that neither RLIMIT_DATA nor the size of /tmp counts: SysV and POSIX queues, anonymous files, pages and
-    # huge pages held by a pipe, inode attributes (an access list takes up to 64 KiB)
-    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "semget": (64, 190),
-    "msgget": (68, 186), "mq_open": (240, 180), "vmsplice": (278, 75), "io_setup": (206, 0),
-    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
-    # parts of the kernel that Go programs do not need, and that have had many bugs
-    "bpf": (321, 280), "io_uring_setup": (425, 425), "userfaultfd": (323, 282), "perf_event_open": (298, 241),
-    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
-}  # fmt: skip
-_REFUSED_ALONE = {"fork": (57, None), "vfork": (58, None), "pkey_mprotect": (329, 288)}  # without `processes`
-
-_CLONE_THREAD = 0x10000
-_CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
-_PROT_WRITE = 2
-_MAP_SHARED_ANONYMOUS, _MAP_GROWSDOWN = 0x21, 0x100
-
-_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-
-
-def seccomp_filter(machine: str, processes: bool = False) -> bytes:
-    """Return the seccomp filter as a BPF program.
-
-    Args:
-        machine: a key of ARCHITECTURES.
-        processes: whether the program may start processes. If not, it may not make memory writable by mprotect either,
-            which static Go programs never do: the kernel does not count such memory against RLIMIT_DATA if it would
-            exceed RLIMIT_AS as well.
-    """
-    column = list(ARCHITECTURES).index(machine)
-    audit, clone, mmap, mprotect = ARCHITECTURES[machine]
-    # seccomp_data: number at 0, architecture at 4, low half of argument i at 16 + 8 i.
-    program = [_step(_LOAD, 4), _step(_EQUAL, audit, 1), _step(_GIVE, _KILL), _step(_LOAD, 0)]
-    if machine == "x86_64":  # x32 calls have other numbers
-        program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_GIVE, _EPERM)]
-    for numbers in (_REFUSED if processes else _REFUSED | _REFUSED_ALONE).values():
-        if numbers[column] is not None:
-            program += _call(numbers[column], _step(_GIVE, _EPERM))
-    program += _call(_CLONE3, _step(_GIVE, _ENOSYS))
-    only_threads = () if processes else (_step(_ANY_BIT, _CLONE_THREAD, 1), _step(_GIVE, _EPERM))
-    program += _call(clone, _argument(0), *_refuse_bits(_CLONE_NEW), *only_threads, _step(_GIVE, _ALLOW))
-    if not processes:
-        program += _call(mprotect, _argument(2), *_refuse_bits(_PROT_WRITE), _step(_GIVE, _ALLOW))
-    program += _call(
-        mmap, _argument(3), *_refuse_bits(_MAP_GROWSDOWN), _step(_AND, _MAP_SHARED_ANONYMOUS),
-        _step(_EQUAL, _MAP_SHARED_ANONYMOUS, 0, 1), _step(_GIVE, _EPERM), _step(_GIVE, _ALLOW),
-    )  # fmt: skip
-    return b"".join([*program, _step(_GIVE, _ALLOW)])
-
-
-def _step(code: int, value: int, then: int = 0, other: int = 0) -> bytes:
-    return struct.pack("<HBBI", code, then, other, value)
-
-
-def _call(number: int, *steps: bytes) -> list[bytes]:
-    """Return the steps for one call, of which the last gives the verdict; other calls skip them."""
-    return [_step(_EQUAL, number, 0, len(steps)), *steps]
-
-
-def _argument(index: int) -> bytes:
-    return _step(_LOAD, 16 + 8 * index)
-
-
-def _refuse_bits(bits: int) -> tuple[bytes, bytes]:
-    return _step(_ANY_BIT, bits, 0, 1), _step(_GIVE, _EPERM)

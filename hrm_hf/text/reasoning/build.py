@@ -2,7 +2,7 @@
 
     README.md                        a data card; its YAML header names the files of each split
     data/SPLIT-00000.parquet         train, validation, test, beyond
-    reasoning.json                   `ReasoningInfo`: the task and its options
+    reasoning.json                   `ReasoningInfo`: the task and its options; and checksums of the parquet files
     tokenizer.json, ...              the tokenizer of the suite, for `AutoTokenizer.from_pretrained(folder)`
 
 `train` and `validation` mix the difficulties of training, `test` has as many rows of each, and `beyond` as many of
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...io.files import complete_file, write_text
+from ...io.files import checksums_in, complete_file, load_info, one_at_a_time, write_text
 from ...io.usage import UsageError, as_usage_errors
 from ..byte_tokenizer import BOS, EOS, PAD
 from ..options import BuildReasoning
@@ -67,6 +67,7 @@ class ReasoningInfo:
         return range(low, high + 1)
 
 
+@one_at_a_time
 def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
     """Build a data set of one task.
 
@@ -85,7 +86,8 @@ def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
             Dataset.from_dict(columns).to_parquet(stream)
     reasoning_tokenizer().save_pretrained(out)
     write_text(out / "README.md", data_card(info, list(splits)))
-    write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1) + "\n")  # last, when the rest is complete
+    content = asdict(info) | checksums_in(out, (f"data/{name}-00000.parquet" for name in splits))
+    write_text(out / INFO_FILE, json.dumps(content, indent=1) + "\n")  # last, when the rest is complete
     return {"out": str(out), **{f"{name}_rows": len(rows["difficulty"]) for name, rows in splits.items()}}
 
 
@@ -241,7 +243,7 @@ def load_reasoning_info(source: str | Path) -> ReasoningInfo:
             f"{source} is no reasoning data set: {INFO_FILE} is missing. Build one with `hrm-hf data reasoning TASK "
             "--out DIR`."
         )
-    content = json.loads(file.read_text())
+    content = load_info(file)
     pairs = {name: content[name] and tuple(content[name]) for name in ("trained", "beyond")}
     return ReasoningInfo(**content | pairs)
 

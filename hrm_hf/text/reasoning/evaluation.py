@@ -23,7 +23,7 @@ from ...trainer.recipes import library_versions
 from ..causal_lm import load_tokenizer
 from ..evaluation import model_positions
 from ..options import EvaluateReasoning
-from .build import PAD_ID, ReasoningInfo, Rows, load_reasoning_info, validate_vocabulary
+from .build import INFO_FILE, PAD_ID, ReasoningInfo, Rows, load_reasoning_info, validate_vocabulary
 
 
 SPLITS = ("test", "beyond")
@@ -78,7 +78,7 @@ def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
 
 
 def _load_rows(data: str, split: str) -> Rows:
-    columns = load_split(data, split).select_columns(["input_ids", "labels", "steps", "difficulty"])
+    columns = load_split(data, split, info=INFO_FILE).select_columns(["input_ids", "labels", "steps", "difficulty"])
     return {name: np.asarray(column) for name, column in columns.with_format("numpy")[:].items()}
 
 

@@ -238,7 +238,7 @@ def test_strings_that_are_paths_stay_strings(tmp_path):
 
 def test_missing_package_is_an_error_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
-    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[rlm\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[rlm\]"'):
         RlmPipeline(Scripted([]), tokenizer_of())
 
 

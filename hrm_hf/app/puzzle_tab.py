@@ -362,16 +362,11 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
         found = solve_board(solver, typed, **given_options(dict(zip(options, values))))
         return [found, *_opened(task, found)]
 
-    events = ask(solve_typed, [board, *options.values()], everything, _no_answer, solve, shown, "solve", examples)
+    ask(solve_typed, [board, *options.values()], everything, _no_answer, solve, shown, "solve", examples)
     show, played, opened = (functools.partial(each, task) for each in (_shown, _played, _opened))
     step.input(show, [boards, which, step], view, show_progress="hidden", **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **PAGE_EVENT)
-    playing = [
-        event(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
-        for event in (play.click, events[1].then)  # events[1] is the first display of the tab
-    ]
-    others = [solve.click, clear.click, step.input, which.input, *(button.click for button, _, _ in examples)]
-    gr.on(others, None, cancels=playing, **PAGE_EVENT)
+    play.click(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
     clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, so that nobody types meanwhile
     clear.click(_no_answer, None, everything, **PAGE_EVENT)

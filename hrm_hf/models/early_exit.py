@@ -224,7 +224,7 @@ def segment_losses(
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
         loss = values if plan.gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
-    loss = loss if plan.training else terms["lm_loss"]
+    loss = loss if plan.training else terms["lm_loss"].clone()  # Trainer may scale it in place
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
 
 

@@ -44,7 +44,7 @@ def test_missing_gradio_names_the_extra(checkpoints, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     found = run(str(checkpoints["sudoku"]))
     assert found.exit_code == 1
-    with pytest.raises(ImportError, match=r"hrm_hf\[app\]"):
+    with pytest.raises(ImportError, match=r"\.\[app\]"):
         raise found.exception
 
 

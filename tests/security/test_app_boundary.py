@@ -183,7 +183,7 @@ BOARDS = {
     "a cell of 100 kB": ["1" * 10**5, *[""] * 15],
     "a board of numbers": list(range(16)),
     "a board in a board": [BOARD, *[""] * 15],
-    "a text": "1" * 16,
+    "a text of another length": "1" * 15,
     "an object": {"0": "1"},
     "nothing": None,
 }

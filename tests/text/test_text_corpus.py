@@ -115,7 +115,7 @@ def test_near_duplicates_are_removed_and_others_kept(corpus):
 
 def test_near_duplicates_without_the_library_name_the_install_command(corpus, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasketch", None)
-    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[dedup\]"'):
+    with pytest.raises(ImportError, match=r'pip install "\.\[dedup\]"'):
         corpus(["a"], deduplicate="near")
 
 

@@ -420,7 +420,7 @@ def test_quantizing_a_convolutional_model_is_rejected(architecture, bases):
 
 def test_missing_bitsandbytes_names_its_extra(bases, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ImportError, match=r'load_in=4bit .*pip install "hrm_hf\[bitsandbytes\]"'):
+    with pytest.raises(ImportError, match=r'load_in=4bit .*pip install "\.\[bitsandbytes\]"'):
         quantization_config(tuning("lora", load_in="4bit"), bases["hrm_lm"])
 
 

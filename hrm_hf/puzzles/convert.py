@@ -33,8 +33,8 @@ from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from . import original_config as original
 from .dataset import IDENTIFIERS_FILE
-from .npy_layout import guess_task
 from .options import WITH_WAY_BACK
+from .tasks import guess_task
 
 
 logger = logging.getLogger(__name__)
@@ -151,9 +151,6 @@ def convert_original(
     }
 
 
-# Files
-
-
 def find_weights(src: Path, step: int | None = None) -> Path:
     """Find the weights file: `src` itself, or the file of the folder `src` that `_choose_weights` takes."""
     if src.is_file():
@@ -240,9 +237,6 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
             "that the run was trained on, and convert again", IDENTIFIERS_FILE, folder, rows,
         )  # fmt: skip
     return None
-
-
-# Model
 
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:

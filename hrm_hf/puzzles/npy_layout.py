@@ -21,6 +21,7 @@ import numpy as np
 from ..io.files import load_json
 from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, INFO_FILE, PAD_ID, ROW_COLUMNS, PuzzleInfo
 from .readers import make_split
+from .tasks import guess_task
 
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ DEFAULT_SET = "all"
 ARRAYS = {"inputs": "uint8", "labels": "uint8", "puzzle_identifiers": "int32", "puzzle_indices": "int32",
           "group_indices": "int32"}  # fmt: skip
 MAX_TOKEN = 127  # our grids are int8
-# Cells and tokens of the tasks that the originals publish.
-TASKS = {"sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
 
 
 def is_original(path: str | Path) -> bool:
@@ -115,16 +114,6 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
     return out
 
 
-def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
-    """Guess task, grid shape and box shape; "generic" boards are square if they can be, else 1 x seq_len."""
-    task = next((task for task, sizes in TASKS.items() if sizes == (seq_len, vocab_size)), "generic")
-    side = math.isqrt(seq_len)
-    return task, (side, side) if side * side == seq_len else (1, seq_len), (3, 3) if task == "sudoku" else None
-
-
-# Reading
-
-
 def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     file = folder / META_FILE
     meta = load_json(file)
@@ -185,9 +174,6 @@ def _rows_of_set(arrays: dict[str, np.ndarray], meta: dict[str, Any], split: str
         puzzle_identifiers=arrays["puzzle_identifiers"][puzzle_index],
         puzzle_index=puzzle_index,
     )
-
-
-# Writing
 
 
 def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: int | None) -> dict[str, np.ndarray]:

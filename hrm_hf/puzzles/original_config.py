@@ -20,7 +20,8 @@ from ..models.configuration_trm_puzzle import TrmPuzzleConfig
 from ..models.modeling_hrm_puzzle import HrmPuzzleForSolving
 from ..models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving
 from ..models.modeling_trm_puzzle import TrmPuzzleForSolving
-from .npy_layout import FOLDERS, META_FILE, TASKS
+from .npy_layout import FOLDERS, META_FILE
+from .tasks import TASKS
 
 
 logger = logging.getLogger(__name__)
@@ -44,13 +45,10 @@ READ_APART = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
-# Numbers that our config does not have, or that are used before it validates its fields. Only the optional ones may be
-# null.
-BOUNDS = {
-    **dict.fromkeys(("hidden_size", "num_heads"), COUNT), **dict.fromkeys(("puzzle_emb_ndim", "puzzle_emb_len"), SOME),
-    "rope_theta": number(1e-6),
-}  # fmt: skip
-OPTIONAL_BOUNDS = dict.fromkeys(("head_dim", "board_height", "board_width", "seq_len", "vocab_size"), COUNT)
+# Numbers that our config does not have, or that are used before it validates its fields; some may be null.
+NULLABLE = ("head_dim", "board_height", "board_width", "seq_len", "vocab_size")
+BOUNDS = dict.fromkeys(("hidden_size", "num_heads", *NULLABLE), COUNT)
+BOUNDS |= {"puzzle_emb_ndim": SOME, "puzzle_emb_len": SOME, "rope_theta": number(1e-6)}
 LOSS_NAME = "losses@ACTLossHead"  # of all of them
 LOSS_SUFFIX = "_cross_entropy"
 DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
@@ -210,8 +208,8 @@ def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -
 
 def _validate_numbers(arch: dict[str, Any], place: str | Path) -> None:
     """Raise ValueError for a number out of its bounds, or a head_dim other than hidden_size / num_heads."""
-    for name, bound in (BOUNDS | OPTIONAL_BOUNDS).items():
-        if name in BOUNDS and arch.get(name, 0) is None:
+    for name, bound in BOUNDS.items():
+        if name not in NULLABLE and arch.get(name, 0) is None:
             raise ValueError(f"{place}: arch.{name}=None: must be a number")
         replace(bound, name=f"{place}: arch.{name}")(arch.get(name))
     head_dim = arch["hidden_size"] / arch["num_heads"]

@@ -22,6 +22,7 @@ Puzzle = str | Sequence | np.ndarray
 _CELLS = frozenset("0123456789.")
 _FRAME = re.compile(r"[\s\ufeff\u200b|+=:!,'\"`(){}\[\]\u2500-\u257f]")
 _BLANKS = "_?xX·□*-"  # signs for a blank where there is neither `.` nor 0
+_SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
 _PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # of SadMan's .sdk files
 
@@ -66,9 +67,8 @@ def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
     if isinstance(puzzle, (list, tuple)) and puzzle and all(isinstance(row, str) and len(row) > 1 for row in puzzle):
         puzzle = "\n".join(puzzle)
     if isinstance(puzzle, str):
-        cells: list[Any] = list(
-            puzzle if _CELLS.issuperset(puzzle) else "".join(_rows(_PROGRESS.sub("", puzzle))) or puzzle
-        )
+        text = puzzle if _CELLS.issuperset(puzzle) else "".join(_rows(_PROGRESS.sub("", puzzle)))
+        cells: list[Any] = list(text or puzzle)
     elif not isinstance(puzzle, (Sequence, np.ndarray)):
         raise ValueError(f"a board is a text or a list of cells, not {puzzle!r:.60}")
     else:
@@ -97,17 +97,13 @@ def _rows(text: str) -> list[str]:
     lines = ["" if _is_comment(line) else _FRAME.sub("", line) for line in text.splitlines()]
     blank, rows = ".", []
     if not any("." in line or "0" in line for line in lines):
-        counts = {sign: sum(line.count(sign) for line in lines if _has_digit(line)) for sign in _BLANKS}
+        counts = {sign: sum(line.count(sign) for line in lines if _DIGIT.search(line)) for sign in _BLANKS}
         blank = max(counts, key=counts.get) if any(counts.values()) else "."
     for line in lines:
         row = "".join(cell for cell in line if cell == blank or cell not in "*-")
-        is_rule = blank != "." and not _has_digit(row) and len(row) not in BOX_SHAPES
+        is_rule = blank != "." and not _DIGIT.search(row) and len(row) not in BOX_SHAPES
         rows.append("" if is_rule else row.replace(blank, "."))
     return rows
-
-
-def _has_digit(line: str) -> bool:
-    return any(character.isdigit() for character in line)
 
 
 def _is_comment(line: str) -> bool:
@@ -124,18 +120,15 @@ def split_boards(text: str, size: int) -> list[str | dict[str, str]]:
     lines between bands are skipped. An empty line elsewhere ends an incomplete board.
     """
     shape = sudoku_shape(size)
-    band = shape.size * shape.box_shape[0]
     text = _PROGRESS.sub("", text)
-    boards: list[str | dict[str, str]] = []
-    rows: list[str] = []
+    boards, rows = [], []
 
     def end() -> None:
         boards.extend(["\n".join(rows)] if rows else [])
         rows.clear()
 
     for line, row in zip(text.splitlines(), _rows(text)):
-        words = [word for word in re.split(r"[\s,;:|\"'#]+", line) if len(word) == shape.cells]
-        words = [word for word in words if _CELLS.issuperset(word)]
+        words = [each for each in _SEPARATOR.split(line) if len(each) == shape.cells and _CELLS.issuperset(each)]
         if words or len(row) == shape.cells:
             end()
             solved = len(words) > 1 and not set(words[1]) & {".", "0"}
@@ -143,7 +136,7 @@ def split_boards(text: str, size: int) -> list[str | dict[str, str]]:
         elif row:
             rows.append(row)
         cells = sum(map(len, rows))
-        if cells >= shape.cells or (not line.strip() and cells % band):
+        if cells >= shape.cells or (not line.strip() and cells % (shape.size * shape.box_shape[0])):
             end()
     end()
     return boards

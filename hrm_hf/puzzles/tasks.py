@@ -6,6 +6,7 @@ questions.
 A *view* is a symmetric copy of a puzzle. Undoing the symmetry turns an answer to the view into one to the puzzle.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,15 @@ from .sudoku_solver import search
 
 
 QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
+# Cells and tokens of the tasks that the originals publish.
+TASKS = {"sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
+
+
+def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
+    """Guess task, grid shape and box shape; "generic" boards are square if they can be, else 1 x seq_len."""
+    task = next((task for task, sizes in TASKS.items() if sizes == (seq_len, vocab_size)), "generic")
+    side = math.isqrt(seq_len)
+    return task, (side, side) if side * side == seq_len else (1, seq_len), (3, 3) if task == "sudoku" else None
 
 
 @dataclass(frozen=True)

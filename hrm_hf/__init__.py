@@ -55,7 +55,8 @@ def register() -> None:
         for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each registers what it defines
             import_module(f".{name}", __name__)
     finally:
-        gc.enable() if collects else None
+        if collects:
+            gc.enable()
 
 
 hide_messages(OF_IMPORTS)

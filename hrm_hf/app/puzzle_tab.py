@@ -395,8 +395,6 @@ def _shown(task, found: Sequence[SolvedBoard], name: str | None, number: int):
 
 
 def _played(task, found: Sequence[SolvedBoard], name: str | None) -> Iterator[list]:
-    if not found:  # the example was rejected
-        return
     chosen = found[int(name or 1) - 1]
     for number in range(chosen.last_step + 1):
         yield [number, *show_step(task, chosen, number)]

@@ -32,7 +32,7 @@ def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def run_process(*command: object, out: TextIO | None = None) -> None:
-    """Run a program, with its output in ours or in `out`, until it ends, also after Ctrl-C; CalledProcessError."""
+    """Run a program, with its output in ours or in `out`; on Ctrl-C, wait for it. CalledProcessError if it fails."""
     words, status = [str(part) for part in command], None
     with subprocess.Popen(words, stdout=out) as process:
         while status is None:

@@ -6,9 +6,9 @@
     torchrun --nproc_per_node 2 training/pretrain.py data_path=... epochs=500 ...
 
 The equivalent run_puzzle.py command is printed; the run's folder, checkpoint_path or checkpoints/PROJECT/RUN, gets it
-as recipe.yaml. The same command names the same folder again; flags of run_puzzle.py may
-follow the keys: `--resume_from_checkpoint last-complete` goes on, `--report_to wandb` logs there, `--max_steps 100` is
-a short run. DISABLE_COMPILE and OMP_NUM_THREADS are honoured.
+as recipe.yaml. The same command names the same folder again. Flags of run_puzzle.py may stand among the keys:
+`--resume_from_checkpoint last-complete` goes on, `--report_to wandb` logs there, `--max_steps 100` is a short run,
+`--save_total_limit 3` keeps the last checkpoints alone. DISABLE_COMPILE and OMP_NUM_THREADS are honoured.
 
 Keys, their defaults, and what they are here:
 """

@@ -40,7 +40,7 @@ def convert(options: ConvertCheckpoint, as_json: bool):
     elif options.to_original:
         from ..puzzles.convert import convert_to_original
 
-        result = convert_to_original(src, options.out, options.step or 0, options.architecture)
+        result = convert_to_original(src, options.out, options.step, options.architecture)
     else:
         from ..puzzles.convert import convert_original
 

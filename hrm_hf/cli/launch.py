@@ -100,12 +100,16 @@ def _advice_text(advice) -> str:
         lines.append(f"guide      {advice.guide.title}, batch {advice.guide_batch}: {in_words(size)}{read}, {share}")
     best = advice.best
     size = in_words(best.size(best.largest_batch))
-    lines += [f"what fits  {best.title}, batch {best.largest_batch}: {size}", ""]
+    lines += [
+        f"what fits  {best.title}, batch {best.largest_batch}: {size}",
+        f"           the largest with a batch of {advice.worth} or more; batches above {advice.tried} were not tried",
+        "",
+    ]
     width = max(len(row.name) for row in advice.rows)
     lines.append(f"{'preset'.ljust(width)}  {'always':>10}  {'an example':>10}  largest batch here")
     for row in advice.rows:
-        fits = row.largest_batch or "none"
-        lines.append(f"{row.name.ljust(width)}  {in_words(row.fixed):>10}  {in_words(row.per_example):>10}  {fits}")
+        sizes = f"{in_words(row.fixed):>10}  {in_words(row.per_example):>10}"
+        lines.append(f"{row.name.ljust(width)}  {sizes}  {row.largest_batch or 'none':>4}  {row.title}".rstrip())
     for name, command in advice.commands.items():
         lines += ["", f"{name}:", f"  {command}"]
     return "\n".join(lines)

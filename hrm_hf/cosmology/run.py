@@ -267,7 +267,7 @@ class RegressionRun(TrainingRun):
         }
 
     def _test(self, trainer: RegressionTrainer) -> dict[str, Any]:
-        if not self.maps.info.counts["test"] or self.data_args.max_test_samples == 0:
+        if not self.maps.info.counts["test"] or self.data_args.max_test_samples == 0 or self.args.do_eval is False:
             return {}
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             print("no test: weights are sharded, and one process alone cannot run the model; see `hrm-hf eval`")

@@ -29,7 +29,9 @@ def both(name: str) -> tuple[str, str]:
 class LaunchOptions(Options):
     """A run of training/run_clm.py to plan for this machine, or with `dry_run` for GPUs that may not be here."""
 
-    model: str = option("hrm-lm-50m, rlm-mhc-small, gpt2, ...: a recipe, preset or model type.")
+    model: str | None = option(
+        "hrm-lm-50m, rlm-mhc-small, gpt2, ...: a recipe, preset or model type; or give --recipe FILE.", None
+    )
     gpus: int | None = option("GPUs to use; all by default.", None, min=1)
     gpu_memory: str | None = option(
         "With --dry_run: plan for GPUs of this size, e.g. 24GB.", None, flags=both("gpu_memory")

@@ -33,7 +33,9 @@ from ..io.usage import UsageError, validate_extra
 from ..registry import ARCHITECTURES
 from ..resources import resource, typed_path
 from ..text.arguments import LmDataArguments, LmTrainingArguments
+from ..text.causal_lm import BYTE, causal_lm_config, load_tokenizer
 from ..trainer.adapters import TuningArguments
+from ..trainer.guide_names import HRM_LM, MODELS
 from ..trainer.recipes import (
     RECIPES,
     ModelArguments,
@@ -113,6 +115,7 @@ def plan_run(options: LaunchOptions, flags: Sequence[str]) -> LaunchPlan:
         UsageError: an unknown model or flag.
         ValueError: fewer GPUs than asked for, or a model that does not fit.
     """
+    run_values(options.model, flags)  # usage comes before what this machine lacks
     if options.strategy.startswith("deepspeed") and not options.dry_run:
         what = f"--strategy {options.strategy} needs deepspeed"
         validate_extra("deepspeed", what, "deepspeed", instead="use fsdp2")
@@ -159,25 +162,31 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run_values(model: str, flags: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of run_clm.py: those that a model's recipe gives, and those that flags give.
 
     A model is a recipe (hrm-lm-50m is training/recipes/hrm_lm_50m.yaml), a preset of one of our configs, or a model
-    type of transformers.
+    type of transformers. The flag --recipe replaces it.
 
     Raises:
-        UsageError: no such model, or a flag that run_clm.py does not know.
+        UsageError: no such model, both or neither of model and recipe, or a flag that run_clm.py does not know.
         ValueError: a recipe that run_clm.py would reject.
     """
     parser = RecipeParser(RUN_CLM)
     given = parser.given(flags)
-    path = given.get("recipe") or RECIPES / f"{model.replace('-', '_')}.yaml"
-    if "recipe" in given or path.exists():
+    if model is not None and "recipe" in given:
+        raise UsageError(f"recipe={given['recipe']}: --model {model} names another; give only one", "--recipe")
+    if model is None and "recipe" not in given:
+        raise UsageError(f"no model; choose one of {', '.join(known_models())}, or give --recipe FILE", "--model")
+    path = Path(given["recipe"]) if model is None else RECIPES / f"{model.replace('-', '_')}.yaml"
+    if model is None or path.exists():
         return {**load_recipe(path, parser.known), "recipe": str(path)}, given
     if model in (presets := _presets()):
         return dict(zip(("model_type", "preset"), presets[model])), given
     if model in CONFIG_MAPPING:
         return {"model_type": model}, given
+    if model in MODELS:
+        raise UsageError(f"model={model!r}: use {MODELS[model]}; see docs/coming_from/{HRM_LM.page}.md", "--model")
     raise UsageError(f"model={model!r}: unknown; choose one of {', '.join(known_models())}", "--model")
 
 
@@ -190,7 +199,7 @@ def known_models() -> list[str]:
 
 
 def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> PreTrainedConfig:
-    """The config that run_clm.py would build, but for the size of the vocabulary, which its tokenizer decides.
+    """The config that run_clm.py would build, but for the vocabulary of a tokenizer of the Hub, which is not fetched.
 
     Args:
         recipe, given: what `run_values` returns.
@@ -199,6 +208,9 @@ def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> Pr
     arguments = ModelArguments(**{each.name: values.get(each.name) for each in fields(ModelArguments)})
     keep_overrides([arguments], recipe)
     if not arguments.model_name_or_path:
+        name = values.get("tokenizer_name")
+        if name == BYTE or (name and Path(name).is_dir()):
+            return causal_lm_config(arguments, load_tokenizer(name), block_size_of(values))
         return build_config(arguments)
     config = load_config(arguments.model_name_or_path, LANGUAGE_MODEL)
     for name, value in checked_overrides(type(config), arguments.config_overrides).items():
@@ -232,17 +244,14 @@ def plan_launch(
     Raises:
         ValueError: an unknown model or option, or a model that does not fit, with what would help.
     """
-    model, processes = options.model, len(devices)
-    recipe, given = run_values(model, flags)
+    processes, (recipe, given) = len(devices), run_values(options.model, flags)
+    model = options.model or Path(recipe["recipe"]).stem.replace("_", "-")
     values, reference = recipe | given, _recipe_batch(recipe)
-    length = int(values.get("block_size", LmDataArguments.block_size))
+    length = block_size_of(values)
     by_memory = "per_device_train_batch_size" not in given and options.batch_table == "memory"
     shape = _shape(recipe, given, needed=by_memory)
     usable = usable_memory(min(device.memory for device in devices), devices[0].kind)
-    capable = min(device.capability for device in devices) >= BF16_CAPABILITY
-    step = {"bf16": given.get("bf16", capable), "processes": processes, "strategy": options.strategy}
-    step["checkpointing"] = _checkpointing(recipe, given, shape, length, usable, step)
-
+    step = step_options(recipe, given, shape, devices, options.strategy)
     most = largest_batch(shape, length, usable, **step) if by_memory else 0
     if by_memory and most == 0:
         raise ValueError(_does_not_fit(model, shape, length, usable, step))
@@ -290,6 +299,20 @@ def plan_launch(
             *flags,
         ],
     )
+
+
+def step_options(recipe, given, shape: ModelShape | None, devices: Sequence[Device], strategy="ddp") -> dict[str, Any]:
+    """Return precision, checkpointing and sharding of a step on these devices, as `training_memory` takes them."""
+    capable = min(device.capability for device in devices) >= BF16_CAPABILITY
+    step = {"bf16": given.get("bf16", capable), "processes": len(devices), "strategy": strategy}
+    usable = usable_memory(min(device.memory for device in devices), devices[0].kind)
+    length = block_size_of(recipe | given)
+    return step | {"checkpointing": _checkpointing(recipe, given, shape, length, usable, step)}
+
+
+def block_size_of(values: dict[str, Any]) -> int:
+    """Return the tokens of a row, which options of run_clm.py give or leave to its default."""
+    return int(values.get("block_size", LmDataArguments.block_size))
 
 
 def _batch(

@@ -4,8 +4,9 @@
     advice.rows       every preset: what was measured, and the largest batch that fits
     advice.commands   the command lines to run
 
-For puzzles the guide's own table is followed first and measured beside it. Sizes are for float32, uncompiled, one
-device; a batch beyond those measured is read off the line through them.
+For puzzles the guide's own table is followed first and measured beside it. Sizes are for one device, uncompiled, in
+float32; a batch beyond those measured is read off the line through them. Language models have the row length,
+precision and checkpointing that `hrm-hf launch` would plan for a GPU with bfloat16.
 """
 
 import json
@@ -17,13 +18,12 @@ from ..registry import architecture_of
 from ..resources import ROOT, resource, typed_path
 from .memory import GIB, in_words, largest_batch, model_shape, training_memory, usable_memory
 from .options import RecommendOptions
-from .planner import config_of, known_models, run_values
+from .planner import ASSUMED_GPU, Device, block_size_of, config_of, known_models, run_values, step_options
 
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
 LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original's; more has not been tried
 WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # a larger model is preferred down to this batch; lm accumulates
-LM_TOKENS = 1024
 RATES = "lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
 COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_single_gpu"}
 
@@ -79,13 +79,16 @@ class Advice:
     guide_batch: int | None
     best: Row
     commands: dict[str, str]
+    tried: int  # no larger batch is recommended
+    worth: int  # the batch that a model must reach to be preferred to a smaller one
 
 
 def recommend(options: RecommendOptions) -> Advice:
     """Settings for a device with a memory. Raises ValueError if nothing fits into it."""
     memory, task = options.size, options.task
-    usable = usable_memory(memory, "cpu" if options.cpu else "cuda")
-    rows, source = _language_models(usable) if task == "lm" else _measured(task, usable)
+    device = Device("CPU", memory, (0, 0)) if options.cpu else Device("GPU", memory, ASSUMED_GPU.capability)
+    usable = usable_memory(memory, device.kind)
+    rows, source = _language_models(device) if task == "lm" else _measured(task, usable)
     fitting = [row for row in rows if row.largest_batch]
     if not fitting:
         least = min(row.size(1) for row in rows)
@@ -100,8 +103,10 @@ def recommend(options: RecommendOptions) -> Advice:
         guide_batch = GUIDE_ROWS[guide.name].batch
         if guide.size(guide_batch) <= usable:
             commands["guide"] = command(task, guide.name, guide_batch)
-    commands["what fits"] = command(task, best[0].name, best[0].largest_batch)
-    return Advice(task, memory, usable, source, rows, guide, guide_batch, best[0], commands)
+    cpu = " --cpu" if task == "lm" and options.cpu else ""
+    commands["what fits"] = command(task, best[0].name, best[0].largest_batch) + cpu
+    caps = LARGEST_BATCH[task], WORTH_TRAINING[task]
+    return Advice(task, memory, usable, source, rows, guide, guide_batch, best[0], commands, *caps)
 
 
 def guide_row(memory: int) -> str:
@@ -115,7 +120,7 @@ def guide_row(memory: int) -> str:
 def command(task: str, name: str, batch: int) -> str:
     """The command line that trains a preset at a batch."""
     if task == "lm":
-        return f"{_script('launch')} --model {name} --block_size {LM_TOKENS}"
+        return f"{_script('launch')} --model {name}"
     if task == "cosmo":
         recipe = shlex.quote(typed_path(resource(f"training/recipes/{COSMO_RECIPES[name]}.yaml")))
         return f"{_script('run_cosmo')} --recipe {recipe} --preset {name} --per_device_train_batch_size {batch}"
@@ -143,17 +148,20 @@ def _measured(task: str, usable: int) -> tuple[list[Row], str]:
     return rows, on
 
 
-def _language_models(usable: int) -> tuple[list[Row], str]:
+def _language_models(device: Device) -> tuple[list[Row], str]:
     """Our language models, smallest first, by the memory model, whose bytes of a layer were read off autograd."""
-    rows = []
+    rows, usable = [], usable_memory(device.memory, device.kind)
     for name in known_models():
-        config = config_of(run_values(name)[0])
+        recipe, given = run_values(name)
+        config = config_of(recipe)
         if architecture_of(config) is None or name.endswith("-cpu"):  # another library's, or a demonstration
             continue
-        shape = model_shape(config)
-        one, two = (sum(training_memory(shape, batch, LM_TOKENS).values()) for batch in (1, 2))
-        fits = _power_of_two(largest_batch(shape, LM_TOKENS, usable), LARGEST_BATCH["lm"])
-        title = f"{shape.parameters:,} parameters"
+        shape, length = model_shape(config), block_size_of(recipe)
+        step = step_options(recipe, given, shape, [device])
+        one, two = (sum(training_memory(shape, batch, length, **step).values()) for batch in (1, 2))
+        fits = _power_of_two(largest_batch(shape, length, usable, **step), LARGEST_BATCH["lm"])
+        title = f"{shape.parameters:,} parameters, {length:,} tokens, {'bf16' if step['bf16'] else 'float32'}"
+        title += ", checkpointing" if step["checkpointing"] else ""
         rows.append((shape.parameters, Row(name, title, 2 * one - two, two - one, 0, fits)))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])], "bytes a layer saves, counted (memory.py)"
 

@@ -1,15 +1,14 @@
 """Checkpoints of the original HRM, TRM, EqR and SE-RRM code as ours, and of the first two back; no value changes.
 
-    result = convert_original("HRM/checkpoints/Sudoku/run", "hrm-sudoku", architecture="hrm")
-    result = convert_original("locuslab/EqR-model/sudoku-extreme/eqr.pth", "eqr-sudoku", architecture="eqr")
+    convert_original("locuslab/EqR-model/sudoku-extreme/eqr.pth", "eqr-sudoku", architecture="eqr")
     convert_to_original("hrm-sudoku", "back")
 
 A checkpoint, a folder here or a model of the Hub, has
 
-    step_N               torch.save of the state_dict of loss head > ACT wrapper > inner model, possibly compiled; or
-                         safetensors, or a training state with `model`, `ema` and `config` (EqR)
-    all_config.yaml      the run's configuration; the architecture under `arch`. Also STEM.yaml of the weights
-    identifiers.json     names of the puzzle identifiers (from the data folder; without it the table has no meaning)
+    step_N            torch.save of the state_dict of loss head > ACT wrapper > inner model, possibly compiled;
+                      or safetensors, or a training state with `model`, `ema` and `config` (EqR)
+    all_config.yaml   the run's configuration; the architecture under `arch`. Also STEM.yaml of the weights
+    identifiers.json  names of the puzzle identifiers, from the data folder; the table has no meaning without it
 
 Pickled code is never run (`io/state_dicts.py`). Problems are collected and raised before anything is written. Left
 out: variants of TRM with other states (single z, six z_L), URM, FPRM, optimizer states.
@@ -98,15 +97,9 @@ def se_rrm_tensors(state: dict[str, torch.Tensor], num_heads: int, pos_encodings
 
 
 def convert_original(
-    src: str | Path,
-    out: str | Path,
-    architecture: str = "hrm",
-    seq_len: int | None = None,
-    step: int | None = None,
-    vocab_size: int | None = None,
-    config: str | Path | None = None,
-    revision: str | None = None,
-) -> dict[str, Any]:
+    src: str | Path, out: str | Path, architecture: str = "hrm", seq_len: int | None = None, step: int | None = None,
+    vocab_size: int | None = None, config: str | Path | None = None, revision: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Convert a checkpoint of the original code into a folder that `from_pretrained` reads, and report on it.
 
     Arguments as `options.ConvertCheckpoint`. Of a model of the Hub only the files above are fetched.
@@ -131,24 +124,21 @@ def convert_original(
     model = _load(state, our_config, architecture, f"{weights_file} and {place}")
     identifiers = _find_identifiers(weights_file.parent, original.data_folders(run), our_config)
     model.save_pretrained(out)
+    if architecture in WITH_WAY_BACK:
+        found = STEP.fullmatch(weights_file.stem)
+        run |= {"step": int(found[1])} if found else {}
+        (Path(out) / original.CONFIG_FILE).write_text(yaml.safe_dump(run, sort_keys=False))
     if identifiers is not None:
         shutil.copyfile(identifiers, Path(out) / IDENTIFIERS_FILE)
     return {
-        "out": str(out),
-        "source": str(weights_file),
+        "out": str(out), "source": str(weights_file),
         **({"repository": address.repo_id, "commit": commit} if address else {}),
-        "config": str(place),
-        "architecture": our_config.model_type,
-        "parameters": model.num_parameters(),
-        "averaged_weights": stored.averaged,
-        "puzzle_identifiers": our_config.num_puzzle_identifiers,
-        "identifiers_file": str(identifiers) if identifiers else None,
-        "vocab_size": our_config.vocab_size,
-        "seq_len": our_config.seq_len,
-        "seq_len_from": seq_len_from,
-        "task": our_config.task,
+        "config": str(place), "architecture": our_config.model_type, "parameters": model.num_parameters(),
+        "averaged_weights": stored.averaged, "puzzle_identifiers": our_config.num_puzzle_identifiers,
+        "identifiers_file": str(identifiers) if identifiers else None, "vocab_size": our_config.vocab_size,
+        "seq_len": our_config.seq_len, "seq_len_from": seq_len_from, "task": our_config.task,
         "forward_dtype": our_config.forward_dtype,
-    }
+    }  # fmt: skip
 
 
 def find_weights(src: Path, step: int | None = None) -> Path:
@@ -273,16 +263,14 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
 # Ours to original
 
 
-def convert_to_original(
-    src: str | Path, out: str | Path, step: int = 0, architecture: str | None = None
-) -> dict[str, Any]:
-    """Write one of our checkpoints as the original's `step_N`, `all_config.yaml` and `identifiers.json`.
+def convert_to_original(src: str | Path, out: str | Path, step: int | None = None, architecture: str | None = None):
+    """Write one of our checkpoints as the original's three files (above), and report on it.
 
-    Weights are float32 and the initial states in the forward's dtype, as the original saves them. The original's
-    evaluate.py also reads training fields of all_config.yaml: they get its defaults; edit the data path.
+    Weights are float32 and the initial states in the forward's dtype, as the original saves them. all_config.yaml gets
+    the keys of the run that `src` comes from (ours or the original's), and the original's defaults for the others.
 
     Args:
-        src: folder of a puzzle head. out: folder to write. step: N of `step_N`.
+        src: folder of a puzzle head. out: folder to write. step: N of `step_N`; the run's last step by default.
         architecture: "hrm" or "trm" to insist on one.
 
     Raises:
@@ -303,19 +291,20 @@ def convert_to_original(
     state = {original_name(name): tensor.to(torch.float32) for name, tensor in model.state_dict().items()}
     for name in ("H_init", "L_init"):
         state[ORIGINAL_PREFIX + name] = state[ORIGINAL_PREFIX + name].to(model.compute_dtype)
-    data = {"data_path": "data"} if key == "hrm" else {"data_paths": ["data"], "data_paths_test": []}
+    run = {name: default for name, (default, _) in original.RUN_KEYS.items() if type(default) in (int, float)}
+    run = {"arch": arch, "step": 0, "data_path": "data"} | run | original.saved_run(Path(src))
+    if key == "trm":
+        run = {"data_paths": [run["data_path"]], "data_paths_test": []} | run
+    last = run.pop("step")
+    weights = f"step_{last if step is None else step}"
     out, identifiers = Path(out), Path(src) / IDENTIFIERS_FILE
     out.mkdir(parents=True, exist_ok=True)
-    torch.save(state, out / f"step_{step}")
-    run = {name: default for name, (default, _) in original.RUN_KEYS.items() if type(default) in (int, float)}
-    (out / original.CONFIG_FILE).write_text(yaml.safe_dump({"arch": arch, **data, **run}, sort_keys=False))
+    torch.save(state, out / weights)
+    (out / original.CONFIG_FILE).write_text(yaml.safe_dump(run, sort_keys=False))
     if identifiers.is_file():
         shutil.copyfile(identifiers, out / IDENTIFIERS_FILE)
     return {
-        "out": str(out),
-        "source": str(src),
-        "architecture": key,
-        "weights": f"step_{step}",
+        "out": str(out), "source": str(src), "architecture": key, "weights": weights,
         "parameters": model.num_parameters(),
         "identifiers_file": str(identifiers) if identifiers.is_file() else None,
-    }
+    }  # fmt: skip

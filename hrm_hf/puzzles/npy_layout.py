@@ -99,10 +99,8 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
         for set_name, arrays in arrays_of_sets.items():
             for name, dtype in ARRAYS.items():
                 np.save(out / folder / f"{set_name}__{name}.npy", arrays[name].astype(dtype), allow_pickle=False)
-        rows, puzzles, groups = (
-            sum(len(arrays[name]) for arrays in arrays_of_sets.values())
-            for name in ("inputs", "puzzle_identifiers", "group_indices")
-        )
+        counted = ("inputs", "puzzle_identifiers", "group_indices")
+        rows, puzzles, groups = (sum(len(arrays[name]) for arrays in arrays_of_sets.values()) for name in counted)
         meta = {
             "pad_id": PAD_ID, "ignore_label_id": ignore_id, "blank_identifier_id": 0, "vocab_size": info.vocab_size,
             "seq_len": info.seq_len, "sets": list(arrays_of_sets), "total_puzzles": puzzles,
@@ -117,8 +115,7 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
 def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     file = folder / META_FILE
     meta = load_json(file)
-    expected = ("pad_id", PAD_ID), ("blank_identifier_id", 0), ("num_puzzle_identifiers", num_identifiers)
-    for name, value in expected:
+    for name, value in {"pad_id": PAD_ID, "blank_identifier_id": 0, "num_puzzle_identifiers": num_identifiers}.items():
         if meta.get(name) != value:
             raise ValueError(f"{file}: {name}={meta.get(name)}: must be {value} ({IDENTIFIERS_FILE} and our layout)")
     for name, most in (("vocab_size", MAX_TOKEN + 1), ("seq_len", math.inf)):
@@ -163,26 +160,18 @@ def _rows_of_set(arrays: dict[str, np.ndarray], meta: dict[str, Any], split: str
     ignored = np.zeros(labels.shape, dtype=bool) if ignore_id is None else labels == ignore_id
     _validate_range(f"{split} inputs", arrays["inputs"], meta["vocab_size"])
     _validate_range(f"{split} labels", labels[~ignored], meta["vocab_size"])
-    puzzle_index, group_of_puzzle = (
-        np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        for offsets in (arrays["puzzle_indices"], arrays["group_indices"])
-    )
-    return make_split(
-        arrays["inputs"],
-        np.where(ignored, IGNORE_LABEL, labels.astype(np.int8)),
-        group_of_puzzle[puzzle_index],
-        puzzle_identifiers=arrays["puzzle_identifiers"][puzzle_index],
-        puzzle_index=puzzle_index,
-    )
+    both = (arrays["puzzle_indices"], arrays["group_indices"])
+    puzzle_index, group_of_puzzle = (np.repeat(np.arange(len(each) - 1), np.diff(each)) for each in both)
+    labels = np.where(ignored, IGNORE_LABEL, labels.astype(np.int8))
+    more = {"puzzle_identifiers": arrays["puzzle_identifiers"][puzzle_index], "puzzle_index": puzzle_index}
+    return make_split(arrays["inputs"], labels, group_of_puzzle[puzzle_index], **more)
 
 
 def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: int | None) -> dict[str, np.ndarray]:
     """Return the five arrays of one set; ValueError for rows that the layout cannot hold."""
     table = split.with_format("arrow")[:]
-    labels, inputs = (
-        table[column].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(table), seq_len)
-        for column in ("labels", "input_ids")
-    )
+    tokens = (table[column].combine_chunks().flatten() for column in ("labels", "input_ids"))
+    labels, inputs = (flat.to_numpy(zero_copy_only=False).reshape(len(table), seq_len) for flat in tokens)
     identifiers, puzzle_index, group_index = (
         table[column].to_numpy() if len(split) else np.zeros(0, dtype=np.int32) for column in ROW_COLUMNS[2:]
     )

@@ -331,7 +331,9 @@ class ConvertCheckpoint(Options):
     revision: str | None = option("Branch, tag or sha on the Hub. [default: main]", None)
     seq_len: int | None = option("Cells of a puzzle, if neither in the weights nor in the data folder.", None, min=1)
     vocab_size: int | None = option("Tokens, padding and empty included, if not in the files (se_rrm).", None, min=1)
-    step: int | None = option("N of step_N: to read (largest), or to write with --to-original (0).", None, min=0)
+    step: int | None = option(
+        "N of step_N: to read (largest), or to write with --to-original (that of the run).", None, min=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,13 +6,14 @@ originals' config/arch/*.yaml; the same below one more key, or under `arch.value
 
 import logging
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from ..io.files import load_json
+from ..io.files import load_json, load_yaml
 from ..models.bounds import COUNT, SOME, number
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..models.configuration_se_rrm_puzzle import SeRrmPuzzleConfig
@@ -26,6 +27,7 @@ from .tasks import TASKS
 
 logger = logging.getLogger(__name__)
 
+State = dict[str, torch.Tensor]
 CONFIG_FILE = "all_config.yaml"
 # Fields of `arch`: examples of the required ones, and the original's defaults of the others.
 REQUIRED = {
@@ -221,13 +223,9 @@ def _validate_numbers(arch: dict[str, Any], place: str | Path) -> None:
 
 
 def find_sizes(
-    seq_len: int | None,
-    vocab_size: int | None,
-    state: dict[str, torch.Tensor],
-    fields: dict[str, Any],
-    run: dict[str, Any],
+    seq_len: int | None, vocab_size: int | None, state: State, fields: dict[str, Any], run: dict[str, Any],
     architecture: str,
-) -> tuple[int, int, str]:
+) -> tuple[int, int, str]:  # fmt: skip
     """Find the cells and tokens of a puzzle, and name the source of the cells.
 
     The sizes are those given, else of the weights, the configuration, its data folder, or the only task that agrees.
@@ -275,9 +273,7 @@ def find_sizes(
     return cells, tokens, place or f"data folder or vocabulary of {task}"
 
 
-def _sizes_of_weights(
-    state: dict[str, torch.Tensor], fields: dict[str, Any], architecture: str
-) -> tuple[int | None, int | None, str]:
+def _sizes_of_weights(state: State, fields: dict[str, Any], architecture: str) -> tuple[int | None, int | None, str]:
     """Return cells, tokens and the tensor with the cells; None for sizes that no tensor has (rotary positions)."""
 
     def size(name: str, axis: int) -> int | None:
@@ -319,3 +315,32 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
     arch |= {name: getattr(config, OUR_NAMES.get(name, name)) for name in _fields_of(architecture)}
     arch |= {"forward_dtype": str(dtype)[len("torch.") :], "rope_theta": config.rope_parameters["rope_theta"]}
     return arch | ({"no_ACT_continue": True} if architecture == "trm" else {})
+
+
+def saved_run(src: Path) -> dict[str, Any]:
+    """Return the original's keys, without `arch`, of the run that the model in `src` comes from, and its `step`."""
+    state_file, run_file = src / "trainer_state.json", src / CONFIG_FILE
+    state = load_json(state_file) if state_file.is_file() else {}
+    for file in (src / "recipe.yaml", *([src.parent / "recipe.yaml"] if state else [])):
+        if file.is_file():
+            return _run_of_recipe(load_yaml(file), state)
+    run = with_arch(load_yaml(run_file), str(run_file)) if run_file.is_file() else {}
+    return {name: value for name, value in run.items() if name != "arch"}
+
+
+def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Translate a recipe of run_puzzle.py into the original's keys; epochs follow from the trainer's state."""
+    rows = recipe.get("per_device_train_batch_size", 8) * recipe.get("gradient_accumulation_steps", 1)
+    run = {"global_batch_size": rows, "run_name": recipe.get("run_name"), "checkpoint_path": recipe.get("output_dir")}
+    run |= {name: recipe[ours] for name, (_, ours) in RUN_KEYS.items() if recipe.get(ours) is not None}
+    words = shlex.split(recipe.get("build_data") or "")
+    run["data_path"] = words[1] if words[:1] == ["import"] else recipe.get("data_path", "data")
+    run["checkpoint_every_eval"] = recipe.get("save_strategy") == "steps"
+    steps, warmup, run["step"] = state.get("max_steps", 0), run.get("lr_warmup_steps", 0), state.get("global_step", 0)
+    run["lr_warmup_steps"] = int(warmup if warmup >= 1 else warmup * steps)  # below 1 it is a share of the run
+    if steps > 0 and run["step"] > 0:
+        between = recipe.get("eval_steps") if recipe.get("eval_strategy") == "steps" else None
+        evaluations = max(1, round(steps / between)) if between and between >= 1 else 1
+        run["eval_interval"] = max(1, round(steps / run["step"] * state["epoch"] / evaluations))  # divides the epochs
+        run["epochs"] = run["eval_interval"] * evaluations
+    return run

@@ -9,11 +9,11 @@ every group. Left out: Hydra itself (composition, sweeps, interpolation).
 """
 
 import hashlib
-import itertools
 import json
+import logging
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,13 +29,13 @@ from .dataset import INFO_FILE, load_puzzle_dataset
 from .npy_layout import META_FILE
 
 
-SCRIPT = ROOT / "training" / "run_puzzle.py"
+logger = logging.getLogger(__name__)
 
+SCRIPT = ROOT / "training" / "run_puzzle.py"
 ARCH_NAME = original.ARCHITECTURES["hrm"].original_name
 # puzzle_emb_ndim: the hidden size. forward_dtype: bfloat16, where the machine has it.
-ARCH = original.REQUIRED | original.OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None}
-ARCH |= {"name": ARCH_NAME, "rope_theta": 10000.0}
-ARCH |= {"loss.name": original.LOSS_NAME, "loss.loss_type": original.DEFAULT_LOSS}
+ARCH = original.REQUIRED | original.OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None, "name": ARCH_NAME}
+ARCH |= {"rope_theta": 10000.0, "loss.name": original.LOSS_NAME, "loss.loss_type": original.DEFAULT_LOSS}
 DEFAULTS = {name: default for name, (default, _) in original.RUN_KEYS.items()}
 DEFAULTS |= {f"arch.{key}": value for key, value in ARCH.items()}
 OPTIONAL_KEYS = {"eval_interval", *(name for name, default in DEFAULTS.items() if default is None)}
@@ -79,14 +79,16 @@ def project_name(options: dict[str, Any]) -> str:
 
 
 def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Parse `key=value` (or `+key=value`) into options with every key of the original, and the flags that follow.
+    """Parse `key=value` (or `+key=value`) into options with every key of the original, and the flags among them.
+
+    If a key is given twice, the last value counts, as in Hydra.
 
     Raises:
-        ValueError: an unknown key, a value of the wrong type or sign, a key given twice.
+        ValueError: an unknown key, a value of the wrong type or sign.
     """
-    own, flags = _split_flags(words)
+    own, flags = _split_flags(words, {*DEFAULTS, "arch"})
     for word in flags:
-        if (name := word.removeprefix("--").partition("=")[0].replace("-", "_")) in DECIDED_BY_KEY:
+        if word.startswith("--") and (name := word[2:].partition("=")[0].replace("-", "_")) in DECIDED_BY_KEY:
             raise ValueError(f"--{name} is decided by {DECIDED_BY_KEY[name]}; give that as key=value instead")
     given: dict[str, Any] = {}
     for word in own:
@@ -100,7 +102,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if name not in DEFAULTS:
             raise ValueError(f"{unknown_key(name, DEFAULTS, 'key')}; --help lists all keys")
         if name in given:
-            raise ValueError(f"{name} is given twice, as {given[name]} and as {text}")
+            logger.warning("%s is given twice; %s=%s, the last one, counts", name, name, text)
         given[name] = _value(name, text)
     options = DEFAULTS | given
     for name in ("arch.name", "arch.loss.name", "eval_save_outputs"):
@@ -109,9 +111,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return options, flags
 
 
-def epoch_steps(
-    epochs: int, eval_interval: int | None, groups: int, mean_examples: float, batch: int
-) -> tuple[int, int]:
+def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: float, batch: int) -> tuple[int, int]:
     """Return the steps of the complete run, and those between two evaluations, in full batches.
 
     Raises:
@@ -121,10 +121,10 @@ def epoch_steps(
     if epochs % interval:
         nearest = min((n for n in range(1, epochs + 1) if epochs % n == 0), key=lambda n: abs(n - interval))
         raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest that does is {nearest}")
-    between = int(interval * groups * mean_examples / batch)
+    between = int(interval * groups * examples / batch)
     if between < 1:
         raise ValueError(f"eval_interval={interval}: does not fill one batch of global_batch_size={batch}; raise it")
-    return int(epochs * groups * mean_examples / batch), between
+    return int(epochs * groups * examples / batch), between
 
 
 def data_size(path: str | Path) -> DataSize:
@@ -166,12 +166,8 @@ def machine(environ: Mapping[str, str]) -> dict[str, Any]:
         validate_compiler(device)
     except RuntimeError:
         compile_ = False
-    return {
-        "torch_compile": compile_,
-        "bf16": device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False),
-        "use_cpu": device.type == "cpu",
-        "report_to": "wandb" if environ.get("WANDB_PROJECT") else "none",
-    }
+    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return {"torch_compile": compile_, "bf16": bf16, "use_cpu": device.type == "cpu"}
 
 
 def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) -> dict[str, Any]:
@@ -197,16 +193,12 @@ def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) 
         recipe["build_data"] = shlex.join(["import", str(data)])
     recipe |= {ours: options[name] for name, (_, ours) in original.RUN_KEYS.items() if ours.isidentifier()}
     recipe |= {
-        "output_dir": str(folder),
-        "max_steps": steps,
-        "per_device_eval_batch_size": min(max(64, batch), 512),
-        "eval_strategy": "steps",
-        "eval_steps": between,
-        "save_strategy": "steps" if options["checkpoint_every_eval"] else "no",
-        "save_steps": between,
-        "logging_steps": max(1, min(100, steps // 20)),
-        "run_name": run_name,
-    }
+        "output_dir": str(folder), "run_name": run_name, "max_steps": steps,
+        "per_device_eval_batch_size": min(max(64, batch), 512), "eval_strategy": "steps", "eval_steps": between,
+        "save_strategy": "steps" if options["checkpoint_every_eval"] else "no", "save_steps": between,
+        "save_total_limit": 0,  # the original keeps every checkpoint
+        "logging_steps": max(1, min(100, steps // 20)), "report_to": "none",
+    }  # fmt: skip
     return recipe | here | {"bf16": here["bf16"] and options["arch.forward_dtype"] is None}
 
 
@@ -227,7 +219,7 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
         ValueError: a key other than `checkpoint`, or none.
         FileNotFoundError: the checkpoint or its data set does not exist.
     """
-    own, flags = _split_flags(words)
+    own, flags = _split_flags(words, {"checkpoint"})
     given = dict(word.partition("=")[::2] for word in own)
     if set(given) != {"checkpoint"}:
         raise ValueError(f"{own}: must be checkpoint=FOLDER; for other data use hrm-hf eval puzzles MODEL DATA")
@@ -262,10 +254,18 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value != getattr(default, name)}
 
 
-def _split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words before the first that starts with a hyphen (the original's) from the rest (our flags)."""
-    own = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    return own, list(words[len(own) :])
+def _split_flags(words: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
+    """Split `key=value` words (the original's) from flags and their values (ours); both may come in any order.
+
+    After a flag, `a=b` is its value unless `a` is one of `keys`. Only --optim_args takes values with such names.
+    """
+    own, flags = [], []
+    for before, word in zip(["", *words], words):
+        is_named = word.lstrip("+").partition("=")[0] in keys and before != "--optim_args"
+        is_value = before.startswith("-") and "=" not in before and not is_named
+        is_key = not word.startswith("-") and (not flags or ("=" in word and not is_value))
+        (own if is_key else flags).append(word)
+    return own, flags
 
 
 def _value(name: str, text: str) -> Any:
@@ -288,11 +288,9 @@ def _value(name: str, text: str) -> Any:
 
 
 def _as_typed(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
+    if value is None or isinstance(value, (bool, dict)):
         return json.dumps(value)
-    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _digest(facts: Any) -> str:

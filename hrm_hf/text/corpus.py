@@ -78,8 +78,8 @@ class TextCorpus:
     Attributes:
         train: rows of `input_ids` and `labels` (int64 tensors [block_size]), and `position_ids` with a document mask.
         validation: the same, never a stream; None without validation data.
-        sizes: by split ("train", "validation"): documents, tokens (EOS included), bytes, bytes_per_token, blocks; of a
-            reasoning data set rows, tokens_per_row and answers. A stream of training data has none.
+        sizes: by split ("train", "validation"): documents, tokens (EOS included), bytes, bytes_per_token, blocks, and
+            padding_tokens or dropped_tokens; of reasoning data rows, tokens_per_row and answers. None of a stream.
         filters: by split, with counts of what was removed and why.
         row_length: tokens of a row, where the data say it and not the options.
     """
@@ -290,9 +290,11 @@ def _pack_rows(rows: "Dataset", name: str, corpus: TextCorpus, options, tokenize
             f"the {what} documents have {tokens} tokens, less than one block of {packing.block_size}, and "
             "--drop_last_block leaves none: lower --block_size, or keep the last block"
         )
+    room = len(blocks) * packing.block_size - (len(blocks) - 1) * packing.overlap
+    left = {"padding_tokens": room - tokens} if room >= tokens else {"dropped_tokens": tokens - room}
     corpus.sizes[name] = {
         "documents": len(documents), "tokens": tokens, "bytes": size, "bytes_per_token": size / tokens,
-        "blocks": len(blocks),
+        "blocks": len(blocks), **left,
     }  # fmt: skip
     return blocks.with_format("torch")
 

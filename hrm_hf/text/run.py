@@ -49,10 +49,15 @@ class CausalLMRun(TrainingRun):
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.block_size, self.args.seed, quantized)
         if self.data_args.document_mask and "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(f"--document_mask: {type(model).__name__} takes no position_ids; leave the flag out")
+        self.vocabulary_rows = model.get_input_embeddings().num_embeddings
         return model
 
     def describe(self) -> str:
-        return self.corpus.describe()
+        tokens, rows = len(self.tokenizer), self.vocabulary_rows
+        padding = f", {rows - tokens:,} of them padding that no token uses" if rows > tokens else ""
+        length = self.corpus.row_length or self.data_args.block_size
+        vocabulary = f"vocabulary: {tokens:,} tokens, {rows:,} rows of embeddings{padding}"
+        return f"{self.corpus.describe()}\n{vocabulary}; {length:,} tokens a row of data"
 
     def make_trainer(self, model: Any) -> CausalLMTrainer:
         trainer = CausalLMTrainer(

@@ -32,7 +32,7 @@ from ..hub.manifests import WEIGHT_AVERAGE_FILE, readable
 from ..io.usage import counted
 from ..registry import architecture_of
 from .adapters import MAGNITUDE
-from .logging import LogLineCallback, MetricAccumulator, OriginalNamesCallback, gpu_memory
+from .logging import LastStepCallback, LogLineCallback, MetricAccumulator, OriginalNamesCallback, gpu_memory
 from .optim import AdamATan2, WeightAverage, cosine_with_min_ratio
 from .preemption import PreemptionCallback, keep_workers
 from .recipes import CarrylessTrainingArguments, HrmTrainingArguments
@@ -79,6 +79,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         self.validate_arguments()
         self.preemption = PreemptionCallback()
         self.add_callback(self.preemption)
+        self.add_callback(LastStepCallback())
         self.add_callback(OriginalNamesCallback(self))
         if self.pop_callback(ProgressCallback):
             self.add_callback(LogLineCallback(self.log_format))
@@ -132,14 +133,13 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The original's warm-up and cosine with a floor, for lr_scheduler_type cosine."""
-        if self.args.lr_scheduler_type != SchedulerType.COSINE or self.args.lr_min_ratio is None:
-            return super().create_scheduler(num_training_steps, optimizer)
-        if self.lr_scheduler is None:
+        is_ours = self.args.lr_scheduler_type == SchedulerType.COSINE and self.args.lr_min_ratio is not None
+        if is_ours and self.lr_scheduler is None:
             warmup = self.args.get_warmup_steps(num_training_steps)
             factor = cosine_with_min_ratio(warmup, num_training_steps, self.args.lr_min_ratio)
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
             self._created_lr_scheduler = True
-        return self.lr_scheduler
+        return super().create_scheduler(num_training_steps, optimizer)
 
     # ---- steps, and those that are not finite ----
 

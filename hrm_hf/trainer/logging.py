@@ -8,10 +8,11 @@ import contextlib
 import math
 import sys
 import time
+from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
-from transformers import Trainer, TrainerCallback
+from transformers import IntervalStrategy, Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.trainer_callback import ProgressCallback
 
@@ -77,7 +78,7 @@ def _plus(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> dict
 
 
 class LogLineCallback(ProgressCallback):
-    """A progress bar whose log lines are aligned values instead of a dict; evaluation lines are marked.
+    """A progress bar whose log lines are aligned values, with the time left; evaluation lines are marked.
 
     Args:
         log_format: the format of each logged value that is shown, in order.
@@ -93,10 +94,21 @@ class LogLineCallback(ProgressCallback):
         parts = [text.format(logs[name]) for name, text in self.log_format.items() if name in logs]
         if not parts:
             return
+        if "steps_per_second" in logs and logs["steps_per_second"] and state.max_steps > state.global_step:
+            seconds = round((state.max_steps - state.global_step) / logs["steps_per_second"])
+            parts.append(f"ETA {timedelta(seconds=seconds)}")
         mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
         write = print if self.training_bar is None else self.training_bar.write
         write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))
         sys.stdout.flush()  # at once, where the output is a file
+
+
+class LastStepCallback(TrainerCallback):
+    """Logs the last step too: a run shorter than --logging_steps would not log its loss."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.logging_strategy == IntervalStrategy.STEPS and state.global_step >= state.max_steps:
+            control.should_log = True
 
 
 class OriginalNamesCallback(TrainerCallback):
@@ -130,13 +142,17 @@ def original_names(logs: dict[str, float]) -> dict[str, float]:
 
 
 def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
-    """Peak GiB of tensors and of the allocator, of the process that needed most; a collective call."""
+    """Peak GiB of tensors and of the allocator: of the GPU that needed most, and of each of several; collective."""
     device = accelerator.device
     if device.type != "cuda":
         return {}
     peaks = [torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)]
-    used, reserved = accelerator.gather(torch.tensor([peaks], device=device)).amax(0).tolist()
-    return {"peak_memory_gib": used / GIB, "reserved_memory_gib": reserved / GIB}
+    found = accelerator.gather(torch.tensor([peaks], device=device)) / GIB
+    names = ("peak_memory_gib", "reserved_memory_gib")
+    logs = dict(zip(names, found.amax(0).tolist()))
+    for number, of_one in enumerate(found.tolist() if len(found) > 1 else ()):
+        logs |= {f"gpu_{number}/{name}": value for name, value in zip(names, of_one)}
+    return logs
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float] | None:

@@ -1,13 +1,16 @@
 """Optimizers of recursive models: AdamATan2 for weights, sign descent for sparsely used rows, and both as one.
 
 Also the schedule and the moving average of weights that the original recipes use; others are those of transformers.
+The last functions let the options of a resumed run replace those that its checkpoint was saved with.
 """
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
@@ -186,3 +189,60 @@ class WeightAverage(TrainerCallback):
             raise ValueError(f"saved average does not fit: {sorted(shadow.keys() ^ self.shadow.keys())[:8]} differ")
         for name, value in shadow.items():
             self.shadow[name].copy_(value)
+
+
+SCHEDULE_OPTIONS = ("lr_scheduler_type", "lr_scheduler_kwargs", "lr_min_ratio", "warmup_steps")
+# These belong to the state of the checkpoint, or choose a kernel.
+NOT_SETTINGS = ("params", "param_names", "lr", "fused", "foreach", "capturable", "differentiable")
+
+
+def group_settings(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the settings of each parameter group; `initial_lr` is the learning rate that the schedule scales."""
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])  # as most schedules do
+    return [{k: v for k, v in group.items() if k not in NOT_SETTINGS} for group in optimizer.param_groups]
+
+
+def optimization_record(args: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
+    """Return what a checkpoint records about its optimizer and schedule, for a resumed run to compare with."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # as accelerate wraps it
+        optimizer = optimizer.optimizer
+    kinds = [type(one) for one in getattr(optimizer, "optimizers", [optimizer])]
+    options = {name: getattr(args, name, None) for name in SCHEDULE_OPTIONS}
+    return {
+        "optim": " and ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds),
+        "scheduler": type(scheduler).__name__,
+        "learning_rate": [group["initial_lr"] for group in optimizer.param_groups],
+        **{name: str(getattr(value, "value", value)) for name, value in options.items()},
+    }
+
+
+def validate_resumable(saved: dict[str, Any], present: dict[str, Any], folder: str) -> None:
+    """Raise ValueError if a checkpoint has another optimizer, or a scheduler that cannot take new options."""
+    is_function_of_steps = saved["scheduler"] == present["scheduler"] == LambdaLR.__name__
+    for name in ("optim",) if is_function_of_steps else ("optim", "learning_rate", *SCHEDULE_OPTIONS):
+        if present[name] != saved[name]:
+            raise ValueError(
+                f"{name}={present[name]}: {folder} was saved with {saved[name]}, and its state cannot continue with "
+                "another; resume with the options of the saved run (--optim, --adam_atan2, --lr_scheduler_type, ...), "
+                f"or start a new run from its weights with --model_name_or_path {folder}"
+            )
+
+
+def apply_settings(optimizer: Any, scheduler: Any, settings: list[dict[str, Any]]) -> list[str]:
+    """Replace the settings that a checkpoint has loaded by those of the run's options, and list the changes."""
+    changes = []
+    for group, values in zip(optimizer.param_groups, settings, strict=True):
+        for name, value in values.items():
+            old = tuple(group[name]) if isinstance(group.get(name), list) else group.get(name)
+            if name in group and old != value:
+                changes.append(f"{'learning rate' if name == 'initial_lr' else name} {old} -> {value}")
+            group[name] = value
+    if not isinstance(scheduler, LambdaLR):
+        return changes
+    bases = [group["initial_lr"] for group in optimizer.param_groups]
+    rates = [base * factor(scheduler.last_epoch) for base, factor in zip(bases, scheduler.lr_lambdas, strict=True)]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler.load_state_dict({**scheduler.state_dict(), "base_lrs": bases, "_last_lr": rates})
+    return list(dict.fromkeys(changes))

@@ -33,6 +33,7 @@ from ..io.model_names import nearest_file
 from ..io.options import expand_home, wanted_checkpoint
 from ..io.usage import UsageError
 from ..resources import ROOT, typed_path
+from .guide_names import name_of_guide
 
 
 if TYPE_CHECKING:
@@ -75,8 +76,13 @@ class CheckedArguments:
 
     output_dir: str | None = HfArg(default="runs/unnamed", help="Folder of the run: model, checkpoints, results.")
     overwrite_output_dir: bool = HfArg(default=False, help="A new run deletes the checkpoints of --output_dir.")
+    do_eval: bool | None = HfArg(default=None, help="false: no evaluation, early stopping or best model.")
 
     def __post_init__(self):
+        if self.do_eval is False:  # a recipe may ask for them
+            self.eval_strategy, self.eval_on_start, self.load_best_model_at_end = "no", False, False
+            if hasattr(self, "early_stopping_patience"):
+                self.early_stopping_patience = None
         for expected, (fits, names) in BOUNDS.items():
             for name in names:
                 self._validate_number(name, fits, expected)
@@ -111,10 +117,12 @@ class HrmTrainingArguments(CheckedArguments, TrainingArguments):
 
     adam_beta2: float = HfArg(default=0.95, help="Second beta of AdamATan2 (or of --optim).")
     lr_scheduler_type: SchedulerType | str = HfArg(default="cosine", help="Schedule after the warm-up.")
+    logging_steps: float = HfArg(default=10, help="Steps between two lines of the log, or their share if below 1.")
+    eval_steps: float | None = HfArg(default=500, help="Steps between evaluations, with --eval_strategy steps.")
     logging_nan_inf_filter: bool = HfArg(default=False, help="Hide non-finite losses from the log.")
     ddp_find_unused_parameters: bool | None = HfArg(default=False, help="As in DDP.")
     ddp_broadcast_buffers: bool | None = HfArg(default=False, help="As in DDP.")
-    save_total_limit: int | None = HfArg(default=3, help="Checkpoints kept.")
+    save_total_limit: int | None = HfArg(default=3, help="Checkpoints kept; 0 for all.")
 
     global_batch_size: int | None = HfArg(
         default=None, help="Rows of one optimizer step in all; overrides --per_device_train_batch_size."
@@ -277,10 +285,22 @@ class RecipeParser(HfArgumentParser):
         self.validate_known(unknown)
         return vars(given)
 
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None):
+        """As in argparse, which would take a guide's --lr for an abbreviation of several of our flags."""
+        for word in sys.argv[1:] if args is None else args:
+            name = word.lstrip("-").partition("=")[0].replace("-", "_")
+            if word.startswith("--") and name not in self.known and name_of_guide(name, self.known):
+                self.validate_known([word])
+        return super().parse_known_args(args, namespace)
+
     def validate_known(self, unknown: Sequence[str]) -> None:
         """Raises UsageError for what the parser did not recognize."""
-        if unknown:
-            self.error(unknown_key(unknown[0].lstrip("-").split("=")[0], self.known, "flag"))
+        if not unknown:
+            return
+        name, _, value = unknown[0].partition("=")
+        if name in self.known:
+            self.error(f"{unknown[0]}: an option starts with two hyphens; write --{name} {value or 'VALUE'}")
+        self.error(unknown_key(name.lstrip("-"), self.known, "flag"))
 
     def error(self, message: str):
         """Raises UsageError: the usage above a message would be hundreds of options."""
@@ -439,8 +459,8 @@ def library_versions() -> dict[str, str]:
 
 
 def unknown_key(key: str, valid: Collection[str], what: str) -> str:
-    """Return the text of an error about an unknown key, with the most similar valid one, if any is similar."""
-    replacement = REPLACED.get(key.replace("-", "_")) if what in ("flag", "key") else None
+    """Return the text of an error about an unknown key, with our name for it or the most similar valid one, if any."""
+    replacement = REPLACED.get(key.replace("-", "_")) or name_of_guide(key, valid) if what in ("flag", "key") else None
     if replacement:
         return f"unknown {what} {key!r}; {replacement}"
     nearest = difflib.get_close_matches(key, valid, n=1, cutoff=0.4)

@@ -14,6 +14,7 @@ file system without locks gets a warning, and local locks only keep out runs of 
 """
 
 import contextlib
+import math
 import shutil
 import time
 import uuid
@@ -29,7 +30,7 @@ from ..hub.cards import record_evaluation
 from ..hub.kinds import Kind, load_config
 from ..hub.manifests import CheckpointError, list_checkpoints, resolve_checkpoint, run_id_of, step_of
 from ..io.files import lock_folder
-from ..io.usage import validate_extra
+from ..io.usage import counted, validate_extra
 from ..registry import architecture_of
 from .adapters import quantization_config, save_trained, settle_base, with_adapters
 from .preemption import exit_if_preempted
@@ -112,7 +113,7 @@ class TrainingRun:
 
     def evaluate(self, trainer: Any) -> dict[str, Any]:
         """Metrics of held-out data. Called by all processes, with the model saved."""
-        metrics = trainer.evaluate() if self.validation is not None else {}
+        metrics = trainer.evaluate() if self.validation is not None and self.args.do_eval is not False else {}
         return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
     def results(self, trainer: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -149,7 +150,7 @@ def run_training(run: TrainingRun) -> None:
     run.parameters = run.count_parameters(model)  # before it may be sharded
     model = with_adapters(model, tuning_args)
     if args.should_save:  # before the trainer, which may turn options into what the model means by them
-        print(run.describe())
+        print(run.describe(), describe_options(args), sep="\n", flush=True)
         run.save_options()
 
     trainer = run.make_trainer(model)
@@ -172,6 +173,19 @@ def run_training(run: TrainingRun) -> None:
         run.record(metrics)
     trainer.push_results()
     print(f"model, results and plots: {run.out}")
+
+
+def describe_options(args: Any) -> str:
+    """Return the main options as the run uses them, whether flags, a recipe or defaults gave them."""
+    rate = getattr(args, "peak_learning_rate", args.learning_rate)
+    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    warmup = f"{args.warmup_steps:,.0f} steps" if args.warmup_steps >= 1 else f"{args.warmup_steps:.0%} of the run"
+    factors = args.per_device_train_batch_size, args.gradient_accumulation_steps, args.world_size
+    rows = f"{math.prod(factors):,} rows a step ({' x '.join(map(str, factors))}: device, accumulation, processes)"
+    length = counted(args.max_steps, "step") if args.max_steps > 0 else f"num_train_epochs {args.num_train_epochs:g}"
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+    rate = f"learning rate {rate:g} ({schedule}, warm-up {warmup})"
+    return f"options: {length}, {rows}, {rate}, weight decay {args.weight_decay:g}, {precision}"
 
 
 # ---- the folder of a run ----

@@ -6,6 +6,7 @@
 - a checkpoint is verified before it is resumed from (`hub/manifests.py`), by the first process for all, and weights of
   another model, which the library loads as far as their names agree, are rejected;
 - a checkpoint ends with a manifest, and older ones are deleted only then;
+- a resumed run uses the optimizer and scheduler options that it is given, and prints those that changed;
 - weights that are not finite are neither saved nor trained on;
 - each push is a complete checkpoint with its code, as `hrm-hf push` makes them, with averaged weights where a run has
   an average; pickles and event files stay local, and a card that people have edited stays as it is.
@@ -50,6 +51,7 @@ from ..hub.push import own_files
 from ..hub.secrets import validate_no_secrets
 from ..io.options import wanted_checkpoint
 from ..registry import ARCHITECTURES
+from .optim import SCHEDULE_OPTIONS, apply_settings, group_settings, optimization_record, validate_resumable
 from .preemption import PreemptionCallback
 from .run import agreed, begin, held, rotate
 
@@ -57,6 +59,7 @@ from .run import agreed, begin, held, rotate
 # What gloo and NCCL say when another process has gone.
 OTHERS_GONE = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
 PUSH_FAILED = "a push during training failed, and training went on: {}"
+OPTIMIZATION = "optimization"  # key of the `optimization_record` in the trainer's state
 WITH_STATE = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
 
@@ -74,6 +77,7 @@ class CompleteCheckpoints:
     push_in_progress: PushInProgress | None = None
     _stale: list[Path] = []
     _resumed = False
+    _settings: list[dict[str, Any]] = []  # of the optimizer's groups, by the options of this run
 
     # ---- training ----
 
@@ -178,6 +182,7 @@ class CompleteCheckpoints:
             (folder / MANIFEST).unlink(missing_ok=True)  # while it is written a second time, it is not complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
+        self.state.stateful_callbacks[OPTIMIZATION] = optimization_record(self.args, self.optimizer, self.lr_scheduler)
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
@@ -217,9 +222,43 @@ class CompleteCheckpoints:
         with readable(resume_from_checkpoint, "a file of weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As in the library, but without its warning about tied weights, which a file has under one name only."""
+        if load_result.missing_keys:
+            weights, missing = self.model.state_dict(), load_result.missing_keys
+            there = {tensor.data_ptr() for name, tensor in weights.items() if name not in missing}
+            missing = [name for name in missing if weights[name].data_ptr() not in there]
+            load_result = load_result._replace(missing_keys=missing)
+        super()._issue_warnings_after_load(load_result)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
+        """As in the library; also keeps the optimizer's settings, which loading a checkpoint overwrites."""
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        if warmup > num_training_steps and self.is_world_process_zero():
+            warnings.warn(
+                f"warmup_steps={self.args.warmup_steps:g}: longer than the run of {num_training_steps} steps, which "
+                f"reaches {num_training_steps / warmup:.1%} of its learning rate; lower it (0.1: 10% of the run)",
+                stacklevel=2,
+            )
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        self._settings = group_settings(self.optimizer) if self.optimizer is not None else []
+        return scheduler
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As in the library, which ignores the optimizer's options when it resumes; here they apply."""
+        if checkpoint is None:
+            return
+        present = optimization_record(self.args, self.optimizer, self.lr_scheduler)
+        state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+        saved = state.stateful_callbacks.get(OPTIMIZATION, {})
+        if saved:
+            validate_resumable(saved, present, checkpoint)
         with readable(checkpoint, "optimizer.pt or scheduler.pt"):
             super()._load_optimizer_and_scheduler(checkpoint)
+        changes = apply_settings(self.optimizer, self.lr_scheduler, self._settings)
+        changes += [f"{k} {saved[k]} -> {present[k]}" for k in SCHEDULE_OPTIONS if saved and saved[k] != present[k]]
+        if changes and self.is_world_process_zero():
+            print(f"resuming {checkpoint} with changed options: {', '.join(changes)}", flush=True)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         with readable(checkpoint, "scaler.pt"):

@@ -58,6 +58,7 @@ def test_guide_above_ten_gigabytes_uses_the_config_defaults():
 
 def test_guide_row_that_does_not_fit_is_marked_and_not_offered():
     result = invoke("--memory", "11GB")
+    assert "batches above 768 were not tried" in result.output
     assert "MORE THAN THERE IS" in result.output and "\nguide:" not in result.output
     best = recommend(11 * GIB).best
     assert best.name == "hrm-512" and best.largest_batch < 768
@@ -116,13 +117,19 @@ def test_small_device_reserves_memory_for_its_context_and_prints_the_reserve():
     assert usable_memory(24 * GIB) == int(24 * GIB * 0.9) - GIB  # as ever where there is enough
 
 
-def test_launcher_accepts_the_recommended_language_model():
-    advice = recommend(8 * GIB, "lm")
-    words = shlex.split(advice.commands["what fits"])
-    assert words[1] == "training/launch.py" and words[2] == "--model"
-    plan = plan_launch(LaunchOptions(model=words[3]), words[4:], [Device("assumed", 8 * GIB, (7, 5))])
-    assert plan.fits and plan.sequence_length == recommendations.LM_TOKENS
-    assert "hrm-lm" in invoke("--memory", "8GB", "--task", "lm").output
+@pytest.mark.parametrize("size, flags", [(24, []), (8, ["--cpu"])], ids=str)
+def test_launcher_plans_the_language_models_as_they_are_recommended(size, flags):
+    advice = json.loads(invoke("--memory", f"{size}GB", "--task", "lm", "--json", *flags).output)
+    words = shlex.split(advice["commands"]["what fits"])
+    assert words[1:] == ["training/launch.py", "--model", advice["best"]["name"], *flags]
+    device = Device("assumed", size * GIB, (0, 0) if flags else (8, 0))
+    for row in [row for row in advice["rows"] if row["largest_batch"]][-3:]:
+        plan = plan_launch(LaunchOptions(model=row["name"]), [], [device])
+        words = [f"{plan.parameters:,} parameters", f"{plan.sequence_length:,} tokens"]
+        words += ["bf16" if plan.bf16 else "float32", *["checkpointing"] * plan.activation_checkpointing]
+        assert row["title"] == ", ".join(words)
+        used = row["fixed"] + plan.per_device_train_batch_size * row["per_example"]
+        assert sum(plan.memory.values()) == pytest.approx(used, rel=1e-3)
 
 
 def test_every_measured_map_preset_has_a_recipe():

@@ -149,7 +149,7 @@ def test_every_key_of_the_original_reaches_its_option():
         ("global_batch_size=0", "global_batch_size=0"),
         ("checkpoint_every_eval=perhaps", "checkpoint_every_eval=perhaps"),
         ("epochs=null", "epochs=null"),
-        ("epochs=5 epochs=6", "epochs is given twice"),
+        ("epochs=5 --report_to none epoch=6", "'epoch'"),
         ("arch=trm", "arch=trm"),
         ("arch.name=x@Y", "arch.name=x@Y"),
         ("eval_save_outputs=[logits]", "eval_save_outputs=[logits]"),
@@ -159,6 +159,13 @@ def test_every_key_of_the_original_reaches_its_option():
 def test_invalid_arguments_are_rejected_by_name(words, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_command(words.split())
+
+
+@pytest.mark.parametrize("flags", ["--torch_compile", "--config_overrides a=b,c=3 --seed=3", "--optim_args lr=1"])
+def test_keys_may_stand_among_flags_and_the_last_counts(flags, caplog):
+    options, found = parse_command(f"epochs=5 {flags} +epochs=7 arch.hidden_size=16".split())
+    assert (options["epochs"], options["arch.hidden_size"], options["lr"]) == (7, 16, DEFAULTS["lr"])
+    assert found == flags.split() and "epochs=7, the last" in caplog.text
 
 
 @pytest.mark.parametrize("key, meant", [("arch.hiden_size", "arch.hidden_size"), ("zzzz", None)])
@@ -218,10 +225,9 @@ def test_hrm_hf_data_accepts_every_build_command():
         assert command[-2:] == ["--out", f"data/{name}"]
 
 
-def test_environment_variables_decide_compiler_and_logging():
+def test_environment_variables_decide_the_compiler_and_not_whether_wandb_is_used():
     assert machine({"DISABLE_COMPILE": "1"})["torch_compile"] is False
-    assert run_of(BASIC, here=machine({"WANDB_PROJECT": "mine"}))["report_to"] == "wandb"
-    assert run_of(BASIC)["report_to"] == "none"
+    assert run_of(BASIC, here=machine({"WANDB_PROJECT": "mine"}))["report_to"] == "none"
 
 
 def test_each_command_resumes_in_its_own_folder():
@@ -235,15 +241,16 @@ def test_each_command_resumes_in_its_own_folder():
 def test_a_command_trains_and_its_checkpoint_is_evaluated(original_folder, tmp_path, monkeypatch, capsys, own_signals):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISABLE_COMPILE", "1")
-    monkeypatch.setenv("WANDB_PROJECT", "")  # as a shell that cleared it; and undone at the end
-    words = f"{SMALL} data_path={original_folder} epochs=4 eval_interval=2 global_batch_size=4 arch.halt_max_steps=2"
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    words = f"{SMALL} data_path={original_folder} epochs=4 eval_interval=1 global_batch_size=4 arch.halt_max_steps=2"
     script("pretrain.py", [*words.split(), "--disable_tqdm", "true"], monkeypatch)
     printed = capsys.readouterr().out
     run = next(Path("checkpoints").glob("Sudoku-tiny*/Hier*"))
     assert "run_puzzle.py --model_type hrm_puzzle" in printed
     assert json.loads((run / "results.json").read_text())["steps"] == 20
     state = json.loads((run / "checkpoint-20" / "trainer_state.json").read_text())
-    assert [entry["step"] for entry in state["log_history"] if "eval_exact_accuracy" in entry] == [10, 20]
+    assert [entry["step"] for entry in state["log_history"] if "eval_exact_accuracy" in entry] == [5, 10, 15, 20]
+    assert {int(folder.name[11:]) for folder in run.glob("checkpoint-*")} == {5, 10, 15, 20}  # one of each evaluation
     assert load_puzzle_info(yaml.safe_load((run / "recipe.yaml").read_text())["data_path"]).task == "generic"
 
     with pytest.raises(SystemExit) as stop:  # as every command of hrm-hf ends
@@ -252,6 +259,12 @@ def test_a_command_trains_and_its_checkpoint_is_evaluated(original_folder, tmp_p
     command, result = capsys.readouterr().out.strip().split("\n\n")
     assert "--halt fixed" in command
     assert json.loads(result)["metrics"]["count"] == 6
+
+    asked, _ = parse_command([*words.split(), f"run_name={run.name}", f"checkpoint_path={run}"])
+    convert_to_original(run / "checkpoint-15", "back")
+    written = yaml.safe_load(Path("back", "all_config.yaml").read_text())
+    assert Path("back", "step_15").exists() and written.pop("arch")["hidden_size"] == asked["arch.hidden_size"]
+    assert written == {name: asked[name] for name in written}
 
 
 def test_evaluation_on_original_arrays_equals_that_on_imported_data(original_folder, tmp_path):

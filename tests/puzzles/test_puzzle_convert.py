@@ -68,13 +68,14 @@ def test_round_trip_is_bit_exact(write_original, tmp_path, case, dtype):
     state = original_state(case, getattr(torch, dtype))
     folder = write_original(case, state, forward_dtype=dtype)
     convert_original(folder, tmp_path / "ours", case.architecture)
-    convert_to_original(tmp_path / "ours", tmp_path / "back", step=3)
-    back = torch.load(tmp_path / "back/step_3", weights_only=True)
+    convert_to_original(tmp_path / "ours", tmp_path / "back")
+    back = torch.load(tmp_path / "back/step_10", weights_only=True)
     assert back.keys() == state.keys()
     for name, value in state.items():
         assert back[name].dtype == value.dtype and torch.equal(back[name], value), name
     before, after = (yaml.safe_load((path / "all_config.yaml").read_text()) for path in (folder, tmp_path / "back"))
-    assert after["arch"] == {**before["arch"], "H_layers": 0 if case.architecture == "trm" else 2}
+    assert after["arch"] == {**before.pop("arch"), "H_layers": 0 if case.architecture == "trm" else 2}
+    assert before.items() <= after.items()
     assert (tmp_path / "back/identifiers.json").read_text() == (folder / "identifiers.json").read_text()
     # and what came back is an original checkpoint again
     convert_original(tmp_path / "back", tmp_path / "again", case.architecture)

@@ -289,6 +289,33 @@ def test_resume_continues_the_schedule(make):
     assert {step: each.bp_steps for step, each in seen.items()} == {4: 3, 5: 3, 6: 4, 7: 4, 8: 4, 9: 4}
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"learning_rate": 3e-3, "adam_atan2": True}, {"weight_decay": 0.2}, {"adam_beta1": 0.8}, {"warmup_steps": 5},
+     {"lr_scheduler_type": "constant", "learning_rate": 1.0}],
+)  # fmt: skip
+def test_a_resumed_run_follows_the_options_that_it_is_given(make, changed, capsys):
+    kept = {"adam_atan2": changed.get("adam_atan2", False), "save_strategy": "steps", "save_steps": 3}
+    make(**kept).train()
+    resumed, fresh = make(**kept | changed), make(**changed)
+    resumed.train(resume_from_checkpoint=resumed.args.output_dir + "/checkpoint-3")
+    fresh.args.output_dir += "-fresh"
+    fresh.train()
+    for one, other in zip(optimizer_of(resumed).param_groups, optimizer_of(fresh).param_groups, strict=True):
+        assert {**one, "params": None} == {**other, "params": None}
+    rates = [[entry["learning_rate"] for entry in logged(trainer)[3:]] for trainer in (resumed, fresh)]
+    assert rates[0] == rates[1] and ("with changed options" in capsys.readouterr().out) == bool(changed)
+
+
+def test_options_that_a_checkpoint_cannot_follow_are_rejected(make):
+    kept = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3}
+    make(**kept).train()
+    with pytest.raises(ValueError, match=r"^optim=.*AdamATan2: .*AdamW"):
+        make(**kept, adam_atan2=True).train("last")
+    with pytest.raises(ValueError, match=r"^lr_scheduler_type=reduce_lr_on_plateau: .*cosine"):
+        make(**kept, lr_scheduler_type="reduce_lr_on_plateau").train("last")
+
+
 def test_checkpoints_keep_the_cache_that_training_switches_off(make):
     trainer = make("llama", max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
@@ -557,14 +584,16 @@ STOPPING = {
 }  # fmt: skip
 
 
-def test_a_run_that_no_longer_improves_stops_and_keeps_the_best_weights(make, tmp_path):
-    trainer = make(**STOPPING)
+def test_a_run_that_no_longer_improves_stops_and_keeps_the_best_weights(make, tmp_path, monkeypatch):
+    warned: list[str] = []  # of tied weights, which a file has under one of their names
+    monkeypatch.setattr("transformers.trainer.logger.warning", lambda text, *rest: warned.append(text))
+    trainer = make("gpt2", **STOPPING)
     assert trainer.args.metric_for_best_model == "eval_lm_loss" and trainer.args.load_best_model_at_end
     worsening(trainer, [3.0, 2.0, 2.5, 2.4, 2.3])
     trainer.train()
     assert trainer.state.global_step == 10
     best = tmp_path / "run" / "checkpoint-4"
-    assert trainer.state.best_model_checkpoint == str(best)
+    assert trainer.state.best_model_checkpoint == str(best) and not [text for text in warned if "missing" in text]
     assert_copied(trainer.average.shadow, load_file(best / WEIGHT_AVERAGE_FILE))
 
 

@@ -6,6 +6,7 @@ Referee of the reported figures: the saved folder, loaded by transformers alone,
 import importlib.util
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -114,6 +115,16 @@ def test_run_saves_the_model_and_all_result_files(run, model_type):
     assert metrics["lm_loss"] == pytest.approx(loss, rel=1e-5)
     assert metrics["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     assert metrics["bits_per_byte"] == pytest.approx(loss / math.log(2) / bytes_per_token, rel=1e-5)
+
+
+def test_a_run_without_a_recipe_prints_its_options_and_logs_loss_and_amax(run):
+    """The quick test of the RLM-mHC guide, in small: fewer steps than --logging_steps, and than the warm-up."""
+    given = dict.fromkeys(("disable_tqdm", "warmup_steps", "logging_steps", "learning_rate"))
+    with pytest.warns(UserWarning, match="^warmup_steps=1000: .* 4 steps"):
+        _, results = run("run", "rlm_mhc", config_overrides=f"{MODELS['rlm_mhc']},vocab_size=300", **given)
+    options = r"4 steps, 4 rows.*learning rate 0\.0003 \(cosine, warm-up 1,000 steps\)"
+    for text in (options, "36 of them padding", r"step +4  loss +\d", r"step +4  Amax pre \d.*post \d.*composite \d"):
+        assert re.search(text, results["printed"])
 
 
 def test_a_saved_recipe_repeats_its_run(run, tmp_path, script, monkeypatch):

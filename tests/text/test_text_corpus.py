@@ -51,9 +51,15 @@ WORDS = [f"w{number}" for number in range(300)]
 def test_rows_are_tensors_and_sizes_are_counted(corpus):
     found = corpus(["abc", "é"])
     assert found.train[0]["input_ids"].dtype == torch.int64 and found.train[0]["labels"].shape == (8,)
-    expected = {"documents": 2, "tokens": 7, "bytes": 5, "bytes_per_token": 5 / 7, "blocks": 1}
+    expected = {"documents": 2, "tokens": 7, "bytes": 5, "bytes_per_token": 5 / 7, "blocks": 1, "padding_tokens": 1}
     assert found.sizes == {"train": expected} and found.validation is None and found.eval_bytes_per_token is None
     assert found.report()["train"]["tokens"] == 7 and "2 documents, 7 tokens" in found.describe()
+
+
+@pytest.mark.parametrize(("overlap", "drop", "left"), [(0, False, 3), (0, True, -5), (2, False, 1)])
+def test_tokens_of_padding_and_dropped_ones_are_counted(corpus, overlap, drop, left):
+    sizes = corpus(["abcdefghijkl"], chunk_overlap=overlap, drop_last_block=drop).sizes["train"]
+    assert sizes.get("padding_tokens", 0) - sizes.get("dropped_tokens", 0) == left
 
 
 def test_documents_outside_the_length_limits_are_dropped_and_counted(corpus):

@@ -36,7 +36,7 @@ JOB_FLAGS = [
     "--deepspeed_multinode_launcher",
     "standard",
 ]  # of hrm_hf/launch/slurm.py's line
-needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs deepspeed")
+DEEPSPEED = ("deepspeed>=0.19", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")  # pip would install torch twice
 
 
 def train(out: Path, processes: int, env: dict[str, str]) -> list[dict]:
@@ -112,11 +112,23 @@ def test_two_cpu_processes_train_by_ddp_regardless_of_the_file(name, tmp_path, o
         assert seen["losses"] == pytest.approx(one_process, abs=1e-6)
 
 
-@needs_deepspeed
-@pytest.mark.slow  # compiles a small C++ library at first
+@pytest.fixture(scope="module")
+def deepspeed(tmp_path_factory) -> dict[str, str]:
+    """Variables for processes that find DeepSpeed: the one installed, or one that pip puts into a folder for this."""
+    if importlib.util.find_spec("deepspeed"):
+        return {}
+    folder = str(tmp_path_factory.mktemp("deepspeed"))
+    command = f"-m pip install --quiet --no-deps --no-build-isolation --target {folder}"
+    environment = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
+    if subprocess.run([sys.executable, *command.split(), *DEEPSPEED], env=environment).returncode:
+        pytest.skip("pip cannot install DeepSpeed here")
+    return {"PYTHONPATH": os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+@pytest.mark.slow  # installs DeepSpeed, and compiles a small C++ library at first
 @pytest.mark.parametrize("name", ["deepspeed_zero2", "deepspeed_zero3"])
-def test_two_cpu_processes_train_by_deepspeed(name, tmp_path, one_process):
-    seen = train(tmp_path / "run", 2, {**environment(name), "DS_ACCELERATOR": "cpu"})
+def test_two_cpu_processes_train_by_deepspeed(name, tmp_path, one_process, deepspeed):
+    seen = train(tmp_path / "run", 2, {**environment(name), **deepspeed, "DS_ACCELERATOR": "cpu"})
     for process in seen:
         assert (process["num_processes"], process["distributed_type"]) == (2, "DEEPSPEED")
         assert process["losses"] == pytest.approx(one_process, abs=1e-6)

@@ -7,9 +7,10 @@ import every
 import pytest
 import started
 import tiny_lm
+from transformers import TrainerState
 
 from hrm_hf.text.run import MhcMonitorCallback
-from hrm_hf.trainer.logging import original_names
+from hrm_hf.trainer.logging import LogLineCallback, original_names
 
 
 NAMES = {
@@ -34,6 +35,14 @@ def tracked_run(folder: str) -> None:
 def test_values_with_a_group_and_the_learning_rate_are_repeated():
     logs = {"loss": 1.0, "learning_rate": 1e-3, "mhc/amax_pre": 1.5, "eval_loss": 2.0}
     assert original_names(logs) == {"train/lr": 1e-3, "mhc/amax_pre": 1.5}
+
+
+def test_a_line_of_progress_tells_the_time_that_is_left(capsys):
+    line = LogLineCallback({"loss": "loss {:.1f}"})
+    for step in (10, 20):
+        line.on_log(None, TrainerState(global_step=step, max_steps=20), None, {"loss": 2.0, "steps_per_second": 0.5})
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.endswith("loss 2.0  ETA 0:00:20") and last.endswith("loss 2.0")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,86 @@
+"""Option names of the guides that users come from, and our names for them: one table per guide."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+
+class Guide(NamedTuple):
+    """The option names of one guide, written with underscores, and ours."""
+
+    page: str  # of docs/coming_from
+    option: str  # an option that only the scripts for this guide's models have
+    names: dict[str, str]
+    fields: str | None = None  # prefix of the guide's names for fields of the model's config
+
+
+HRM_LM = Guide(
+    "hrm_lm_distributed",
+    "tokenizer_name",
+    {
+        "batch_size": "--per_device_train_batch_size (of one GPU), or --global_batch_size (of all)",
+        "dataset_name": "--train_data NAME:CONFIG", "dataset_config": "--train_data NAME:CONFIG",
+        "train_samples": "--max_train_samples", "val_samples": "--max_eval_samples", "tokenizer": "--tokenizer_name",
+        "epochs": "--num_train_epochs", "fast_mode": "--streaming false", "no_streaming": "--streaming false",
+        "wandb": "--report_to wandb", "no_wandb": "--report_to none", "lr": "--learning_rate",
+    },
+)  # fmt: skip
+RLM_MHC = Guide(
+    "rlm_mhc",
+    "tokenizer_name",
+    {
+        "model.gradient_checkpointing": "--activation_checkpointing",
+        "model.max_seq_len": "--block_size, and max_position_embeddings in --config_overrides",
+        "training.optimizer.type": "--optim", "training.optimizer.lr": "--learning_rate",
+        "training.optimizer.betas": "--adam_beta1 and --adam_beta2", "training.scheduler.type": "--lr_scheduler_type",
+        "training.scheduler.min_lr_ratio": "--lr_min_ratio", "training.batch_size": "--per_device_train_batch_size",
+        "training.mixed_precision": "--bf16 true or --fp16 true",
+        "training.gradient_checkpointing": "--activation_checkpointing", "data.max_length": "--block_size",
+        "training.wandb.project": "--report_to wandb, with WANDB_PROJECT set", "data.train_path": "--train_data",
+        "training.wandb.entity": "--report_to wandb, with WANDB_ENTITY set", "data.val_path": "--eval_data",
+        "resume_from_checkpoint": "--resume_from_checkpoint",
+    },
+    fields="model.",
+)  # fmt: skip
+PERLMUTTER = Guide(
+    "hrm_perlmutter",
+    "puzzle_embeddings",
+    {
+        "data_path": "--data_path", "epochs": "--num_train_epochs", "eval_interval": "--eval_steps, in steps",
+        "checkpoint_every_eval": "--save_strategy steps", "batch_size": "--global_batch_size",
+        "lr": "--learning_rate", "lr_warmup_steps": "--warmup_steps", "beta1": "--adam_beta1",
+        "beta2": "--adam_beta2", "project_name": "WANDB_PROJECT, with --report_to wandb",
+        "checkpoint_path": "--output_dir", "eval_save_outputs": "hrm-hf eval puzzles --out",
+    },
+    fields="arch.",
+)  # fmt: skip
+COSMOLOGY = Guide(
+    "cosmology_hpc",
+    "noise_sigma",
+    {
+        "epochs": "--num_train_epochs", "batch_size": "--per_device_train_batch_size", "lr": "--learning_rate",
+        "data_type": "--data_path DIR --build_data 'cosmology --kind ...'", "train_samples": "--max_train_samples",
+        "num_workers": "--dataloader_num_workers", "no_compile": "--torch_compile false",
+        "wandb_project": "--report_to wandb, with WANDB_PROJECT set", "wandb_run_name": "--run_name",
+        "wandb_offline": "--report_to wandb, with WANDB_MODE=offline", "no_wandb": "--report_to none",
+        "resume": "--resume_from_checkpoint",
+    },
+)  # fmt: skip
+GUIDES = (HRM_LM, RLM_MHC, PERLMUTTER, COSMOLOGY)
+# Values of --model in the guides' launchers.
+MODELS = {"50m": "hrm-lm-50m", "100m": "hrm-lm-100m"}
+
+
+def name_of_guide(key: str, valid: Collection[str]) -> str | None:
+    """Return our name for an option of a guide, with the guide's page; None if no guide of this script has it."""
+    name = key.lstrip("+-").replace("-", "_")
+    for guide in GUIDES:
+        if guide.option not in valid:
+            continue
+        found, last = guide.names.get(name), name.rpartition(".")[2]
+        if found is None and guide.fields and name.startswith(guide.fields):
+            found = f"--config_overrides {name.removeprefix(guide.fields)}=..."
+        elif found is None and guide.fields and last != name and last in valid:
+            found = f"--{last}"
+        if found:
+            return f"use {found}; see docs/coming_from/{guide.page}.md"
+    return None

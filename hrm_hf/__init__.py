@@ -55,6 +55,8 @@ def register() -> None:
         for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each registers what it defines
             import_module(f".{name}", __name__)
     finally:
+        if "hrm_hf_start" in sys.modules:
+            gc.freeze()  # no collection of our own programs looks at them
         if collects:
             gc.enable()
 

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,6 +13,8 @@ from typing import Any
 import typer
 
 from ..golang.options import WriteGo
+from ..io.files import load_json
+from ..io.model_names import CONFIGS
 from ..io.usage import UsageError, counted
 from ..puzzles.options import SolvePuzzles
 from ..text.options import RlmOptions
@@ -19,6 +22,8 @@ from .command import takes, validate_model, write_json
 
 
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
+# transformers imports these where they are installed, which takes a second; quantized weights and adapters need them.
+NOT_NEEDED_TO_SOLVE = ("accelerate", "scipy", "torchao")
 
 
 @takes(SolvePuzzles)
@@ -32,6 +37,7 @@ def solve(options: SolvePuzzles, as_json: bool):
     With --search, a solver finds the answer by the rules; the model only guides its guesses.
     """
     validate_model(options.model, "PUZZLE_SOLVER")
+    _spare_cpu(options.model)
     from ..puzzles.solve import solve_puzzles, text_board
 
     results, config = solve_puzzles(options)
@@ -46,6 +52,15 @@ def solve(options: SolvePuzzles, as_json: bool):
         typer.echo(_summary(results))
     if options.out:
         typer.echo(f"written: {options.out}")
+
+
+def _spare_cpu(model: str) -> None:
+    """Make this process, which has not imported torch yet, start quickly and not spin while its threads wait."""
+    config, adapter = (Path(model, each) for each in CONFIGS)
+    plain = config.is_file() and not adapter.is_file() and "quantization_config" not in load_json(config)
+    if plain and "torch" not in sys.modules:
+        sys.modules.update(dict.fromkeys(NOT_NEEDED_TO_SOLVE))  # None: as if not installed
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _puzzle_text(board: Callable[[list[list]], str], result: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from transformers import pipeline
 from typer.testing import CliRunner
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
-from hrm_hf.cli import app
+from hrm_hf.cli import app, ask
 from hrm_hf.hub.cards import END, START, new_card_text, record_evaluation
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import build_arc, parse_task, save_arc_dataset
@@ -48,6 +49,23 @@ def model(data, tmp_path):
 def run(*arguments, **options):
     result = runner.invoke(app, [str(argument) for argument in arguments], **options)
     return result
+
+
+@pytest.mark.parametrize(
+    ("files", "plain"),
+    [(("config.json",), True), (("config.json", "adapter_config.json"), False), (("adapter_config.json",), False)],
+)
+@pytest.mark.parametrize("fields", [{}, {"quantization_config": {}}])
+def test_solve_imports_accelerate_scipy_and_torchao_only_for_adapters_and_quantized_weights(
+    files, plain, fields, tmp_path, monkeypatch
+):
+    for name in files:
+        (tmp_path / name).write_text(json.dumps(fields))
+    fresh = SimpleNamespace(modules={})
+    monkeypatch.setattr(ask, "sys", fresh)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # kept
+    ask._spare_cpu(str(tmp_path))
+    assert (fresh.modules.keys() >= {"accelerate", "scipy", "torchao"}) is (plain and not fields)
 
 
 def test_solve_prints_the_board_and_rule_violations(model):

@@ -7,7 +7,7 @@ import functools
 import html
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
@@ -43,6 +43,12 @@ MAX_CELL = 44
 MAX_PROBLEMS = 3  # named in a caption; how many more there are is said
 MOST_LINES = 32  # of a typed puzzle, or an answer, that are shown without scrolling
 PLAY_SECONDS = 0.45  # a step is shown for
+# Scripts that start and stop the timer in the browser, and move the slider at each tick; `undefined` changes nothing.
+ACTIVE, STILL = ({"__type__": "update", "active": active} for active in (True, False))
+PLAY, STOP = f"() => [0, {json.dumps(ACTIVE)}]", f"() => ({json.dumps(STILL)})"
+ADVANCE = f"(step, last) => step < last ? [step + 1, undefined] : [undefined, {json.dumps(STILL)}]"
+# The events that draw a board run one after another, so none draws one that another has cleared or replaced.
+BOARD_EVENT: dict[str, Any] = {**PAGE_EVENT, "concurrency_limit": 1, "concurrency_id": "boards"}
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31
 # Each color of the input becomes another one; made up here, so no task of a data set.
@@ -351,30 +357,37 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
             which = gr.Radio([], label="Test input", visible=False)
             said = gr.Markdown(elem_classes="caption")
             chart = gr.HTML()
+            timer, last = gr.Timer(PLAY_SECONDS, active=False), gr.Number(0, visible=False)
             answer = gr.Textbox(
                 label="Answer", lines=2, max_lines=MOST_LINES, buttons=["copy"], visible=False,
                 elem_classes="answer-text hrm-mono",
             )  # fmt: skip
     view = [answer_board, said, chart]
-    everything = [boards, step, play, which, answer, *view]
+    everything = [boards, step, play, which, answer, *view, last]
 
     def solve_typed(typed: list[str] | str, *values: Any) -> list:
         found = solve_board(solver, typed, **given_options(dict(zip(options, values))))
         return [found, *_opened(task, found)]
 
-    ask(solve_typed, [board, *options.values()], everything, _no_answer, solve, shown, "solve", examples)
-    show, played, opened = (functools.partial(each, task) for each in (_shown, _played, _opened))
-    step.input(show, [boards, which, step], view, show_progress="hidden", **PAGE_EVENT)
-    which.input(opened, [boards, which], everything[1:], **PAGE_EVENT)
-    play.click(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
+    inputs = [board, *options.values()]
+    events = ask(solve_typed, inputs, everything, _no_answer, solve, shown, "solve", examples)
+    show, opened = (functools.partial(each, task) for each in (_shown, _opened))
+    # The timer moves the slider in the browser, and the board follows the slider, whoever moved it.
+    step.change(show, [boards, which, step], view, show_progress="hidden", **BOARD_EVENT)
+    timer.tick(None, [step, last], [step, timer], js=ADVANCE, **PAGE_EVENT)
+    for start in (play.click, events[1].then):  # events[1] is the first display of the tab
+        start(None, None, [step, timer], js=PLAY, **PAGE_EVENT)
+    others = [solve.click, clear.click, step.input, which.input, *(button.click for button, _, _ in examples)]
+    gr.on(others, None, None, timer, js=STOP, **PAGE_EVENT)
+    which.input(opened, [boards, which], everything[1:], **BOARD_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
     clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, so that nobody types meanwhile
-    clear.click(_no_answer, None, everything, **PAGE_EVENT)
+    clear.click(_no_answer, None, everything, **BOARD_EVENT)
 
 
 def _no_answer(words: str = INVITATION) -> list:
     hidden = [gr.Slider(visible=False), gr.Button(visible=False), gr.Radio(visible=False)]
-    return [[], *hidden, gr.Textbox("", visible=False), words, "", ""]
+    return [[], *hidden, gr.Textbox("", visible=False), words, "", "", 0]
 
 
 def _opened(task, found: Sequence[SolvedBoard], name: str = "1") -> list:
@@ -387,18 +400,12 @@ def _opened(task, found: Sequence[SolvedBoard], name: str = "1") -> list:
         gr.Radio(choices=names, value=names[index], visible=len(found) > 1),
         gr.Textbox(answer_text(task.name, found[index].result), visible=True),
         *show_step(task, found[index], last),
+        last,
     ]
 
 
 def _shown(task, found: Sequence[SolvedBoard], name: str | None, number: int):
     return show_step(task, found[int(name or 1) - 1], number) if found else gr.skip()
-
-
-def _played(task, found: Sequence[SolvedBoard], name: str | None) -> Iterator[list]:
-    chosen = found[int(name or 1) - 1]
-    for number in range(chosen.last_step + 1):
-        yield [number, *show_step(task, chosen, number)]
-        time.sleep(PLAY_SECONDS)
 
 
 def _any_example(solver: PuzzleSolvingPipeline, level: int) -> list[str] | str:

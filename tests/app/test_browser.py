@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import hrm_hf  # noqa: F401 - registers the architectures
 from hrm_hf.app import build_app, launch
+from hrm_hf.app.puzzle_tab import PLAY_SECONDS
 from hrm_hf.app.text_tab import text_pieces, write
 from hrm_hf.puzzles.options import shipped_model
 from hrm_hf.text.options import WriteText
@@ -54,6 +55,11 @@ ANSWERED = {
 }
 # The others have weights of the tests.
 FRESH = ("Text · rlm_mhc", "mHC · rlm_mhc", "Cosmology · hrm_cosmo", "Mass map · hrm_mass_mapping")
+# Keeps the steps that boards have shown, in their order.
+RECORDER = """window.steps = [];
+    new MutationObserver(() => document.querySelectorAll('.shown-board [data-step]').forEach((board) => {
+        if (Number(board.dataset.step) !== window.steps.at(-1)) window.steps.push(Number(board.dataset.step));
+    })).observe(document, { subtree: true, childList: true });"""
 BUTTONS = """[...document.querySelectorAll('button')].filter((e) => e.offsetParent && e.textContent.trim().length > 1)
     .map((e) => [e.textContent.trim(), e.getBoundingClientRect()])
     .map(([text, box]) => [text, box.left, box.right, box.height])"""
@@ -85,6 +91,7 @@ def visit(browser, address: str, **options):
     """The page in a window of its own, its first example answered; and what goes wrong on it from now on."""
     page, wrong = browser.new_context(**options).new_page(), []
     page.set_default_timeout(WAIT)
+    page.add_init_script(RECORDER)
     page.on("request", lambda request: wrong.append(request.url) if is_outside(request.url) else None)
     page.on("websocket", lambda opened: wrong.append(opened.url) if is_outside(opened.url) else None)
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
@@ -157,6 +164,23 @@ def test_a_typed_board_is_solved_and_read_back_step_by_step(page, checkpoints):
         tokens = solver.puzzle_task.encode(puzzle) if step == 0 else np.array(result["trajectory"][step - 1])
         wait_for_board(page, step, solver.puzzle_task.text(tokens))
     assert page.locator(".hrm-chart rect").count() == result["steps"] == 5
+
+
+def test_first_view_plays_the_steps_until_a_visitor_moves_the_slider(browser, served):
+    page, wrong = visit(browser, served)
+    page.wait_for_function("window.steps.some((step) => step < 5) && window.steps.at(-1) === 5")
+    press(page, "Play")
+    page.get_by_role("slider", name=re.compile("Step")).filter(visible=True).first.fill("0")
+    page.wait_for_function("window.steps.at(-1) === 0")
+    page.wait_for_timeout(2500 * PLAY_SECONDS)
+    assert page.evaluate("window.steps.at(-1)") == 0
+    press(page, "Play")
+    press(page, "Clear")
+    page.locator(ANSWER).wait_for(state="detached")
+    page.wait_for_timeout(2500 * PLAY_SECONDS)
+    assert page.locator(".shown-board [data-step]:visible").count() == 0
+    assert wrong == []
+    page.context.close()
 
 
 def test_a_pasted_puzzle_fills_the_board_and_arrow_keys_move(page):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from unittest.mock import Mock
 
 import every
 import numpy as np
@@ -98,13 +99,10 @@ def test_a_board_is_solved_with_the_options_of_restarts(solver):
     assert board.result["grid"] == expected["grid"] and board.last_step == expected["steps"]
 
 
-def test_invalid_digit_is_reported_with_its_cell(solver):
-    with pytest.raises(ValueError, match=r"row 1, column 2: .*10.* 4"):
-        solve_board(solver, ["1", "10", *[""] * 14])
-    with pytest.raises(ValueError, match="row 1, column 2: 'ab'"):
-        solve_board(solver, ["1", "ab", *[""] * 14])
-    with pytest.raises(ValueError, match=r"row 1, column 2: 'x'.* 1 to 4"):
-        solve_board(solver, ["1", "x", *[""] * 14])
+@pytest.mark.parametrize(("cell", "message"), [("10", r".*10.* 4"), ("ab", "'ab'"), ("x", "'x'.* 1 to 4")])
+def test_invalid_digit_is_reported_with_its_cell(solver, cell, message):
+    with pytest.raises(ValueError, match=f"row 1, column 2: {message}"):
+        solve_board(solver, ["1", cell, *[""] * 14])
 
 
 def test_the_rendered_board_marks_given_changed_and_wrong_cells(solver):
@@ -249,10 +247,9 @@ def test_pieces_are_complete_characters_and_markup_is_escaped():
 
 def test_empty_and_too_long_prompts_are_rejected(language):
     model, tokenizer = language["rlm_mhc"]
-    with pytest.raises(ValueError, match="prompt is empty"):
-        next(write(model, tokenizer, "", WriteText()))
-    with pytest.raises(ValueError, match=r"^10 .* 250 .*at most 6"):
-        next(write(model, tokenizer, "a" * 250, WriteText(max_new_tokens=10)))
+    for prompt, message in (("", "prompt is empty"), ("a" * 250, r"^10 .* 250 .*at most 6")):
+        with pytest.raises(ValueError, match=message):
+            next(write(model, tokenizer, prompt, WriteText(max_new_tokens=10)))
 
 
 # ---- Go ----
@@ -297,10 +294,7 @@ def test_verdicts_tell_passed_failed_and_not_checked_apart():
 
 
 def test_page_reports_missing_go_and_tree_sitter(monkeypatch):
-    def missing(kind):
-        raise ImportError("no tree-sitter")
-
-    monkeypatch.setattr("hrm_hf.app.go_tab.best_validator", missing)
+    monkeypatch.setattr("hrm_hf.app.go_tab.best_validator", Mock(side_effect=ImportError("no tree-sitter")))
     validator_of.cache_clear()
     validator, words = validator_of("auto")
     validator_of.cache_clear()
@@ -339,6 +333,8 @@ def test_a_drawn_map_gives_the_posterior_of_the_pipeline(regressor):
     assert rows[2][1] == f"{expected['s_8']['mean']:.3f}" and rows[2][5] == "0.800"
     low, high = expected["omega_m"]["interval_95"]
     assert rows[0][4] == f"{low:.3f} to {high:.3f}"
+    for image in (map_image(item), posterior_image(result, regressor.model.config.reported_names, {})):
+        assert np.asarray(image.convert("L")).std() > 10  # not blank
 
 
 def test_multichannel_maps_are_drawn_as_shear_only_on_request():
@@ -352,13 +348,6 @@ def test_multichannel_maps_are_drawn_as_shear_only_on_request():
     without_mask = HrmCosmoConfig.from_preset("test", num_channels=4)
     item = sample_map(without_mask, 0.3, 0.8, seed=1, observable="shear")
     assert item.keys() == {"map"} and item["map"].shape == (4, 16, 16)
-
-
-def test_map_and_posterior_images_are_not_blank(regressor):
-    item = sample_map(regressor.model.config, 0.3, 0.8, seed=1)
-    result = infer(regressor, item, None, "fixed")
-    for image in (map_image(item), posterior_image(result, regressor.model.config.reported_names, {})):
-        assert np.asarray(image.convert("L")).std() > 10
 
 
 def test_invalid_map_file_is_named(regressor, tmp_path):

@@ -51,21 +51,14 @@ def run(*arguments, **options):
     return result
 
 
-@pytest.mark.parametrize(
-    ("files", "plain"),
-    [(("config.json",), True), (("config.json", "adapter_config.json"), False), (("adapter_config.json",), False)],
-)
-@pytest.mark.parametrize("fields", [{}, {"quantization_config": {}}])
-def test_solve_imports_accelerate_scipy_and_torchao_only_for_adapters_and_quantized_weights(
-    files, plain, fields, tmp_path, monkeypatch
-):
-    for name in files:
-        (tmp_path / name).write_text(json.dumps(fields))
-    fresh = SimpleNamespace(modules={})
-    monkeypatch.setattr(ask, "sys", fresh)
+@pytest.mark.parametrize(("file", "plain"), [("config.json", False), ("adapter_config.json", False), ("x", True)])
+def test_solve_imports_accelerate_only_for_adapters_and_quantized_weights(file, plain, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).write_text('{"quantization_config": {}}')
+    monkeypatch.setattr(ask, "sys", SimpleNamespace(modules={}))
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # kept
     ask._spare_cpu(str(tmp_path))
-    assert (fresh.modules.keys() >= {"accelerate", "scipy", "torchao"}) is (plain and not fields)
+    assert ("accelerate" in ask.sys.modules) is plain
 
 
 def test_solve_prints_the_board_and_rule_violations(model):

@@ -28,11 +28,11 @@ START = 12.0  # seconds until a program has loaded its libraries and a checkpoin
 WRITE = 30.0  # seconds for turning records into tokens and for writing functions; four times that for a longer demo
 
 
-def run_demo(options: DemoGo, said: TextIO | None = None) -> dict[str, Any]:
+def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
     """Train the nano Go coder on the CPU, then plan, write, validate and repair held-out functions with it.
 
     Args:
-        said: where the demo and the programs that it starts report their progress; standard output if None.
+        stream: where the demo and the programs that it starts report their progress; standard output if None.
 
     Returns:
         The folder of the run, its steps, its bits per byte of held-out code, and whether they are at most `READABLE`.
@@ -43,8 +43,8 @@ def run_demo(options: DemoGo, said: TextIO | None = None) -> dict[str, Any]:
     """
     end = time.monotonic() + 60 * options.minutes
     out = options.out
-    tell = partial(print, file=said, flush=True)  # in order with what the processes say
-    run = partial(run_process, out=said)
+    tell = partial(print, file=stream, flush=True)  # in order with what the processes say
+    run = partial(run_process, out=stream)
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     _make_data(options, partial(run, *tool, "data"), tell)
     step = seconds_per_step(options.vocab_size)

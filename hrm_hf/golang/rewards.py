@@ -68,10 +68,10 @@ class _GoReward:
     def __init__(self, tokenizer: Any):
         self.tokenizer, self.tagged = tokenizer, is_go_tokenizer(tokenizer)
 
-    def codes(self, prompts: list, completions: list, completion_ids: list) -> list[str | None]:
+    def code_samples(self, prompts: list, completions: list, completion_ids: list) -> list[str | None]:
         """Return the code of each completion; None if it is unfinished or declares nothing."""
-        codes = map(self._code, prompts, completions, completion_ids)
-        return [code if code is not None and DECLARATION.search(code) else None for code in codes]
+        samples = map(self._code, prompts, completions, completion_ids)
+        return [code if code is not None and DECLARATION.search(code) else None for code in samples]
 
     def _code(self, prompt: Any, completion: Any, ids: list[int]) -> str | None:
         """Return the code of a completion; None if it is unfinished."""
@@ -96,11 +96,11 @@ class GoSyntaxReward(_GoReward):
     def __call__(self, *, reference: list[str] | None = None, **batch: Any) -> list[float]:
         from .evaluation.similarity import is_shortened  # torch, which the options need not load
 
-        codes = self.codes(batch["prompts"], batch["completions"], batch["completion_ids"])
-        asked = list({code for code in codes if code is not None})
-        good = {code for code, feedback in zip(asked, self.validator(asked)) if feedback.syntax_ok}
-        references = reference or [""] * len(codes)
-        return [float(code in good and not is_shortened(code, full)) for code, full in zip(codes, references)]
+        samples = self.code_samples(batch["prompts"], batch["completions"], batch["completion_ids"])
+        complete = list({code for code in samples if code is not None})
+        good = {code for code, feedback in zip(complete, self.validator(complete)) if feedback.syntax_ok}
+        references = reference or [""] * len(samples)
+        return [float(code in good and not is_shortened(code, full)) for code, full in zip(samples, references)]
 
 
 class GoTestsReward(_GoReward):
@@ -117,10 +117,10 @@ class GoTestsReward(_GoReward):
     def __call__(self, *, tests: list[str] | None = None, **batch: Any) -> list[float]:
         if tests is None:
             raise ValueError('reward go-tests: rows have no "tests"; give each prompt the text of a Go test file')
-        codes = self.codes(batch["prompts"], batch["completions"], batch["completion_ids"])
-        asked = {index: GoProgram(code, tests[index]) for index, code in enumerate(codes) if code is not None}
-        passed = {index: run.status == "pass" for index, run in zip(asked, self.runner(list(asked.values())))}
-        return [float(passed.get(index, False)) for index in range(len(codes))]
+        samples = self.code_samples(batch["prompts"], batch["completions"], batch["completion_ids"])
+        complete = {index: GoProgram(code, tests[index]) for index, code in enumerate(samples) if code is not None}
+        passed = {index: run.status == "pass" for index, run in zip(complete, self.runner(list(complete.values())))}
+        return [float(passed.get(index, False)) for index in range(len(samples))]
 
 
 def length_reward(tokens: int) -> Callable[..., list[float]]:

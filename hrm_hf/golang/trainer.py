@@ -89,8 +89,8 @@ class GoValidationCallback(TrainerCallback):
             return
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         with self.trainer.train_metrics.paused(), self.trainer.averaged_weights():
-            codes = self._write(model, self.records)
-            rates = validity(self.validator(codes))
+            samples = self._write(model, self.records)
+            rates = validity(self.validator(samples))
             if args.replay_file:
                 self._replay(model, args, state.global_step)
         should_log = control.should_log
@@ -105,9 +105,9 @@ class GoValidationCallback(TrainerCallback):
     def _replay(self, model: PreTrainedModel, args, step: int) -> None:
         first = (step // args.validation_frequency - 1) * args.validation_prompts
         records = _take(self.training_records, first, args.validation_prompts)
-        codes = self._write(model, records)
+        samples = self._write(model, records)
         with open(args.replay_file, "a", encoding="utf-8") as file:
-            for record, code, feedback in zip(records, codes, self.validator(codes)):
+            for record, code, feedback in zip(records, samples, self.validator(samples)):
                 if feedback.failed:
                     made = failed_record(record, code, feedback, suffix=f"@{step}")
                     file.write(json.dumps(made, ensure_ascii=False) + "\n")
@@ -133,7 +133,7 @@ def write_code(
     model.eval()
     try:
         prompts = [builder.prompt_ids(record) for record in records]
-        return writer.planned_codes(prompts, [record["code_prefix"] or "" for record in records])[1]
+        return writer.planned_code(prompts, [record["code_prefix"] or "" for record in records])[1]
     finally:
         model.train(was_training)
 

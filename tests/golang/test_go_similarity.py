@@ -1,4 +1,4 @@
-"""Exact match after gofmt, and subtree F1, on codes whose likeness is known."""
+"""Exact match after gofmt, and subtree F1, on code samples of known similarity."""
 
 import shutil
 
@@ -37,7 +37,7 @@ def test_exact_matches_fall_back_to_tokens_without_go(no_go):
 
 
 def test_different_numbers_of_samples_and_references_are_rejected():
-    with pytest.raises(ValueError, match=r"2 codes.* 1 references"):
+    with pytest.raises(ValueError, match=r"2 samples.* 1 references"):
         exact_matches([ONE, SAME], [ONE])
 
 

@@ -203,5 +203,5 @@ def test_the_evaluation_writer_guards_any_model(kind, guarded):
         circling(model, {TAB: TAB}), tiny_go.tokenizer(), progress=False, max_code_tokens=60, repetition_guard=guarded
     )
     prompts = [tiny_go.builder().prompt_ids(tiny_go.record(0))]
-    code = writer.codes([[*prompts[0], END_PLAN]], [""])[0]
+    code = writer.code([[*prompts[0], END_PLAN]], [""])[0]
     assert ("\t" * 25 in code) != guarded and "\t" * 24 in code

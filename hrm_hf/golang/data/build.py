@@ -248,8 +248,8 @@ def _validate_same(out: Path, report: Path, settings: dict[str, Any], other: str
     found = load_json(report).get("options") if report.is_file() else settings
     if found != settings:
         names = [name for name, value in settings.items() if (found or {}).get(name) != value]
-        said = f"already holds {other} ({', '.join(names)}); choose another place, or delete it"
-        raise UsageError(f"out={str(out)!r}: {said}", "--out")
+        problem = f"already holds {other} ({', '.join(names)}); choose another place, or delete it"
+        raise UsageError(f"out={str(out)!r}: {problem}", "--out")
 
 
 def _write(out: Path, splits: dict[str, Iterable[dict]]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from .sources import GENERATED, MAX_BYTES, MAX_LINE, SKIPPED_FOLDERS, Dropped
 
 MAX_CHANGED_LINES = 40  # removed and added ones together
 GENERATED_NAMES = re.compile(r"(\.pb(\.gw)?|_generated|\.gen|_gen|_string|bindata)\.go$|(^|/)zz_generated[^/]*$")
-UNSAID = ("comment", "import_declaration", ";", "\n")
+IGNORED = ("comment", "import_declaration", ";", "\n")
 
 # The verb of a subject tells the intent; base forms, others are reduced to them.
 VERBS = {
@@ -162,7 +162,7 @@ def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
             while name in functions:
                 name, number = f"{function.qualified_name}#{number}", number + 1
             functions[name] = function
-    others = [node for node in root.children if node.type not in UNSAID and node.child_by_field_name("body") is None]
+    others = [node for node in root.children if node.type not in IGNORED and node.child_by_field_name("body") is None]
     return functions, [syntax_shape(text_of(node)) for node in others]
 
 

@@ -215,8 +215,8 @@ class GoStreamBuilder:
         decision = DECISIONS.index(attempt["decision"])
         feedback = attempt.get("feedback")
         found = None if feedback is None else Feedback.of_record(feedback)
-        said = NO_FEEDBACK if found is None else found.token_ids(attempt["code"].count("\n") + 1)
-        tail.decisions.append((len(tail.ids) - 1, decision, said))
+        feedback_ids = NO_FEEDBACK if found is None else found.token_ids(attempt["code"].count("\n") + 1)
+        tail.decisions.append((len(tail.ids) - 1, decision, feedback_ids))
         ids = decision_segment(self.tokenizer, found, decision)
         tail.add(ids, ignored=len(ids) - 1)
 

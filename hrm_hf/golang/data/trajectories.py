@@ -33,7 +33,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # Probabilities of no, one, two and three failed attempts before the solution. The mean is two, so that a third of the
 # decisions is DONE; after none, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
-SYNTAX_ALONE = 0.5  # share of trajectories that show verdicts on syntax alone, where an oracle knows the types
+SYNTAX_ONLY = 0.5  # share of trajectories that show verdicts on syntax alone, where an oracle knows the types
 NO_FEEDBACK_SHARE = 0.1  # trajectories without any feedback, for use without a validator
 MAX_CHARACTERS = 4000  # of all code of a trajectory; failed attempts beyond it are dropped
 CHUNK = 64  # records whose candidates go to the validator in one call
@@ -107,13 +107,13 @@ def build_trajectories(
             for _ in range(per_record):
                 count = generator.choices(range(len(FAILED_ATTEMPTS)), FAILED_ATTEMPTS)[0]
                 failed = _draw(source, count, generator, counts)
-                hidden = bool(source.feedback.types_ok) and oracle == "types" and generator.random() < SYNTAX_ALONE
+                syntax_only = bool(source.feedback.types_ok) and oracle == "types" and generator.random() < SYNTAX_ONLY
                 if not failed and 0 in lengths:
                     counts.dropped["second clean trajectory of a record"] += 1
                     continue
                 lengths.append(len(failed))
-                heard = generator.random() >= NO_FEEDBACK_SHARE
-                yield _trajectory(source, failed, len(lengths), heard, hidden, counts)
+                with_feedback = generator.random() >= NO_FEEDBACK_SHARE
+                yield _trajectory(source, failed, len(lengths), with_feedback, syntax_only, counts)
 
 
 def _judged(
@@ -180,16 +180,16 @@ def _trajectory(
     source: _Source,
     failed: list[tuple[str, Feedback]],
     number: int,
-    heard: bool,
-    hidden: bool,
+    with_feedback: bool,
+    syntax_only: bool,
     counts: TrajectoryCounts,
 ) -> dict[str, Any]:
-    """`heard`: verdicts are given; `hidden`: they are on syntax alone, and the oracle knows the types."""
+    """`with_feedback`: verdicts are given; `syntax_only`: they are on syntax alone, and the oracle knows the types."""
     record, attempts = source.record, []
     for code, verdict in (*failed, (record["solution"]["code"], source.feedback)):
-        seen = verdict.of_syntax() if hidden else verdict
+        seen = verdict.of_syntax() if syntax_only else verdict
         decision = DECISIONS[CONTINUE if seen.failed else REFINE if verdict.failed else DONE]
-        attempts.append({"code": code, "feedback": asdict(seen) if heard else None, "decision": decision})
+        attempts.append({"code": code, "feedback": asdict(seen) if with_feedback else None, "decision": decision})
     counts.decisions.update(attempt["decision"] for attempt in attempts)
     return {**record, "id": f"{record['id']}#{number}", "attempts": attempts}
 

@@ -186,9 +186,9 @@ def write_samples(
     torch.manual_seed(options.seed)
     rounds = [_solve(writer, builder, tasks, given, temperature) for _ in range(options.samples)]
     return [
-        {"task": task.id, "sample": sample, "code": codes[index]}
+        {"task": task.id, "sample": sample, "code": written[index]}
         for index, task in enumerate(tasks)
-        for sample, codes in enumerate(rounds)
+        for sample, written in enumerate(rounds)
     ]
 
 
@@ -200,8 +200,8 @@ def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature:
     starts = [[*prompt, *plan, TOKEN_IDS["</PLAN>"]] for prompt, plan in zip(prompts, plans)]
     if given is not None:
         starts = writer.replanned([[*start, *attempt] for start, attempt in zip(starts, given)], temperature)
-    codes = writer.codes(starts, prefixes, temperature)
-    return [truncated(code, prefix) for code, prefix in zip(codes, prefixes)]
+    written = writer.code(starts, prefixes, temperature)
+    return [truncated(code, prefix) for code, prefix in zip(written, prefixes)]
 
 
 def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
@@ -232,10 +232,10 @@ def test_tools() -> Iterator[tuple[GoTypesValidator | None, GoTestRunner | None,
             yield None, None, str(error)
             return
         try:
-            runner, refused = stack.enter_context(GoTestRunner()), ""
+            runner, unavailable = stack.enter_context(GoTestRunner()), ""
         except SandboxError as error:
-            runner, refused = None, str(error)
-        yield types, runner, refused
+            runner, unavailable = None, str(error)
+        yield types, runner, unavailable
 
 
 def unsolvable_tasks(tasks: Sequence[GoTask], types: Validator) -> list[str]:

@@ -84,12 +84,12 @@ def evaluate_greedy(
         The type-check rate is None if the validator does not check types.
     """
     prompts, prefixes = [builder.prompt_ids(record) for record in records], [r["code_prefix"] for r in records]
-    plan_ids, codes = writer.planned_codes(prompts, prefixes)
+    plan_ids, samples = writer.planned_code(prompts, prefixes)
     plans = [parse_plan(writer.tokenizer, ids) for ids in plan_ids]
     references = [record["solution"]["code"] for record in records]
-    exact, how = exact_matches(codes, references)
-    alike = [subtree_f1(code, right) for code, right in zip(codes, references)]
-    verdicts, of_references = validator(codes), validator(references)
+    exact, how = exact_matches(samples, references)
+    alike = [subtree_f1(code, right) for code, right in zip(samples, references)]
+    verdicts, of_references = validator(samples), validator(references)
     typed = [verdict for verdict, right in zip(verdicts, of_references) if right.types_ok]
     metrics = {
         "records": len(records),
@@ -102,7 +102,7 @@ def evaluate_greedy(
         "type_check_records": len(typed),
         "reference_parse_rate": mean([bool(verdict.syntax_ok) for verdict in of_references]),
     }
-    rows = zip(records, plans, codes, exact, alike, verdicts)
+    rows = zip(records, plans, samples, exact, alike, verdicts)
     return metrics, [
         {
             "id": record["id"], "plan": plan, "code": code, "exact": same, "subtree_f1": likeness,
@@ -183,20 +183,20 @@ def evaluate_repair(
     given, controls, prefixes, attempts, references = (
         [case[name] for case in cases] for name in ("given", "control", "prefix", "attempt", "reference")
     )
-    syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
+    syntax_only = [verdict.types_ok is False for verdict in validator(references)]
     columns = {"attempt_ast": list(map(subtree_f1, attempts, references))}
     replanned = writer.replanned(given)
     for name, prompts in {"repair": replanned, "resampling": controls}.items():
         ids = writer.code_ids(prompts, prefixes)
-        codes = list(map(writer.code_of, prefixes, ids))
+        samples = list(map(writer.code_of, prefixes, ids))
         columns |= {
-            f"{name}_exact": exact_matches(codes, references)[0],
-            f"{name}_valid": _which_pass(validator, codes, syntax_alone),
-            f"{name}_ast": list(map(subtree_f1, codes, references)),
+            f"{name}_exact": exact_matches(samples, references)[0],
+            f"{name}_valid": _which_pass(validator, samples, syntax_only),
+            f"{name}_ast": list(map(subtree_f1, samples, references)),
             f"{name}_tokens": list(map(len, ids)),
         }
         if name == "repair":
-            result["repair_unchanged"] = mean([code == attempt for code, attempt in zip(codes, attempts)])
+            result["repair_unchanged"] = mean([code == attempt for code, attempt in zip(samples, attempts)])
     for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN> is given, as <CODE> is
         columns["repair_tokens"][row] += max(0, len(after) - len(before) - 1)
     result |= {name: mean(values) for name, values in columns.items()}
@@ -247,7 +247,7 @@ def evaluate_refinement(
     pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
     # Those whose reference has type errors come last, because another validator judges them.
     pairs.sort(key=lambda pair: pair[1].types_ok is False)
-    judged, syntax_alone = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
+    judged, syntax_only = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
     result: dict[str, Any] = {
         "records": len(judged),
         "type_check_records": sum(bool(right.types_ok) for _, right in pairs),
@@ -255,15 +255,15 @@ def evaluate_refinement(
     }
     if not judged:
         return result
-    most, typed = options.max_iterations, len(judged) - sum(syntax_alone)
+    most, typed = options.max_iterations, len(judged) - sum(syntax_only)
     torch.manual_seed(options.seed)
     loop = _attempts(writer, judged[:typed], validator, most, "refinement", options.temperature)
-    of_syntax = lambda codes: [verdict.of_syntax() for verdict in validator(codes)]  # noqa: E731
+    of_syntax = lambda samples: [verdict.of_syntax() for verdict in validator(samples)]  # noqa: E731
     loop += _attempts(writer, judged[typed:], of_syntax, most, "refinement", options.temperature)
     torch.manual_seed(options.seed + 1)  # the samples are independent: they do not share the loop's first attempt
     drawn = [_attempts(writer, judged, None, 1, f"resampling {i + 1}", options.temperature) for i in range(most)]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
-    ours, theirs = (_judge(judged, attempts, validator, syntax_alone) for attempts in (loop, control))
+    ours, theirs = (_judge(judged, attempts, validator, syntax_only) for attempts in (loop, control))
     result |= {"max_iterations": most, "temperature": options.temperature}
     for name in ("valid", "exact"):
         result[name] = {
@@ -297,20 +297,18 @@ def _attempts(writer: Writer, records, validator, iterations: int, what: str, te
     return results
 
 
-def _judge(records, attempts: list[list[str]], validator: Validator, syntax_alone) -> dict[str, list[list[bool]]]:
+def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only) -> dict[str, list[list[bool]]]:
     """Return which attempts are valid, and which equal the reference: [records][attempts] each."""
     owners = [index for index, row in enumerate(attempts) for _ in row]
-    codes = [code for row in attempts for code in row]
+    samples = [code for row in attempts for code in row]
     flags = {
-        "valid": iter(_which_pass(validator, codes, [syntax_alone[index] for index in owners])),
-        "exact": iter(exact_matches(codes, [records[index]["solution"]["code"] for index in owners])[0]),
+        "valid": iter(_which_pass(validator, samples, [syntax_only[index] for index in owners])),
+        "exact": iter(exact_matches(samples, [records[index]["solution"]["code"] for index in owners])[0]),
     }
     return {name: [[next(values) for _ in row] for row in attempts] for name, values in flags.items()}
 
 
-def _which_pass(validator: Validator, codes: Sequence[str], syntax_alone: Sequence[bool]) -> list[bool]:
-    """Return which code samples the validator passes; where `syntax_alone`, which of them parse."""
-    verdicts = validator(codes)
-    return [
-        bool(verdict.syntax_ok) and (alone or not verdict.failed) for verdict, alone in zip(verdicts, syntax_alone)
-    ]
+def _which_pass(validator: Validator, samples: Sequence[str], syntax_only: Sequence[bool]) -> list[bool]:
+    """Return which code samples the validator passes; where `syntax_only`, which of them parse."""
+    verdicts = validator(samples)
+    return [bool(verdict.syntax_ok) and (alone or not verdict.failed) for verdict, alone in zip(verdicts, syntax_only)]

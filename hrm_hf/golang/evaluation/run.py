@@ -109,14 +109,14 @@ def _measure(writer: Writer, builder: GoStreamBuilder, found: tuple, judge: Vali
 
 def _run_benchmarks(writer: Writer, builder: GoStreamBuilder, tasks: dict, judge: Validator, options: EvaluateGo):
     results = {}
-    with benchmarks.test_tools() as (types, runner, refused):
+    with benchmarks.test_tools() as (types, runner, unavailable):
         judge = types or judge
         for name, chosen in tasks.items():
             samples = benchmarks.write_samples(writer, builder, chosen, judge, options, name == benchmarks.REPAIR)
             unsolvable = benchmarks.unsolvable_tasks(chosen, types) if types else []
             results[name] = benchmarks.judge_samples(chosen, samples, judge, runner, unsolvable)
-            if refused:
-                results[name]["tests_refused"] = refused
+            if unavailable:
+                results[name]["tests_refused"] = unavailable
             write_lines(options.out / f"{name}.jsonl", samples)
     return results
 

@@ -30,19 +30,19 @@ NOTHING = ("empty_statement", "labeled_statement")  # the statement after a labe
 WORDS = frozenset("break continue defer fallthrough for go goto if return select switch".split())
 
 
-def exact_matches(codes: Sequence[str], references: Sequence[str]) -> tuple[list[bool], str]:
+def exact_matches(samples: Sequence[str], references: Sequence[str]) -> tuple[list[bool], str]:
     """Return which samples equal their references, and after what: "gofmt", or "tokens" without gofmt.
 
     Code that does not parse equals nothing.
     """
-    if len(codes) != len(references):
-        raise ValueError(f"{len(codes)} codes and {len(references)} references; expected one reference for each code")
+    if len(samples) != len(references):
+        raise ValueError(f"{len(samples)} samples and {len(references)} references; give one reference per sample")
     try:
         with GoFormatter() as formatter:
-            both, how = formatter([*codes, *references]), "gofmt"
+            both, how = formatter([*samples, *references]), "gofmt"
     except GoNotFoundError:
-        both, how = [code_tokens(code) for code in (*codes, *references)], "tokens"
-    return [a is not None and a == b for a, b in zip(both[: len(codes)], both[len(codes) :])], how
+        both, how = [code_tokens(code) for code in (*samples, *references)], "tokens"
+    return [a is not None and a == b for a, b in zip(both[: len(samples)], both[len(samples) :])], how
 
 
 def code_tokens(code: str) -> tuple[str, ...] | None:

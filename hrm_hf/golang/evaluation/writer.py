@@ -89,7 +89,7 @@ class Writer:
         written = self.continuations(prompts, END_OF_PLAN, self.max_plan_tokens, temperature, IN_PLANS, "plans")
         return [until(ids, END_OF_PLAN) for ids in written]
 
-    def codes(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0) -> list[str]:
+    def code(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0) -> list[str]:
         """Return code, each sample beginning with its prefix, for prompts after which <CODE> comes."""
         written = self.code_ids(prompts, prefixes, temperature)
         return [self.code_of(prefix, ids) for prefix, ids in zip(prefixes, written)]
@@ -108,13 +108,13 @@ class Writer:
         """Decode ids of `code_ids` into code."""
         return prefix + self.tokenizer.decode(until(ids, END_OF_CODE), skip_special_tokens=True)
 
-    def planned_codes(
+    def planned_code(
         self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0
     ) -> tuple[list[list[int]], list[str]]:
         """Return plans (ids) and code for prompts that end in <PLAN>."""
         plans = self.plans(prompts, temperature)
         close = TOKEN_IDS["</PLAN>"]
-        return plans, self.codes([[*a, *b, close] for a, b in zip(prompts, plans)], prefixes, temperature)
+        return plans, self.code([[*a, *b, close] for a, b in zip(prompts, plans)], prefixes, temperature)
 
     def replanned(self, streams: Sequence[list[int]], temperature: float = 0.0) -> list[list[int]]:
         """Return the streams with a new plan behind each one that ends in <REFINE>."""

@@ -39,7 +39,7 @@ Sources = tuple[dict[str, Any], dict[str, Any]]  # the checker's answers to a pr
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
 _COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d+)?: (.*)$", re.MULTILINE)
 # Signs in the output of programs that exceeded a limit; in order.
-_WALLS = (
+_LIMIT_SIGNS = (
     ("time", r"test timed out after|SIGXCPU", "not finished in time"),
     ("processes", r"failed to create new OS thread .*errno=11\)", "started more threads than it may"),
     ("memory", r"cannot allocate memory|failed to create new OS thread|^(fatal error|runtime): .*(out of memory"
@@ -185,8 +185,8 @@ class GoTestRunner(UsesChecker):
         first: dict[int, GoTestResult] = {}
         for package, file, line, message in _COMPILER_LINE.findall(run.output):
             where = (None, f"with its tests (line {line}): {message}") if file == "main_test" else (int(line), message)
-            said = re.findall(rf"^(?:\./)?{package}/.*$", run.output, re.MULTILINE)
-            result = GoTestResult("build", where[1][:MESSAGE], where[0], "\n".join(said)[:16384])
+            lines = re.findall(rf"^(?:\./)?{package}/.*$", run.output, re.MULTILINE)
+            result = GoTestResult("build", where[1][:MESSAGE], where[0], "\n".join(lines)[:16384])
             first.setdefault(int(package[1:]), result)
         built = {index: folder / "out" / f"p{index:05d}" for index in files}
         built = {index: path for index, path in built.items() if path.exists()}
@@ -233,18 +233,18 @@ def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
     if run.status == 0 and not run.stopped and confirmed:
         return GoTestResult("pass", output=output, seconds=run.seconds)
     if run.stopped:
-        status, said = run.stopped, "not finished in time" if run.stopped == "time" else "wrote too much output"
+        status, reason = run.stopped, "not finished in time" if run.stopped == "time" else "wrote too much output"
     else:
-        status, said = next(
-            ((name, said) for name, sign, said in _WALLS if re.search(sign, output, re.MULTILINE)), ("fail", "")
+        status, reason = next(
+            ((name, text) for name, sign, text in _LIMIT_SIGNS if re.search(sign, output, re.MULTILINE)), ("fail", "")
         )
-    said += {"time": f" ({limits.seconds:g} s)", "memory": f" ({limits.memory // MIB} MiB)"}.get(status, "")
+    reason += {"time": f" ({limits.seconds:g} s)", "memory": f" ({limits.memory // MIB} MiB)"}.get(status, "")
     shown = re.search(r"^\s+\w+\.go:\d+: (.*)|^(panic: .*|fatal error: .*)", output, re.MULTILINE)
     detail = (shown[1] or shown[2]).strip() if shown else ""
-    if not (said or detail):
+    if not (reason or detail):
         ended = "ended before all of its tests had passed" if run.status == 0 else f"ended with status {run.status}"
         detail = f"{ended}: {output.strip().splitlines()[-1] if output.strip() else 'no output'}"
-    message = ": ".join(part for part in (said, detail) if part)
+    message = ": ".join(part for part in (reason, detail) if part)
     line = re.search(r"/main\.go:(\d+)", output)
     return GoTestResult(status, message[:MESSAGE], int(line[1]) if line else None, output, run.seconds)
 

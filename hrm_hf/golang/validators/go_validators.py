@@ -44,8 +44,8 @@ class TreeSitterValidator(UsesChecker):
     def __init__(self):
         go_parser()
 
-    def __call__(self, codes: Sequence[str]) -> list[Feedback]:
-        faults = map(first_fault, codes)
+    def __call__(self, samples: Sequence[str]) -> list[Feedback]:
+        faults = map(first_fault, samples)
         return [Feedback(syntax_ok=True) if fault is None else fault.feedback() for fault in faults]
 
 
@@ -64,8 +64,8 @@ class GoParserValidator(UsesChecker):
     def __init__(self):
         self.checker = CheckerProcess()
 
-    def __call__(self, codes: Sequence[str]) -> list[Feedback]:
-        return [_feedback(answer) for answer in self.checker.ask(self._mode, codes)]
+    def __call__(self, samples: Sequence[str]) -> list[Feedback]:
+        return [_feedback(answer) for answer in self.checker.ask(self._mode, samples)]
 
 
 class GoTypesValidator(GoParserValidator):
@@ -87,9 +87,9 @@ class GoFormatter(UsesChecker):
     def __init__(self):
         self.checker = CheckerProcess()
 
-    def __call__(self, codes: Sequence[str]) -> list[str | None]:
+    def __call__(self, samples: Sequence[str]) -> list[str | None]:
         """Return each sample as gofmt writes it, without white space at its ends; None if it does not parse."""
-        answers = self.checker.ask("format", codes)
+        answers = self.checker.ask("format", samples)
         return [
             base64.b64decode(answer["text"]).decode().strip() if answer.get("syntax") else None for answer in answers
         ]

@@ -248,10 +248,10 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
 
 def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip: int, stdin: bytes) -> Run:
     with ExitStack() as stack:
-        process, told, release = _start(options, command, limits, processes, stdin, stack)
+        process, status, release = _start(options, command, limits, processes, stdin, stack)
         first = None
         try:
-            first = _first_process(told, stack)
+            first = _first_process(status, stack)
             if first is not None:
                 with suppress(BrokenPipeError):  # bubblewrap failed; its output has the reason
                     os.write(release, b"x")
@@ -268,8 +268,8 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
     Returns:
         bubblewrap's process; the pipe on which it reports PID 1 of the sandbox; the pipe on which we release it.
     """
-    told, telling = os.pipe()
-    stack.callback(os.close, told)
+    status, reporting = os.pipe()
+    stack.callback(os.close, status)
     waiting, release = os.pipe()
     stack.callback(os.close, release)
     with ExitStack() as given:  # closes our copies once bubblewrap has started
@@ -285,40 +285,40 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
             os.lseek(descriptor, 0, os.SEEK_SET)
             return str(descriptor)
 
-        files = [hand(telling), hand(waiting)]
+        files = [hand(reporting), hand(waiting)]
         # A pipe, because PID 1 keeps this descriptor too: what has been read from a pipe cannot be read again.
         reading, writing = os.pipe()
         hand(reading)
         os.write(writing, stdin)
         os.close(writing)
         seccomp = file(seccomp_filter(platform.machine(), processes))
-        extra = [("--info-fd", str(telling)), ("--block-fd", str(waiting)), ("--seccomp", seccomp)]
+        extra = [("--info-fd", str(reporting)), ("--block-fd", str(waiting)), ("--seccomp", seccomp)]
         line = _command([*options, *extra], limits, file)
         process = subprocess.Popen(
             [*line, "--", *command], stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={}, cwd="/", pass_fds=files, start_new_session=True,
         )  # fmt: skip
-    return process, told, release
+    return process, status, release
 
 
-def _first_process(told: int, stack: ExitStack) -> int | None:
+def _first_process(status: int, stack: ExitStack) -> int | None:
     """Return the pidfd of the sandbox's PID 1; None if bubblewrap failed, with the reason in its output.
 
     bubblewrap waits until we have opened the pidfd, so the pid cannot belong to another process by then.
     """
-    said, deadline = b"", time.monotonic() + START_SECONDS
-    while not said.rstrip().endswith(b"}"):
-        if not readable(told, deadline - time.monotonic()):
+    report, deadline = b"", time.monotonic() + START_SECONDS
+    while not report.rstrip().endswith(b"}"):
+        if not readable(status, deadline - time.monotonic()):
             raise SandboxError(
                 f"{REFUSAL}bubblewrap did not make one in {START_SECONDS:g} s; is the machine overloaded?"
             )
-        data = os.read(told, 4096)
+        data = os.read(status, 4096)
         if not data:
             break
-        said += data
-    if not said:
+        report += data
+    if not report:
         return None
-    descriptor = os.pidfd_open(json.loads(said)["child-pid"])
+    descriptor = os.pidfd_open(json.loads(report)["child-pid"])
     stack.callback(os.close, descriptor)
     return descriptor
 

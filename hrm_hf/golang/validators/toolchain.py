@@ -168,11 +168,11 @@ class CheckerProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
 
-    def ask(self, mode: str, codes: Sequence[str], **options: Any) -> list[dict[str, Any]]:
+    def ask(self, mode: str, samples: Sequence[str], **options: Any) -> list[dict[str, Any]]:
         """Return the checker's answer (see checker/main.go) for each code; {"failure": text} where it has none."""
         shared = {"mode": mode, "package": "p", "auto_import": True, **options}
         with self._lock:
-            return [self._answer(shared | {"code": base64.b64encode(to_bytes(code)).decode()}) for code in codes]
+            return [self._answer(shared | {"code": base64.b64encode(to_bytes(code)).decode()}) for code in samples]
 
     def close(self) -> None:
         """End the process; a later question starts a new one."""
@@ -180,15 +180,15 @@ class CheckerProcess:
             self._stop()
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        line, said = json.dumps(request).encode() + b"\n", {}
+        line, failure_answer = json.dumps(request).encode() + b"\n", {}
         for _ in range(2):
             try:
                 return self._exchange(line)
             except CheckerError as failure:
-                said = {"failure": str(failure)}
+                failure_answer = {"failure": str(failure)}
                 if isinstance(failure, CheckerTimeoutError):
                     break
-        return said
+        return failure_answer
 
     def _exchange(self, line: bytes) -> dict[str, Any]:
         """Write a question and read its answer.
@@ -208,7 +208,7 @@ class CheckerProcess:
                     raise CheckerTimeoutError(f"no answer in {self.seconds:g} s")
                 data = os.read(output, 1 << 20)
                 if not data:
-                    raise CheckerError(self._obituary())
+                    raise CheckerError(self._exit_message())
                 answer += data
             return json.loads(answer)
         except BaseException:  # an answer that nobody has read must not be taken for the next one
@@ -232,7 +232,7 @@ class CheckerProcess:
             process.stdout.close()
             self._errors.close()
 
-    def _obituary(self) -> str:
+    def _exit_message(self) -> str:
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read(4096).decode("utf-8", "replace").strip().splitlines()

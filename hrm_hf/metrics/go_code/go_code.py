@@ -12,7 +12,9 @@ from hrm_hf.golang.evaluation.similarity import exact_matches, subtree_f1
 from hrm_hf.golang.validators.go_validators import best_validator
 
 
-_DESCRIPTION = "Share of Go codes that parse, that equal their reference after gofmt, and mean F1 of syntax subtrees."
+_DESCRIPTION = (
+    "Share of Go samples that parse, that equal their reference after gofmt, and mean F1 of syntax subtrees."
+)
 
 _KWARGS_DESCRIPTION = """
 Args:
@@ -22,7 +24,7 @@ Args:
 Returns:
     syntax_rate: share that parses; validator: by which parser.
     exact_match: share that equals its reference; exact_by: after gofmt, or in tokens without comments.
-    subtree_f1: mean over codes, of the syntax subtrees that a code and its reference share.
+    subtree_f1: mean over samples, of the syntax subtrees that a code and its reference share.
 """
 
 

@@ -26,7 +26,7 @@ Returns:
     tarp_deviation: largest distance of the expected coverage from its credibility (0 if calibrated); count.
 """
 
-FIGURES = ("rmse", "mean_z2", "coverage_68", "coverage_95")
+METRICS = ("rmse", "mean_z2", "coverage_68", "coverage_95")
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
@@ -51,8 +51,8 @@ class PosteriorCalibration(evaluate.Metric):
         posteriors = CosmologyPredictions(names, truth, draws.mean(axis=1), draws.std(axis=1, ddof=1), draws)
         if prior is None:
             prior = {name: (low, high) for name, low, high in zip(names, truth.min(axis=0), truth.max(axis=0))}
-        figures = {}
+        metrics = {}
         for name in names:
             found = parameter_metrics(posteriors, name, prior)
-            figures |= {f"{name}_{figure}": found[figure] for figure in FIGURES}
-        return {**figures, "tarp_deviation": expected_coverage(posteriors)["deviation"], "count": len(truth)}
+            metrics |= {f"{name}_{metric}": found[metric] for metric in METRICS}
+        return {**metrics, "tarp_deviation": expected_coverage(posteriors)["deviation"], "count": len(truth)}

@@ -1,7 +1,7 @@
-"""Validators of Go code. Only classes that say so need Go or bubblewrap.
+"""Validators and a test runner for Go code. Only classes that say so need Go or bubblewrap.
 
 A validator is called with code samples (files, or declarations without a package clause) and returns a Feedback
-(`models/processing_hrm_go_coder.py`) for each; lines are those of the sample. Third-party packages are not supported.
+(`models/processing_hrm_go_coder.py`) for each; line numbers refer to the sample. Third-party packages are unsupported.
 """
 
 from ..io import lazy_names

@@ -1,4 +1,4 @@
-"""Options of a run on Go: records and their budgets, and the training of the Go coder."""
+"""Options of a Go run: the records, their token budgets, and the training of the Go coder."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -17,27 +17,27 @@ LOSS_WEIGHTS = ("plan_loss_weight", "code_loss_weight", "refinement_loss_weight"
 
 @dataclass
 class GoDataArguments:
-    """Which records of Go tasks, and how they become rows of tokens. See `golang/data/streams.py`."""
+    """Records of Go tasks and their conversion to token rows. See `golang/data/streams.py`."""
 
     train_data: list[str] = HfArg(
-        default_factory=list, help="Files of records (.jsonl, .jsonl.gz) to train on; with commas."
+        default_factory=list, help="Files of training records (.jsonl, .jsonl.gz), separated by commas."
     )
-    eval_data: list[str] = HfArg(default_factory=list, help="Files of held-out records.")
-    on_bad_line: str = HfArg(default="stop", help="Lines that are no record: stop, or skip and count.")
-    max_train_samples: int | None = HfArg(default=None, help="Train on the first records only.")
-    max_eval_samples: int | None = HfArg(default=None, help="Evaluate on the first records only.")
+    eval_data: list[str] = HfArg(default_factory=list, help="Files of held-out records, separated by commas.")
+    on_bad_line: str = HfArg(default="stop", help="What to do with an invalid line: stop, or skip and count it.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on the first N records only.")
+    max_eval_samples: int | None = HfArg(default=None, help="Evaluate on the first N records only.")
     tokenizer_name: str | None = HfArg(
-        default=None, help="Folder of `hrm-hf data go-tokenizer`; that of the weights by default."
+        default=None, help="Folder of `hrm-hf data go-tokenizer`; defaults to the tokenizer of the weights."
     )
-    max_length: int = HfArg(default=2048, help="Most tokens of a row.")
-    problem_budget: int = HfArg(default=256, help="Most tokens of a problem; its end is cut.")
-    context_budget: int = HfArg(default=512, help="Most tokens of a context; its middle is cut.")
-    plan_budget: int = HfArg(default=512, help="Records with a longer plan are dropped.")
+    max_length: int = HfArg(default=2048, help="Maximum tokens per row.")
+    problem_budget: int = HfArg(default=256, help="Maximum tokens of a problem; the end is truncated.")
+    context_budget: int = HfArg(default=512, help="Maximum tokens of a context; the middle is truncated.")
+    plan_budget: int = HfArg(default=512, help="Maximum tokens of a plan; drops records with longer ones.")
     code_budget: int = HfArg(
-        default=1024, help="Records with a longer solution are dropped, longer failed attempts left out."
+        default=1024, help="Maximum tokens of code; drops records with a longer solution, and longer failed attempts."
     )
-    preprocessing_num_workers: int | None = HfArg(default=None, help="Processes that tokenize.")
-    data_cache_dir: str | None = HfArg(default=None, help="Where converted data are kept.")
+    preprocessing_num_workers: int | None = HfArg(default=None, help="Number of processes that tokenize.")
+    data_cache_dir: str | None = HfArg(default=None, help="Cache folder of the converted data.")
 
     def __post_init__(self):
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
@@ -48,42 +48,42 @@ class GoDataArguments:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
 
     def budgets(self) -> dict[str, int]:
-        """Return the budgets of the segments, as in a Go coder's config."""
+        """Return the budgets of the segments, named as in a Go coder's config."""
         return {name: getattr(self, name) for name in BUDGETS}
 
 
 @dataclass
 class GoTrainingArguments(LmTrainingArguments):
-    """For the Go coder, and for other causal language models on the same records."""
+    """Training arguments of the Go coder, and of other causal language models on the same records."""
 
     train_sampling_strategy: str = HfArg(
-        default="group_by_length", help="random, sequential or group_by_length: rows of about one length make a batch."
+        default="group_by_length", help="random, sequential, or group_by_length, which batches rows of similar length."
     )
     remove_unused_columns: bool | None = HfArg(
-        default=False, help="Off: the collator reads columns that no model takes."
+        default=False, help="Keep it off: the collator reads columns that the model does not take."
     )
 
     refinement_warmup: int = HfArg(
-        default=0, help="Steps with solutions only: no attempts in the data, no refinement loss."
+        default=0, help="First steps that train on solutions only, without attempts or refinement loss."
     )
     refinement_ramp: int = HfArg(
-        default=1000, help="Steps after that over which the refinement loss grows to its weight."
+        default=1000, help="Steps after the warmup in which the refinement loss grows to its full weight."
     )
-    plan_loss_weight: float | None = HfArg(default=None, help="Instead of the config's.")
-    code_loss_weight: float | None = HfArg(default=None, help="Instead of the config's.")
-    refinement_loss_weight: float | None = HfArg(default=None, help="Instead of the config's.")
+    plan_loss_weight: float | None = HfArg(default=None, help="Overrides the config's weight.")
+    code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's weight.")
+    refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's weight.")
     balance_decisions: bool = HfArg(
-        default=False, help="Weigh each kind of decision by how rare it is in the training data; kept in the config."
+        default=False, help="Weight decisions by their inverse frequency in the training data; saved in the config."
     )
 
-    validation_frequency: int = HfArg(default=0, help="Write and check code every so many steps; 0 for never.")
-    validation_prompts: int = HfArg(default=16, help="Evaluation records that are written then.")
-    validation_max_new_tokens: int = HfArg(default=256, help="Most tokens of that code.")
+    validation_frequency: int = HfArg(default=0, help="Generate and validate code every N steps; 0 disables it.")
+    validation_prompts: int = HfArg(default=16, help="Number of evaluation records to generate code for.")
+    validation_max_new_tokens: int = HfArg(default=256, help="Maximum new tokens per sample.")
     validator: str = HfArg(
-        default="tree-sitter", help=f"What checks it: {', '.join(VALIDATOR_CHOICES)} (parser where Go is)."
+        default="tree-sitter", help=f"{', '.join(VALIDATOR_CHOICES)}; auto is parser if Go is installed."
     )
     replay_file: str | None = HfArg(
-        default=None, help="Also write as many training records then, and append those that fail here, as attempts."
+        default=None, help="Also generate code for as many training records, and append failed attempts to this file."
     )
 
     def __post_init__(self):

@@ -18,24 +18,25 @@ from .data.sources import find_go_source
 from .options import DemoGo
 
 
-# Bits per byte of held-out code above which the demo calls the model undertrained, and shows only one function of it.
+# Above this many bits per byte of held-out code, the demo calls the model undertrained and shows only one function.
 # The nano run of docs/results.md ended at 1.69, and 62 % of its code parses; it had 2.16 after 1.35M tokens.
 READABLE = 2.0
-BATCH, ROW = 16, 340  # rows of a step, and tokens of an average row, of records of the standard library
-EVALUATION = 0.3  # time of evaluating a row, of that of training on one
-QUICK = 10  # minutes of a demo below which it has no repair trajectories, and evaluates fewer rows
-START = 12.0  # seconds until a program has loaded its libraries and a checkpoint
-WRITE = 30.0  # seconds for turning records into tokens and for writing functions; four times that for a longer demo
+BATCH, ROW = 16, 340  # rows per step, and mean tokens per row of standard-library records
+EVALUATION = 0.3  # time to evaluate a row, as a fraction of the time to train on it
+QUICK = 10  # minutes; a shorter demo builds no repair trajectories and evaluates fewer rows
+START = 12.0  # seconds in which a program loads its libraries and a checkpoint
+WRITE = 30.0  # seconds to tokenize records and to write functions; a longer demo gets four times as many
 
 
 def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
-    """Train the nano Go coder on the CPU, then plan, write, validate and repair held-out functions with it.
+    """Train the nano Go coder on the CPU, then write, validate and repair held-out functions with it.
 
     Args:
-        stream: where the demo and the programs that it starts report their progress; standard output if None.
+        stream: where the demo and the programs it starts print their progress; standard output if None.
 
     Returns:
-        The folder of the run, its steps, its bits per byte of held-out code, and whether they are at most `READABLE`.
+        {"out", "steps", "bits_per_byte", "readable"}: folder of the run, training steps, bits per byte of held-out
+        code, and whether that is at most `READABLE`.
 
     Raises:
         FileNotFoundError: there are no Go sources on this machine.
@@ -43,7 +44,7 @@ def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
     """
     end = time.monotonic() + 60 * options.minutes
     out = options.out
-    tell = partial(print, file=stream, flush=True)  # in order with what the processes say
+    tell = partial(print, file=stream, flush=True)  # flushed, to stay in order with the output of the processes
     run = partial(run_process, out=stream)
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     _make_data(options, partial(run, *tool, "data"), tell)
@@ -51,7 +52,7 @@ def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
     left = end - time.monotonic()
     evaluated, others = (64, WRITE) if options.minutes < QUICK else (200, 4 * WRITE)
     steps = steps_for(left - others, evaluated, step)
-    tell(f"\n3. Training: {counted(steps, 'step')} of {step:.1f} seconds; {max(left, 0) / 60:.1f} minutes are left")
+    tell(f"\n3. Training: {counted(steps, 'step')} of {step:.1f} seconds; {max(left, 0) / 60:.1f} minutes left")
     flags = _flags(options, steps, evaluated)
     run(sys.executable, resource("training") / "run_go_coder.py", *flags, *shlex.split(options.extra))
     bits = json.loads((out / "results.json").read_text())["metrics"]["bits_per_byte"]
@@ -59,13 +60,13 @@ def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
     if bits > READABLE:
         tell(
             f"\n4. This model is undertrained: {bits:.2f} bits per byte of held-out code, and code begins to parse at "
-            f"{READABLE:g}. What it writes for an unseen function shows that. Give more --minutes, and another --out"
+            f"{READABLE:g}. The function below shows it. Train longer with more --minutes, in another --out"
         )
         run(*write, "--limit", 1, "--max-iterations", 1, "--max-new-tokens", 60)
     else:
         tell(f"\n4. Another process loads the checkpoint ({bits:.2f} bits per byte) and writes three unseen functions")
         run(*write, "--max-iterations", 3, "--max-new-tokens", 160)
-        tell("\n5. A failed attempt that it repairs, among held-out functions")
+        tell("\n5. A failed attempt at a held-out function, and its repair")
         run(*write, "--max-iterations", 3, "--repair", "--max-new-tokens", 160)
     tell(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")
     tell(f"      hrm-hf eval go {out} --records {out / 'data' / 'test.jsonl'}")
@@ -103,8 +104,8 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
         "refinement_warmup": steps // 8,
         "refinement_ramp": max(1, steps // 8),
         "logging_steps": max(1, min(10, steps // 10)),
-        "eval_steps": steps // 2 + 1,  # once on the way; the run ends with another
-        "validation_frequency": 0,  # the last part shows code
+        "eval_steps": steps // 2 + 1,  # one evaluation halfway; another follows at the end
+        "validation_frequency": 0,  # the demo shows code at its end
         "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,
         "output_dir": out,
     }
@@ -112,7 +113,7 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
 
 
 def steps_for(seconds: float, evaluated: int, per_step: float) -> int:
-    """Return how many training steps fit beside two evaluations and the start of three programs."""
+    """Return how many training steps fit, given two evaluations and the start of three programs."""
     evaluations = 2 * EVALUATION * per_step * evaluated / BATCH
     return max(8, round((seconds - evaluations - 3 * START) / per_step))
 
@@ -124,7 +125,7 @@ def seconds_per_step(vocab_size: int) -> float:
     ids = torch.randint(64, vocab_size, (BATCH, ROW))
     labels = torch.where(torch.arange(ROW) > ROW // 2, ids, -100)
     for step in range(3):
-        if step == 1:  # the first one allocates
+        if step == 1:  # the first step allocates memory
             started = time.perf_counter()
         model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Write Go code from descriptions: plans, attempts, verdicts of a validator, and repairs."""
+"""Write Go code from descriptions, with plans, attempts, validator feedback and repairs."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from ..models.processing_hrm_go_coder import Feedback
     from ..models.refinement_hrm_go_coder import RefinementOutput
 
-TRIED_RECORDS, TRIED_AT_ONCE = 64, 8  # by `--repair`
+TRIED_RECORDS, TRIED_AT_ONCE = 64, 8  # records that `--repair` tries in all, and at a time
 REPAIR_TEMPERATURE = 0.8
 
 
 def generate_code(
     options: WriteGo, stream: Callable[[str, str], None] | None = None
 ) -> tuple[list[str], RefinementOutput]:
-    """Write code for prompts, or for `limit` records spread over a file, and return the prompts with their results.
+    """Write code for prompts, or for records of a file, and return the prompts with their results.
 
-    With `repair`, up to 64 records are tried until the model repairs an attempt that the validator rejects; only that
-    record is returned, or none.
+    From a file, it takes `limit` records, spread evenly. With `repair`, it tries up to 64 records until the model
+    repairs an attempt that the validator rejects, and returns that record only, or none.
 
     Args:
-        stream: called with the prompt and each piece of its first attempt as it is written, if there is one prompt.
+        stream: called with the prompt and each new piece of its first attempt; only used for a single prompt.
 
     Raises:
-        ModelError: a model that is not found, or of another kind.
-        ValueError: a file without records.
+        ModelError: the model is not found, or is of another kind.
+        ValueError: the file has no records.
     """
     load_config(options.model, GO_CODER, adapters=True)
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # seconds, which the check above spares
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # slow imports; a wrong model fails before them
 
     from .validators.go_validators import best_validator
 
@@ -70,7 +70,7 @@ def write_tasks(
     tasks: list[dict[str, Any]],
     streamer: BaseStreamer | None = None,
 ) -> RefinementOutput:
-    """Write code for tasks of `tasks_of`, with every plan, attempt and verdict."""
+    """Write code for the tasks of `tasks_of`, and return every plan, attempt and verdict."""
     import torch
 
     temperature = options.temperature
@@ -96,7 +96,7 @@ def write_tasks(
 
 
 def _repairs(attempts: list) -> bool:
-    """Return whether the last attempt passes, repairs a failed one, and keeps its statements."""
+    """Check whether the last attempt repairs a failed one without dropping its statements."""
     from .evaluation.similarity import is_shortened
 
     if len(attempts) < 2 or attempts[-2].decision != "CONTINUE":
@@ -110,7 +110,7 @@ def _rows(result: RefinementOutput, rows: slice) -> RefinementOutput:
 
 
 def _first_text(tokenizer: Any, show: Callable[[str], None]):
-    """Return a streamer that passes the pieces of the first text to `show`, and nothing after its end."""
+    """Return a streamer that passes only the first text to `show`, piece by piece."""
     from transformers import TextStreamer
 
     class FirstText(TextStreamer):
@@ -125,7 +125,7 @@ def _first_text(tokenizer: Any, show: Callable[[str], None]):
 
 
 def tasks_of(options: WriteGo) -> list[dict[str, Any]]:
-    """Return a "prompt", "prefix" and "context" (path, text) for each prompt or record."""
+    """Return {"prompt", "prefix", "context": (path, text)} for each prompt or record."""
     if options.records is None:
         prefixes = options.prefix or [""] * len(options.prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(options.prompts, prefixes)]
@@ -133,7 +133,7 @@ def tasks_of(options: WriteGo) -> list[dict[str, Any]]:
 
     rows = list(read_records(options.records))
     if not rows:
-        raise ValueError(f"{options.records} has no records")
+        raise ValueError(f"records={str(options.records)!r}: the file has no records")
     tasks = []
     for row in spread(rows, TRIED_RECORDS if options.repair else options.limit):
         context = row["context"]["path"], row["context"]["before"]

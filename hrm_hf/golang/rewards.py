@@ -3,11 +3,11 @@
     go-syntax        1 if the completion is Go code that parses and declares something, else 0; if the row has a
                      "reference", also 0 below 80 % of its statements, because an empty function parses too
     go-tests         1 if the completion passes the "tests" of its row (the text of a test file) in the sandbox
-    length:TOKENS    1 at TOKENS tokens (end token included), falling linearly to 0 at none and at twice as many
+    length:TOKENS    1 at TOKENS tokens (end token included), falling linearly to 0 at zero and at twice as many
     regex:PATTERN    1 if PATTERN matches anywhere in the text of the completion, else 0
 
 TRL calls a reward with the prompts, the completions (texts, or one message each) and the completion ids of a batch.
-The text of a completion contains no special tokens. Several rewards are added up, weighted by `--reward_weights`. A
+The text of a completion contains no special tokens. TRL sums several rewards, weighted by `--reward_weights`. A
 program that prints PASS or exits early does not pass its tests (see `validators/go_tests.py`). A test file that does
 not parse raises an error.
 """
@@ -30,7 +30,7 @@ KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 
 @dataclass
 class RewardArguments:
-    """The rewards of completions."""
+    """Rewards for completions."""
 
     reward: list[str] = HfArg(default_factory=list, help=f"One or more rewards: {KINDS}.")
 
@@ -45,11 +45,11 @@ def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[...,
 
     Raises:
         ValueError: `names` is empty or contains an unknown name.
-        ImportError: go-syntax needs Go or tree-sitter, and neither is installed.
-        GoNotFoundError, SandboxError: go-tests needs Go and a sandbox, and one is not available.
+        ImportError: go-syntax is used, but neither Go nor tree-sitter is installed.
+        GoNotFoundError, SandboxError: go-tests is used, but Go or the sandbox is not available.
     """
     if not names:
-        raise ValueError(f"no reward: give --reward with one or several of {KINDS}")
+        raise ValueError(f"reward=[]: no rewards; give --reward with one or more of {KINDS}")
     made = []
     for name in names:
         reward = _parse(name)(tokenizer)
@@ -69,12 +69,12 @@ class _GoReward:
         self.tokenizer, self.tagged = tokenizer, is_go_tokenizer(tokenizer)
 
     def code_samples(self, prompts: list, completions: list, completion_ids: list) -> list[str | None]:
-        """Return the code of each completion; None if it is unfinished or declares nothing."""
+        """Return the code of each completion, or None if it is unfinished or declares nothing."""
         samples = map(self._code, prompts, completions, completion_ids)
         return [code if code is not None and DECLARATION.search(code) else None for code in samples]
 
     def _code(self, prompt: Any, completion: Any, ids: list[int]) -> str | None:
-        """Return the code of a completion; None if it is unfinished."""
+        """Return the code of a completion, or None if it is unfinished."""
         begun = prompt if isinstance(prompt, str) else ""
         if not self.tagged:
             return begun + _text(completion)
@@ -94,7 +94,7 @@ class GoSyntaxReward(_GoReward):
         self.validator = best_validator()
 
     def __call__(self, *, reference: list[str] | None = None, **batch: Any) -> list[float]:
-        from .evaluation.similarity import is_shortened  # torch, which the options need not load
+        from .evaluation.similarity import is_shortened  # imports torch, which the options do not need
 
         samples = self.code_samples(batch["prompts"], batch["completions"], batch["completion_ids"])
         complete = list({code for code in samples if code is not None})
@@ -124,12 +124,12 @@ class GoTestsReward(_GoReward):
 
 
 def length_reward(tokens: int) -> Callable[..., list[float]]:
-    """Return a reward of 1 at `tokens` tokens that falls linearly to 0 at none and at twice as many."""
+    """Return a reward of 1 at `tokens` tokens that falls linearly to 0 at zero and at twice as many."""
     return lambda *, completion_ids, **_: [max(0.0, 1 - abs(len(ids) - tokens) / tokens) for ids in completion_ids]
 
 
 def regex_reward(pattern: str) -> Callable[..., list[float]]:
-    """Return a reward of 1 for completions that the expression matches anywhere."""
+    """Return a reward of 1 for completions in which the pattern matches anywhere."""
     return lambda *, completions, **_: [float(re.search(pattern, _text(one)) is not None) for one in completions]
 
 
@@ -147,7 +147,7 @@ def _parse(name: str) -> Callable[[Any], Callable[..., list[float]]]:
         return GO_REWARDS[name]
     if kind == "length":
         if not value.isdigit() or int(value) < 1:
-            raise ValueError(f"reward={name!r}: must be a number of tokens from 1 up; give e.g. length:20")
+            raise ValueError(f"reward={name!r}: must be length:TOKENS with 1 or more tokens, e.g. length:20")
         return lambda tokenizer: length_reward(int(value))
     if kind == "regex" and value:
         try:

@@ -1,4 +1,4 @@
-"""The run of `training/run_go_coder.py`."""
+"""Training run of `training/run_go_coder.py`."""
 
 import inspect
 from collections import Counter
@@ -22,7 +22,7 @@ class GoCoderRun(CausalLMRun):
 
     def validate_options(self) -> None:
         if not self.data_args.train_data:
-            raise ValueError("no records: give --train_data with files that `hrm-hf data go` writes")
+            raise ValueError("train_data=[]: no records; give --train_data with files from `hrm-hf data go`")
         if self.args.replay_file and not self.data_args.eval_data:
             raise ValueError(f"replay_file={self.args.replay_file!r}: needs held-out records; give --eval_data")
 
@@ -35,7 +35,7 @@ class GoCoderRun(CausalLMRun):
             "num_workers": data_args.preprocessing_num_workers,
             "cache_dir": data_args.data_cache_dir,
         }
-        with self.args.main_process_first(desc="reading records and writing them as tokens"):
+        with self.args.main_process_first(desc="reading and tokenizing records"):
             train = options | {"plain": self.args.refinement_warmup > 0, "max_records": data_args.max_train_samples}
             self.train = load_go_streams(data_args.train_data, self.builder, training=True, **train)
             if data_args.eval_data:
@@ -44,20 +44,20 @@ class GoCoderRun(CausalLMRun):
 
     def skip_evaluation(self) -> None:
         super().skip_evaluation()
-        self.args.validation_frequency = 0  # it writes code for held-out prompts
+        self.args.validation_frequency = 0  # validation needs held-out prompts
 
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.max_length, self.args.seed, quantized)
         if isinstance(model.config, HrmGoCoderConfig):
-            model.config.update(self.data_args.budgets())  # prompts are cut as they were in training
+            model.config.update(self.data_args.budgets())  # truncate prompts as in training
             if self.args.balance_decisions:
                 model.config.refinement_class_weights = self._class_weights()
         elif self.args.balance_decisions:
-            raise ValueError(f"balance_decisions: {type(model).__name__} has no refinement head; leave the option out")
+            raise ValueError(f"balance_decisions=True: {type(model).__name__} has no refinement head; omit the option")
         return model
 
     def _class_weights(self) -> list[float]:
-        """Weights with which all kinds of decisions in the training data count alike; those that it lacks have 1."""
+        """Return class weights that balance the decisions in the training data, or 1 for absent classes."""
         counts = Counter(label for labels in self.train.rows["decision_labels"] for label in labels)
         total, kinds = counts.total(), len(counts)
         return [total / (kinds * counts[kind]) if counts[kind] else 1.0 for kind in range(len(DECISIONS))]
@@ -83,8 +83,8 @@ class GoCoderRun(CausalLMRun):
     def _validation_callback(self, trainer: GoCoderTrainer) -> GoValidationCallback:
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ValueError(
-                f"validation_frequency={self.args.validation_frequency}: the weights are sharded, and one process "
-                "alone cannot write code; train with DDP, or set it to 0"
+                f"validation_frequency={self.args.validation_frequency}: the weights are sharded, so one "
+                "process cannot generate code; train with DDP, or set it to 0"
             )
         validator = best_validator(self.args.validator)
         return GoValidationCallback(trainer, self.builder, self.validation.records, validator, self.train.records)

@@ -1,7 +1,7 @@
 """`GoCoderTrainer`: trains the Go coder, or another causal language model, on records of Go tasks.
 
-`GoValidationCallback` has the model write code for held-out prompts and validates it, between steps and on the first
-process alone. It writes greedily and token by token, so that it serves the Go coder and any baseline alike.
+`GoValidationCallback` generates code for held-out prompts between steps, in the first process only, and validates it.
+It decodes greedily, token by token, so it works for the Go coder and for any baseline.
 """
 
 import json
@@ -24,7 +24,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 
 
 class GoCoderTrainer(CausalLMTrainer):
-    """Trainer for records of Go tasks; see `CausalLMTrainer`. It warms up the refinement loss of a Go coder."""
+    """`CausalLMTrainer` for records of Go tasks, with a warmup of the refinement loss."""
 
     arguments_class = GoTrainingArguments
     log_format = LM_LOG_FORMAT | {
@@ -33,14 +33,14 @@ class GoCoderTrainer(CausalLMTrainer):
     }
 
     def prepare_model(self, model: Any, args: GoTrainingArguments) -> None:
-        """Write the loss weights of a run into the model's config. Raises ValueError if it has none."""
+        """Set the loss weights of a run in the model's config. Raises ValueError if it has none."""
         super().prepare_model(model, args)
         for name in LOSS_WEIGHTS:
             value = getattr(args, name)
             if value is None:
                 continue
             if not has_ability(model, "refinement"):
-                raise ValueError(f"{name}={value}: {type(model).__name__} has no such weight; leave the option out")
+                raise ValueError(f"{name}={value}: {type(model).__name__} has no such weight; omit the option")
             setattr(model.config, name, value)
 
     def compute_loss(self, model, inputs, *args: Any, **kwargs: Any):
@@ -52,17 +52,17 @@ class GoCoderTrainer(CausalLMTrainer):
 
 
 def refinement_scale(step: int, warmup: int, ramp: int) -> float:
-    """Return the factor of the refinement loss: 0 for `warmup` steps, then linear to 1 in `ramp` steps."""
+    """Return the factor of the refinement loss: 0 for `warmup` steps, then a linear ramp to 1."""
     if step < warmup:
         return 0.0
     return min(1.0, (step + 1 - warmup) / ramp) if ramp else 1.0
 
 
 class GoValidationCallback(TrainerCallback):
-    """Writes code for held-out prompts every `validation_frequency` steps, and logs `validity`.
+    """Generate code for held-out prompts every `validation_frequency` steps, and log its `validity`.
 
-    With a `replay_file`, it also writes code for as many training prompts, other ones each time, and appends its
-    failures as records with that attempt, its feedback and the solution after it. Held-out prompts never go there.
+    With a `replay_file`, it also generates code for as many training prompts, different ones each time, and appends
+    each failure as a record with the attempt, its feedback and then the solution. The file gets no held-out prompts.
 
     Args:
         trainer: provides the log and the arguments.
@@ -95,11 +95,11 @@ class GoValidationCallback(TrainerCallback):
                 self._replay(model, args, state.global_step)
         should_log = control.should_log
         self.trainer.log(rates)
-        control.should_log = should_log  # logging switched it off, but the trainer's own line is still to come
+        control.should_log = should_log  # log() resets it, but the trainer has yet to log its own line
 
     def _write(self, model: PreTrainedModel, records: Sequence[dict[str, Any]]) -> list[str]:
         args = self.trainer.args
-        # All at once: without a loss to compute, even many rows are little memory.
+        # All in one batch: without a loss to compute, even many rows need little memory.
         return write_code(model, self.builder, records, args.validation_max_new_tokens, args.validation_prompts)
 
     def _replay(self, model: PreTrainedModel, args, step: int) -> None:
@@ -114,7 +114,7 @@ class GoValidationCallback(TrainerCallback):
 
 
 def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
-    """Return `go/syntax_rate` of the checked code and, if the validator checks types, `go/type_rate` of all code."""
+    """Return `go/syntax_rate` of checked code and, if types are checked, `go/type_rate` of all code."""
     parses = [one.syntax_ok for one in feedback if one.syntax_ok is not None]
     rates = {"go/syntax_rate": sum(parses) / len(parses)} if parses else {}
     if any(one.types_ok is not None for one in feedback):
@@ -125,7 +125,7 @@ def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
 def write_code(
     model: PreTrainedModel, builder: GoStreamBuilder, records: Sequence[dict[str, Any]], max_new_tokens: int, rows: int
 ) -> list[str]:
-    """Write a greedy plan and greedy code for records, `rows` at a time; the code includes its prefix."""
+    """Generate a greedy plan and code for records, `rows` at a time, and return code with its prefix."""
     writer = Writer(
         model, builder.tokenizer, rows, builder.max_length, builder.plan_budget, max_new_tokens, progress=False
     )
@@ -139,6 +139,6 @@ def write_code(
 
 
 def _take(records: Sequence[dict[str, Any]], first: int, count: int) -> list[dict[str, Any]]:
-    """Return `count` records from `first`, wrapping around at the end; all of them if there are fewer."""
+    """Return `count` records from `first` on, wrapping around, or all records if there are fewer."""
     size = len(records)
     return [records[(first + index) % size] for index in range(min(count, size))]

@@ -1,6 +1,6 @@
-"""Our metrics as Spaces: `evaluate.load("owner/name")` reads a module from a Space of the Hub.
+"""Metrics of this package as Spaces, for `evaluate.load("owner/name")`.
 
-A Space has the module, what it needs, and the small page of the `evaluate` library on which people try it.
+A Space has the metric module, its requirements, and the demo page of the `evaluate` library.
 """
 
 import shutil
@@ -47,17 +47,17 @@ launch_gradio_widget(evaluate.load("./{name}.py"))
 
 
 def write_metric_space(name: str, folder: str | Path) -> Path:
-    """Writes a metric as the folder of a Space, which `hrm-hf push --space FOLDER OWNER/{name}` uploads.
+    """Write a metric as a Space folder, which `hrm-hf push --space FOLDER OWNER/{name}` uploads.
 
     Raises:
-        ValueError: there is no such metric.
-        FileExistsError: `folder` holds something.
+        ValueError: unknown metric.
+        FileExistsError: `folder` is not empty.
     """
     if name not in METRICS:
-        raise ValueError(f"there is no metric {name!r}; there are {', '.join(METRICS)}")
+        raise ValueError(f"name={name!r}: unknown metric; must be one of {', '.join(METRICS)}")
     folder, source = Path(folder), HERE / name / f"{name}.py"
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty; choose another folder")
+        raise FileExistsError(f"folder={str(folder)!r}: not empty; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(source, folder)
     text, extra = source.read_text().split('"""')[1].strip(), EXTRAS.get(name, "")

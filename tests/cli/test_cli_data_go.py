@@ -114,7 +114,7 @@ def test_empty_splits_are_reported(tmp_path):
     for number in range(2):
         (tmp_path / f"p{number}").mkdir()
         (tmp_path / f"p{number}" / "work.go").write_text(GO.format(n=number))
-    assert "note: validation and test: no record." in call("go", tmp_path, "--out", tmp_path / "o").stdout
+    assert "note: validation and test: no records." in call("go", tmp_path, "--out", tmp_path / "o").stdout
     none = ("--validation-share", "0", "--test-share", "0")  # they are not asked for
     assert "note: " not in call("go", tmp_path, "--out", tmp_path / "none", *none).stdout
 

@@ -1,4 +1,4 @@
-"""What the tests of hrm_hf.golang share: marks for missing programs, hand-made errors, corrupted functions."""
+"""Shared by the tests of hrm_hf.golang: marks for missing programs, hand-made errors, corrupted functions."""
 
 import random
 import re
@@ -23,7 +23,7 @@ SANDBOX_MISSING = GO_MISSING or _reason(validate_sandbox)
 needs_go = pytest.mark.skipif(bool(GO_MISSING), reason=GO_MISSING or "Go is there")
 needs_sandbox = pytest.mark.skipif(bool(SANDBOX_MISSING), reason=SANDBOX_MISSING or "a sandbox is there")
 
-# Code, line and category of its first error; what gofmt of Go 1.19 says is in the comment. Line 1 is that of the code.
+# Code, line (from 1) and category of its first error; the comment has the message of gofmt in Go 1.19.
 BROKEN = [
     ("func f() {\n\tx := 1", 2, "missing closing"),  # expected '}', found 'EOF'
     ("func f() {\n\tg(1\n\t)\n}", 2, "missing comma or newline"),  # missing ',' before newline in argument list
@@ -48,8 +48,10 @@ FINE = [
 
 
 def corrupted_functions(count: int, seed: int = 0) -> list[str]:
-    """Functions of the standard library, each with one token deleted or doubled, one bracket deleted, one newline
-    put in or the end cut off."""
+    """Return functions of the standard library, each with one corruption.
+
+    A token is deleted or doubled, a bracket deleted, a newline inserted, or the end cut off.
+    """
     generator = random.Random(seed)
     paths = sorted((find_go().root / "src" / "strings").glob("*.go"))
     paths += sorted((find_go().root / "src" / "net" / "http").glob("*.go"))
@@ -71,7 +73,7 @@ def _corrupt(text: str, generator: random.Random) -> str:
 
 
 def gofmt_errors(codes: list[str], folder: Path) -> list[tuple[int, str] | None]:
-    """Line (in the code) and message of gofmt's first error in each code, None for none."""
+    """Return line (in the code) and message of gofmt's first error in each sample, or None."""
     for index, code in enumerate(codes):
         (folder / f"{index}.go").write_text("package p; " + code)
     command = [find_go().root / "bin" / "gofmt", "-e", "-l", *(f"{index}.go" for index in range(len(codes)))]

@@ -1,4 +1,4 @@
-"""Test sets of Go tasks: reading, programs, sampling that resumes, sandboxed judgement."""
+"""Test sets of Go tasks: reading, sampling, and running tests in the sandbox."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from hrm_hf.golang.options import EvaluateGo
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, parse_plan
 
 
-# HumanEvalPack Go (octopack); its tests are skipped where the file is not.
+# HumanEvalPack Go (octopack); its tests are skipped if the file is missing.
 PACK = Path(os.environ.get("HRM_HF_HUMANEVALPACK_GO", "data/humanevalpack_go.jsonl.gz"))
 
 MULTIPL_E = {
@@ -86,7 +86,7 @@ def test_helper_functions_of_a_prompt_are_kept_in_context_and_program(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         ('{"name": "a"}\n', "tasks.jsonl, line 1: .*humaneval-go"),
         ("{\n", "tasks.jsonl, line 1"),
@@ -95,10 +95,10 @@ def test_helper_functions_of_a_prompt_are_kept_in_context_and_program(tmp_path):
         ("", "no task"),
     ],
 )
-def test_an_invalid_task_is_reported_with_file_and_line(tmp_path, content, said):
+def test_an_invalid_task_is_reported_with_file_and_line(tmp_path, content, expected):
     path = tmp_path / "tasks.jsonl"
     path.write_text(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=expected):
         load_benchmark("humaneval-go", path)
 
 
@@ -121,7 +121,7 @@ def test_code_that_does_not_parse_is_cut_at_the_end_of_the_function(written, kep
     assert truncated(PREFIX + written, PREFIX) == PREFIX + kept
 
 
-# ---- judgement ----
+# ---- scores ----
 
 
 def samples_of(tasks, **bodies):
@@ -139,10 +139,10 @@ def test_right_solutions_pass_and_wrong_ones_fail_in_every_layout(tools, tmp_pat
         tasks = load(tmp_path, name, row)
         bodies = [" return 2 * n }", " return n }", " return undefined }", " return ("]
         samples = samples_of(tasks, **{tasks[0].id.replace("/", "_"): bodies})
-        figures = runs.judge_samples(tasks, samples, types, runner)
+        metrics = runs.judge_samples(tasks, samples, types, runner)
         assert [sample["status"] for sample in samples] == ["pass", "fail", "build", "syntax"]
-        assert figures["statuses"] == {"pass": 1, "fail": 1, "build": 1, "syntax": 1}
-        assert figures["pass@1"] == 0.25 and figures["parse_rate"] == 0.75 and figures["type_check_rate"] == 0.5
+        assert metrics["statuses"] == {"pass": 1, "fail": 1, "build": 1, "syntax": 1}
+        assert metrics["pass@1"] == 0.25 and metrics["parse_rate"] == 0.75 and metrics["type_check_rate"] == 0.5
 
 
 @pytest.mark.external
@@ -163,8 +163,8 @@ def test_a_task_with_tests_that_do_not_compile_is_counted_separately(tools, tmp_
     assert unsolvable == ["T_2"]
     samples = samples_of(tasks, T_1_double=[" return 2 * n }"], T_2=[" return 2 * n }"])
     for known in (unsolvable, ()):
-        figures = runs.judge_samples(tasks, samples, types, runner, known)
-        assert figures["tasks"] == 1 and figures["unsolvable"] == 1 and figures["pass@1"] == 1.0
+        metrics = runs.judge_samples(tasks, samples, types, runner, known)
+        assert metrics["tasks"] == 1 and metrics["unsolvable"] == 1 and metrics["pass@1"] == 1.0
 
 
 @pytest.mark.external
@@ -185,8 +185,8 @@ def test_canonical_solutions_of_humanevalpack_pass_and_buggy_ones_fail(tools):
 def test_without_a_runner_nothing_is_run(tmp_path):
     tasks = load(tmp_path, "humaneval-go", MULTIPL_E)
     samples = samples_of(tasks, T_1_double=[" return 2 * n }", " return ("])
-    figures = runs.judge_samples(tasks, samples, TreeSitterValidator(), None)
-    assert figures["parse_rate"] == 0.5 and "pass@1" not in figures and "type_check_rate" not in figures
+    metrics = runs.judge_samples(tasks, samples, TreeSitterValidator(), None)
+    assert metrics["parse_rate"] == 0.5 and "pass@1" not in metrics and "type_check_rate" not in metrics
     assert all("status" not in sample for sample in samples)
 
 

@@ -1,4 +1,4 @@
-"""Records as token streams: what is in a row, what of it is learned, what is cut, what is dropped.
+"""Records as token streams: contents of a row, labels, truncation and dropped records.
 
 Referee: streams written out by hand, compared with what the tokenizer decodes.
 """
@@ -33,7 +33,7 @@ def text(ids) -> str:
 
 
 def spans(row) -> list[str]:
-    """The labelled stretches of a row as text."""
+    """Return the labeled spans of a row as text."""
     found, last = [], None
     for index, (token, label) in enumerate(zip(row["input_ids"], row["labels"])):
         if label == IGNORED:
@@ -288,7 +288,7 @@ def test_records_that_do_not_fit_are_dropped_and_counted(tmp_path):
     streams = load(tiny_go.builder(code_budget=100), tiny_go.write(tmp_path / "a.jsonl", rows))
     assert streams.counts["code"] == 1 and streams.counts["kept"] == len(streams.rows) == 3
     assert [record["id"] for record in streams.records] == ["sum.go:0", "sum.go:2", "sum.go:3"]
-    assert "3 of 4 records" in streams.describe() and "dropped 1 with too long a code" in streams.describe()
+    assert "3 of 4 records" in streams.describe() and "dropped 1 with code that is too long" in streams.describe()
 
 
 def test_a_broken_line_stops_with_file_and_line_or_is_counted(tmp_path, builder):

@@ -1,4 +1,4 @@
-"""Records from git histories that the tests themselves write."""
+"""Records from git histories that the tests create."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ MIT = "Permission is hereby granted, free of charge, to any person obtaining a c
 
 
 class Repository:
-    """A repository below a folder, with one commit for each call of `commit`."""
+    """A repository in a folder; each call of `commit` adds a commit."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -225,16 +225,16 @@ def test_the_configuration_of_a_repository_does_not_start_programs(repository, t
     assert not mark.exists()
 
 
-# ---- what cannot be mined ----
+# ---- errors ----
 
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
         ("nowhere", "does not exist"),
-        ("plain", "no git repository"),
+        ("plain", "git repository"),
         ("empty", "no commits"),
-        ("calc/inner", "no git repository"),
+        ("calc/inner", "git repository"),
         ("shallow", "--unshallow"),
     ],
 )

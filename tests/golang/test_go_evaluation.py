@@ -1,4 +1,4 @@
-"""The evaluation of a Go coder on models whose plans, codes, decisions and probabilities are known."""
+"""Evaluation of a Go coder on models with known plans, code, decisions and probabilities."""
 
 import copy
 import json
@@ -48,20 +48,20 @@ def plain(count):
 
 def test_a_uniform_model_has_the_bits_per_byte_of_its_vocabulary():
     records = plain(3)
-    figures = evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
+    metrics = evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
     bodies = [record["solution"]["code"].removeprefix(record["code_prefix"]) for record in records]
     tokens = sum(len(code_segment(tiny_go.tokenizer(), "", body)[0]) - 1 for body in bodies)
     bits, size = tokens * math.log2(tiny_go.VOCAB_SIZE), sum(len(body.encode()) for body in bodies)
-    assert figures["code_bytes"] == size and figures["records"] == 3
-    assert figures["code_bits_per_byte"] == pytest.approx(bits / size)
-    assert figures["code_perplexity"] == pytest.approx(tiny_go.VOCAB_SIZE)
+    assert metrics["code_bytes"] == size and metrics["records"] == 3
+    assert metrics["code_bits_per_byte"] == pytest.approx(bits / size)
+    assert metrics["code_perplexity"] == pytest.approx(tiny_go.VOCAB_SIZE)
 
 
 def test_records_that_do_not_fit_are_counted():
     records = plain(2)
     records[1]["solution"]["code"] = records[1]["code_prefix"] + "\n" + "\tx()\n" * 300 + "}"
-    figures = evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
-    assert figures["records"] == 1 and figures["left_out"] == 1
+    metrics = evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
+    assert metrics["records"] == 1 and metrics["left_out"] == 1
 
 
 # ---- greedy ----
@@ -76,12 +76,12 @@ def test_greedy_metrics_match_scripted_completions():
         {"plan": plan_of(3, targets=[]), "body": BROKEN},
     ]
     model = Scripted(records, script, kind="llama")
-    figures, rows = go_coder.evaluate_greedy(writer_of(model), tiny_go.builder(), records, TreeSitterValidator())
-    assert figures["intent_accuracy"] == 0.75 and figures["plan_acc"] == 0.25
-    assert figures["target_precision"] == pytest.approx(2 / 3) and figures["target_recall"] == 0.5
-    assert figures["code_exact"] == 0.5 and figures["parse_rate"] == 0.75
-    assert figures["type_check_rate"] is None and figures["type_check_records"] == 0
-    assert figures["reference_parse_rate"] == 1.0
+    metrics, rows = go_coder.evaluate_greedy(writer_of(model), tiny_go.builder(), records, TreeSitterValidator())
+    assert metrics["intent_accuracy"] == 0.75 and metrics["plan_acc"] == 0.25
+    assert metrics["target_precision"] == pytest.approx(2 / 3) and metrics["target_recall"] == 0.5
+    assert metrics["code_exact"] == 0.5 and metrics["parse_rate"] == 0.75
+    assert metrics["type_check_rate"] is None and metrics["type_check_records"] == 0
+    assert metrics["reference_parse_rate"] == 1.0
     assert [row["exact"] for row in rows] == [True, True, False, False]
     assert rows[1]["subtree_f1"] == 1.0 and 0 < rows[2]["subtree_f1"] < 1
     assert rows[3]["syntax_ok"] is False and rows[0]["code"] == records[0]["solution"]["code"]
@@ -107,10 +107,10 @@ def test_losses_of_a_real_model_match_its_cross_entropy():
     labels[0, row["code_start"] : row["code_end"]] = ids[0, row["code_start"] : row["code_end"]]
     with torch.no_grad():
         loss = model(input_ids=ids, labels=labels).code_loss.item()
-    figures = evaluate_loss(writer_of(model), tiny_go.builder(), [record, tiny_go.record(2)])
+    metrics = evaluate_loss(writer_of(model), tiny_go.builder(), [record, tiny_go.record(2)])
     alone = writer_of(model).nats([row["input_ids"][: row["code_end"]]], [row["code_start"]])[0]
     assert alone == pytest.approx(loss * (row["code_end"] - row["code_start"]), rel=1e-4)
-    assert figures["code_bits_per_byte"] > 0
+    assert metrics["code_bits_per_byte"] > 0
 
 
 # ---- decisions ----
@@ -126,18 +126,18 @@ def test_decisions_are_read_from_tokens_and_head():
         return 1.0 if ids[position] == TOKEN_IDS["</VALIDATE>"] else 0.0
 
     model = Scripted(boost=right)
-    figures = evaluate_decisions(writer_of(model), tiny_go.builder(), trajectories())
-    assert figures["trajectories"] == 3 and figures["tokens"]["decisions"] == 9
-    assert figures["tokens"]["accuracy"] == 1.0 and figures["tokens"]["majority_accuracy"] == pytest.approx(4 / 9)
-    assert figures["tokens"]["confusion"] == [[4, 0, 0], [0, 2, 0], [0, 0, 3]]
-    # The head says DONE to all. Every CONTINUE failed, so reading the verdict and DONE for the rest is right 7 times.
-    assert figures["head"]["confusion"] == [[0, 0, 4], [0, 0, 2], [0, 0, 3]]
-    assert figures["head"]["accuracy"] == pytest.approx(3 / 9)
-    assert figures["head"]["rule_accuracy"] == pytest.approx(7 / 9)
-    chance = math.e / (math.e + 2)  # of the right token, which is always the likeliest
-    assert figures["tokens"]["calibration_error"] == pytest.approx(1 - chance)
-    assert figures["tokens"]["nll"] == pytest.approx(-math.log(chance))
-    assert figures["tokens"]["macro_f1"] == 1.0
+    metrics = evaluate_decisions(writer_of(model), tiny_go.builder(), trajectories())
+    assert metrics["trajectories"] == 3 and metrics["tokens"]["decisions"] == 9
+    assert metrics["tokens"]["accuracy"] == 1.0 and metrics["tokens"]["majority_accuracy"] == pytest.approx(4 / 9)
+    assert metrics["tokens"]["confusion"] == [[4, 0, 0], [0, 2, 0], [0, 0, 3]]
+    # The head always predicts DONE. Every CONTINUE failed, so CONTINUE if failed, else DONE, is right 7 times.
+    assert metrics["head"]["confusion"] == [[0, 0, 4], [0, 0, 2], [0, 0, 3]]
+    assert metrics["head"]["accuracy"] == pytest.approx(3 / 9)
+    assert metrics["head"]["rule_accuracy"] == pytest.approx(7 / 9)
+    chance = math.e / (math.e + 2)  # of the right token, which is always the most likely
+    assert metrics["tokens"]["calibration_error"] == pytest.approx(1 - chance)
+    assert metrics["tokens"]["nll"] == pytest.approx(-math.log(chance))
+    assert metrics["tokens"]["macro_f1"] == 1.0
 
 
 def test_calibration_error_is_the_gap_between_confidence_and_accuracy():
@@ -155,15 +155,15 @@ def test_the_temperature_of_a_config_divides_the_heads_logits():
 
 
 def test_a_baseline_is_evaluated_on_decision_tokens_only():
-    figures = evaluate_decisions(writer_of(Scripted(kind="gpt2")), tiny_go.builder(), trajectories())
-    assert "head" not in figures and figures["tokens"]["decisions"] == 9
+    metrics = evaluate_decisions(writer_of(Scripted(kind="gpt2")), tiny_go.builder(), trajectories())
+    assert "head" not in metrics and metrics["tokens"]["decisions"] == 9
 
 
 def test_trajectories_that_do_not_fit_are_counted():
     rows = trajectories()
     rows[0]["attempts"][-1]["code"] = rows[0]["code_prefix"] + "\tx()\n" * 500
-    figures = evaluate_decisions(writer_of(Scripted()), tiny_go.builder(), rows)
-    assert figures["trajectories"] == 2 and figures["left_out"] == 1
+    metrics = evaluate_decisions(writer_of(Scripted()), tiny_go.builder(), rows)
+    assert metrics["trajectories"] == 2 and metrics["left_out"] == 1
 
 
 # ---- repair ----
@@ -177,25 +177,25 @@ def test_repair_is_compared_to_samples_without_the_attempt():
         {"plan": plan_of(2), "body": RIGHT.format(2), "repair": OTHER},
     ]
     model = Scripted(rows, script)
-    figures = go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator())
-    assert figures["cases"] == 3 and figures["cases_CONTINUE"] == 2 and figures["cases_REFINE"] == 1
-    assert figures["repair_exact"] == pytest.approx(2 / 3) and figures["resampling_exact"] == pytest.approx(1 / 3)
-    assert figures["repair_valid"] == 1.0 and figures["resampling_valid"] == pytest.approx(2 / 3)
-    assert figures["repair_exact_CONTINUE"] == 1.0 and figures["repair_exact_REFINE"] == 0.0
-    assert (figures["exact_gain"]["only_first"], figures["exact_gain"]["only_second"]) == (2, 1)
-    assert figures["attempt_ast"] < figures["repair_ast"]
+    metrics = go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator())
+    assert metrics["cases"] == 3 and metrics["cases_CONTINUE"] == 2 and metrics["cases_REFINE"] == 1
+    assert metrics["repair_exact"] == pytest.approx(2 / 3) and metrics["resampling_exact"] == pytest.approx(1 / 3)
+    assert metrics["repair_valid"] == 1.0 and metrics["resampling_valid"] == pytest.approx(2 / 3)
+    assert metrics["repair_exact_CONTINUE"] == 1.0 and metrics["repair_exact_REFINE"] == 0.0
+    assert (metrics["exact_gain"]["only_first"], metrics["exact_gain"]["only_second"]) == (2, 1)
+    assert metrics["attempt_ast"] < metrics["repair_ast"]
 
 
 def test_repair_tokens_count_code_and_new_plan():
     rows = [tiny_go.record(0, "cd"), tiny_go.record(1, "rd")]
     script = [{"plan": plan_of(n), "body": BROKEN, "repair": RIGHT.format(n)} for n in range(2)]
     model = Scripted(rows, script)
-    figures = go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator())
+    metrics = go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator())
     retried, refined = (len(encode_text(tiny_go.tokenizer(), RIGHT.format(n))) + 1 for n in range(2))
-    assert figures["repair_tokens_CONTINUE"] == retried
-    assert figures["repair_tokens_REFINE"] == refined + len(ids_of_plan(plan_of(1))) - 1
-    assert figures["resampling_tokens"] == len(encode_text(tiny_go.tokenizer(), BROKEN)) + 1
-    assert figures["repair_unchanged"] == 0.0
+    assert metrics["repair_tokens_CONTINUE"] == retried
+    assert metrics["repair_tokens_REFINE"] == refined + len(ids_of_plan(plan_of(1))) - 1
+    assert metrics["resampling_tokens"] == len(encode_text(tiny_go.tokenizer(), BROKEN)) + 1
+    assert metrics["repair_unchanged"] == 0.0
 
 
 def test_a_repair_uses_only_attempts_that_fit():
@@ -203,8 +203,8 @@ def test_a_repair_uses_only_attempts_that_fit():
     for row in rows:
         row["attempts"][0]["code"] = row["code_prefix"] + "\tx()\n" * 500
     model = Scripted()
-    figures = go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator())
-    assert figures["cases"] == 1 and figures["left_out"] == 1
+    metrics = go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator())
+    assert metrics["cases"] == 1 and metrics["left_out"] == 1
     repaired = tiny_go.tokenizer().decode(next(ids for ids in model.code_prompts if TOKEN_IDS["</VALIDATE>"] in ids))
     assert repaired.count("<CODE>") == 2 and "x()" not in repaired
 
@@ -240,11 +240,11 @@ def test_refinement_is_compared_to_equally_many_samples():
         {"attempts": [right[3], BROKEN], "samples": [right[3], OTHER, OTHER]},  # answer is the valid one
     ]
     model = Scripted(records, script)
-    figures = go_coder.evaluate_refinement(
+    metrics = go_coder.evaluate_refinement(
         writer_of(model), records, TreeSitterValidator(), sampling(max_iterations=3)
     )
-    valid, exact = figures["valid"], figures["exact"]
-    assert figures["records"] == 4 and figures["reference_rejected"] == 0
+    valid, exact = metrics["valid"], metrics["exact"]
+    assert metrics["records"] == 4 and metrics["reference_rejected"] == 0
     assert exact["refinement"]["success_per_iteration"] == [0.25, 0.5, 0.5]
     assert exact["resampling"] == [0.25, 0.5, 0.75]
     assert valid["refinement"]["success_per_iteration"] == [0.5, 0.75, 0.75]
@@ -259,14 +259,14 @@ def test_refinement_skips_records_with_a_rejected_reference():
     records = plain(2)
     records[0]["solution"]["code"] = records[0]["code_prefix"] + BROKEN
     model = Scripted(records, [{}, {"attempts": [OTHER], "samples": [OTHER]}])
-    figures = go_coder.evaluate_refinement(
+    metrics = go_coder.evaluate_refinement(
         writer_of(model), records, TreeSitterValidator(), sampling(max_iterations=1)
     )
-    assert figures["records"] == 1 and figures["reference_rejected"] == 1
+    assert metrics["records"] == 1 and metrics["reference_rejected"] == 1
 
 
 def types(codes):
-    """A validator of types that knows no name but a and b."""
+    """A type checker that knows only the names a and b."""
     feedback = []
     for verdict, code in zip(TreeSitterValidator()(codes), codes):
         if verdict.syntax_ok:
@@ -282,13 +282,13 @@ def test_type_errors_count_only_if_the_reference_type_checks():
     seen = [" return elsewhere + 1 }", OTHER, BROKEN]
     script = [{"plan": plan_of(0), "body": body, "attempts": [body], "samples": [body]} for body in seen]
     model = Scripted(records, script)
-    figures, _ = go_coder.evaluate_greedy(writer_of(model), tiny_go.builder(), records, types)
-    assert figures["type_check_records"] == 2 and figures["type_check_rate"] == 0.0
-    figures = go_coder.evaluate_refinement(writer_of(model), records, types, sampling(max_iterations=1))
-    assert figures["records"] == 3 and figures["type_check_records"] == 2
-    # The first needs only to parse; the second has a type error, the third does not parse.
-    assert figures["valid"]["refinement"]["success"] == pytest.approx(1 / 3)
-    assert figures["valid"]["resampling"] == pytest.approx([1 / 3])
+    metrics, _ = go_coder.evaluate_greedy(writer_of(model), tiny_go.builder(), records, types)
+    assert metrics["type_check_records"] == 2 and metrics["type_check_rate"] == 0.0
+    metrics = go_coder.evaluate_refinement(writer_of(model), records, types, sampling(max_iterations=1))
+    assert metrics["records"] == 3 and metrics["type_check_records"] == 2
+    # The first only has to parse; the second has a type error; the third does not parse.
+    assert metrics["valid"]["refinement"]["success"] == pytest.approx(1 / 3)
+    assert metrics["valid"]["resampling"] == pytest.approx([1 / 3])
 
 
 # ---- the command ----
@@ -369,14 +369,14 @@ def test_the_command_writes_samples_of_a_benchmark(folder, tmp_path):
     tasks.write_text(json.dumps({"name": "T", "prompt": prompt, "tests": "func TestAdd(t *testing.T) { Add(1, 2) }"}))
     result = evaluate(folder / "coder", "--benchmark", f"humaneval-go={tasks}", "--out", tmp_path / "out", *OPTIONS)
     assert result.exit_code == 0, result.output
-    figures = json.loads((tmp_path / "out" / "results.json").read_text())["metrics"]["benchmarks"]["humaneval-go"]
-    assert figures["tasks"] == 1 and ("pass@1" in figures or figures["tests_refused"])
+    metrics = json.loads((tmp_path / "out" / "results.json").read_text())["metrics"]["benchmarks"]["humaneval-go"]
+    assert metrics["tasks"] == 1 and ("pass@1" in metrics or metrics["tests_refused"])
     (row,) = map(json.loads, (tmp_path / "out" / "humaneval-go.jsonl").read_text().splitlines())
     assert row["task"] == "T" and row["code"].startswith("func Add(a, b int) int {")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         ([], "--trajectories"),
         (["--benchmark", "humaneval-go=x.jsonl"], "--out"),
@@ -384,9 +384,9 @@ def test_the_command_writes_samples_of_a_benchmark(folder, tmp_path):
         (["--validator", "gofmt", "--records", "x"], "gofmt"),
     ],
 )
-def test_bad_options_are_usage_errors(folder, arguments, said):
+def test_bad_options_are_usage_errors(folder, arguments, expected):
     result = evaluate(folder / "coder", *arguments)
-    assert result.exit_code == 2 and said in result.output
+    assert result.exit_code == 2 and expected in result.output
 
 
 def test_a_tokenizer_without_the_tags_is_rejected(folder, tmp_path):

@@ -1,4 +1,4 @@
-"""Functions as records. Referees: hand-written files; go/parser's own reading of them where Go is installed."""
+"""Functions as records. Referees: hand-written files, and go/parser if Go is installed."""
 
 import os
 import subprocess
@@ -109,7 +109,7 @@ def test_a_function_is_a_problem_a_prefix_and_a_solution(tree):
     assert record["attempts"] == []
 
 
-def test_files_of_windows_give_the_same_records_and_hidden_ones_none(tree):
+def test_windows_files_give_the_same_records_and_hidden_files_none(tree):
     expected, end = by_name(tree), "\r\r\n"
     for file in (tree / "inner" / "shop.go", tree / "go.mod"):
         file.write_bytes(("\ufeff" + file.read_text().replace("\n", end)).encode())
@@ -177,7 +177,7 @@ def test_generated_and_irregular_files_are_skipped_with_a_reason(tree):
     (tree / "line.go").write_text("package a\n\nvar x = `" + "x" * 900_000 + "`\n")
     (tree / "huge.go").write_text("package a\n\nvar x = `" + "x" * 10_000_000 + "`\n")
     (tree / "gone.go").symlink_to(tree / "nowhere.go")
-    for name in ("pipe.go", "inner/go.mod"):  # reading one would never end
+    for name in ("pipe.go", "inner/go.mod"):  # reading a pipe would never end
         os.mkfifo(tree / name)
     for name, target in (("device", "/dev/zero"), ("out", __file__), ("loop", "loop.go"), ("same", "inner/shop.go")):
         (tree / f"{name}.go").symlink_to(target)
@@ -246,5 +246,5 @@ def test_gofmt_accepts_the_functions_of_a_package(tmp_path):
     code = "package strings\n\n" + "\n\n".join(record["solution"]["code"] for record in records) + "\n"
     (tmp_path / "all.go").write_text(code)
     run = subprocess.run(["gofmt", "-e", "-l", str(tmp_path / "all.go")], capture_output=True, text=True)
-    # -l names files that are not formatted as gofmt does: none, so nothing was cut off or moved
+    # -l lists files that gofmt would change: none, so nothing was cut off or moved
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""Records from data sets with the columns of the Hub's code sets, read from small local files."""
+"""Records from small local files with the columns of the Hub's code data sets."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ NEW = "package calc\n\nfunc Div(a, b int) int {\n\tif b == 0 {\n\t\treturn 0\n\t
 DOC = "Div divides a by b. It gives 0 for b = 0."
 NEW_FUNCTION = NEW.removeprefix("package calc\n\n").rstrip()
 
-# Columns as on the cards of the sets.
+# Columns as in the data set cards.
 COMMITPACKFT = {
     "commit": "c0ffee",
     "old_file": "calc.go",
@@ -106,7 +106,7 @@ def test_documented_functions_become_records_and_others_are_counted(tmp_path, na
 
 
 @pytest.mark.parametrize("row", [COMMITPACKFT, CODE_SEARCH_NET, STACK_SMOL])
-def test_texts_of_windows_give_the_same_records(tmp_path, row):
+def test_windows_text_gives_the_same_records(tmp_path, row):
     windows = json.loads(json.dumps(row).replace("\\n", "\\r\\n"))
     assert read(written(tmp_path, windows)) == read(written(tmp_path, row))
 
@@ -170,16 +170,16 @@ def test_unsupported_files_and_empty_folders_are_rejected_by_path(tmp_path):
 
 
 def test_hub_data_sets_are_loaded_with_their_go_subset(monkeypatch):
-    asked = []
+    requests = []
 
     def load_dataset(name, config, **options):
-        asked.append((name, config, options))
+        requests.append((name, config, options))
         return [COMMITPACKFT]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     for name in ("bigcode/commitpackft", "code-search-net/code_search_net", "ann/edits"):
         assert len(list(hub_records(name, dropped=Dropped()))) == 1
-    assert asked == [
+    assert requests == [
         ("bigcode/commitpackft", None, {"split": "train", "streaming": True, "data_files": "data/go/data.jsonl"}),
         ("code-search-net/code_search_net", "go", {"split": "train", "streaming": True}),
         ("ann/edits", None, {"split": "train", "streaming": True}),

@@ -1,4 +1,4 @@
-"""Figures of the Go coder's evaluation against hand-worked examples, SciPy and textbooks."""
+"""Metrics of the Go coder's evaluation against hand-worked examples, SciPy and textbooks."""
 
 import itertools
 
@@ -73,7 +73,7 @@ def test_plan_scores_of_a_hand_worked_example():
     ours = [plan("ADD", "func:A"), plan("FIX", "type:T", "func:B"), plan("FIX", "method:C.D"), plan("ADD", "func:X")]
     scores = go_metrics.plan_scores(ours, right)
     assert scores["intent_accuracy"] == 0.75 and scores["intent_majority"] == 0.75
-    # 4 right targets of 5 written and 4 wanted; the order of the second plan makes its primary target wrong.
+    # 4 right targets of 5 predicted and 4 expected; the order of the second plan makes its first target wrong.
     assert scores["target_precision"] == pytest.approx(4 / 5) and scores["target_recall"] == 1
     assert scores["target_f1"] == pytest.approx(8 / 9)
     assert scores["plan_acc"] == 0.25
@@ -94,18 +94,18 @@ def test_decision_scores_of_a_hand_worked_example():
 
 
 def test_macro_f1_ignores_classes_that_never_occur():
-    # As scikit-learn does: classes 0 and 2 have F1 2/3 each.
+    # As in scikit-learn: classes 0 and 2 have F1 2/3 each.
     assert go_metrics.decision_scores([2, 2, 0], [2, 0, 0], [False] * 3)["macro_f1"] == pytest.approx(2 / 3)
 
 
 def test_rule_accuracy_follows_the_validator_verdict():
     right, failed = [0, 0, 1, 2, 2, 2], [True, True, False, False, False, False]
     scores = go_metrics.decision_scores([0, 0, 1, 1, 2, 2], right, failed)
-    assert scores["rule_accuracy"] == pytest.approx(5 / 6)  # CONTINUE where it failed, else always DONE
+    assert scores["rule_accuracy"] == pytest.approx(5 / 6)  # CONTINUE if it failed, else DONE
 
 
 def test_iteration_scores_of_a_hand_worked_example():
-    # Right at once; right at the second; never; right at the second, then spoilt; stopped early and wrong.
+    # Right at first; right at second; never; right at second, then wrong again; stopped early and wrong.
     success = [[True], [False, True], [False] * 3, [False, True, False], [False]]
     scores = go_metrics.iteration_scores(success, [[False] * len(row) for row in success], 3)
     assert scores["success_per_iteration"] == pytest.approx([0.2, 0.6, 0.4])

@@ -1,4 +1,4 @@
-"""Records from pull requests in the two forms of the original Go coder's pipeline."""
+"""Records from pull requests in the two formats of the original Go coder's pipeline."""
 
 import json
 

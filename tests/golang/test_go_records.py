@@ -1,4 +1,4 @@
-"""Records: what is checked, what an error names, and files that come back as they were written."""
+"""Records: validation, error messages, and files that round-trip."""
 
 import copy
 import gzip
@@ -42,7 +42,7 @@ def repaired():
 
 
 def with_value(path, value):
-    """A repaired record with one value changed: ("attempts", 0, "decision")."""
+    """Return a repaired record with the value at a path changed, such as ("attempts", 0, "decision")."""
     changed = repaired()
     inner = changed
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""Splits, duplicates and overlap with evaluation tasks. Referees: hand-made copies, and the shares asked for."""
+"""Splits, duplicates and overlap with evaluation tasks. Referees: hand-made copies, and the given shares."""
 
 import gzip
 import hashlib
@@ -127,4 +127,4 @@ def test_evaluation_files_are_rejected_by_name_and_by_content(tmp_path, monkeypa
         with pytest.raises(ValueError, match=name):
             validate_no_evaluation_file(tmp_path / name)
     (tmp_path / "broken.gz").write_bytes(b"no gzip")
-    validate_no_evaluation_file(tmp_path / "broken.gz")  # reading it will say what is wrong
+    validate_no_evaluation_file(tmp_path / "broken.gz")  # reading it will report the error

@@ -1,4 +1,4 @@
-"""What counts as code that got rid of its statements."""
+"""Detection of code that dropped its statements."""
 
 import pytest
 

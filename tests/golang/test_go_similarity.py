@@ -51,9 +51,9 @@ def test_subtree_f1_ignores_layout_and_comments():
 
 
 def test_subtree_f1_of_a_hand_worked_example():
-    # x + 1: an expression list with a binary expression, in each the same operands but for the literal.
+    # x + 1: an expression list with a binary expression; the operands are equal except for the literal.
     tree = "var a = x + 1"
-    # Subtrees with children: var_declaration, var_spec, expression_list, binary_expression; all hold the literal.
+    # Subtrees with children: var_declaration, var_spec, expression_list, binary_expression; all contain the literal.
     assert subtree_f1(tree, "var a = x + 2") == 0.0
     # Of two functions one is shared: its 5 subtrees (declaration, parameters, block, statement list, call statement,
     # call, arguments) are in both; the other's differ.

@@ -13,7 +13,7 @@ from hrm_hf.golang import GoProgram, GoTestRunner, Limits
 pytestmark = [needs_sandbox, pytest.mark.external]
 
 HUMANEVALPACK = Path(__file__).parents[3] / "shared" / "data" / "humanevalpack_go.jsonl.gz"
-# Its reference looks at the first two keys of a map in random order: it fails about one run in four.
+# The reference reads two keys of a map in random order, so it fails about one run in four.
 FLAKY = "Go/95"
 ADD = "func Add(a, b int) int {\n\treturn a + b\n}"
 ADD_TESTS = 'func TestAdd(t *testing.T) {\n\tif Add(1, 2) != 3 {\n\t\tt.Fatal("1 + 2 is not", Add(1, 2))\n\t}\n}'

@@ -1,4 +1,4 @@
-"""The Go tokenizer: every text comes back, tags are ids 0..42, and what users write never becomes a tag.
+"""The Go tokenizer: text round-trips, tags are ids 0..42, and user text never becomes a tag.
 
 Referees: the text itself, AutoTokenizer, and the files of the Go standard library where it is installed.
 """
@@ -76,7 +76,7 @@ def test_tags_are_special_tokens_in_prompts_and_plain_text_in_user_text(tokenize
     text = "".join(SPECIAL_TOKENS)
     assert tokenizer.encode(text, add_special_tokens=False) == list(range(43))
     assert min(encode_text(tokenizer, text)) >= 43
-    # the setting belongs to the call, it does not stay behind
+    # the setting applies to one call only
     assert tokenizer.encode(text, add_special_tokens=False) == list(range(43))
 
 
@@ -102,18 +102,18 @@ def test_earlier_code_in_a_chat_is_context_and_a_last_answer_is_code(tokenizer):
         {"role": "user", "content": "Rename it to g."},
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    asked = "<s><PROBLEM>Write f.\n\nRename it to g.</PROBLEM><CONTEXT>func f() {}</CONTEXT>"
-    assert text == f"{asked}<PLAN>"
+    task = "<s><PROBLEM>Write f.\n\nRename it to g.</PROBLEM><CONTEXT>func f() {}</CONTEXT>"
+    assert text == f"{task}<PLAN>"
     answer = {"role": "assistant", "content": "func g() {}"}
     text = tokenizer.apply_chat_template([*messages, answer], tokenize=False)
-    assert text == f"{asked}<CODE>func g() {{}}</CODE></s>"
+    assert text == f"{task}<CODE>func g() {{}}</CODE></s>"
 
 
 @pytest.mark.parametrize(
     "message", [{"role": "tool", "content": "x"}, {"role": "user", "content": [{"type": "image"}]}]
 )
 def test_a_chat_without_text_is_rejected(tokenizer, message):
-    with pytest.raises(Exception, match=r"tool|no text"):
+    with pytest.raises(Exception, match=r"tool|must be text"):
         tokenizer.apply_chat_template([message], tokenize=False)
 
 
@@ -127,7 +127,7 @@ def test_training_is_repeatable_and_keeps_line_endings():
     text = GO.replace("\n", "\r\n")
     first, second = (train_on_texts([text], 330) for _ in range(2))
     assert first.get_vocab() == second.get_vocab()
-    assert any("čĊ" in token for token in first.get_vocab())  # CR LF were seen as they are
+    assert any("čĊ" in token for token in first.get_vocab())  # CR LF is kept as it is
 
 
 def test_a_vocabulary_below_tags_and_bytes_is_rejected():

@@ -1,4 +1,4 @@
-"""What the trainer does for a model with named groups of parameters and parts that are means over their own targets.
+"""The trainer for a model with named parameter groups and a loss of parts averaged over their targets.
 
 Referees: sums over single rows, torch's AdamW fed by hand, and one process with twice the batch.
 """
@@ -42,7 +42,7 @@ def rows(count: int = ROWS, evaluation: bool = False) -> Dataset:
 
 
 def trainer(folder, model=None, data=None, **arguments):
-    """A trainer on the CPU that logs every step, without warm-ups unless they are given."""
+    """Return a CPU trainer that logs every step, without warmups by default."""
     options = {
         "output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 3,
         "logging_steps": 1, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 5, "learning_rate": 1e-3,
@@ -60,7 +60,7 @@ def trainer(folder, model=None, data=None, **arguments):
 
 
 def part_means(model, dataset) -> dict[str, float]:
-    """Each part as a mean over all its targets, from single rows."""
+    """Return each loss part as a mean over all its targets, computed row by row."""
     counts = {"plan_loss": "plan_tokens", "code_loss": "code_tokens", "refinement_loss": "decisions"}
     sums, totals = dict.fromkeys(counts, 0.0), dict.fromkeys(counts, 0)
     for row in dataset:
@@ -145,7 +145,7 @@ def test_loss_weights_can_be_set_for_a_run(tmp_path):
 
 
 def one_has_no_attempts(folder: str, accumulation: int) -> None:
-    """Two steps over pairs of rows of which the second has no decision, and an evaluation of five rows."""
+    """Train two steps on pairs of rows, the second without a decision, and evaluate five rows."""
     torch.set_num_threads(1)
     builder = tiny_go.builder()
     records = [tiny_go.record(number, kind) for number, kind in enumerate(["cd", "", "d", "", "rcd", ""])]
@@ -156,13 +156,13 @@ def one_has_no_attempts(folder: str, accumulation: int) -> None:
         max_grad_norm=0.0,
     )  # fmt: skip
     made.train()
-    figures = {
+    metrics = {
         name: value
         for name, value in made.evaluate(rows(5, evaluation=True)).items()
         if not name.endswith(("runtime", "second", "preparation_time", "epoch"))
     }
     name = f"{made.accelerator.num_processes}-{made.accelerator.process_index}"
-    torch.save((tiny_weights(made.model), figures), f"{folder}/{name}.pt")
+    torch.save((tiny_weights(made.model), metrics), f"{folder}/{name}.pt")
 
 
 def tiny_weights(model) -> dict[str, torch.Tensor]:
@@ -186,7 +186,7 @@ def test_a_process_without_decisions_trains_and_counts_nothing_twice(tmp_path):
 
 
 def rates(made) -> dict[str, tuple[float, float]]:
-    """Learning rate and decay of every parameter by its name."""
+    """Return learning rate and weight decay by parameter name."""
     names = {p: name for name, p in made.model.named_parameters()}
     return {
         names[p]: (group["lr"], group["weight_decay"])
@@ -240,12 +240,12 @@ def test_a_step_matches_adamw_with_these_groups(tmp_path):
         optimizer.zero_grad()
     expected = dict(by_hand.named_parameters())
     for name, p in model.named_parameters():
-        # Where a gradient is nearly zero, Adam makes of rounding a share of the whole step, which is 1e-3.
+        # If a gradient is nearly zero, Adam turns rounding errors into a share of the full step, which is 1e-3.
         torch.testing.assert_close(p, expected[name], rtol=1e-4, atol=2e-5)
 
 
 class Grouped(nn.Module):
-    """Two linear layers that say which group they are in."""
+    """Two linear layers with parameter groups."""
 
     def __init__(self, group_of, tied: bool = False):
         super().__init__()
@@ -270,7 +270,7 @@ class Grouped(nn.Module):
 def test_a_tensor_in_two_groups_or_in_none_is_an_error(tmp_path, group_of, tied, message):
     made = trainer(tmp_path)
     grouped = Grouped(group_of, tied)
-    grouped.config = made.model.config  # by which a trainer knows what a model can do
+    grouped.config = made.model.config  # tells the trainer what the model can do
     made.model = grouped
     with pytest.raises(ValueError, match=message):
         made.create_optimizer()
@@ -337,14 +337,14 @@ def test_few_rows_are_each_drawn_once(count):
 
 
 class Scripted(nn.Module):
-    """Generates given token ids, a list for each row of each call; rows come with the longest prompt first."""
+    """Generates scripted token ids, one list per row and call; the row with the longest prompt is first."""
 
     def __init__(self, *calls):
         super().__init__()
-        self.calls, self.asked, self.device = list(calls), [], torch.device("cpu")
+        self.calls, self.inputs, self.device = list(calls), [], torch.device("cpu")
 
     def generate(self, input_ids, attention_mask, **options):
-        self.asked.append([row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask)])
+        self.inputs.append([row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask)])
         return generated(input_ids, self.calls.pop(0), options["pad_token_id"], options["stopping_criteria"])
 
 
@@ -360,8 +360,8 @@ def test_code_is_generated_after_the_plan_and_its_prefix():
     assert write_code(model, builder, records, 20, 8) == [
         "func Add1(a, b int) int {\n\treturn 1\n}\n", "func Add25(a, b int) int { }"
     ]  # fmt: skip
-    assert model.asked[0] == [builder.prompt_ids(record) for record in records]
-    decoded = [tiny_go.tokenizer().decode(row) for row in model.asked[1]]
+    assert model.inputs[0] == [builder.prompt_ids(record) for record in records]
+    decoded = [tiny_go.tokenizer().decode(row) for row in model.inputs[1]]
     assert decoded[0].endswith("<PLAN><INTENT:ADD><STEP>add</PLAN><CODE>func Add1(a, b int) int {")
     assert decoded[1].endswith("<PLAN></PLAN><CODE>func Add25(a, b int) int {")
 

@@ -1,4 +1,4 @@
-"""Damage to Go code, and the trajectories that a validator's verdicts make of it."""
+"""Mutations of Go code, and trajectories built from a validator's verdicts."""
 
 import random
 from dataclasses import asdict
@@ -42,12 +42,12 @@ PLAN = {
 
 
 def record(number: int = 0, code: str = CODE, prefix: str = PREFIX) -> dict:
-    """A plain record of a function that parses."""
+    """Return a plain record of a valid function."""
     return new_record(f"r{number}", source="test", group="g", code=code, code_prefix=prefix, title="clamp", plan=PLAN)
 
 
 def many(count: int) -> list[dict]:
-    """Records that differ by the name of a variable."""
+    """Return records that differ in the name of a variable."""
     return [record(number, CODE.replace("limit", f"limit{number}")) for number in range(count)]
 
 
@@ -147,11 +147,11 @@ def test_labels_follow_the_validator_instead_of_the_operator(monkeypatch):
             assert attempt["decision"] == ("DONE" if parses else "CONTINUE")
             assert attempt["feedback"]["syntax_ok"] is parses
             assert parses is (attempt["code"] == trajectory["solution"]["code"])
-    assert counts.dropped["candidate passes"] > 100  # other code that parses: nothing says that it is wrong
+    assert counts.dropped["candidate passes"] > 100  # different code that parses: the validator accepts it
 
 
 def types_by_name(codes):
-    """Code with "again" twice or more type-checks; what does not parse does not."""
+    """Stand-in type checker: valid code type-checks if it contains "again" at least twice."""
     verdicts = TreeSitterValidator()(codes)
     wrong = Feedback(syntax_ok=True, types_ok=False, category="undefined name", line=2, message="undefined: again")
     right = Feedback(syntax_ok=True, types_ok=True)

@@ -1,4 +1,4 @@
-"""The validators that ask Go, and the process behind them; gofmt and the go tool are the referees."""
+"""Validators that use Go, and their checker process. Referees: gofmt and the go tool."""
 
 import base64
 import os
@@ -87,7 +87,7 @@ def test_missing_imports_of_the_standard_library_are_found_by_name_and_use(types
     code = 'func f() string { return fmt.Sprint(rand.Intn(3), template.HTML("x"), rand.Reader) }'
     good = 'func f() string { return fmt.Sprint(rand.Intn(3), template.HTML("x")) }'
     assert types([good])[0].types_ok is True
-    assert types([code])[0].category == "undefined name"  # no one package has both names of rand
+    assert types([code])[0].category == "undefined name"  # no rand package has both names
 
 
 def test_third_party_imports_leave_types_unknown(types):
@@ -124,21 +124,19 @@ def test_a_killed_checker_is_restarted():
 
 def test_a_sample_that_times_out_is_reported_and_others_are_validated(monkeypatch):
     with closing(CheckerProcess(seconds=0.5)) as checker:
-        monkeypatch.setattr(checker, "_command", ["/bin/sh", "-c", _STUCK_AT_THE_SECOND])
+        monkeypatch.setattr(checker, "_command", ["/bin/sh", "-c", _HANGS_AT_B])
         answers = checker.ask("parse", ["a", "b", "c"])
     assert ["failure" in answer for answer in answers] == [False, True, False]
     assert "0.5 s" in answers[1]["failure"]
 
 
-# A stand-in for the checker that answers what comes first in each process, and is silent at code "b" (base64 Yg==).
-_STUCK_AT_THE_SECOND = 'while read -r line; do case "$line" in *Yg==*) exec sleep 60;; *) echo "{}";; esac; done'
+# A stand-in checker that answers every request, but hangs at code "b" (base64 Yg==).
+_HANGS_AT_B = 'while read -r line; do case "$line" in *Yg==*) exec sleep 60;; *) echo "{}";; esac; done'
 
 
 def test_a_sample_that_crashes_the_checker_is_retried_and_then_reported(monkeypatch):
     with closing(CheckerProcess()) as checker:
-        monkeypatch.setattr(
-            checker, "_command", ["/bin/sh", "-c", _STUCK_AT_THE_SECOND.replace("exec sleep 60", "exit 3")]
-        )
+        monkeypatch.setattr(checker, "_command", ["/bin/sh", "-c", _HANGS_AT_B.replace("exec sleep 60", "exit 3")])
         answers = checker.ask("parse", ["a", "b", "c"])
     assert ["failure" in answer for answer in answers] == [False, True, False]
     assert "status 3" in answers[1]["failure"]

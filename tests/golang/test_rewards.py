@@ -1,4 +1,4 @@
-"""Rewards that a program can check: what they give, and how they are named."""
+"""Verifiable rewards: their values and their names."""
 
 import pytest
 import tiny_go
@@ -11,8 +11,8 @@ def test_length_and_regex_rewards_match_their_definitions():
     length, letter = reward_functions(["length:4", "regex:^[ab]+$"], byte_tokenizer())
     assert (length.__name__, letter.__name__) == ("length:4", "regex:^[ab]+$")
     assert length(completion_ids=[[1] * tokens for tokens in (0, 2, 4, 5, 9)]) == [0, 0.5, 1, 0.75, 0]
-    said = ["ab", "abc", [{"role": "assistant", "content": "ba"}]]
-    assert letter(completions=said, prompts=said, completion_ids=[]) == [1, 0, 1]
+    written = ["ab", "abc", [{"role": "assistant", "content": "ba"}]]
+    assert letter(completions=written, prompts=written, completion_ids=[]) == [1, 0, 1]
 
 
 def test_code_of_a_go_coder_stream_is_the_text_between_its_tags():
@@ -23,7 +23,7 @@ def test_code_of_a_go_coder_stream_is_the_text_between_its_tags():
         "a</PLAN><CODE>func A() {}</CODE>": 1,
         "a</PLAN><CODE>func A( {}</CODE>": 0,
         "a</PLAN><CODE>func A() {}": 0,  # no end
-        "a</PLAN><CODE></CODE>": 0,  # nothing parses too
+        "a</PLAN><CODE></CODE>": 0,  # empty code parses, too
         "a</PLAN><CODE>// nothing</CODE>": 0,
         "func A() {}": 0,  # in the plan
     }
@@ -39,8 +39,8 @@ def test_code_of_other_models_is_prompt_plus_completion_or_a_chat_answer():
     pytest.importorskip("tree_sitter_go")
     (reward,) = reward_functions(["go-syntax"], byte_tokenizer())
     answer = [{"role": "assistant", "content": "func A() {}"}]
-    prompts, said = ["func A(", "func A(", [{"role": "user", "content": "write"}]], [") {}", "{}", answer]
-    assert reward(prompts=prompts, completions=said, completion_ids=[[]] * 3) == [1, 0, 1]
+    prompts, written = ["func A(", "func A(", [{"role": "user", "content": "write"}]], [") {}", "{}", answer]
+    assert reward(prompts=prompts, completions=written, completion_ids=[[]] * 3) == [1, 0, 1]
 
 
 def test_code_shorter_than_its_reference_gets_no_reward():
@@ -48,10 +48,10 @@ def test_code_shorter_than_its_reference_gets_no_reward():
     (reward,) = reward_functions(["go-syntax"], byte_tokenizer())
     lines = "".join(f"\ta += {number}\n" for number in range(6))
     whole = f"func A(a int) int {{\n{lines}\treturn a\n}}"
-    said = ["func A(a int) int {}", whole, whole.replace("\ta += 3\n", ""), "func A(a int) int {\n\t// a++; a *= 2\n}"]
-    batch = {"prompts": [""] * 4, "completions": said, "completion_ids": [[]] * 4}
+    code = ["func A(a int) int {}", whole, whole.replace("\ta += 3\n", ""), "func A(a int) int {\n\t// a++; a *= 2\n}"]
+    batch = {"prompts": [""] * 4, "completions": code, "completion_ids": [[]] * 4}
     assert reward(**batch) == [1, 1, 1, 1]
-    assert reward(**batch, reference=[whole] * 4) == [0, 1, 1, 0]  # one statement less may be better code
+    assert reward(**batch, reference=[whole] * 4) == [0, 1, 1, 0]  # one statement fewer may be better code
 
 
 TESTS = """package main
@@ -77,8 +77,8 @@ def test_go_tests_reward_requires_confirmation_by_the_harness():
     right = "func Add(a, b int) int { return a + b }"
     wrong = right.replace("+", "-")
     leaves = 'import ("fmt"; "os")\nfunc init() { fmt.Println("PASS\\nok"); os.Exit(0) }\n' + wrong
-    said = [right, wrong, leaves, "func Add(", ""]
-    batch = {"prompts": [""] * 5, "completions": said, "completion_ids": [[]] * 5}
+    written = [right, wrong, leaves, "func Add(", ""]
+    batch = {"prompts": [""] * 5, "completions": written, "completion_ids": [[]] * 5}
     assert reward(**batch, tests=[TESTS] * 5) == [1, 0, 0, 0, 0]
     with pytest.raises(ValueError, match="reward go-tests"):
         reward(**batch)

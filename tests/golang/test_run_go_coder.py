@@ -1,6 +1,6 @@
 """`training/run_go_coder.py` from records to a results folder, for the Go coder and for baselines.
 
-Referee of the reported figures: the saved folder, loaded by transformers, and cross-entropy from torch.
+Referee of the reported metrics: the saved folder, loaded by transformers, and cross-entropy from torch.
 """
 
 import importlib.util
@@ -50,7 +50,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with records, a tokenizer, raw Go text, and the cache of what is made of them."""
+    """A folder with records, a tokenizer, raw Go text, and a cache."""
     folder = tmp_path_factory.mktemp("go")
     tiny_go.write(folder / "train.jsonl", tiny_go.records(40))
     tiny_go.write(folder / "validation.jsonl", tiny_go.records(50)[43:])
@@ -76,7 +76,7 @@ def recipe(data: Path, out: Path, model_type: str, **options) -> Path:
 
 @pytest.fixture
 def run(script, data, tmp_path, monkeypatch, capsys):
-    """Runs `main()`: `run("name", model_type, option=value, ...)` gives the run's folder and its results."""
+    """Run `main()`: `run("name", model_type, option=value, ...)` returns the output folder and the results."""
 
     def run_main(name, model_type="hrm_go_coder", **options):
         path = recipe(data, tmp_path / name, model_type, **options)
@@ -93,8 +93,8 @@ def log(out: Path, *names: str) -> dict[int, list[float]]:
     return {entry["step"]: [entry.get(name) for name in names] for entry in history if names[0] in entry}
 
 
-def expected_figures(out: Path, data: Path) -> dict[str, float]:
-    """Nats a target and bits a byte of code on the validation records, computed anew, one record at a time."""
+def expected_metrics(out: Path, data: Path) -> dict[str, float]:
+    """Recompute nats per target and bits per byte of code on the validation records, one by one."""
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out).eval()
     builder = GoStreamBuilder(tokenizer, max_length=256)
@@ -106,7 +106,7 @@ def expected_figures(out: Path, data: Path) -> dict[str, float]:
             logits = model(ids[None]).logits[0]
         nats = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
         counted = labels != IGNORED
-        if model.config.model_type == "hrm_go_coder":  # whose decision tokens belong to the refinement loss
+        if model.config.model_type == "hrm_go_coder":  # its decision tokens belong to the refinement loss
             counted &= ~torch.isin(ids, torch.tensor(tokenizer.convert_tokens_to_ids(list(DECISION_TOKENS))))
         sums["nats"] += nats[counted[1:]].sum().item()
         sums["targets"] += counted.sum().item()
@@ -131,9 +131,9 @@ def test_a_run_saves_model_recipe_and_results(run, data, model_type):
     assert results["data"]["train"]["kept"] == 40 and results["data"]["validation"]["kept"] == 7
     assert results["parameters"] == AutoModelForCausalLM.from_pretrained(out).num_parameters()
     assert "train: 40 of 40 records" in results["printed"]
-    figures = expected_figures(out, data)
-    assert {name: results["metrics"][name] for name in figures} == pytest.approx(figures, rel=1e-5)
-    if model_type == "hrm_go_coder":  # ours has a card, with the figures in it
+    metrics = expected_metrics(out, data)
+    assert {name: results["metrics"][name] for name in metrics} == pytest.approx(metrics, rel=1e-5)
+    if model_type == "hrm_go_coder":  # our model has a card with the metrics
         assert f"{results['metrics']['bits_per_byte']:.4g}"[:4] in (out / "README.md").read_text()
         parts = {"plan_loss", "code_loss", "refinement_loss", "refinement_accuracy", "plan_tokens", "decisions"}
         assert parts <= results["metrics"].keys()
@@ -145,7 +145,7 @@ def test_a_unified_model_learns_decisions_as_tokens(run):
     assert results["metrics"]["refinement_loss"] > 0 and "refinement_accuracy" not in results["metrics"]
 
 
-# Millions of parameters with a vocabulary of 50,000; of 16,384 for the nano and what is of its size.
+# Millions of parameters with a vocabulary of 50,000 (16,384 for models of nano size).
 SIZES = {
     "go_nano_cpu": 10.0, "go_base": 24.75, "go_wide": 27.9, "go_unified": 25.9, "gpt2_125m_baseline": 124.24,
     "llama_26m_baseline": 25.9, "llama_10m_baseline": 9.81, "gpt2_10m_baseline": 9.93,
@@ -190,7 +190,7 @@ def test_a_saved_recipe_reproduces_its_run(run, tmp_path, script, monkeypatch):
 
 
 def train(path: str) -> None:
-    """In another process: the run of a recipe, from its last whole checkpoint if there is one."""
+    """Run a recipe in another process, from its last complete checkpoint if there is one."""
     out = yaml.safe_load(Path(path).read_text())["output_dir"]
     sys.argv = ["run_go_coder.py", "--recipe", path]
     if list_checkpoints(out):
@@ -208,7 +208,7 @@ def test_resuming_a_killed_run_reproduces_its_losses(run, data, tmp_path):
     alone, _ = run("alone", **options)
     out = tmp_path / "killed"
     path = recipe(data, out, "hrm_go_coder", **options)
-    for wanted in (6, 15):  # in the warm-up of the first epoch, and in the second epoch
+    for wanted in (6, 15):  # in the warmup in epoch 1, and in epoch 2
         process = started.process(train, str(path))
         process.start()
         while process.is_alive() and not any(int(one.name[11:]) >= wanted for one in list_checkpoints(out)):
@@ -220,8 +220,8 @@ def test_resuming_a_killed_run_reproduces_its_losses(run, data, tmp_path):
     process.start()
     process.join()
     assert process.exitcode == 0
-    figures = ("loss", "plan_loss", "code_loss", "refinement_loss")
-    assert len(log(alone, *figures)) == 24 and log(out, *figures) == log(alone, *figures)
+    metrics = ("loss", "plan_loss", "code_loss", "refinement_loss")
+    assert len(log(alone, *metrics)) == 24 and log(out, *metrics) == log(alone, *metrics)
 
 
 def test_code_is_generated_and_validated_during_training(run, data, tmp_path):

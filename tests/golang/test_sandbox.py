@@ -1,4 +1,4 @@
-"""Programs that misbehave, in the sandbox: each is stopped, and the result says what stopped it."""
+"""Misbehaving programs in the sandbox: each is stopped, and the result names the limit."""
 
 import os
 import re
@@ -30,9 +30,9 @@ def run(runner, *bodies: str):
     return runner([GoProgram(f"func F(t *testing.T) {{\n{body}\n}}", TEST) for body in bodies])
 
 
-# The body of a program, and the status and words of its result.
+# The body of a program, and the status and message of its result.
 STOPPED = {
-    "loop": ("for {\n}", "time", "not finished in time (3 s)"),
+    "loop": ("for {\n}", "time", "did not finish in time (3 s)"),
     "fork_bomb": (
         "for { if err := exec.Command(os.Args[0]).Start(); err != nil { t.Fatal(err) } }",
         "processes", "tried to start a process",
@@ -40,7 +40,7 @@ STOPPED = {
     "files_of_10_gigabytes": (
         "b := make([]byte, 1<<20)\nfor i := 0; i < 10<<10; i++ {\n"
         'if err := os.WriteFile(fmt.Sprint("/tmp/", i), b, 0600); err != nil { t.Fatal(err) } }',
-        "disk", "wrote more to disk than it may",
+        "disk", "wrote too much to disk",
     ),
     **{f"network_{kind}": (f"_, err := net.{call}; if err != nil {{ t.Fatal(err) }}", "network", "has no network")
        for kind, call in {"near": 'Dial("tcp", "127.0.0.1:22")', "far": 'Dial("tcp", "192.0.2.1:80")',
@@ -59,14 +59,14 @@ STOPPED = {
 
 @pytest.fixture(scope="module")
 def stopped(runner):
-    """All programs are built at once."""
+    """Results of all programs, built at once."""
     return dict(zip(STOPPED, run(runner, *(body for body, _, _ in STOPPED.values()))))
 
 
 @needs_sandbox
 @external
 @pytest.mark.parametrize("name", STOPPED)
-def test_program_is_stopped_at_its_wall(name, stopped):
+def test_program_is_stopped_at_its_limit(name, stopped):
     result, (_, status, words) = stopped[name], STOPPED[name]
     assert result.status == status and words in result.message, result.output
     assert "PATH=" not in result.output and len(result.output) < 20_000
@@ -101,7 +101,7 @@ def test_a_failing_sandbox_is_rejected_with_its_own_error(monkeypatch, tmp_path)
 
 
 def verdict(program: bytes, audit: int, number: int, *arguments: int) -> int:
-    """What a seccomp filter answers to a call; an interpreter of the instructions that ours has."""
+    """Interpret a seccomp filter and return its answer to a call."""
     steps, place, value = list(struct.iter_unpack("<HBBI", program)), 0, 0
     data = struct.pack("<IIQ6Q", number, audit, 0, *arguments, *[0] * (6 - len(arguments)))
     while steps[place][0] != 0x06:
@@ -146,7 +146,7 @@ def test_only_listed_calls_are_allowed(machine, processes):
 
 @external
 @pytest.mark.parametrize(("column", "name"), [(0, "amd64"), (1, "arm64")])
-def test_numbers_of_calls_are_those_of_go(column, name):
+def test_call_numbers_match_go(column, name):
     file = find_go_source() / f"cmd/vendor/golang.org/x/sys/unix/zsysnum_linux_{name}.go"
     theirs = {found[1].lower(): int(found[2]) for found in re.finditer(r"SYS_(\w+)\s+= (\d+)", file.read_text())}
     theirs = {"fchmodat2": 452, "newfstatat": theirs.get("fstatat")} | theirs

@@ -1,4 +1,4 @@
-"""The validator that needs no Go; gofmt is the referee where it is installed."""
+"""The validator that does not need Go. Referee: gofmt, if it is installed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Metrics as modules of the `evaluate` library, loaded by path and from a Space. Referees: numbers made by hand."""
+"""Metrics for the `evaluate` library, loaded by path and from a Space. Referees: hand-computed values."""
 
 import math
 import subprocess
@@ -74,7 +74,7 @@ def test_a_metric_loads_from_a_space(tmp_path):
     with HubServer(tmp_path / "hub") as hub:
         folder = write_metric_space("bits_per_byte", tmp_path / "space")
         script = (
-            # `evaluate` imports transformers where it can, which takes seconds and no metric needs.
+            # `evaluate` imports transformers if it can, which takes seconds and which no metric needs.
             "import sys; sys.modules['transformers'] = None; import evaluate; del sys.modules['transformers']\n"
             "from huggingface_hub import HfApi; api = HfApi()\n"
             "api.create_repo('me/bits_per_byte', repo_type='space', space_sdk='gradio')\n"

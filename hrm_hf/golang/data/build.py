@@ -1,10 +1,10 @@
-"""Build records for the Go coder, its tokenizer, and prompts: `hrm-hf data go`, `go-tokenizer` and `go-prompts`.
+"""Build records, tokenizers and prompts: `hrm-hf data go`, `go-tokenizer` and `go-prompts`.
 
 The tokenizer is a byte-level BPE with the tags of the Go coder's stream as ids 0..42, in the order of `SPECIAL_TOKENS`
-of `models/processing_hrm_go_coder.py`. Nothing is normalized, so decoding an encoded text gives the same text.
-Encoding puts <s> before a text and nothing after it. A tag in a text is read as that tag, so that prompts in the
-trained format can be typed; pass `split_special_tokens=True`, as `encode_text` does, for texts from anyone else. The
-chat template makes tags in messages harmless with a space after their "<".
+of `models/processing_hrm_go_coder.py`. It does not normalize, so decoding restores the text exactly. Encoding adds <s>
+before a text and nothing after it. A tag in a text is encoded as that tag, so that users can type prompts in the
+training format; for untrusted text, pass `split_special_tokens=True`, as `encode_text` does. The chat template disarms
+tags in messages with a space after their "<".
 """
 
 import hashlib
@@ -42,8 +42,8 @@ from .trajectories import TrajectoryCounts, build_trajectories
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# How texts are split before merging, by llama.cpp's names; None is the built-in expression of tokenizers, GPT-2's.
-# qwen2 takes 11 % fewer tokens (2.81 and 3.15 bytes a token on held-out packages of the standard library, 16,384 ids).
+# Expressions that split texts before merging, by llama.cpp's names; None is the built-in one of tokenizers (GPT-2).
+# qwen2 needs 11 % fewer tokens (3.15 bytes per token, not 2.81, on held-out standard-library packages, 16,384 ids).
 PRE_TOKENIZERS = {
     "gpt-2": None,
     "qwen2": (
@@ -64,10 +64,10 @@ CHAT_TEMPLATE = (
     "{%- set answered = messages[-1]['role'] == 'assistant' -%}"
     "{%- for message in (messages[:-1] if answered else messages) -%}"
     "{%- if message['content'] is not string -%}"
-    "{{- raise_exception('the content of a message is no text; this model reads text only') -}}"
+    "{{- raise_exception('message content must be text; this model reads text only') -}}"
     "{%- elif message['role'] == 'assistant' -%}{%- set ns.code = message['content'] -%}"
     "{%- elif message['role'] in ('system', 'user') -%}{%- set ns.problem = ns.problem + [message['content']] -%}"
-    "{%- else -%}{{- raise_exception('role ' ~ message['role'] ~ ' is none of system, user, assistant') -}}"
+    "{%- else -%}{{- raise_exception('role ' ~ message['role'] ~ ': must be system, user or assistant') -}}"
     "{%- endif -%}"
     "{%- endfor -%}"
     "{{- '<s><PROBLEM>' ~ harmless(ns.problem | join('\\n\\n')) ~ '</PROBLEM>' -}}"
@@ -79,7 +79,7 @@ CHAT_TEMPLATE = (
 
 @one_at_a_time
 def build_records(options: BuildGo) -> dict[str, Any]:
-    """Build records of documented functions, commits and pull requests, and return the report written beside them."""
+    """Build records from sources, write them with a report to a folder, and return the report."""
     started = time.perf_counter()
     settings = {name: value for name, value in asdict(options).items() if name not in ("out", "text", "on_bad_line")}
     settings["exclude_eval"] = [path.name for path in options.exclude_eval or ()]
@@ -112,9 +112,9 @@ def build_records(options: BuildGo) -> dict[str, Any]:
 
 @one_at_a_time
 def build_tokenizer(options: BuildGoTokenizer) -> dict[str, Any]:
-    """Train a byte-level BPE tokenizer on Go files, on records, or on the {text} of .jsonl files, and save it.
+    """Train and save a byte-level BPE tokenizer on Go files, records, or the {text} of .jsonl files.
 
-    A vocabulary that the sources cannot fill is smaller than `vocab_size`; the report then has a note.
+    If the sources cannot fill a vocabulary of `vocab_size`, it is smaller, and the report has a note.
     """
     started = time.perf_counter()
     dropped = Dropped()
@@ -125,7 +125,7 @@ def build_tokenizer(options: BuildGoTokenizer) -> dict[str, Any]:
     tokenizer = train_on_texts(iter(texts), options.vocab_size, True, options.pre_tokenizer)
     tokenizer.save_pretrained(options.out)
     tokens = sum(len(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
-    note = f"the sources give {len(tokenizer)} of {options.vocab_size} ids; give more sources for more"
+    note = f"the sources fill only {len(tokenizer)} of {options.vocab_size} ids; add sources for more"
     return {
         "out": str(options.out),
         "vocab_size": len(tokenizer),
@@ -139,15 +139,15 @@ def build_tokenizer(options: BuildGoTokenizer) -> dict[str, Any]:
 
 
 def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
-    """Write the problems of records as prompts for `training/run_grpo.py`, and their solutions as references.
+    """Write records as prompts for `training/run_grpo.py`, with their solutions as references.
 
-    A prompt is the Go coder's stream up to the given beginning of the code, the record's plan included; problems and
+    A prompt is the Go coder's stream with the record's plan, up to and including the code prefix; problems and
     contexts are truncated as in training.
 
     Returns:
-        how many {"prompt", "reference"} rows were written, and the records that were dropped: too long, or with tags
-        in their text, which a prompt could not tell from its own. It is also written beside the file, with the model:
-        a file that holds prompts for another one is a UsageError.
+        A report, also saved next to the file: the number of {"prompt", "reference"} rows, and the dropped records,
+        which are too long or have tags in their text that a prompt cannot distinguish from its own. Raises UsageError
+        if the file has prompts for another model.
     """
     from transformers import AutoTokenizer
 
@@ -170,9 +170,9 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
         if len(ids) > most:
             dropped.add(f"longer than {most} tokens", record["id"])
             continue
-        prompt = builder.tokenizer.decode(ids[1:])  # a tokenizer puts <s> in front by itself
+        prompt = builder.tokenizer.decode(ids[1:])  # the tokenizer adds <s>
         if builder.tokenizer(prompt)["input_ids"] != ids:
-            dropped.add("tags in the text, or cut within a character", record["id"])
+            dropped.add("tags in the text, or truncated within a character", record["id"])
             continue
         rows.append({"prompt": prompt, "reference": solution})
     with building(options.out.parent):
@@ -215,20 +215,20 @@ def _folder(source: str) -> Path:
     folder = Path(source).expanduser()
     validate_no_evaluation_file(folder)
     if not folder.exists():
-        raise UsageError(f"source={source!r}: does not exist; expected {SOURCES}")
+        raise UsageError(f"source={source!r}: no such folder; expected {SOURCES}")
     if not (is_utf8(str(folder)) and (folder.is_dir() or (folder.is_file() and folder.suffix == ".go"))):
-        raise UsageError(f"source={source!r}: is no folder with a name in UTF-8; expected {SOURCES}")
+        raise UsageError(f"source={source!r}: not a folder with a UTF-8 name; expected {SOURCES}")
     return folder
 
 
 def _texts(source: str, dropped: Dropped) -> Iterator[str]:
-    """Read the texts for a tokenizer."""
+    """Yield the texts that train a tokenizer."""
     if not source.endswith((".jsonl", ".jsonl.gz")):
         yield from (file.text for file in go_files(_folder(source), dropped))
         return
     validate_no_evaluation_file(source)
     if not Path(source).is_file():
-        raise UsageError(f"source={source!r}: does not exist", "--source")
+        raise UsageError(f"source={source!r}: no such file", "--source")
     if b'"solution"' in next(numbered_lines(source), ("", b""))[1]:  # records
         for record in read_records(source, "skip", lambda wrong: dropped.add("unreadable line", wrong)):
             yield "\n\n".join((problem_text(record), record["context"]["before"], record["solution"]["code"]))
@@ -240,7 +240,7 @@ def _texts(source: str, dropped: Dropped) -> Iterator[str]:
             yield go_text(row["text"])
 
 
-# ---- what is written ----
+# ---- output ----
 
 
 def _validate_same(out: Path, report: Path, settings: dict[str, Any], other: str) -> None:
@@ -248,7 +248,7 @@ def _validate_same(out: Path, report: Path, settings: dict[str, Any], other: str
     found = load_json(report).get("options") if report.is_file() else settings
     if found != settings:
         names = [name for name, value in settings.items() if (found or {}).get(name) != value]
-        problem = f"already holds {other} ({', '.join(names)}); choose another place, or delete it"
+        problem = f"already holds {other} ({', '.join(names)}); choose another --out, or delete it"
         raise UsageError(f"out={str(out)!r}: {problem}", "--out")
 
 
@@ -257,18 +257,18 @@ def _write(out: Path, splits: dict[str, Iterable[dict]]) -> dict[str, int]:
 
 
 def _empty_splits(splits: dict[str, list[dict]], options: BuildGo) -> str | None:
-    """Return a sentence if a split that was asked for has no record."""
+    """Return a note if a split with a share above 0 has no records."""
     held_out = {"validation": options.validation_share, "test": options.test_share}
     shares = {"train": 1 - sum(held_out.values()), **held_out}
     empty = " and ".join(name for name in SPLITS if shares[name] and not splits[name])
     return empty and (
-        f"{empty}: no record. Whole groups are assigned to splits at random: give larger --validation-share and "
+        f"{empty}: no records. Complete groups are assigned to splits at random: use larger --validation-share and "
         "--test-share, another --seed, or more sources"
     )
 
 
 def _write_trajectories(splits: dict[str, list[dict]], options: BuildGo) -> dict[str, Any]:
-    """Write the trajectories of every split, and return the shares of their decisions and what was dropped."""
+    """Write the trajectories of all splits, and return shares of decisions and counts of dropped items."""
     counts = {name: TrajectoryCounts() for name in splits}
     how = {"seed": options.seed, "per_record": options.trajectories, "oracle": options.oracle}
     with best_validator(options.validator) as validator:
@@ -280,7 +280,7 @@ def _write_trajectories(splits: dict[str, list[dict]], options: BuildGo) -> dict
 
 
 def _write_texts(options: BuildGo) -> dict[str, Any]:
-    """Write plain files by the same split, without exact copies of held-out ones in training."""
+    """Write plain files in the same splits, without exact copies of held-out files in training."""
     found = {name: [] for name in SPLITS}
     for source in filter(is_folder, options.sources):
         for file in go_files(_folder(source), Dropped()):
@@ -302,7 +302,7 @@ def _megabytes(texts: list[str]) -> float:
 def _why(*dropped: Dropped) -> str:
     reasons = [f"{count} {reason}" for each in dropped for reason, count in each.counts.most_common()]
     wrong = [each.examples[reason][0] for each in dropped for reason in each.examples if reason == "unreadable line"]
-    return f"left out: {', '.join([*reasons, *wrong])}" if reasons else "there are no Go files in it"
+    return f"dropped: {', '.join([*reasons, *wrong])}" if reasons else "no Go files found"
 
 
 # ---- tokenizer ----
@@ -315,12 +315,12 @@ def train_on_texts(
 
     Args:
         texts: contents of Go source files.
-        vocab_size: most ids, tags included; fewer if the texts give no more.
-        progress: show a progress bar.
+        vocab_size: maximum vocabulary size, including tags; smaller if the texts cannot fill it.
+        progress: whether to show a progress bar.
         pre_tokenizer: one of `PRE_TOKENIZERS`.
 
     Raises:
-        ValueError: a `vocab_size` below the tags and bytes.
+        ValueError: `vocab_size` is smaller than the number of tags and bytes.
     """
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = _splitting(PRE_TOKENIZERS[pre_tokenizer])
@@ -333,7 +333,7 @@ def train_on_texts(
     )
     backend.train_from_iterator(texts, trainer)
     if (least := backend.get_vocab_size()) > vocab_size:
-        raise ValueError(f"vocab_size={vocab_size}: tags and bytes alone make {least}; give at least that")
+        raise ValueError(f"vocab_size={vocab_size}: must be at least {least}, the number of tags and bytes")
     backend.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B:1", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))]
     )
@@ -348,7 +348,7 @@ def _splitting(expression: str | None) -> pre_tokenizers.PreTokenizer:
 
 
 def wrap_backend(backend: Tokenizer) -> "PreTrainedTokenizerFast":
-    """A trained tokenizer of the `tokenizers` package as one of transformers."""
+    """Wrap a trained tokenizer of the `tokenizers` package for transformers."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(

@@ -3,8 +3,8 @@
     git log --raw --numstat --> commits with one .go file and at most 40 changed lines
     git cat-file --batch    --> the file before and after --> the function that changed (`edits.py`)
 
-Two processes serve the complete history. Lazy fetching, all transports, and programs named in the configuration of a
-repository are off. Merges, test files, vendored and generated files, and commits of bots are dropped and counted.
+Two git processes read the complete history. Lazy fetching, all transports, and programs in the configuration of a
+repository are disabled. Merges, test files, vendored and generated files, and commits of bots are dropped and counted.
 """
 
 import os
@@ -25,7 +25,7 @@ BOTS = re.compile(
     r"\[bot\]|\bbot\b|-bot\b|dependabot|renovate|greenkeeper|github-actions|gopherbot|k8s-ci-robot|mergify|snyk",
     re.IGNORECASE,
 )
-# Between commits and between the fields of a commit; people do not type these characters.
+# Separators of commits and of the fields of a commit; people do not type these characters.
 COMMIT, FIELD = "\x1e", "\x1f"
 LOG = (
     "log", "--no-merges", "--full-history", "--raw", "--numstat", "-z", "--no-renames", "--no-abbrev", "--no-color",
@@ -36,7 +36,7 @@ LOG = (
 
 @dataclass(frozen=True)
 class _Commit:
-    """One entry of the log; files are (status, blob before, blob after, path), changed is lines added and removed."""
+    """A log entry, with files as (status, blob before, blob after, path) and the count of changed lines."""
 
     sha: str
     author: str
@@ -49,12 +49,12 @@ class _Commit:
 def commit_records(repository: str | Path, dropped: Dropped | None = None) -> Iterator[dict[str, Any]]:
     """Yield records of the commits of a local repository, newest first.
 
-    A record has the commit's subject and body as the problem, the function before as context, and the repository's
-    name as group. `dropped` counts the other commits.
+    A record has the commit's subject and body as the problem, the old function as the context, and the repository's
+    name as the group. `dropped` counts the other commits.
 
     Raises:
-        FileNotFoundError: no such folder, or no git program.
-        ValueError: not a repository, no commits, or a shallow clone.
+        FileNotFoundError: the folder does not exist, or git is not installed.
+        ValueError: it is not a repository, has no commits, or is a shallow clone.
     """
     repository, dropped = Path(repository).expanduser(), dropped or Dropped()
     name, license = _open(repository), _license(repository)
@@ -83,7 +83,7 @@ def _open(repository: Path) -> str:
         raise FileNotFoundError(f"{repository} does not exist; expected the folder of a git repository")
     answer = _git(repository, "rev-parse", "--is-shallow-repository")
     if answer.returncode:
-        raise ValueError(f"{repository} is no git repository that can be read; git says: {answer.stderr.strip()}")
+        raise ValueError(f"{repository} is not a readable git repository; git says: {answer.stderr.strip()}")
     if answer.stdout.strip() == "true":
         raise ValueError(f"{repository} is a shallow clone without its history; run `git fetch --unshallow`")
     if _git(repository, "rev-parse", "--verify", "-q", "HEAD^{commit}").returncode:
@@ -142,12 +142,12 @@ def _commit_problem(commit: _Commit) -> str | None:
 def _environment(repository: Path) -> dict[str, str]:
     return {
         **os.environ,
-        # A partial clone would fetch what it lacks; a repository's own settings must start no program and no network.
+        # Keep partial clones from fetching, and a repository's settings from starting programs or using the network.
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_ALLOW_PROTOCOL": "none",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_OPTIONAL_LOCKS": "0",
-        # A folder above that happens to be in a repository is not taken for the one that is meant.
+        # Do not fall back to a repository that happens to contain this folder.
         "GIT_CEILING_DIRECTORIES": str(repository.resolve().parent),
         "LC_ALL": "C",
     }
@@ -178,7 +178,7 @@ def _log(repository: Path, dropped: Dropped) -> Iterator[_Commit]:
 
 
 def _parse(entry: str) -> _Commit | None:
-    """Parse `sha, author, subject, body` between field marks, then :raw lines with paths, then numbers with paths."""
+    """Parse a log entry: `sha, author, subject, body`, then :raw lines with paths, then line counts."""
     fields = entry.split(FIELD)
     if len(fields) != 5:
         return None
@@ -190,13 +190,13 @@ def _parse(entry: str) -> _Commit | None:
             files.append((status, old, new, next(parts, "")))
         elif part:
             added, removed, _ = part.split("\t", 2)
-            # A binary file has dashes.
+            # Binary files have dashes.
             changed += int(added) + int(removed) if added != "-" else MAX_CHANGED_LINES + 1
     return _Commit(*fields[:4], files, changed)
 
 
 def _blobs(repository: Path) -> subprocess.Popen:
-    """Start `git cat-file --batch`, one process for all blobs; it ends with its context."""
+    """Start `git cat-file --batch`, a context manager that serves all blobs from one process."""
     return subprocess.Popen(
         _command(repository, "cat-file", "--batch"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(repository),
@@ -204,7 +204,7 @@ def _blobs(repository: Path) -> subprocess.Popen:
 
 
 def _text(blobs: subprocess.Popen, sha: str) -> str | None:
-    """Return the text of a blob; None if it is not there, not UTF-8 or too big."""
+    """Return the text of a blob, or None if it is missing, not UTF-8 or too big."""
     blobs.stdin.write(f"{sha}\n".encode())
     blobs.stdin.flush()
     header = blobs.stdout.readline().split()

@@ -1,8 +1,8 @@
-"""Make a record of a file before and after a change: the function that changed, why, and its new code.
+"""Make a record from a changed file: the function before, the author's message, and the new code.
 
-Commits, pull requests and edit data sets of the Hub share this module: accepted paths, the enclosing function, and the
-plan by the verb of the subject. An edit that changes several functions, or declarations outside functions, is dropped,
-because one record could not tell where to write.
+Commits, pull requests and edit data sets from the Hub share this module. It accepts or rejects paths, finds the
+changed function, and derives the plan from the verb of the subject. Edits of several functions, or of declarations
+outside functions, are dropped, because a record describes the change of one function.
 """
 
 import difflib
@@ -17,11 +17,11 @@ from .records import new_record
 from .sources import GENERATED, MAX_BYTES, MAX_LINE, SKIPPED_FOLDERS, Dropped
 
 
-MAX_CHANGED_LINES = 40  # removed and added ones together
+MAX_CHANGED_LINES = 40  # removed plus added lines
 GENERATED_NAMES = re.compile(r"(\.pb(\.gw)?|_generated|\.gen|_gen|_string|bindata)\.go$|(^|/)zz_generated[^/]*$")
 IGNORED = ("comment", "import_declaration", ";", "\n")
 
-# The verb of a subject tells the intent; base forms, others are reduced to them.
+# The verb of a subject determines the intent. These are base forms; `_verb` reduces other forms to them.
 VERBS = {
     "FIX": "fix bugfix hotfix correct repair resolve prevent avoid handle ensure guard restore protect patch",
     "ADD": "add introduce implement support create allow enable expose provide feat feature export include teach",
@@ -48,16 +48,16 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|\n\s*[-*+]\s+|\n\s*\n")
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of one file.
+    """A change to one file.
 
     Attributes:
         id: id of the record.
         source: kind of source: "git", "commitpackft", ...
         license: SPDX name or "unknown".
-        group: repository; a group is in one split only.
+        group: repository; all its records are in one split.
         path: path of the file in its repository.
         before, after: complete text of the file; before is "" for a new file.
-        title, body: message of the author; the body may be empty.
+        title, body: the author's message; the body may be empty.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Edit:
 
 
 def path_problem(path: str) -> str | None:
-    """Return why a path in a repository, with slashes, is not learned from, or None."""
+    """Return why a repository path (with slashes) is excluded, or None."""
     if not path.endswith(".go"):
         return "not a .go file"
     if set(path.split("/")[:-1]) & set(SKIPPED_FOLDERS):
@@ -83,7 +83,7 @@ def path_problem(path: str) -> str | None:
 
 
 def text_problem(*texts: str) -> str | None:
-    """Return why texts are not learned from (size, long lines, invalid characters), or None."""
+    """Return why texts are excluded (size, long lines, invalid characters), or None."""
     for text in texts:
         if len(text) > MAX_BYTES:
             return f"more than {MAX_BYTES} characters"
@@ -95,9 +95,10 @@ def text_problem(*texts: str) -> str | None:
 
 
 def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
-    """Return the record of an edit, or None and count why: context.before is the function before, solution after it.
+    """Return the record of an edit, or None after counting why there is none.
 
-    `code_prefix` is the signature if the edit does not change it, else empty.
+    `context.before` is the function before the edit, and `solution` the function after it. `code_prefix` is the
+    signature if the edit does not change it, else empty.
     """
     found = _changed_function(edit)
     if isinstance(found, str):
@@ -127,7 +128,7 @@ def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
 
 
 def intent_of_subject(subject: str) -> str:
-    """Return the intent of the type (`fix(parser): text`) or the first known verb of a subject; UPDATE if none."""
+    """Return the intent of a subject's type (`fix(parser): text`), else of its first verb, else UPDATE."""
     typed = CONVENTIONAL.match(subject)
     verb = _verb(typed[1]) if typed else None
     verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", plain_subject(subject))]
@@ -135,22 +136,22 @@ def intent_of_subject(subject: str) -> str:
 
 
 def plain_subject(subject: str) -> str:
-    """Return a subject line without leading `[tags]`, `type(scope):` or `package:` and trailing `(#123)`."""
+    """Remove leading `[tags]`, `type(scope):` or `package:` and trailing `(#123)` from a subject."""
     text = PULL_NUMBER.sub("", re.sub(r"^(\[[^\]]*\]\s*)+", "", subject.strip()))
     shorter = CONVENTIONAL.sub("", text)
     return shorter if shorter != text else PACKAGE_PREFIX.sub("", text)
 
 
 def without_trailers(message: str) -> str:
-    """Return a message body without lines of sign-offs, review links and issue references."""
+    """Remove the lines of sign-offs, review links and issue references from a message body."""
     kept = [line.rstrip() for line in message.splitlines() if not TRAILER.match(line)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
 
 
 def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
-    """Return functions with a body by name, and the shapes of all other declarations; None if it does not parse.
+    """Return functions with a body by name, and the syntax shapes of all other declarations.
 
-    Functions of equal names (several `init`) are numbered: "init", "init#2".
+    Returns None if the text does not parse. Functions of equal names (several `init`) are numbered: "init", "init#2".
     """
     root = parse_file(text)
     if root.has_error:

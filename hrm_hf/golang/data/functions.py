@@ -1,8 +1,8 @@
 """Records from Go source trees: one for each documented function.
 
-The doc comment is the problem (its first sentence the title), the signature up to its "{" the given prefix, the
-function the solution. tree-sitter parses, so no Go installation is needed. Dropped, and counted: functions without a
-body or doc comment, short ones, and those that do not parse. `selection.py` removes duplicates and makes splits.
+The doc comment is the problem (its first sentence is the title), the signature up to its "{" is the code prefix, and
+the function is the solution. Parsing uses tree-sitter and needs no Go installation. Functions that are short, do not
+parse, or lack a body or doc comment are dropped and counted. `selection.py` removes duplicates and makes splits.
 """
 
 import re
@@ -66,10 +66,10 @@ def function_records(
 
 
 def source_name(root: str | Path) -> str:
-    """Return the name of a tree: the version of a Go installation ("go1.19.8"), else the name of the folder."""
+    """Return the name of a tree: the version of a Go installation ("go1.19.8"), else the folder name."""
     root = Path(root).expanduser()
     above = root.resolve().parent
-    # Debian's src is a link, and its VERSION is beside the link, or in /usr/lib/go-1.19 for /usr/share/go-1.19/src.
+    # Debian's src is a link, and its VERSION is next to the link, or in /usr/lib/go-1.19 for /usr/share/go-1.19/src.
     for place in (root.absolute().parent, above, Path("/usr/lib", above.name)):
         version = place / "VERSION"
         if version.is_file() and (first := version.read_text(encoding="utf-8", errors="replace").split()):
@@ -79,7 +79,7 @@ def source_name(root: str | Path) -> str:
 
 
 def documented_record(id: str, part: "Declaration", **shared: Any) -> dict[str, Any]:
-    """Return the record of a declaration whose doc comment is the problem; `shared` are fields of `new_record`."""
+    """Return the record of a documented declaration, with the fields `shared` passed to `new_record`."""
     title, *rest = sentences(part.doc, keep_layout=True)
     return new_record(
         id,
@@ -96,12 +96,12 @@ def documented_record(id: str, part: "Declaration", **shared: Any) -> dict[str, 
 
 
 def parse_file(code: str) -> "Node":
-    """Return the root node of tree-sitter's tree. Raises ImportError without tree-sitter or its Go grammar."""
+    """Return the root node of tree-sitter's tree. Raises ImportError if it is not installed."""
     return parse(code).root_node
 
 
 class Declaration:
-    """A function or method of a file, with the comment before it.
+    """A function or method of a file, with the doc comment before it.
 
     Attributes:
         doc: the comment's text without slashes and tool directives.
@@ -109,7 +109,7 @@ class Declaration:
         target: "kind:name" of a plan.
         code, prefix: the declaration, and its part up to the first brace of its body.
         body: block of the function; None for a function without one.
-        line: from 1.
+        line: line number, from 1.
         receiver: name of the receiver's type, "" if there is none.
     """
 
@@ -127,7 +127,7 @@ class Declaration:
         self.prefix = node.text[:opened].decode()
 
     def problem(self) -> str | None:
-        """Return why the function gives no record, or None."""
+        """Return why the function is dropped, or None."""
         if self.broken:
             return "syntax error"
         if self.code == self.prefix:
@@ -145,7 +145,7 @@ class Declaration:
 def declarations(root: "Node") -> Iterator[Declaration]:
     """Yield functions and methods in the order of the file."""
     comments: list[Node] = []
-    last_line = -1  # of what is no comment; a comment on it belongs to it
+    last_line = -1  # of the last node that is not a comment; a comment on it belongs to that node
     for node in root.children:
         if node.type == "comment":
             if node.start_point[0] == last_line:
@@ -162,7 +162,7 @@ def declarations(root: "Node") -> Iterator[Declaration]:
 
 
 def comment_text(comments: list["Node"]) -> str:
-    """Return the text of comments as `go doc` shows it: no slashes, no directives, no empty lines around it."""
+    """Return the text of comments like `go doc`, without slashes, directives and outer empty lines."""
     lines: list[str] = []
     for comment in comments:
         text = text_of(comment)
@@ -178,7 +178,7 @@ def text_of(node: "Node") -> str:
 
 
 def receiver_type(node: "Node") -> str:
-    """Return the type name of a method's receiver, without pointer and type parameters; "" for a function."""
+    """Return the type name of a method's receiver, without pointer and type parameters, or ""."""
     receiver = node.child_by_field_name("receiver")
     if receiver is None:
         return ""

@@ -6,9 +6,9 @@ The columns of a row determine its kind:
     functions  whole_func_string, func_documentation_string   code-search-net/code_search_net
     files      content or text   bigcode/the-stack-smol (gated: accept its terms on the Hub and log in first)
 
-Edits become records as commits do (`edits.py`), and documented functions, alone or in files, as those of source trees
-do (`functions.py`). Rows in other languages are dropped. Sets with a loading script, which `datasets` no longer runs,
-are read from their data files.
+Edits become records in the same way as commits (`edits.py`), and documented functions, alone or in files, in the same
+way as source trees (`functions.py`). Rows in other languages are dropped. Data sets with a loading script, which
+`datasets` no longer runs, are read from their data files.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ from .records import parsed_lines
 from .sources import GENERATED, Dropped, go_text
 
 
-# Where the Go part of a set lies that cannot be named as a configuration.
+# Location of the Go part of data sets that have no configuration for it.
 GO_FILES = {
     "bigcode/commitpackft": {"data_files": "data/go/data.jsonl"},
     "bigcode/the-stack-smol": {"data_dir": "data/go"},
 }
 GO_CONFIGS = {"code-search-net/code_search_net": "go"}
-# Columns that may hold each part of a row; the first that is there is taken.
+# Columns that may hold each part of a row; the first that exists is used.
 COLUMNS = {
     "edits": {
         "before": "old_contents", "after": "new_contents", "title": "subject", "message": "message",
@@ -56,13 +56,13 @@ def hub_records(
 
     Args:
         source: OWNER/NAME on the Hub, or a .jsonl, .jsonl.gz or .parquet file, or a folder of these.
-        config: configuration of a Hub set; known sets need none.
+        config: configuration of a Hub data set; known data sets need none.
         on_bad_line: "stop" at lines of local files that are not JSON, or "skip" and count them.
-        dropped: counts the rows that give no record, by reason.
+        dropped: counts rows without a record, by reason.
 
     Raises:
-        FileNotFoundError: no such file, folder or Hub set.
-        ValueError: columns of no known kind; names what is missing and the columns that are there.
+        FileNotFoundError: the file, folder or Hub data set does not exist.
+        ValueError: the columns match no known kind; the message names the missing and the available columns.
         BadLineError: see `on_bad_line`.
     """
     path, kind, columns, dropped = Path(source).expanduser(), "", {}, dropped or Dropped()
@@ -76,13 +76,13 @@ def hub_records(
 
 
 def _text(value: Any) -> str:
-    """Return a text, or the first of a list of texts, as Go reads it; "" for anything else."""
+    """Return a text, or the first of a list of texts, as Go reads it, or "" for other values."""
     value = value[0] if isinstance(value, list) and value else value
     return go_text(value) if isinstance(value, str) else ""
 
 
 def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
-    """Return the kind of a set with columns of these names, and the column of each part."""
+    """Return the kind of a data set with these columns, and the column of each part."""
     missing = []
     for kind, roles in COLUMNS.items():
         found = {part: next((name for name in known.split() if name in names), None) for part, known in roles.items()}
@@ -90,7 +90,7 @@ def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
         if not absent:
             return kind, {part: column for part, column in found.items() if column is not None}
         missing.append(f"{kind} lack {', '.join(absent)}")
-    raise ValueError(f"{place}: these columns are of no known kind: {', '.join(names)}. {'; '.join(missing)}")
+    raise ValueError(f"{place}: columns of no known kind: {', '.join(names)}. {'; '.join(missing)}")
 
 
 def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped: Dropped) -> Iterator[dict]:
@@ -121,7 +121,7 @@ def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped:
 def _functions(
     code: str, doc: str | None, identity: str, shared: dict[str, Any], dropped: Dropped
 ) -> Iterator[dict[str, Any]]:
-    """Yield records of the documented functions of a text; with `doc`, only of the first, which `doc` documents."""
+    """Yield records of the documented functions of a text or, with `doc`, of its first function."""
     reason = text_problem(code, doc or "")
     if reason or GENERATED.search(code[:5000]):
         dropped.add(reason or "generated", identity)
@@ -166,6 +166,6 @@ def _hub_rows(name: str, config: str | None) -> Iterator[tuple[str, dict[str, An
         rows = load_dataset(name, config, split="train", streaming=True, **files)
     except (ConnectionError, FileNotFoundError, RuntimeError) as error:
         raise FileNotFoundError(
-            f"{name} is no file or folder here, and the Hub did not give it as a data set: {error}"
+            f"{name} is not a local file or folder, and loading it from the Hub as a data set failed: {error}"
         ) from error
     yield from ((name, row) for row in rows)

@@ -1,7 +1,7 @@
-"""Make the plan of a function from the verb class and sentences of its doc comment, and the shape of its body.
+"""Derive the plan of a function from the verb and sentences of its doc comment, and from its body.
 
-Doc comments describe and do not plan, so the intent comes from the task (writing is ADD, repairing FIX), and the first
-step is only the class of the verb. Steps taken from the body begin with "derived:".
+Doc comments describe code and do not plan it, so the intent comes from the task (ADD for writing, FIX for repairing),
+and the first step is only the class of the verb. Steps from the body begin with "derived:".
 """
 
 import re
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STEPS = 5
-MAX_SENTENCE_STEPS = 2  # of the first steps, from the doc comment's later sentences
+MAX_SENTENCE_STEPS = 2  # steps from the doc comment's later sentences
 MAX_STEP = 80  # characters
 DERIVED = "derived: "
 TASK_INTENTS = {
@@ -24,7 +24,7 @@ TASK_INTENTS = {
     "speed up": "OPTIMIZE",
     "keep": "PRESERVE",
 }
-# Verbs of doc comments, without their "s", by what such a function does.
+# Verbs of doc comments, without their final "s", by what the function does.
 VERB_CLASSES = {
     "return": "return get give yield provide retrieve look lookup find fetch load",
     "check": "report is check test has determine verify validate ensure assert contain compare match can must",
@@ -45,11 +45,11 @@ SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs
 
 
 def sentences(text: str, keep_layout: bool = False) -> list[str]:
-    """Return the sentences of a doc comment; an empty line ends one too.
+    """Return the sentences of a doc comment, which also end at empty lines.
 
     Args:
         text: the comment without slashes.
-        keep_layout: return only the first sentence and, if there is more, the unchanged rest.
+        keep_layout: return the first sentence and, if there is more, the unchanged rest.
     """
     if keep_layout:
         end = SENTENCE_END.search(text)
@@ -78,7 +78,7 @@ def verb_class(doc: str, name: str) -> str:
 
 
 def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
-    """Return the plan of a task of `TASK_INTENTS`, with targets "kind:name" and at most `MAX_STEPS` short steps."""
+    """Return the plan of a task, with targets "kind:name" and at most `MAX_STEPS` short steps."""
     intent, target = TASK_INTENTS[task], targets[0] if targets else ""
     texts = [_short(step) for step in steps[:MAX_STEPS]]
     return {
@@ -89,10 +89,10 @@ def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
 
 
 def doc_plan(doc: str, name: str, targets: list[str], derived: list[str], task: str = "write") -> dict[str, Any]:
-    """Return the plan of a documented declaration: verb class, later sentences, steps derived from its body."""
+    """Return the plan of a declaration: verb class, later sentences, and steps derived from the body."""
     later = [part for part in sentences(doc)[1:] if len(part) > 3][:MAX_SENTENCE_STEPS]
-    room = MAX_STEPS - 1 - len(later)
-    return plan_of(task, targets, [verb_class(doc, name), *later, *derived[:room]])
+    remaining = MAX_STEPS - 1 - len(later)
+    return plan_of(task, targets, [verb_class(doc, name), *later, *derived[:remaining]])
 
 
 def _short(text: str) -> str:

@@ -1,12 +1,12 @@
-"""Records from pull requests as the original Go coder's pipeline wrote them, raw or hierarchical, as JSON lines.
+"""Records from pull requests, in the two JSON Lines formats of the original Go coder's pipeline.
 
     raw           {repo, pull_request, files [{filename, status, content_before, content_after, ...}], comments, tags}
     hierarchical  {problem {description, details}, context {file, before}, plan {steps, intent, targets},
                    solution {code, validation {syntax, tests}}}
 
-Every .go file with content gives a record (the original used the first file only). A known verdict becomes the
-feedback of the solution; a missing test result is unknown (the original took it for passed). Pull requests of bots,
-comments, and hierarchical records whose code does not parse are dropped.
+Every .go file with content becomes a record (the original used only the first file). A known verdict becomes the
+feedback of the solution; a missing test result counts as unknown (the original counted it as passed). Pull requests of
+bots, comments, and hierarchical records whose code does not parse are dropped.
 """
 
 from collections.abc import Iterator
@@ -23,21 +23,21 @@ from .records import new_record, parsed_lines
 from .sources import Dropped, go_text
 
 
-# What CI status of a raw pull request says of its tests; anything else is unknown.
+# Test result by CI status of a raw pull request; other statuses are unknown.
 CI = {"success": True, "passed": True, "failure": False, "failed": False}
 
 
 def pull_request_records(
     path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file (`.jsonl`, `.jsonl.gz`) of pull requests; lines of both kinds may be mixed.
+    """Yield the records of a file (`.jsonl`, `.jsonl.gz`) of pull requests, in either format or both.
 
-    The repository is the group. A solution has an attempt only if its tests or syntax are known; solutions with failed
-    tests are dropped. `dropped` counts pull requests and files without a record.
+    The group is the repository. A solution has an attempt only if its syntax or test result is known; solutions with
+    failed tests are dropped. `dropped` counts pull requests and files without a record.
 
     Raises:
-        FileNotFoundError: no such file.
-        BadLineError: a line is corrupt, or neither kind (unless `on_bad_line` is "skip"); names file and line.
+        FileNotFoundError: the file does not exist.
+        BadLineError: a line is corrupted or has neither format, unless `on_bad_line` is "skip".
     """
     dropped = dropped or Dropped()
 
@@ -144,7 +144,7 @@ def _solution_problem(code: str, validation: dict[str, Any]) -> str | None:
 
 
 def _plan(plan: Any, title: str, body: str, code: str) -> dict[str, Any]:
-    """Convert the original's plan; without a known intent, make one by the title's verb."""
+    """Convert the original's plan, or make one from the title if its intent is unknown."""
     targets = [target for target in _get(plan, "targets", list) if _is_target(target)]
     if not targets:
         targets = [function.target for function in functions_of(code)[0].values()][:1]
@@ -176,7 +176,7 @@ def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str,
 
 
 def _get(parent: Any, name: str, kind: type = str) -> Any:
-    """Return a field of an object if it is of that kind, a text as Go reads it, else an empty value of that kind."""
+    """Return a field if it is of type `kind` (text as Go reads it), else an empty value of that type."""
     value = parent.get(name) if isinstance(parent, dict) else None
     value = value if isinstance(value, kind) else kind()
     return go_text(value) if isinstance(value, str) else value

@@ -1,21 +1,21 @@
-"""The record of the Go coder's training data: its fields, and how records are validated, read and written.
+"""Records of the Go coder's training data: the fields, and functions to validate, read and write them.
 
-A record is one JSON object a line (`.jsonl`, or `.jsonl.gz`):
+A record is one JSON object per line (`.jsonl`, or `.jsonl.gz`):
 
-    id           unique, says where it comes from: "net/http/client.go:570:Client.Do"
-    source       what it was taken from: "go1.19.8", a repository, a data set
+    id           unique, names the origin: "net/http/client.go:570:Client.Do"
+    source       origin: "go1.19.8", a repository, a data set
     licence      SPDX name, or "unknown"
-    group        package path or repository; a group is in one split only
-    problem      {title, body}: what is asked for
+    group        package path or repository; all records of a group are in one split
+    problem      {title, body}: description of the task
     context      {path, before}: file the code belongs to, and code it builds on or replaces
     plan         {intent, targets ["kind:name"], steps [{intent, target, text}]}
     attempts     [{code, feedback, decision}], empty if there is only the solution; feedback may be null or missing
                  feedback {syntax_ok, types_ok, tests_pass, category, line, message}: a `Feedback`
-    code_prefix  beginning of the code that is given, mostly the signature up to its "{"
-    solution     {code}: the complete code, code_prefix included
+    code_prefix  given beginning of the code, usually the signature up to its "{"
+    solution     {code}: the complete code, including code_prefix
 
-Reading checks every line; an error names file, line and field. It also compares the checksums in the `report.json` of
-the folder, or the one above, where there are any. Nothing here needs torch.
+Reading validates every line; an error names the file, line and field. It also verifies the checksums of a
+`report.json` in the same folder or the one above. This module does not need torch.
 """
 
 import gzip
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datasets import Features
 
 REPORT = "report.json"
-# Types and choices of all fields; bool and int may be null; the feedback may be null or missing.
+# Types and choices of all fields. A bool or int may be null; the feedback may be null or missing.
 FEEDBACK = {
     "syntax_ok": bool, "types_ok": bool, "tests_pass": bool, "category": CATEGORIES, "line": int, "message": str
 }  # fmt: skip
@@ -87,14 +87,14 @@ def new_record(
 
 
 def validate_record(record: Any) -> None:
-    """Check every field of a record; unknown fields are ignored.
+    """Validate every field of a record, ignoring unknown fields.
 
     Raises:
-        ValueError: names the field, its value and what was expected.
+        ValueError: a field is missing or invalid; the message names it, its value and what was expected.
     """
     _check(record, SCHEMA, "")
     for name in ("id", "group"):
-        _expect(record[name] != "", name, "", "a text that is not empty")
+        _expect(record[name] != "", name, "", "a non-empty string")
     plan, code, prefix = record["plan"], record["solution"]["code"], record["code_prefix"]
     targets = [(f"plan.targets[{number}]", target) for number, target in enumerate(plan["targets"])]
     targets += [(f"plan.steps[{number}].target", step["target"]) for number, step in enumerate(plan["steps"])]
@@ -102,18 +102,18 @@ def validate_record(record: Any) -> None:
         kind, _, name = target.partition(":")
         valid = (kind in TARGET_KINDS and name != "") or (target == "" and "steps" in place)
         _expect(valid, place, target, f'"kind:name" with a kind of {", ".join(TARGET_KINDS)}')
-    _expect(code.strip() != "", "solution.code", code, "code")
+    _expect(code.strip() != "", "solution.code", code, "non-empty code")
     _expect(code.startswith(prefix), "code_prefix", prefix, "the beginning of solution.code")
     for number, attempt in enumerate(record["attempts"], start=1):
         place, last, decision = f"attempts[{number - 1}]", number == len(record["attempts"]), attempt["decision"]
-        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "code_prefix at its beginning")
-        expected = "DONE at the last attempt, and there only"
+        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "code with code_prefix first")
+        expected = "DONE at the last attempt, and only there"
         _expect((decision == "DONE") == last, f"{place}.decision", decision, expected)
         _expect(not last or attempt["code"] == code, f"{place}.code", attempt["code"], "solution.code")
 
 
 def _check(value: Any, schema: Any, place: str) -> None:
-    """Check the types and choices of a value, and of everything in it."""
+    """Check the type and choices of a value and, recursively, of its content."""
     if schema is FEEDBACK and isinstance(value, dict):
         unknown = sorted(set(value) - set(FEEDBACK))
         _expect(not unknown, place, unknown, f"the fields {', '.join(FEEDBACK)}")
@@ -123,7 +123,7 @@ def _check(value: Any, schema: Any, place: str) -> None:
         for name, inner in schema.items():
             field = f"{place}.{name}" if place else name
             if name not in value and inner is not FEEDBACK:
-                raise ValueError(f"{field} is missing; there are {shorten(sorted(value))}")
+                raise ValueError(f"{field} is missing; the fields are {shorten(sorted(value))}")
             _check(value.get(name), inner, field)
     elif isinstance(schema, list):
         _expect(isinstance(value, list), place, value, "a list")
@@ -132,13 +132,13 @@ def _check(value: Any, schema: Any, place: str) -> None:
     elif isinstance(schema, tuple):
         _expect(value in schema, place, value, f"one of {', '.join(schema)}")
     elif schema is str:
-        _expect(isinstance(value, str), place, value, "a text")
+        _expect(isinstance(value, str), place, value, "a string")
         half = not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
-        _expect(not half, place, value, "text without half surrogate pairs")
+        _expect(not half, place, value, "a string without lone surrogates")
     elif schema is bool:
         _expect(value is None or isinstance(value, bool), place, value, "true, false or null")
     elif schema is int:
-        _expect(value is None or (type(value) is int and value >= 1), place, value, "a number from 1, or null")
+        _expect(value is None or (type(value) is int and value >= 1), place, value, "a number of at least 1, or null")
 
 
 def _expect(holds: bool, field: str, value: Any, expected: str) -> None:
@@ -154,17 +154,17 @@ def read_records(
     on_bad_line: str = "stop",
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of one or several files (`.jsonl`, `.jsonl.gz`), with only one line in memory at a time.
+    """Yield the records of files (`.jsonl`, `.jsonl.gz`), with one line in memory at a time.
 
     Args:
         paths: file or files.
-        on_bad_line: "stop" raises at the first line that is no record, "skip" skips it.
+        on_bad_line: "stop" raises at the first invalid line, "skip" skips invalid lines.
         on_skip: called with the error of each line that is skipped.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: a file is not as it was built.
-        BadLineError: a line is no record; names file, line and field.
+        FileNotFoundError: a file does not exist.
+        ValueError: a file has changed since it was built.
+        BadLineError: a line is not a valid record; the message names the file, line and field.
     """
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         for folder in path.parents[:2] if path.is_file() else ():
@@ -178,7 +178,7 @@ def parsed_lines(
     on_bad_line: str,
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[Any]:
-    """Yield what `parse(line, place)` returns for each line of a file; it raises BadLineError at a bad line."""
+    """Yield `parse(line, place)` for each line of a file, and stop at or skip each BadLineError."""
     if on_bad_line not in ("stop", "skip"):
         raise ValueError(f"on_bad_line={on_bad_line!r}: must be stop or skip")
     for place, line in numbered_lines(path):
@@ -205,22 +205,22 @@ def _record_of(line: bytes, place: str) -> dict[str, Any]:
 
 
 def problem_text(record: dict[str, Any]) -> str:
-    """Return title and body as they stand in the stream."""
+    """Return the title and body as the stream contains them."""
     return "\n\n".join(filter(None, (record["problem"]["title"], record["problem"]["body"])))
 
 
 def spread(rows: list, limit: int | None) -> list:
-    """Return `limit` rows from all over a file, because neighbors are of one package."""
+    """Return `limit` rows spread over a file, because neighboring rows are from the same package."""
     if limit is None or limit >= len(rows):
         return rows
     return [rows[index * len(rows) // limit] for index in range(limit)]
 
 
 def write_records(path: str | Path, records: Iterable[dict[str, Any]]) -> int:
-    """Validate and write records, and return their number; the file appears only when all are written.
+    """Validate and write records, and return their number. The file appears only when it is complete.
 
     Raises:
-        ValueError: a record is invalid; names its number and field.
+        ValueError: a record is invalid; the message names its number and field.
     """
 
     def checked() -> Iterator[dict[str, Any]]:
@@ -248,7 +248,7 @@ def write_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def record_features() -> "Features":
-    """Return the columns of a data set of records."""
+    """Return the features of a data set of records."""
     from datasets import Features, List, Value
 
     def column(schema: Any) -> Any:

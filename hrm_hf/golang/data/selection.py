@@ -1,8 +1,8 @@
 """Select records and assign them to splits: groups, duplicates, and overlap with the evaluation tasks.
 
-The group alone (package path or repository) decides the split, so that a group is in one split and keeps it when other
-sources are added. Duplicates are removed across splits, held-out records first, so that training loses them. The
-evaluation files themselves are rejected as sources.
+Only the group (package path or repository) determines the split, so a group is in one split and stays there when other
+sources are added. Duplicates are removed across splits, in favor of the held-out splits. The evaluation files
+themselves are rejected as sources.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from .sources import Dropped
 
 
 SPLITS = ("train", "validation", "test")
-# A comment, or a token: a literal as a whole, a word, a sign. Comments come first, so that they can be left out.
+# A comment or a token: a complete literal, a word or a sign. Comments come first, so that they can be skipped.
 GO_TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])*'|\w+|[^\w\s]", re.DOTALL
 )
-NGRAM = 20  # tokens in a row that a record may not share with an evaluation task
-# Where evaluation files have texts that a model is asked for; tests are left out, their boilerplate is everywhere.
+NGRAM = 20  # consecutive tokens that a record must not share with an evaluation task
+# Prompts and solutions in evaluation files. Tests are skipped, because their boilerplate is everywhere.
 EVALUATION_TEXTS = (
     "prompt", "canonical_solution", "buggy_solution", "declaration", "docstring", "instruction", "description",
 )  # fmt: skip
-# Test sets under licenses that forbid training on them, or that would measure nothing afterwards: name, and SHA-256 of
-# the uncompressed content.
+# Test sets whose licenses forbid training on them, or that would measure nothing after it: name, and SHA-256 of the
+# uncompressed content.
 EVALUATION_FILES = {
     "humaneval_go_multipl_e": "d9fdeaa0e5acc9bfd572f587cfbab40b0b01c45e63119368d1a21e5ca3ab62e8",
     "mbpp_go_mbxp": "d645d87d757165f92feb2c4d7d01b6353ae2fe7d66f32bc2cc931e93c401d769",
@@ -38,7 +38,7 @@ EVALUATION_FILES = {
 
 
 def split_of(group: str, seed: int = 0, validation_share: float = 0.05, test_share: float = 0.05) -> str:
-    """Return the split of a group; it is in validation or test with the given probability."""
+    """Return the split of a group, which is validation or test with the given probability."""
     digest = hashlib.blake2b(f"{seed}\n{group}".encode(), digest_size=8).digest()
     place = int.from_bytes(digest, "big") / 2**64
     if place < test_share:
@@ -58,15 +58,15 @@ def normalized_code(code: str) -> str:
 
 @dataclass
 class Selection:
-    """Chooses records and their splits.
+    """Select records and assign them to splits.
 
     Attributes:
         seed, validation_share, test_share: see `split_of`.
-        deduplicate: "none", "exact" (equal code after the prefix, comments and layout aside), or "near" (also of much
-            the same words, by the datasketch package).
+        deduplicate: "none", "exact" (equal code after the prefix, ignoring comments and layout), or "near" (also with
+            nearly the same words, found by the datasketch package).
         near_threshold: Jaccard similarity of near duplicates.
         evaluation_ngrams: token sequences of evaluation tasks, from `evaluation_ngrams`.
-        dropped: counts what is left out.
+        dropped: counts dropped records.
     """
 
     seed: int = 0
@@ -112,11 +112,11 @@ class Selection:
 
 
 def evaluation_ngrams(paths: Iterable[str | Path]) -> set[int]:
-    """Hashes of the token sequences of evaluation files (JSON lines), from their prompts and solutions.
+    """Hash the token n-grams in the prompts and solutions of evaluation files (JSON Lines).
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: a file has none of the columns with texts, or a broken line.
+        FileNotFoundError: a file does not exist.
+        ValueError: a file has no column of evaluation texts, or a corrupted line.
     """
     found: set[int] = set()
     for path in paths:
@@ -134,7 +134,7 @@ def evaluation_ngrams(paths: Iterable[str | Path]) -> set[int]:
 
 
 def ngrams(text: str) -> Iterator[int]:
-    """Hashes of every `NGRAM` tokens in a row; code without its comments, and the comments as texts of their own."""
+    """Yield a hash of every `NGRAM` consecutive tokens, first of the code, then of its comments."""
     comments = " ".join(match[0].lstrip("/* ") for match in GO_TOKEN.finditer(text) if match["comment"] is not None)
     for tokens in (code_tokens(text), re.findall(r"\w+|[^\w\s]", comments)):
         lowered = [token.lower() for token in tokens]
@@ -144,13 +144,13 @@ def ngrams(text: str) -> Iterator[int]:
 
 
 def validate_no_evaluation_file(path: str | Path) -> None:
-    """Raise ValueError if the name or the content of a file is that of an evaluation file."""
+    """Raise ValueError if a file has the name or the content of an evaluation file."""
     path = Path(path)
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
     if name in EVALUATION_FILES or (path.is_file() and _is_evaluation_content(path)):
         raise ValueError(
-            f"{path} is one of the evaluation files ({', '.join(EVALUATION_FILES)}); training on it is forbidden by "
-            "its license or spoils the measurement. Give other sources"
+            f"{path} is one of the evaluation files ({', '.join(EVALUATION_FILES)}); its license forbids "
+            "training on it, or training would spoil the evaluation. Give other sources"
         )
 
 
@@ -161,5 +161,5 @@ def _is_evaluation_content(path: Path) -> bool:
             while block := file.read(1 << 20):
                 digest.update(block)
     except GZIP_ERRORS:
-        return False  # its reader names the error
+        return False  # the reader reports the error
     return digest.hexdigest() in EVALUATION_FILES.values()

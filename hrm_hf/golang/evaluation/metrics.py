@@ -15,16 +15,16 @@ from ...models.processing_hrm_go_coder import DECISIONS
 from ...trainer.logging import wilson_interval
 
 
-RESAMPLES = 10_000  # of a bootstrap
+RESAMPLES = 10_000  # per bootstrap
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean, which is the rate of flags; None for no values."""
+    """Return the mean of values (for flags, their rate), or None if there are no values."""
     return float(np.mean(values)) if len(values) else None
 
 
 def rate_with_interval(name: str, flags: Sequence[bool]) -> dict[str, Any]:
-    """Return {name: rate, name_interval: Wilson interval of 95 %, as a list}."""
+    """Return {name: rate, name_interval: [low, high]}, with the 95 % Wilson interval."""
     interval = wilson_interval(sum(map(bool, flags)), len(flags))
     return {name: mean(flags), f"{name}_interval": interval and list(interval)}
 
@@ -33,7 +33,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Estimate the chance that one of k samples passes: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1).
 
     Raises:
-        ValueError: more correct samples than samples, or k above the samples; names the argument.
+        ValueError: `correct` or `k` is greater than `samples`, or too small.
     """
     if not 0 <= correct <= samples:
         raise ValueError(f"correct={correct}: must be in [0, {samples}], the number of samples")
@@ -43,12 +43,12 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def pass_at_k_scores(counts: Sequence[tuple[int, int]], ks: Sequence[int], seed: int = 0) -> dict[str, Any]:
-    """Return {"pass@1": mean over tasks, "pass@1_interval": [low, high], ...}, with intervals of 95 %.
+    """Return {"pass@1": mean over tasks, "pass@1_interval": [low, high], ...}, with 95 % intervals.
 
     Args:
-        counts: samples and correct samples of each task.
-        ks: those above the fewest samples of a task are skipped.
-        seed: of the bootstrap over tasks; with one sample per task the interval is Wilson's instead.
+        counts: number of samples and of correct samples of each task.
+        ks: values of k; skips those above the smallest number of samples of a task.
+        seed: seed of the bootstrap over tasks. If every task has pass@k 0 or 1, the interval is Wilson's instead.
     """
     scores: dict[str, Any] = {}
     fewest = min((samples for samples, _ in counts), default=0)
@@ -64,13 +64,13 @@ def pass_at_k_scores(counts: Sequence[tuple[int, int]], ks: Sequence[int], seed:
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Return the percentile bootstrap of 95 % of sum(numerators) / sum(denominators), pairs drawn together.
+    """Return the 95 % percentile bootstrap interval of sum(numerators) / sum(denominators).
 
-    Bits per byte is such a ratio; with denominators of one it is a mean.
+    Pairs are resampled together. Bits per byte is such a ratio; with denominators of one it is a mean.
     """
     above, below = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
     generator, ratios = np.random.default_rng(seed), []
-    for _ in range(0, RESAMPLES, 1000):  # 1000 rows of indices at a time: a large test set must fit
+    for _ in range(0, RESAMPLES, 1000):  # 1000 resamples at a time, so that a large test set fits in memory
         rows = generator.integers(len(above), size=(1000, len(above)))
         ratios.append(above[rows].sum(axis=1) / below[rows].sum(axis=1))
     low, high = np.quantile(np.concatenate(ratios), (0.025, 0.975))
@@ -78,9 +78,9 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], s
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> dict[str, Any]:
-    """Return the mean of first - second over the same items, with a bootstrap interval of 95 % over items.
+    """Return the mean of first - second over the same items, with its 95 % bootstrap interval.
 
-    "only_first" and "only_second" count the items above and below 0.
+    "only_first" and "only_second" count the items with a positive and a negative difference.
     """
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     interval = list(ratio_interval(differences, np.ones(len(differences)), seed)) if len(differences) else None
@@ -93,18 +93,18 @@ def paired_difference(first: Sequence[float], second: Sequence[float], seed: int
 
 
 def bits_per_byte(nats: float, size: int) -> float | None:
-    """Convert a loss summed over tokens to bits for each byte of the text; None for an empty text."""
+    """Convert a summed loss in nats to bits per byte of the text, or None if the text is empty."""
     return nats / math.log(2) / size if size else None
 
 
 def plan_scores(predicted: Sequence[dict[str, Any]], reference: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return intent accuracy, target precision, recall and F1, and plan accuracy.
 
-    A target is kind and name; one that is written twice counts twice (multisets). Precision and recall are over the
-    targets of all plans together (micro). `plan_acc`: intent and first target both right, or no target in either.
+    A target is a kind and a name; duplicates count (multisets). Precision and recall are micro-averaged: they pool the
+    targets of all plans. `plan_acc` requires the right intent and the right first target (or no target in either).
 
     Args:
-        predicted: plans as `parse_plan` returns them; intent None where there is none.
+        predicted: output of `parse_plan`; the intent is None if the plan has none.
         reference: plans of records.
     """
     intents = [ours["intent"] == right["intent"] for ours, right in zip(predicted, reference, strict=True)]
@@ -127,7 +127,7 @@ def plan_scores(predicted: Sequence[dict[str, Any]], reference: Sequence[dict[st
 
 
 def f1_score(hits: int, predicted: int, right: int) -> tuple[float | None, float | None, float | None]:
-    """Return precision, recall and F1 of counts; None where there is nothing to count."""
+    """Return precision, recall and F1 from counts, each None if its denominator is 0."""
     return (
         hits / predicted if predicted else None,
         hits / right if right else None,
@@ -136,22 +136,22 @@ def f1_score(hits: int, predicted: int, right: int) -> tuple[float | None, float
 
 
 def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: Sequence[bool]) -> dict[str, Any]:
-    """Return accuracy, macro-F1 and confusion of refinement decisions, with baselines that need no model.
+    """Return accuracy, macro-F1 and confusion matrix of refinement decisions, with simple baselines.
 
     Args:
-        predicted, reference: classes, indices of DECISIONS.
-        failed: whether the verdict on the attempt names an error. CONTINUE can be read from it; `rule_accuracy` is
-            that rule with the most frequent other class for the rest.
+        predicted, reference: class indices into DECISIONS.
+        failed: whether the verdict on each attempt has an error. `rule_accuracy` is that of predicting CONTINUE after
+            an error, and the most frequent class otherwise.
 
     Returns:
-        With "confusion": rows are the right class, columns the predicted one. Macro-F1 is over the classes that occur
-        in either (as scikit-learn's).
+        Scores, and "confusion" with a row per true class and a column per predicted class. Macro-F1 averages over the
+        classes that occur in either, as in scikit-learn.
     """
     confusion = np.zeros((len(DECISIONS), len(DECISIONS)), dtype=int)
     for ours, right in zip(predicted, reference, strict=True):
         confusion[right, ours] += 1
     total, hits = int(confusion.sum()), np.diag(confusion)
-    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # each class: how often predicted plus how often right
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # per class: times predicted plus times true
     often = max(Counter(right for right, bad in zip(reference, failed) if not bad).values(), default=0)
     by_rule = often + sum(bad and DECISIONS[right] == "CONTINUE" for right, bad in zip(reference, failed))
     return {
@@ -165,22 +165,25 @@ def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: 
 
 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
-    """Return the expected calibration error (Guo et al. 2017, arXiv 1706.04599) of [N, C] and labels [N].
+    """Return the expected calibration error (Guo et al. 2017, arXiv 1706.04599).
 
-    This is the mean distance of confidence and accuracy in bins of equal width, weighted by their sizes.
+    This is the mean distance between confidence and accuracy in bins of equal width, weighted by their sizes.
+    `probabilities` are [N, C], `labels` [N].
     """
     sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     bin_of = np.minimum((sure * bins).astype(int), bins - 1)
-    gaps = np.bincount(bin_of, sure - right, minlength=bins)  # of a bin: its size times the distance
+    gaps = np.bincount(bin_of, sure - right, minlength=bins)  # per bin: size times distance
     return float(np.abs(gaps).sum() / len(labels))
 
 
 def answers(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]], most: int | None = None):
-    """Return whether each record's answer is right: its last attempt that passed the validator, or else the last.
+    """Return whether each record's answer is right.
+
+    The answer is the last attempt that passed the validator, or else the last attempt.
 
     Args:
-        success, selected: `[records][attempts]`, whether an attempt was right, and whether it passed.
-        most: attempts after which the loop is stopped.
+        success, selected: `[records][attempts]`, whether an attempt is right, and whether it passed.
+        most: attempts after which the loop stops.
     """
     chosen = []
     for flags, passed in zip(success, selected, strict=True):
@@ -192,17 +195,17 @@ def answers(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]
 def iteration_scores(
     success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]], max_iterations: int
 ) -> dict[str, Any]:
-    """Score a loop of attempts: success and cost.
+    """Return the success rates and costs of a refinement loop.
 
     Args:
-        success, selected: as of `answers`.
-        max_iterations: most attempts of a record.
+        success, selected: see `answers`.
+        max_iterations: maximum attempts per record.
 
     Returns:
-        "success": of the answers; "success_per_iteration" [max_iterations]: of the answers if the loop had been
-        stopped after that many attempts; "any_success": some attempt was right; "average_iterations";
-        "premature_stop_rate": records whose answer was wrong with attempts left, of all records;
-        "wasted_iteration_rate": attempts after the first right one, of all attempts.
+        "success": rate of right answers; "success_per_iteration" [max_iterations]: the same if the loop stopped after
+        that many attempts; "any_success": rate of records with a right attempt; "average_iterations";
+        "premature_stop_rate": share of records with a wrong answer and attempts left;
+        "wasted_iteration_rate": share of attempts after the first right one.
     """
     answered = [answers(success, selected, most) for most in range(1, max_iterations + 1)]
     total = sum(map(len, success))

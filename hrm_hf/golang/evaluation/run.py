@@ -1,4 +1,4 @@
-"""Evaluate a saved Go coder, or a baseline trained on the same stream, on records, trajectories and test sets."""
+"""Evaluate a saved Go coder or a baseline on records, trajectories and test sets."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from .held_out import Record, Validator
 from .writer import Writer, is_go_coder, load_writer
 
 
-# Paths into the metrics that a card and the screen show; results.json has everything.
+# Metrics that the model card and the screen show; results.json has all of them.
 SHOWN = (
     "loss.code_bits_per_byte", "loss.code_perplexity", "greedy.intent_accuracy", "greedy.target_f1",
     "greedy.plan_acc", "greedy.code_exact", "greedy.code_ast", "greedy.parse_rate", "greedy.type_check_rate",
@@ -33,17 +33,17 @@ COUNTS = ("records", "cases", "type_check_records", "reference_rejected", "left_
 
 
 def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Evaluate bits per byte, plans, code, decisions, repairs, refinement, and pass@k of local test sets.
+    """Evaluate a Go coder: bits per byte, plans, code, decisions, repairs, refinement and pass@k.
 
     Args:
-        on_skip: called with what is wrong with each corrupt line that is skipped.
+        on_skip: called with the error of each corrupted line that is skipped.
 
     Returns:
-        What results.json holds, and the names of the files that were written.
+        The content of results.json, and the names of the files that were written.
 
     Raises:
         UsageError: the device does not exist.
-        ModelError: the model is not found, or of another kind.
+        ModelError: the model is not found, or is of another kind.
         ValueError: a file has no records.
     """
     load_config(options.model, LANGUAGE_MODEL)
@@ -78,12 +78,12 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
 
 
 def _read(options: EvaluateGo, on_skip: Callable[[str], None] | None) -> tuple[list[Record], list[Record]]:
-    """Read the records and the trajectories; at least one trajectory must have attempts."""
+    """Read the records and the trajectories, at least one of which must have attempts."""
     found = []
     for files in (options.records or [], options.trajectories or []):
         rows = list(read_records(files, on_bad_line=options.on_bad_line, on_skip=on_skip))
         if files and not rows:
-            raise ValueError(f"{', '.join(map(str, files))}: no record; expected JSON Lines of hrm-hf data go")
+            raise ValueError(f"{', '.join(map(str, files))}: no records; expected JSON Lines from hrm-hf data go")
         found.append(spread(rows, options.limit))
     if options.trajectories and not any(row.get("attempts") for row in found[1]):
         raise ValueError(
@@ -125,7 +125,7 @@ def _run_benchmarks(writer: Writer, builder: GoStreamBuilder, tasks: dict, judge
 
 
 def flattened(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested metrics under names joined by dots."""
+    """Flatten nested metrics, with names joined by dots."""
     flat: dict[str, Any] = {}
     for name, value in metrics.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -133,7 +133,7 @@ def flattened(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def on_screen(result: dict[str, Any]) -> dict[str, str]:
-    """Return the metrics that the screen shows: those of a card with their intervals, counts, and test sets."""
+    """Return the metrics to show on screen: those of the card with intervals, counts, and test sets."""
     chosen = {}
     for name, value in flattened(result["metrics"]).items():
         plain = name.removesuffix("_interval").replace(".interval", ".difference")

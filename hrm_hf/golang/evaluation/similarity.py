@@ -1,11 +1,11 @@
-"""Compare two Go code samples: equal after gofmt, share of common syntax subtrees, and whether one is shortened.
+"""Compare Go code samples: exact match after gofmt, F1 of syntax subtrees, and shortening.
 
-Exact match compares complete samples after gofmt, or their tokens without comments where gofmt is missing; the result
-says which. Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, without comments.
+Exact match compares samples after gofmt or, if gofmt is missing, their tokens without comments; the result says which.
+Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, without comments.
 
-A function without statements passes every check of syntax and types. Where code is kept or rewarded because a checker
-passes it, `is_shortened` therefore compares its statements with those of the code that it repairs, or of a reference.
-Other statements in the same number are not told apart; only tests do that.
+An empty function passes every syntax and type check. Where code is kept or rewarded for passing such a check,
+`is_shortened` therefore compares its number of statements with that of a reference, or of the code it repairs. It does
+not detect wrong statements in the same number; only tests do.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from .metrics import f1_score
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-KEPT_SHARE = 0.8  # of the statements; with fewer a code is shortened
+KEPT_SHARE = 0.8  # of the statements; code with fewer is shortened
 FUNCTIONS = ("function_declaration", "method_declaration")
 DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
 NOTHING = ("empty_statement", "labeled_statement")  # the statement after a label counts by itself
@@ -31,9 +31,9 @@ WORDS = frozenset("break continue defer fallthrough for go goto if return select
 
 
 def exact_matches(samples: Sequence[str], references: Sequence[str]) -> tuple[list[bool], str]:
-    """Return which samples equal their references, and after what: "gofmt", or "tokens" without gofmt.
+    """Return which samples equal their references, and how they were compared: "gofmt" or "tokens".
 
-    Code that does not parse equals nothing.
+    Code that does not parse never matches.
     """
     if len(samples) != len(references):
         raise ValueError(f"{len(samples)} samples and {len(references)} references; give one reference per sample")
@@ -46,7 +46,7 @@ def exact_matches(samples: Sequence[str], references: Sequence[str]) -> tuple[li
 
 
 def code_tokens(code: str) -> tuple[str, ...] | None:
-    """Return the tokens of a sample without comments and line ends; None if it does not parse."""
+    """Return the tokens of a sample without comments and line ends, or None if it does not parse."""
     root = parse(code).root_node
     if root.has_error:
         return None
@@ -54,10 +54,10 @@ def code_tokens(code: str) -> tuple[str, ...] | None:
 
 
 def subtree_f1(code: str, reference: str) -> float:
-    """Return 2 |A and B| / (|A| + |B|) of the multisets of syntax subtrees without comments; 1 if there are none.
+    """Return the F1 of the multisets of syntax subtrees, 2 |A and B| / (|A| + |B|), without comments.
 
-    A subtree is its node types and the text of its leaves. A changed leaf changes every subtree above it, so one
-    renamed variable in a long function costs more than its share of the tokens.
+    It is 1 if neither sample has subtrees. A subtree is its node types and the text of its leaves. A changed leaf
+    changes every subtree above it, so one renamed variable in a long function costs more than its share of the tokens.
     """
     ours, right = _subtrees(code), _subtrees(reference)
     score = f1_score((ours & right).total(), ours.total(), right.total())[2]
@@ -80,7 +80,7 @@ def _subtrees(code: str) -> Counter:
 
 
 def is_shortened(code: str, than: str) -> bool:
-    """Return whether `code`, a function or a file, has fewer than KEPT_SHARE of the statements of `than`.
+    """Check whether `code`, a function or a file, has fewer than KEPT_SHARE of the statements of `than`.
 
     `than` is the attempt that `code` repairs, or the reference.
     """
@@ -89,14 +89,14 @@ def is_shortened(code: str, than: str) -> bool:
 
 
 def statement_count(code: str) -> int:
-    """Count different statements of the first function with a body, or of the complete text if there is none.
+    """Count the distinct statements of the first function with a body, or of the text if there is none.
 
-    Nested statements count. Repeated statements count once, and `_ = x` does not count, so that neither fills a body.
+    Nested statements count. Repeated statements count once, and `_ = x` does not count, so neither can pad a body.
     """
     root = parse(code).root_node
     function = next((n for n in root.children if n.type in FUNCTIONS and n.child_by_field_name("body")), None)
     start = root if function is None else function.child_by_field_name("body")
-    # It compares tokens, so layout does not matter.
+    # Compares tokens, so layout does not matter.
     return len({b" ".join(leaf.text for leaf in leaves(node)) for node in walk(start) if _is_statement(node)})
 
 

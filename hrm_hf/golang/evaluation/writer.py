@@ -1,8 +1,8 @@
 """Load a Go coder, or a baseline trained on the same stream, and write plans and code with it.
 
-Generation is plain autoregression in two steps, so that a given beginning of the code can be forced: from ...<PLAN> to
-</PLAN>, then from <CODE>prefix to </CODE>. Prompts are batched by length, and only the tags that belong in a segment
-may be written. The Go coder's own loop of attempts is `generate_with_refinement`, which does not go through here.
+Generation is plain autoregression in two steps, from ...<PLAN> to </PLAN> and then from <CODE>prefix to </CODE>, so
+that the beginning of the code can be forced. Prompts are batched by length, and the model can generate only the tags
+that belong in a segment. The Go coder's refinement loop is `generate_with_refinement`, which does not use this module.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -33,20 +33,20 @@ END_OF_CODE = (TOKEN_IDS["</CODE>"], TOKEN_IDS[EOS])
 
 
 def is_go_coder(model) -> bool:
-    """Whether a model has `generate_with_refinement` and decides; baselines only continue text."""
+    """Check whether a model has `generate_with_refinement`, which baselines lack."""
     row = architecture_of(model)
     return row is not None and issubclass(row.head, GoCoderGenerationMixin)
 
 
 def load_writer(options: EvaluateGo, device: str) -> tuple["Writer", GoStreamBuilder]:
-    """Load a model and its tokenizer; budgets that are not given are those of the model's config, or 256 and 512."""
+    """Load a model and its tokenizer, with budgets from the options, its config, or 256 and 512."""
     network = load_network(options.model, AutoModelForCausalLM).to(device)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     length = min(options.max_length or 2048, model_positions(network, tokenizer))
     known = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
     budgets = {name: getattr(options, name) or known[name] for name in ("problem_budget", "context_budget")}
     if is_go_coder(network):
-        network.config.update(budgets)  # its own loop truncates as the builder does
+        network.config.update(budgets)  # the refinement loop truncates like the builder
     writer = Writer(
         network, tokenizer, options.batch_size, length, max_code_tokens=options.max_code_tokens,
         repetition_guard=options.repetition_guard,
@@ -56,14 +56,14 @@ def load_writer(options: EvaluateGo, device: str) -> tuple["Writer", GoStreamBui
 
 @dataclass
 class Writer:
-    """A model, its tokenizer and the budgets of what it writes.
+    """A model with its tokenizer and generation budgets.
 
     Attributes:
-        batch_size: sequences at a time.
-        max_length: tokens of a complete sequence; what does not fit is truncated.
-        max_plan_tokens, max_code_tokens: most new tokens of a plan and of a code sample.
+        batch_size: sequences per batch.
+        max_length: maximum tokens of a prompt and its completion together.
+        max_plan_tokens, max_code_tokens: maximum new tokens of a plan and of a code sample.
         progress: whether to show a progress bar; None shows it on a terminal only.
-        repetition_guard: whether plans and code are kept from repeating themselves (`repetition_guards`).
+        repetition_guard: whether to prevent plans and code from repeating themselves (`repetition_guards`).
     """
 
     model: PreTrainedModel
@@ -85,19 +85,19 @@ class Writer:
                 bar.update(len(batch))
 
     def plans(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0) -> list[list[int]]:
-        """Return the ids between <PLAN> and </PLAN> for prompts that end in <PLAN>."""
+        """Generate plans for prompts that end in <PLAN>, and return the ids before </PLAN>."""
         written = self.continuations(prompts, END_OF_PLAN, self.max_plan_tokens, temperature, IN_PLANS, "plans")
         return [until(ids, END_OF_PLAN) for ids in written]
 
     def code(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0) -> list[str]:
-        """Return code, each sample beginning with its prefix, for prompts after which <CODE> comes."""
+        """Generate code after <CODE> and each prefix, and return the samples, including their prefixes."""
         written = self.code_ids(prompts, prefixes, temperature)
         return [self.code_of(prefix, ids) for prefix, ids in zip(prefixes, written)]
 
     def code_ids(
         self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0
     ) -> list[list[int]]:
-        """Return the ids after <CODE> and each prefix, </CODE> included, for prompts after which <CODE> comes."""
+        """Generate code after <CODE> and each prefix, and return the new ids, including </CODE>."""
         code = TOKEN_IDS["<CODE>"]
         starts = [
             [*ids, code, *encode_text(self.tokenizer, text)] for ids, text in zip(prompts, prefixes, strict=True)
@@ -105,19 +105,19 @@ class Writer:
         return self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, what="code")
 
     def code_of(self, prefix: str, ids: Sequence[int]) -> str:
-        """Decode ids of `code_ids` into code."""
+        """Decode the ids that `code_ids` returns, and prepend the prefix."""
         return prefix + self.tokenizer.decode(until(ids, END_OF_CODE), skip_special_tokens=True)
 
     def planned_code(
         self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0
     ) -> tuple[list[list[int]], list[str]]:
-        """Return plans (ids) and code for prompts that end in <PLAN>."""
+        """Generate plans (ids) and code for prompts that end in <PLAN>."""
         plans = self.plans(prompts, temperature)
         close = TOKEN_IDS["</PLAN>"]
         return plans, self.code([[*a, *b, close] for a, b in zip(prompts, plans)], prefixes, temperature)
 
     def replanned(self, streams: Sequence[list[int]], temperature: float = 0.0) -> list[list[int]]:
-        """Return the streams with a new plan behind each one that ends in <REFINE>."""
+        """Append a new plan to each stream that ends in <REFINE>, and return all streams."""
         streams = list(streams)
         refined = [index for index, ids in enumerate(streams) if ids[-1] == TOKEN_IDS["<REFINE>"]]
         opened = [[*streams[index], TOKEN_IDS["<PLAN>"]] for index in refined]
@@ -135,11 +135,11 @@ class Writer:
         tags: Collection[int] = (),
         what: str = "generating",
     ) -> list[list[int]]:
-        """Return the model's tokens after each prompt, the stop token included; empty where there is no room.
+        """Generate tokens after each prompt, including the stop token, but none after too long a prompt.
 
         Args:
-            temperature: 0 is greedy; otherwise the complete distribution is sampled at that temperature.
-            tags: special tokens that may be written besides the stop tokens.
+            temperature: 0 is greedy; otherwise samples from the full distribution at that temperature.
+            tags: special tokens that the model may generate in addition to the stop tokens.
         """
         how: dict[str, Any] = {"do_sample": False}
         if temperature:
@@ -156,7 +156,9 @@ class Writer:
     def _batch(self, prompts: list[list[int]], max_new_tokens: int, eos_token_id: list[int], **how) -> list[list[int]]:
         width = max(map(len, prompts))
         if isinstance(self.model, GoCoderGenerationMixin):
-            how["plan_first"] = False  # a prompt that ends in <PLAN> would be read as a task, and its plan hidden
+            how["plan_first"] = (
+                False  # else generate() takes a prompt that ends in <PLAN> for a task and hides the plan
+            )
         limits = [min(max_new_tokens, self.max_length - len(ids)) for ids in prompts]
         output = self.model.generate(
             **self._padded(prompts, left=True),
@@ -172,7 +174,7 @@ class Writer:
 
     @torch.no_grad()
     def nats(self, sequences: Sequence[Sequence[int]], starts: Sequence[int], what: str = "losses") -> list[float]:
-        """Return the negative log-likelihood of ids[start:] of each sequence, in nats. Starts are at least 1."""
+        """Return the negative log-likelihood of ids[start:] of each sequence in nats, for starts >= 1."""
         results = [0.0] * len(sequences)
         order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]), reverse=True)
         for rows in self.batches(order, what):

@@ -1,18 +1,18 @@
-"""Run the tests of untrusted Go programs: built in chunks, each run in its own sandbox.
+"""Run the tests of untrusted Go programs, built in chunks and each run in a separate sandbox.
 
 Building and running are separate, because a program that can write to the build cache could corrupt the next sample.
 
-1. Build: one `go test` for a chunk of programs, a package each, in a sandbox with the toolchain and the shared build
-   cache (in the user's cache directory). Only the compiler runs there: without cgo no step of a build executes code of
-   a source. The `-exec` program is a script that keeps the test binary instead of running it. A package that does not
-   build does not affect the others; a chunk that takes too long is built in halves.
-2. Run: each binary in a sandbox without toolchain, cache or any file of this machine.
+1. Build: one `go test` builds a chunk of programs, one package each, in a sandbox with the toolchain and the shared
+   build cache (in the user's cache directory). Only the compiler runs there; without cgo, no build step executes code
+   from a source. The `-exec` program is a script that copies the test binary instead of running it. A package that
+   does not build does not affect the others; a chunk that takes too long is split in halves.
+2. Run: each binary runs in a sandbox without the toolchain, the cache or any file of this machine.
 
-A program passes if its process ends with status 0 *and* has written a word that is drawn for each run. The harness
-(harness/harness.go, linked into every test binary under a random import path) reads that word from standard input
+A program passes if its process ends with status 0 *and* has written a secret that is random for each run. The harness
+(harness/harness.go, linked into every test binary under a random import path) reads the secret from standard input
 before any code of the program runs, and writes it when every test has returned without a failure and at least one
 was not skipped. So os.Exit(0), running fewer tests, or printing "PASS" does not pass. Not covered: programs that
-attack the harness in their own process, as tests and code share one.
+attack the harness in their own process, because tests and code share one.
 """
 
 import base64
@@ -33,19 +33,19 @@ from .toolchain import CheckerProcess, Go, UsesChecker, find_go, user_cache
 
 HARNESS = Path(__file__).parent / "harness"
 TESTIFY = Path(__file__).parent / "testify"
-TEST_MAIN = "hrmHfTestMain"  # the name of a TestMain that tests bring along
+TEST_MAIN = "hrmHfTestMain"  # new name of a TestMain in the tests
 MESSAGE = 300  # characters
-Sources = tuple[dict[str, Any], dict[str, Any]]  # the checker's answers to a program's code and to its tests
+Sources = tuple[dict[str, Any], dict[str, Any]]  # the checker's answers for a program's code and its tests
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
 _COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d+)?: (.*)$", re.MULTILINE)
-# Signs in the output of programs that exceeded a limit; in order.
+# Signs of an exceeded limit in the output of a program; the first match counts.
 _LIMIT_SIGNS = (
-    ("time", r"test timed out after|SIGXCPU", "not finished in time"),
-    ("processes", r"failed to create new OS thread .*errno=11\)", "started more threads than it may"),
+    ("time", r"test timed out after|SIGXCPU", "did not finish in time"),
+    ("processes", r"failed to create new OS thread .*errno=11\)", "started too many threads"),
     ("memory", r"cannot allocate memory|failed to create new OS thread|^(fatal error|runtime): .*(out of memory"
      r"|cannot (allocate|map|remap|reserve)|failed to (allocate|reserve)|too much locked memory)",
-     "used more memory than it may"),
-    ("disk", r"SIGXFSZ|file too large|no space left on device", "wrote more to disk than it may"),
+     "used too much memory"),
+    ("disk", r"SIGXFSZ|file too large|no space left on device", "wrote too much to disk"),
     ("processes", r"fork/exec .*operation not permitted", "tried to start a process, which the sandbox forbids"),
     ("network", r"socket: operation not permitted|dial (tcp|udp)|lookup .*: (dial|no such host)",
      "the sandbox has no network"),
@@ -57,9 +57,9 @@ class GoProgram:
     """A code sample and its tests.
 
     Attributes:
-        code: a file or declarations; without a package clause it is package main.
-        tests: text of a test file with at least one `func Test...`; of testify, it may use `assert.New(t).Equal`.
-        stub: the code with a body that does nothing. It tells whether tests compile with any code at all.
+        code: a file or declarations; without a package clause, it is in package main.
+        tests: text of a test file with at least one `func Test...`; the only testify call is `assert.New(t).Equal`.
+        stub: the code with a body that does nothing, to check whether the tests can compile at all.
     """
 
     code: str
@@ -69,15 +69,15 @@ class GoProgram:
 
 @dataclass(frozen=True)
 class GoTestResult:
-    """The outcome of a program.
+    """Outcome of a program.
 
     Attributes:
-        status: "pass", "fail", "syntax", "build" (it or its tests do not compile), "unsolvable" (its tests do not
-            compile with the stub either), or the limit that it exceeded: "time", "memory", "disk", "processes",
+        status: "pass", "fail", "syntax", "build" (code or tests do not compile), "unsolvable" (the tests do not
+            compile with the stub either), or the exceeded limit: "time", "memory", "disk", "processes",
             "network", "output".
         message: one line; empty if it passed.
         line: line of the code, from 1, if known.
-        output: output of the tests or the compiler, its middle cut out if it is long.
+        output: output of the tests or the compiler; the middle of a long output is cut.
         seconds: wall time of the tests.
     """
 
@@ -89,19 +89,19 @@ class GoTestResult:
 
 
 class GoTestRunner(UsesChecker):
-    """Build and run tests; keeps a checker process (for syntax and imports) between calls.
+    """Build and run tests, with a checker process (for syntax and imports) that stays between calls.
 
-    Packages of the standard library that code or tests use but do not import are imported, and unused imports are no
-    error, because prompts of benchmarks have too few or too many.
+    Standard library packages that code or tests use without importing them are imported, and unused imports are
+    allowed, because prompts of benchmarks have too few or too many imports.
 
     Args:
-        limits: limits of the run of one program.
-        workers: programs that run at the same time; the number of processors by default.
-        chunk: programs of one build.
+        limits: limits on the run of one program.
+        workers: number of programs that run at the same time; defaults to the number of processors.
+        chunk: number of programs per build.
 
     Raises:
         GoNotFoundError: there is no Go toolchain.
-        SandboxError: no sandbox can be made.
+        SandboxError: no sandbox can be created.
     """
 
     def __init__(self, limits: Limits | None = None, workers: int | None = None, chunk: int = 48):
@@ -115,7 +115,7 @@ class GoTestRunner(UsesChecker):
         """Return a result for each program.
 
         Raises:
-            ValueError: the tests of a program hold no test, or do not parse and there is no stub.
+            ValueError: the tests of a program have no `func Test...`, or do not parse and there is no stub.
         """
         results: list[GoTestResult | None] = [None] * len(programs)
         files = self._prepare(programs, results)
@@ -126,7 +126,7 @@ class GoTestRunner(UsesChecker):
         return results
 
     def _mark_unsolvable(self, programs: Sequence[GoProgram], results: list[GoTestResult]) -> None:
-        """Change the status of programs that do not build if their tests do not build with their stub either."""
+        """Mark programs as unsolvable if their tests do not build with their stub either."""
         tested = {
             index: GoProgram(program.stub, program.tests)
             for index, (program, result) in enumerate(zip(programs, results))
@@ -139,7 +139,7 @@ class GoTestRunner(UsesChecker):
                 results[index] = replace(results[index], status="unsolvable")
 
     def _prepare(self, programs: Sequence[GoProgram], results: list) -> list[Sources]:
-        """Return the sources of each program; programs that do not parse get their result here."""
+        """Return the sources of each program, and set the results of programs that do not parse."""
         files = []
         for index, program in enumerate(programs):
             if not re.search(r"^func Test", program.tests, re.MULTILINE):
@@ -155,7 +155,7 @@ class GoTestRunner(UsesChecker):
                 where = f"line {test.get('line')}: {test.get('message') or test.get('failure')}"
                 if programs[index].stub is None:
                     raise ValueError(f"tests of program {index} do not parse: {where}")
-                results[index] = GoTestResult("unsolvable", f"its tests do not parse: {where}")
+                results[index] = GoTestResult("unsolvable", f"the tests do not parse: {where}")
             elif not code.get("syntax"):
                 message = code.get("message") or f"not checked: {code.get('failure')}"
                 results[index] = GoTestResult("syntax", message.split("\n")[0], code.get("line"))
@@ -172,7 +172,7 @@ class GoTestRunner(UsesChecker):
             results[index] = fault
         unknown = [index for index in files if results[index] is None]
         if len(files) == 1 and unknown:
-            results[unknown[0]] = GoTestResult("build", "the compiler did not end, or failed without a message")
+            results[unknown[0]] = GoTestResult("build", "the compiler did not finish, or failed without a message")
         elif unknown:
             for half in (unknown[: len(unknown) // 2], unknown[len(unknown) // 2 :]):
                 if half:
@@ -217,23 +217,23 @@ class GoTestRunner(UsesChecker):
         )  # fmt: skip
 
     def _run(self, binary: Path) -> GoTestResult:
-        limits, word = self.limits, secrets.token_hex(32)
-        wall = replace(limits, seconds=limits.seconds + 2)  # Go's own limit comes first, with a report
+        limits, secret = self.limits, secrets.token_hex(32)
+        wall = replace(limits, seconds=limits.seconds + 2)  # Go's own timeout comes first, with a report
         run = run_sandboxed(
             ["/program", f"-test.timeout={limits.seconds}s", "-test.paniconexit0"], wall,
-            read_only=[(str(binary), "/program")], stdin=word.encode(),
+            read_only=[(str(binary), "/program")], stdin=secret.encode(),
             environment={"HOME": "/tmp", "TMPDIR": "/tmp", "GOMEMLIMIT": str(int(limits.memory * 0.75))},
         )  # fmt: skip
-        return judge(run, limits, word)
+        return judge(run, limits, secret)
 
 
-def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
-    """Convert the end of a test binary to a result; the harness writes `word` when all tests have passed."""
-    output, confirmed = re.subn(rf"\n{word}\n", "", run.output)
+def judge(run: Run, limits: Limits, secret: str) -> GoTestResult:
+    """Convert the run of a test binary to a result. The harness writes `secret` if all tests pass."""
+    output, confirmed = re.subn(rf"\n{secret}\n", "", run.output)
     if run.status == 0 and not run.stopped and confirmed:
         return GoTestResult("pass", output=output, seconds=run.seconds)
     if run.stopped:
-        status, reason = run.stopped, "not finished in time" if run.stopped == "time" else "wrote too much output"
+        status, reason = run.stopped, "did not finish in time" if run.stopped == "time" else "wrote too much output"
     else:
         status, reason = next(
             ((name, text) for name, sign, text in _LIMIT_SIGNS if re.search(sign, output, re.MULTILINE)), ("fail", "")
@@ -242,7 +242,7 @@ def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
     shown = re.search(r"^\s+\w+\.go:\d+: (.*)|^(panic: .*|fatal error: .*)", output, re.MULTILINE)
     detail = (shown[1] or shown[2]).strip() if shown else ""
     if not (reason or detail):
-        ended = "ended before all of its tests had passed" if run.status == 0 else f"ended with status {run.status}"
+        ended = "ended before all tests had passed" if run.status == 0 else f"ended with status {run.status}"
         detail = f"{ended}: {output.strip().splitlines()[-1] if output.strip() else 'no output'}"
     message = ": ".join(part for part in (reason, detail) if part)
     line = re.search(r"/main\.go:(\d+)", output)
@@ -250,7 +250,7 @@ def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
 
 
 def _write_module(folder: Path, go: Go, files: dict[int, Sources]) -> None:
-    """Write the module that `go test ./...` builds: a package per program, the harness, a stand-in for testify."""
+    """Write the module for `go test ./...`: one package per program, the harness, a stand-in for testify."""
     work = folder / "work"
     shutil.copytree(TESTIFY, work / "testify")
     (folder / "out").mkdir()

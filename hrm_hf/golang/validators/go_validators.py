@@ -1,4 +1,4 @@
-"""Validators of Go code: tree-sitter (no Go needed), Go's parser, Go's type checker; and gofmt.
+"""Validators of Go code (tree-sitter, Go's parser, Go's type checker), and gofmt.
 
 A validator is called with code samples and returns a `Feedback` for each. The category of a message (`CATEGORIES`)
 follows from its wording in go/parser, go/scanner, go/types and cmd/compile of Go 1.19 to 1.27.
@@ -15,7 +15,7 @@ from .syntax import first_fault, go_parser
 from .toolchain import CheckerProcess, GoNotFoundError, UsesChecker
 
 
-# In order: the first that matches counts.
+# The first match counts.
 _SYNTAX = (
     (r"not terminated|newline in (string|rune literal)|illegal rune literal|escape", "unterminated literal"),
     (r"found 'EOF'|unexpected EOF", "missing closing"),
@@ -33,9 +33,9 @@ _UNDEFINED = re.compile(r"undefined|undeclared name|not declared by package|coul
 
 
 class TreeSitterValidator(UsesChecker):
-    """Check whether code parses, by tree-sitter; `types_ok` and `tests_pass` stay None.
+    """Check whether code parses with tree-sitter. `types_ok` and `tests_pass` stay None.
 
-    Against gofmt it has no false alarm, misses a few errors in a hundred, and may name another line (see
+    Compared to gofmt, it has no false alarms, misses a few percent of errors, and may report another line (see
     benchmarks/golang/validators.py). Raises ImportError if tree-sitter is not installed.
     """
 
@@ -50,9 +50,9 @@ class TreeSitterValidator(UsesChecker):
 
 
 class GoParserValidator(UsesChecker):
-    """Check whether code parses, by go/parser: the same errors, with the same words, as `gofmt -e`.
+    """Check whether code parses with go/parser, with the same error messages as `gofmt -e`.
 
-    `types_ok` and `tests_pass` stay None. If there is no answer in 60 s, all flags are None and the message says so.
+    `types_ok` and `tests_pass` stay None. Without an answer in 60 s, all flags are None and the message says so.
 
     Raises:
         GoNotFoundError: there is no Go toolchain, or it cannot build the checker.
@@ -69,12 +69,12 @@ class GoParserValidator(UsesChecker):
 
 
 class GoTypesValidator(GoParserValidator):
-    """Check whether code parses and type-checks, by go/types with the sources of the standard library.
+    """Check whether code parses and type-checks, with go/types and the sources of the standard library.
 
-    A code sample is checked as a package of its own: names that other files of its package declare are undefined.
-    Unused variables and imports are errors. Packages of the standard library that are used but not imported count as
-    imported; of packages with the same name the one with the used names is taken. Code that imports other packages is
-    only parsed (`types_ok` is None, the message names the import). `tests_pass` stays None.
+    Each code sample is checked as a separate package: names declared in other files of its package are undefined.
+    Unused variables and imports are errors. Standard library packages that are used but not imported count as
+    imported; among packages of the same name, the one that has the used names is chosen. Code that imports other
+    packages is only parsed (`types_ok` is None, and the message names the import). `tests_pass` stays None.
     """
 
     title = "go/types"
@@ -82,13 +82,13 @@ class GoTypesValidator(GoParserValidator):
 
 
 class GoFormatter(UsesChecker):
-    """Format Go source as gofmt does. Raises GoNotFoundError without a Go toolchain that can build the checker."""
+    """Format Go source like gofmt. Raises GoNotFoundError if no Go toolchain can build the checker."""
 
     def __init__(self):
         self.checker = CheckerProcess()
 
     def __call__(self, samples: Sequence[str]) -> list[str | None]:
-        """Return each sample as gofmt writes it, without white space at its ends; None if it does not parse."""
+        """Return each sample as formatted by gofmt and stripped, or None if it does not parse."""
         answers = self.checker.ask("format", samples)
         return [
             base64.b64decode(answer["text"]).decode().strip() if answer.get("syntax") else None for answer in answers
@@ -100,16 +100,16 @@ VALIDATOR_CHOICES = get_args(GoValidator)
 
 
 def best_validator(kind: str = "auto") -> TreeSitterValidator | GoParserValidator:
-    """Make a validator of `VALIDATORS`; "auto" is "parser" if Go is installed, else "tree-sitter".
+    """Return a validator of `VALIDATORS`, where "auto" is "parser" if Go is installed, else "tree-sitter".
 
-    "auto" never checks types: a function that was cut out of a package uses names that are not there.
+    "auto" never checks types, because a function taken out of its package uses names that are missing.
 
     Raises:
-        ValueError: an unknown kind.
+        ValueError: unknown kind.
         GoNotFoundError: "parser" or "types" without Go.
     """
     if kind not in VALIDATOR_CHOICES:
-        raise ValueError(f"kind={kind!r}: unknown validator; use one of {', '.join(VALIDATOR_CHOICES)}")
+        raise ValueError(f"kind={kind!r}: unknown validator; must be one of {', '.join(VALIDATOR_CHOICES)}")
     if kind != "auto":
         return VALIDATORS[kind]()
     try:
@@ -124,7 +124,7 @@ def syntax_category(message: str) -> str:
 
 
 def types_category(message: str) -> str:
-    """Return the category of a message of go/types or the compiler: "undefined name", or else "mismatched types"."""
+    """Return the category of a go/types or compiler message: "undefined name" or "mismatched types"."""
     return "undefined name" if _UNDEFINED.search(message) else "mismatched types"
 
 

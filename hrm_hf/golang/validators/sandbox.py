@@ -13,7 +13,7 @@ mappings, threads) counts in the control group of this process, which the sandbo
 
 When the program ends or times out, we kill PID 1 of its namespace and wait for it. The kernel lets PID 1 end only when
 no other process of the namespace is left; if it does not end, we raise an error. When this process dies, the sandbox
-dies too. If no sandbox can be made, nothing runs. Not covered: kernel bugs.
+dies too. If no sandbox can be created, nothing runs. Not covered: kernel bugs.
 """
 
 import json
@@ -64,7 +64,7 @@ exec "$@"
 
 
 class SandboxError(RuntimeError):
-    """Raised if no sandbox can be made here, so that nothing was run, or if a sandbox did not end."""
+    """Raised if no sandbox can be created, so that nothing ran, or if a sandbox did not end."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def run_sandboxed(
 
     Args:
         command: path of the program in the sandbox, and its arguments.
-        read_only: pairs (path here, path in the sandbox) that the program can read. If we are root, `sandbox_uid` must
+        read_only: pairs (host path, sandbox path) that the program can read. If we are root, `sandbox_uid` must
             be able to read the files themselves (see `hand_over`), but not the folders above them.
-        writable: such pairs that the program can also write.
+        writable: pairs of paths that the program can also write.
         environment: environment variables; the program gets no others.
         directory: working directory.
         processes: whether the program may start processes.
@@ -129,7 +129,7 @@ def run_sandboxed(
         stdin: standard input; at most 4096 bytes, which a pipe always holds.
 
     Raises:
-        SandboxError: no sandbox can be made, or one of its processes did not end.
+        SandboxError: no sandbox can be created, or one of its processes did not end.
     """
     validate_sandbox()
     options = _options(read_only, writable, environment or {}, directory)
@@ -138,10 +138,10 @@ def run_sandboxed(
 
 @cache
 def validate_sandbox() -> None:
-    """Check that a sandbox can be made here.
+    """Check that this machine can create a sandbox.
 
     Raises:
-        SandboxError: no sandbox can be made; the message gives the reason and a fix.
+        SandboxError: no sandbox can be created; the message gives the reason and a fix.
     """
     if platform.machine() not in ARCHITECTURES or not hasattr(os, "fork"):
         raise SandboxError(f"{REFUSAL}it needs Linux on {' and '.join(ARCHITECTURES)}, not {platform.machine()}")
@@ -162,7 +162,7 @@ def validate_sandbox() -> None:
 
 @cache
 def sandbox_uid() -> int | None:
-    """Return the uid (and gid) that programs run under if we are root on the host; None if we are not.
+    """Return the uid (and gid) for programs if we are root on the host, or None if we are not.
 
     Raises:
         SandboxError: we are root, and our user namespace has no other uid.
@@ -186,7 +186,7 @@ def _id_map(kind: str) -> list[tuple[int, int, int]]:
 
 
 def hand_over(folder: Path) -> None:
-    """Change the owner of a folder and its contents to the sandbox's uid if that differs from ours."""
+    """Give a folder and its contents to the sandbox's uid if it differs from ours."""
     uid = sandbox_uid()
     if uid is not None:
         for parent, _, names in os.walk(folder):
@@ -195,7 +195,7 @@ def hand_over(folder: Path) -> None:
 
 
 def _options(read_only, writable, environment: dict[str, str], directory: str) -> list[tuple[str, ...]]:
-    """Return the options of bubblewrap, one per tuple; bind sources are still paths on the host."""
+    """Return the options of bubblewrap, one per tuple, with bind sources as paths on the host."""
     bind = [("--ro-bind", os.path.abspath(outside), inside) for outside, inside in read_only]
     bind += [("--bind", os.path.abspath(outside), inside) for outside, inside in writable]
     variables = [("--setenv", name, value) for name, value in environment.items()]
@@ -204,7 +204,9 @@ def _options(read_only, writable, environment: dict[str, str], directory: str) -
 
 
 def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[bytes], str]) -> list[str]:
-    """Return the command line up to the program: mount namespace, another uid if we are root, limits, bubblewrap.
+    """Return the command line up to the program.
+
+    It sets up the mount namespace, another uid if we are root, the limits, and bubblewrap.
 
     Args:
         file: creates an anonymous file that bubblewrap inherits, and returns its descriptor.
@@ -213,7 +215,7 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
     uid, staged = sandbox_uid(), []
 
     def reach(source: str) -> str:
-        """Return the source, or the path where we will bind it if the sandbox's uid cannot reach it."""
+        """Return the source, or the path where we bind it if the sandbox's uid cannot reach it."""
         above = Path(os.path.realpath(source)).parents
         if uid is None or not os.path.exists(source) or all(folder.stat().st_mode & 0o001 for folder in above):
             return source
@@ -235,8 +237,8 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
         # bubblewrap reads its arguments from a file, because the program can see the command line of PID 1.
         reach(path["bwrap"]), "--args", file("".join(f"{argument}\0" for argument in arguments).encode()),
     ]  # fmt: skip
-    # RLIMIT_NPROC counts all processes of the user in the user namespace around bubblewrap's. One more namespace in
-    # between leaves only the processes of this sandbox to count.
+    # RLIMIT_NPROC counts all processes of the user in the user namespace around bubblewrap's. With one more namespace
+    # in between, it counts only the processes of this sandbox.
     user = [path["unshare"], "--user", "--map-root-user"]
     tmpfs = f"size={limits.disk},nr_inodes={limits.files + 64},mode=755"
     stage = [path["sh"], "-c", _STAGE, "sh", tmpfs, *staged, "--"]
@@ -263,10 +265,10 @@ def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip:
 
 
 def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stack: ExitStack):
-    """Start bubblewrap, which makes the sandbox and waits before it runs the program.
+    """Start bubblewrap, which creates the sandbox and waits before it runs the program.
 
     Returns:
-        bubblewrap's process; the pipe on which it reports PID 1 of the sandbox; the pipe on which we release it.
+        bubblewrap's process, the pipe on which it reports PID 1 of the sandbox, and the pipe that releases it.
     """
     status, reporting = os.pipe()
     stack.callback(os.close, status)
@@ -286,7 +288,7 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
             return str(descriptor)
 
         files = [hand(reporting), hand(waiting)]
-        # A pipe, because PID 1 keeps this descriptor too: what has been read from a pipe cannot be read again.
+        # A pipe, because PID 1 keeps this descriptor too, and data read from a pipe cannot be read again.
         reading, writing = os.pipe()
         hand(reading)
         os.write(writing, stdin)
@@ -302,7 +304,7 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
 
 
 def _first_process(status: int, stack: ExitStack) -> int | None:
-    """Return the pidfd of the sandbox's PID 1; None if bubblewrap failed, with the reason in its output.
+    """Return the pidfd of the sandbox's PID 1, or None if bubblewrap failed (its output has the reason).
 
     bubblewrap waits until we have opened the pidfd, so the pid cannot belong to another process by then.
     """
@@ -310,7 +312,7 @@ def _first_process(status: int, stack: ExitStack) -> int | None:
     while not report.rstrip().endswith(b"}"):
         if not readable(status, deadline - time.monotonic()):
             raise SandboxError(
-                f"{REFUSAL}bubblewrap did not make one in {START_SECONDS:g} s; is the machine overloaded?"
+                f"{REFUSAL}bubblewrap did not create one in {START_SECONDS:g} s; is the machine overloaded?"
             )
         data = os.read(status, 4096)
         if not data:
@@ -324,7 +326,7 @@ def _first_process(status: int, stack: ExitStack) -> int | None:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Wait until a descriptor is readable or closed; return False after `seconds`."""
+    """Wait until a descriptor is readable or closed, and return False after `seconds`."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
@@ -346,7 +348,7 @@ def _end(process: subprocess.Popen, first: int | None) -> None:
         if not readable(first, END_SECONDS):
             raise SandboxError(
                 f"a program in the sandbox did not end in {END_SECONDS:g} s after it was killed; look for processes "
-                f"of uid {sandbox_uid() or os.geteuid()} in state D, and at the kernel's log"
+                f"of uid {sandbox_uid() or os.geteuid()} in state D, and check the kernel log"
             )
     process.wait()
 
@@ -363,9 +365,9 @@ def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, 
             if not data:
                 break
             total += len(data)
-            room = max(0, clip // 2 - len(head))
-            head += data[:room]
-            tail = (tail + data[room:])[-(clip // 2) :]
+            space = max(0, clip // 2 - len(head))
+            head += data[:space]
+            tail = (tail + data[space:])[-(clip // 2) :]
             stopped = "output" if total > MAX_OUTPUT else ""
         try:  # the program may have closed its output without ending
             process.wait(0 if stopped else max(0.0, deadline - time.monotonic()))

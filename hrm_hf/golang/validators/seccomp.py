@@ -1,22 +1,22 @@
-"""The system calls of the Go sandbox: a list of what programs may call, as a seccomp filter.
+"""Allowlist of system calls for the Go sandbox, as a seccomp filter.
 
-`CALLS` has what Go's runtime and standard library, the Go tools and a shell need; `_rules` decides some calls by their
-arguments. Everything else fails with EPERM: sockets, io_uring, Landlock, filters of the program's own, splice, tee and
-sendfile (which pin pages in pipes), calls that reach into other processes, and calls that nobody here has heard of.
-clone3 and calls that are newer than this list fail with ENOSYS, and naming memory (Go 1.25 on) with EINVAL, as on an
-older kernel, so that libraries do without.
+`CALLS` lists what Go's runtime and standard library, the Go tools and a shell need; `_rules` decides some calls by
+their arguments. Everything else fails with EPERM: sockets, io_uring, Landlock, further seccomp filters, splice, tee
+and sendfile (which pin pages in pipes), calls that access other processes, and unknown calls. clone3 and calls newer
+than this list fail with ENOSYS, and naming memory (from Go 1.25 on) with EINVAL, as on an older kernel, so that
+libraries fall back.
 """
 
 import re
 import struct
 
 
-# audit number
+# Audit numbers.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def _numbers(calls: str) -> dict[str, tuple[int, int | None]]:
-    """Parse NAME=NUMBER/NUMBER, on x86_64 and aarch64; the second is missing where there is no such call."""
+    """Parse call numbers as NAME=X86_64/AARCH64, where aarch64 may lack the call."""
     return {name: (int(x), int(a) if a else None) for name, x, a in re.findall(r"(\w+)=(\d+)/(\d*)", calls)}
 
 
@@ -43,21 +43,21 @@ set_tid_address=218/96 set_robust_list=273/99 rseq=334/293 exit=60/93 exit_group
 waitid=247/95
 """)
 PROCESS_CALLS = _numbers("fork=57/ vfork=58/ setpgid=109/154 setsid=112/157")  # with `processes`
-# Decided by their arguments, in `_rules`.
+# `_rules` decides these by their arguments.
 CHECKED_CALLS = _numbers(
     "clone=56/220 mmap=9/222 mprotect=10/226 fcntl=72/25 ioctl=16/29 arch_prctl=158/ prctl=157/167 prlimit64=302/261"
 )
 CLONE3 = 435
-FIRST_UNKNOWN = 471  # the calls of Linux 6.19 end below
+FIRST_UNKNOWN = 471  # one above the last call of Linux 6.19
 
-# CLONE_VM, FS, FILES, SIGHAND, THREAD: a thread with open files of its own would escape the limit on them
+# CLONE_VM, FS, FILES, SIGHAND, THREAD: a thread with its own file table would escape the limit on open files
 _CLONE_THREAD = 0x10F00
 _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _PROT_WRITE = 2
 _MAP_SHARED_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB = 0x21, 0x100, 0x40000
-# F_DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC. No limit bounds the number of locks, and pipes stay small.
+# F_DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC. Locks (which no limit bounds) and larger pipes are out.
 _FCNTL = (0, 1, 2, 3, 4, 1030)
-_IOCTL = (0x5401, 0x5413)  # TCGETS, TIOCGWINSZ: is it a terminal?
+_IOCTL = (0x5401, 0x5413)  # TCGETS, TIOCGWINSZ: checks for a terminal
 _ARCH_SET_FS, _PR_SET_VMA = 0x1002, 0x53564D41
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -65,21 +65,21 @@ _ALLOW, _EPERM, _EINVAL, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050016, 0x
 
 
 def seccomp_filter(machine: str, processes: bool = False) -> bytes:
-    """Return the filter.
+    """Return the filter as BPF instructions.
 
     Args:
-        machine: of ARCHITECTURES.
-        processes: the program may start processes. Without them it may also not make memory writable by mprotect,
-            which static Go programs never do: the kernel does not hold that against RLIMIT_DATA when RLIMIT_AS, too,
-            would be passed.
+        machine: one of ARCHITECTURES.
+        processes: whether the program may start processes. If not, it cannot make memory writable with mprotect
+            either, which static Go programs never do: the kernel does not count that memory against RLIMIT_DATA when
+            RLIMIT_AS would be exceeded, too.
     """
     column = list(ARCHITECTURES).index(machine)
     # seccomp_data: number at 0, architecture at 4, low half of argument i at 16 + 8 i.
     program = [_step(_LOAD, 4), _step(_EQUAL, ARCHITECTURES[machine], 1), _step(_GIVE, _KILL), _step(_LOAD, 0)]
-    if machine == "x86_64":  # the x32 calls have other numbers
+    if machine == "x86_64":  # reject x32 calls, which have other numbers
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_GIVE, _EPERM)]
     program += [_step(_AT_LEAST, FIRST_UNKNOWN, 0, 1), _step(_GIVE, _ENOSYS)]
-    program += _call(CLONE3, _step(_GIVE, _ENOSYS))  # its flags are in memory, where a filter cannot look
+    program += _call(CLONE3, _step(_GIVE, _ENOSYS))  # its flags are in memory, which a filter cannot read
     rules = _rules(processes)
     for name, numbers in (CALLS | CHECKED_CALLS | (PROCESS_CALLS if processes else {})).items():
         if numbers[column] is not None:
@@ -88,7 +88,7 @@ def seccomp_filter(machine: str, processes: bool = False) -> bytes:
 
 
 def _rules(processes: bool) -> dict[str, list[bytes]]:
-    """Return the steps that reject a call by its arguments; all other calls of that name are allowed."""
+    """Return, by call, the steps that reject it for its arguments."""
     only_threads = [] if processes else [*_argument(0), *_need_bits(_CLONE_THREAD)]
     return {
         "clone": [*_argument(0), *_refuse_bits(_CLONE_NEW), *only_threads],
@@ -100,7 +100,7 @@ def _rules(processes: bool) -> dict[str, list[bytes]]:
         "fcntl": [*_argument(1), *_only(*_FCNTL)],
         "ioctl": [*_argument(1), *_only(*_IOCTL)],
         "arch_prctl": [*_argument(0), *_only(_ARCH_SET_FS)],
-        "prlimit64": [*_argument(0), *_only(0)],  # of the process itself
+        "prlimit64": [*_argument(0), *_only(0)],  # only its own limits
         "prctl": [*_argument(0), *_only(_PR_SET_VMA), _step(_GIVE, _EINVAL)],
     }  # fmt: skip
 
@@ -110,7 +110,7 @@ def _step(code: int, value: int, then: int = 0, other: int = 0) -> bytes:
 
 
 def _call(number: int, *steps: bytes) -> list[bytes]:
-    """Steps for one call, the last of which gives a verdict; other calls pass over them."""
+    """Return the steps for one call, ending in a verdict, which other calls skip."""
     return [_step(_EQUAL, number, 0, len(steps)), *steps]
 
 
@@ -127,6 +127,6 @@ def _need_bits(bits: int) -> list[bytes]:
 
 
 def _only(*values: int) -> list[bytes]:
-    """Steps that reject every value but these; equal ones pass over the verdict."""
+    """Return steps that reject every value except these, which skip the verdict."""
     last = len(values) - 1
     return [*(_step(_EQUAL, value, last - place + 1) for place, value in enumerate(values)), _step(_GIVE, _EPERM)]

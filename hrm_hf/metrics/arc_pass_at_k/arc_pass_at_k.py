@@ -1,7 +1,7 @@
-"""pass@k of ARC-AGI as a module of the `evaluate` library: is the right grid among the first k guesses?
+"""pass@k of ARC-AGI for the `evaluate` library: whether the right grid is among the first k guesses.
 
-Load it by the path of this folder, which needs no network: evaluate.load(".../hrm_hf/metrics/arc_pass_at_k").
-The guesses come ranked; `hrm_hf.puzzles.arc_pipeline.ArcVoting` ranks those of augmented puzzles by votes.
+Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/arc_pass_at_k").
+The guesses must be ranked; `hrm_hf.puzzles.arc_pipeline.ArcVoting` ranks guesses of augmented puzzles by votes.
 """
 
 # One import per line: the scanner of `evaluate` reads imports line by line.
@@ -9,23 +9,23 @@ import datasets
 import evaluate
 
 
-_DESCRIPTION = "Share of ARC test grids found within k guesses; of a task with several tests, the mean over them."
+_DESCRIPTION = "Share of ARC test grids found within k guesses, averaged over the tests of a task, then over tasks."
 
 _KWARGS_DESCRIPTION = """
 Args:
     predictions: guesses for each test grid, best first; a grid is a list of rows of colors 0..9.
-    references: the right grid of each test.
-    tasks: name of each test's task; without, every test is a task of its own.
-    ks: numbers of guesses, [1, 2] by default (2 are allowed by ARC-AGI).
+    references: right grid of each test.
+    tasks: task name of each test; by default, each test is a separate task.
+    ks: numbers of guesses, [1, 2] by default (ARC-AGI allows 2).
 
 Returns:
-    pass@k for each k: mean over tasks of the share of their tests that are found; tasks: how many.
+    pass@k for each k: mean over tasks of the share of their tests that were found; tasks: number of tasks.
 """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class ArcPassAtK(evaluate.Metric):
-    """See the module's text."""
+    """See the module docstring."""
 
     def _info(self):
         grid = datasets.Sequence(datasets.Sequence(datasets.Value("int64")))
@@ -39,9 +39,9 @@ class ArcPassAtK(evaluate.Metric):
     def _compute(self, predictions, references, tasks=None, ks=(1, 2)):
         tasks = list(range(len(references))) if tasks is None else list(tasks)
         if len(tasks) != len(references):
-            raise ValueError(f"{len(tasks)} tasks for {len(references)} tests; expected one name for each test")
+            raise ValueError(f"{len(tasks)} tasks for {len(references)} tests; give one task name per test")
         if not references or not ks or min(ks) < 1:
-            raise ValueError(f"{len(references)} tests and ks={list(ks)}; expected tests, and ks of 1 or more")
+            raise ValueError(f"{len(references)} tests and ks={list(ks)}; give at least one test, and ks of 1 or more")
         scores = {}
         for k in ks:
             found = {}

@@ -1,6 +1,6 @@
-"""Bits per byte and perplexity of texts as a module of the `evaluate` library, from log-likelihoods.
+"""Bits per byte and perplexity of texts, from log-likelihoods, for the `evaluate` library.
 
-Load it by the path of this folder, which needs no network: evaluate.load(".../hrm_hf/metrics/bits_per_byte").
+Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/bits_per_byte").
 """
 
 # One import per line: the scanner of `evaluate` reads imports line by line.
@@ -10,23 +10,23 @@ import datasets
 import evaluate
 
 
-_DESCRIPTION = "Bits that a model needs for a byte of text: comparable between tokenizers, unlike perplexity."
+_DESCRIPTION = "Bits that a model needs per byte of text. Unlike perplexity, it is comparable across tokenizers."
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions: natural logarithms of the probabilities of a text's tokens, one list per text.
-    references: the texts; their length in UTF-8 bytes counts.
+    predictions: natural log-probabilities of the tokens, one list per text.
+    references: texts, measured in UTF-8 bytes.
 
 Returns:
-    bits_per_byte: -sum of log2 probabilities over the bytes of all texts.
-    perplexity: exp of the mean loss of a token, over all tokens of all texts.
-    tokens, bytes: how many there are.
+    bits_per_byte: negative sum of log2 probabilities, divided by the bytes of all texts.
+    perplexity: exp of the mean loss per token, over all texts.
+    tokens, bytes: number of tokens and of bytes.
 """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class BitsPerByte(evaluate.Metric):
-    """See the module's text."""
+    """See the module docstring."""
 
     def _info(self):
         values = datasets.Sequence(datasets.Value("float64"))
@@ -41,11 +41,11 @@ class BitsPerByte(evaluate.Metric):
         for i, text in enumerate(predictions):
             if any(not value <= 0 for value in text):
                 raise ValueError(
-                    f"text {i}: {max(text, key=lambda value: (value != value, value))} is no log-probability"
+                    f"text {i}: {max(text, key=lambda value: (value != value, value))} is not a log-probability"
                 )
         tokens, size = sum(map(len, predictions)), sum(len(text.encode()) for text in references)
         if not tokens or not size:
-            raise ValueError(f"{tokens} tokens and {size} bytes: there is nothing to score")
+            raise ValueError(f"{tokens} tokens and {size} bytes: nothing to score; give texts with tokens")
         nats = -math.fsum(value for text in predictions for value in text)
         mean = nats / tokens
         return {

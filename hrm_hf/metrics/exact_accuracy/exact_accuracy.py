@@ -1,6 +1,6 @@
-"""Cell and exact accuracy of puzzles as a module of the `evaluate` library.
+"""Cell and exact accuracy of puzzles, for the `evaluate` library.
 
-Load it by the path of this folder, which needs no network: evaluate.load(".../hrm_hf/metrics/exact_accuracy").
+Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/exact_accuracy").
 """
 
 # One import per line: the scanner of `evaluate` reads imports line by line.
@@ -16,18 +16,18 @@ _DESCRIPTION = "Share of right cells, and share of puzzles with all cells right.
 _KWARGS_DESCRIPTION = """
 Args:
     predictions: token ids, one list per puzzle.
-    references: right token ids, as long as the predictions; -100 where nothing is to be predicted.
+    references: right token ids, of the same lengths as the predictions; -100 is ignored.
 
 Returns:
     cell_accuracy: mean over puzzles of the share of right cells.
     exact_accuracy: share of puzzles with all cells right.
-    count: puzzles that have labels.
+    count: number of puzzles with labels.
 """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class ExactAccuracy(evaluate.Metric):
-    """See the module's text."""
+    """See the module docstring."""
 
     def _info(self):
         cells = datasets.Sequence(datasets.Value("int64"))
@@ -40,12 +40,10 @@ class ExactAccuracy(evaluate.Metric):
 
     def _compute(self, predictions, references):
         if not predictions:
-            raise ValueError("predictions=[]: there is no puzzle to score")
+            raise ValueError("predictions=[]: no puzzles to score; give at least one")
         for i, (predicted, right) in enumerate(zip(predictions, references)):
             if len(predicted) != len(right):
-                raise ValueError(
-                    f"puzzle {i}: {len(predicted)} predicted cells, {len(right)} labels; expected as many"
-                )
+                raise ValueError(f"puzzle {i}: {len(predicted)} predicted cells, {len(right)} labels; must be equal")
         pairs = zip(predictions, references)
         counts = [correct_cells(np.asarray(predicted), np.asarray(right)) for predicted, right in pairs]
         return accuracies(*zip(*counts))

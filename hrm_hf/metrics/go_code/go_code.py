@@ -1,7 +1,7 @@
-"""Go code beside a reference as a module of the `evaluate` library: does it parse, is it the same, how alike is it?
+"""Go code against a reference, for the `evaluate` library: syntax rate, exact match and subtree F1.
 
-Load it by the path of this folder, which needs no network: evaluate.load(".../hrm_hf/metrics/go_code"). Nothing is
-run. It needs the extra `go` of hrm_hf, and uses Go's own parser and gofmt where Go is installed.
+Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/go_code"). It runs no code. It
+needs the extra `go` of hrm_hf, and uses Go's parser and gofmt if Go is installed.
 """
 
 # One import per line: the scanner of `evaluate` reads imports line by line.
@@ -12,25 +12,23 @@ from hrm_hf.golang.evaluation.similarity import exact_matches, subtree_f1
 from hrm_hf.golang.validators.go_validators import best_validator
 
 
-_DESCRIPTION = (
-    "Share of Go samples that parse, that equal their reference after gofmt, and mean F1 of syntax subtrees."
-)
+_DESCRIPTION = "Shares of Go samples that parse and that equal their reference, and mean F1 of syntax subtrees."
 
 _KWARGS_DESCRIPTION = """
 Args:
     predictions: Go code, functions or files.
-    references: the right code of each.
+    references: right code of each sample.
 
 Returns:
-    syntax_rate: share that parses; validator: by which parser.
-    exact_match: share that equals its reference; exact_by: after gofmt, or in tokens without comments.
-    subtree_f1: mean over samples, of the syntax subtrees that a code and its reference share.
+    syntax_rate: share of samples that parse; validator: the parser.
+    exact_match: share of samples that equal their references; exact_by: "gofmt" or "tokens", as compared.
+    subtree_f1: F1 of the syntax subtrees of a sample and its reference, averaged over samples.
 """
 
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class GoCode(evaluate.Metric):
-    """See the module's text."""
+    """See the module docstring."""
 
     def _info(self):
         return evaluate.MetricInfo(
@@ -44,7 +42,7 @@ class GoCode(evaluate.Metric):
 
     def _compute(self, predictions, references):
         if not predictions:
-            raise ValueError("predictions=[]: there is no code to score")
+            raise ValueError("predictions=[]: no code to score; give at least one sample")
         with best_validator() as validator:
             verdicts = validator(list(predictions))
             name = type(validator).__name__

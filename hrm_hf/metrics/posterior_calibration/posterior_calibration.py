@@ -1,6 +1,6 @@
-"""Are posteriors as wide as they should be? A module of the `evaluate` library, for draws with known truths.
+"""Calibration of posterior draws with known truths, for the `evaluate` library.
 
-Load it by the path of this folder, which needs no network:
+Load it from the path of this folder, without network:
 evaluate.load(".../hrm_hf/metrics/posterior_calibration").
 """
 
@@ -16,14 +16,14 @@ _DESCRIPTION = "RMSE, mean z^2, coverage of central intervals, and TARP's expect
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions: S draws of R parameters for each of N cases, [N, S, R].
-    references: the truths, [N, R].
-    names: the R parameters; parameter_0, parameter_1, ... by default.
-    prior: bounds of each parameter, {name: (low, high)}; the range of the truths by default.
+    predictions: S posterior draws of R parameters for each of N cases, [N, S, R].
+    references: true parameters, [N, R].
+    names: names of the R parameters; parameter_0, parameter_1, ... by default.
+    prior: bounds of each parameter, {name: (low, high)}; defaults to the range of the true values.
 
 Returns:
     NAME_rmse, NAME_mean_z2 (1 if calibrated), NAME_coverage_68, NAME_coverage_95 for each parameter;
-    tarp_deviation: largest distance of the expected coverage from its credibility (0 if calibrated); count.
+    tarp_deviation: largest distance between expected coverage and credibility (0 if calibrated); count.
 """
 
 METRICS = ("rmse", "mean_z2", "coverage_68", "coverage_95")
@@ -31,7 +31,7 @@ METRICS = ("rmse", "mean_z2", "coverage_68", "coverage_95")
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class PosteriorCalibration(evaluate.Metric):
-    """See the module's text."""
+    """See the module docstring."""
 
     def _info(self):
         values = datasets.Sequence(datasets.Value("float64"))

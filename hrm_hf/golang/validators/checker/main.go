@@ -1,6 +1,6 @@
-// Command checker answers questions about Go source: does it parse, does it type-check, how does gofmt write it,
-// which standard packages does it need. One JSON request a line on standard input, one JSON answer a line on standard
-// output, in the same order. It never runs or writes anything of what it reads, and resolves imports from the standard
+// Command checker answers requests about Go source: does it parse, does it type-check, how does gofmt format it, which
+// standard packages does it need. It reads one JSON request per line from standard input and writes one JSON answer per
+// line to standard output, in the same order. It never runs or saves the code, and resolves imports from the standard
 // library only.
 package main
 
@@ -33,17 +33,17 @@ type request struct {
 	Mode       string `json:"mode"` // parse, types, format or imports
 	Code       []byte `json:"code"` // base64
 	AutoImport bool   `json:"auto_import"`
-	Package    string `json:"package"`   // of code that has no package clause
-	TestMain   string `json:"test_main"` // imports: what a function TestMain is to be called instead
+	Package    string `json:"package"`   // of code without a package clause
+	TestMain   string `json:"test_main"` // imports: new name of a function TestMain
 }
 
 type answer struct {
-	Syntax  *bool  `json:"syntax"` // null: not looked at
+	Syntax  *bool  `json:"syntax"` // null: not checked
 	Types   *bool  `json:"types"`
-	Line    int    `json:"line"` // of the first error, from 1; 0 if there is none
+	Line    int    `json:"line"` // of the first error, from 1; 0 without errors
 	Message string `json:"message"`
 	Text    []byte `json:"text,omitempty"`
-	// Of "imports": the package's name, and whether there was a TestMain.
+	// For "imports": the name of the package, and whether it had a TestMain.
 	Package  string `json:"package,omitempty"`
 	TestMain bool   `json:"test_main,omitempty"`
 }
@@ -73,7 +73,7 @@ func main() {
 }
 
 func (l *library) answer(question request) (result answer) {
-	defer func() { // a fault of go/parser or go/types must not end the process
+	defer func() { // a panic in go/parser or go/types must not end the process
 		if fault := recover(); fault != nil {
 			result = answer{Message: fmt.Sprint("the checker failed: ", fault)}
 		}
@@ -106,7 +106,7 @@ func (l *library) answer(question request) (result answer) {
 	return answer{Message: "unknown mode " + strconv.Quote(question.Mode)}
 }
 
-// A source is one file, parsed as `gofmt -e` does.
+// A source is one file, parsed like `gofmt -e`.
 type source struct {
 	text  []byte // with a package clause
 	files *token.FileSet
@@ -125,7 +125,7 @@ func newSource(code []byte, packageName string) *source {
 	return s
 }
 
-// withoutTestMain gives the function TestMain another name, unless that is empty.
+// withoutTestMain renames the function TestMain, unless the new name is empty.
 func (s *source) withoutTestMain(name string) (*source, bool) {
 	for _, declaration := range s.file.Decls {
 		function, ok := declaration.(*ast.FuncDecl)
@@ -160,7 +160,7 @@ func firstError(err error) *scanner.Error {
 	return list[0]
 }
 
-// line counts, because a position follows //line comments. The end of a file is on its last line, as gofmt has it.
+// line counts newlines, because positions follow //line comments. As in gofmt, the end of a file is on its last line.
 func (s *source) line(err *scanner.Error) int {
 	offset := err.Pos.Offset
 	if offset >= len(s.text) {
@@ -169,7 +169,7 @@ func (s *source) line(err *scanner.Error) int {
 	return 1 + bytes.Count(s.text[:offset], []byte("\n"))
 }
 
-// A library is the standard library: what type-checking has read of it so far, and the paths of a package name.
+// A library is the standard library: the packages that type-checking has read so far, and the paths by package name.
 type library struct {
 	files    *token.FileSet
 	importer types.ImporterFrom
@@ -210,7 +210,7 @@ func (l *library) check(s *source) answer {
 	var found []types.Error
 	config := types.Config{Importer: l, Error: func(err error) {
 		var problem types.Error
-		// What begins with a tab continues the error before it ("other declaration of").
+		// A message that begins with a tab continues the error before it ("other declaration of").
 		if errors.As(err, &problem) && !strings.HasPrefix(problem.Msg, "\t") {
 			found = append(found, problem)
 		}
@@ -225,7 +225,7 @@ func (l *library) check(s *source) answer {
 }
 
 // withImports adds the standard packages that a source uses without importing them, on the line of its package clause.
-// With keepUnused, imports that nothing uses become blank ones, which the compiler accepts. Lines stay what they are.
+// With keepUnused, unused imports become blank imports, which the compiler accepts. Line numbers do not change.
 func (l *library) withImports(s *source, keepUnused bool) []byte {
 	var clause strings.Builder
 	for _, name := range l.missing(s.file) {
@@ -302,9 +302,9 @@ func packageName(importPath string) string {
 	return path.Base(importPath)
 }
 
-// resolve finds the path of a package name; of several, the first that has all wanted names.
+// resolve finds the path for a package name: among several, the first that has all wanted names.
 func (l *library) resolve(name string, wanted map[string]bool) string {
-	if l.paths == nil { // read once, as it takes some 20 ms
+	if l.paths == nil { // read once, because it takes about 20 ms
 		l.paths = standardPaths()
 	}
 	candidates := l.paths[name]
@@ -334,7 +334,7 @@ func (l *library) has(name string, wanted map[string]bool) bool {
 	return true
 }
 
-// What is meant far more often than its namesakes (crypto/rand, html/template, net/http/pprof).
+// Packages that are far more common than their namesakes (crypto/rand, html/template, net/http/pprof).
 var preferred = map[string]bool{"math/rand": true, "text/template": true, "runtime/pprof": true}
 
 func standardPaths() map[string][]string {
@@ -343,7 +343,7 @@ func standardPaths() map[string][]string {
 		return nil
 	}
 	paths := map[string][]string{"unsafe": {"unsafe"}}
-	// A directory that cannot be read holds no package that could be imported.
+	// An unreadable directory has no package to import.
 	filepath.WalkDir(root, func(full string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() || full == root {
 			return nil

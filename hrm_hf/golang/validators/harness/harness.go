@@ -1,6 +1,6 @@
-// Package harness says to whoever started a test binary that all of its tests have run to their end and none failed:
-// it writes a line with the word that it read from standard input before anything of the tested package ran. A test
-// binary that ends itself, runs fewer tests or prints "PASS" does not write that line.
+// Package harness reports that all tests of a test binary have run to their end and none failed: it writes a line with
+// the secret that it read from standard input before any code of the tested package ran. A test binary that exits early,
+// runs fewer tests or prints "PASS" does not write that line.
 package harness
 
 import (
@@ -15,10 +15,10 @@ import (
 // Main is the TestMain of the tests, if they have one.
 var Main func(*testing.M)
 
-var word = readWord()
+var secret = readSecret()
 
-// readWord leaves standard input empty, so that nobody reads it again.
-func readWord() []byte {
+// readSecret leaves standard input empty, so that no other code can read the secret.
+func readSecret() []byte {
 	found := make([]byte, 0, 64)
 	for len(found) < cap(found) {
 		count, err := syscall.Read(0, found[len(found):cap(found)])
@@ -37,7 +37,7 @@ func readWord() []byte {
 	return found
 }
 
-// Run is what TestMain does. The line comes when the last test ends, as a TestMain may end the process after it.
+// Run is the TestMain. It writes the line when the last test ends, because Main may exit the process after that.
 func Run(m *testing.M) {
 	field := reflect.ValueOf(m).Elem().FieldByName("tests")
 	if !field.IsValid() {
@@ -49,7 +49,7 @@ func Run(m *testing.M) {
 	for index := range tests {
 		test, ended := tests[index].F, false
 		tests[index].F = func(t *testing.T) {
-			returned := false // neither by a panic nor by runtime.Goexit
+			returned := false // stays false after a panic or runtime.Goexit
 			t.Cleanup(func() {
 				lock.Lock()
 				defer lock.Unlock()
@@ -62,7 +62,7 @@ func Run(m *testing.M) {
 					open--
 				}
 				if open == 0 && passed && !failed {
-					syscall.Write(1, append([]byte("\n"), append(word, '\n')...))
+					syscall.Write(1, append([]byte("\n"), append(secret, '\n')...))
 					passed = false
 				}
 			})

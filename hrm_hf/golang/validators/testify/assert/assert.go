@@ -1,4 +1,4 @@
-// Package assert is a stand-in, not testify: just what the tests of HumanEvalPack call, so that they build offline.
+// Package assert is a stand-in for testify with only the calls in the tests of HumanEvalPack, so that they build offline.
 package assert
 
 import (
@@ -6,13 +6,13 @@ import (
 	"reflect"
 )
 
-// A TestingT is what a failed assertion is reported to.
+// TestingT receives failed assertions.
 type TestingT interface {
 	Errorf(format string, args ...interface{})
 	Helper()
 }
 
-// Assertions are bound to one test.
+// Assertions belong to one test.
 type Assertions struct {
 	t TestingT
 }

@@ -60,18 +60,18 @@ class GoTrainingArguments(LmTrainingArguments):
         default="group_by_length", help="random, sequential, or group_by_length, which batches rows of similar length."
     )
     remove_unused_columns: bool | None = HfArg(
-        default=False, help="Keep it off: the collator reads columns that the model does not take."
+        default=False, help="Keep this off: the collator reads columns that the model does not take."
     )
 
     refinement_warmup: int = HfArg(
-        default=0, help="First steps that train on solutions only, without attempts or refinement loss."
+        default=0, help="Number of initial steps on solutions only, without attempts or refinement loss."
     )
     refinement_ramp: int = HfArg(
         default=1000, help="Steps after the warmup in which the refinement loss grows to its full weight."
     )
-    plan_loss_weight: float | None = HfArg(default=None, help="Overrides the config's weight.")
-    code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's weight.")
-    refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's weight.")
+    plan_loss_weight: float | None = HfArg(default=None, help="Overrides the config's plan loss weight.")
+    code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's code loss weight.")
+    refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's refinement loss weight.")
     balance_decisions: bool = HfArg(
         default=False, help="Weight decisions by their inverse frequency in the training data; saved in the config."
     )
@@ -80,7 +80,7 @@ class GoTrainingArguments(LmTrainingArguments):
     validation_prompts: int = HfArg(default=16, help="Number of evaluation records to generate code for.")
     validation_max_new_tokens: int = HfArg(default=256, help="Maximum new tokens per sample.")
     validator: str = HfArg(
-        default="tree-sitter", help=f"{', '.join(VALIDATOR_CHOICES)}; auto is parser if Go is installed."
+        default="tree-sitter", help=f"Validator ({', '.join(VALIDATOR_CHOICES)}); auto is parser if Go is installed."
     )
     replay_file: str | None = HfArg(
         default=None, help="Also generate code for as many training records, and append failed attempts to this file."

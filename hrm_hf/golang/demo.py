@@ -23,8 +23,8 @@ from .options import DemoGo
 READABLE = 2.0
 BATCH, ROW = 16, 340  # rows per step, and mean tokens per row of standard-library records
 EVALUATION = 0.3  # time to evaluate a row, as a fraction of the time to train on it
-QUICK = 10  # minutes; a shorter demo builds no repair trajectories and evaluates fewer rows
-START = 12.0  # seconds in which a program loads its libraries and a checkpoint
+QUICK = 10  # a demo of fewer minutes builds no repair trajectories and evaluates fewer rows
+START = 12.0  # seconds that a program takes to load its libraries and a checkpoint
 WRITE = 30.0  # seconds to tokenize records and to write functions; a longer demo gets four times as many
 
 
@@ -105,7 +105,7 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
         "refinement_ramp": max(1, steps // 8),
         "logging_steps": max(1, min(10, steps // 10)),
         "eval_steps": steps // 2 + 1,  # one evaluation halfway; another follows at the end
-        "validation_frequency": 0,  # the demo shows code at its end
+        "validation_frequency": 0,  # the demo itself shows code at the end
         "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,
         "output_dir": out,
     }

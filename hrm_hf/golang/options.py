@@ -123,7 +123,7 @@ class BuildGo(Options):
     sources: list[str] = option(SOURCES, argument=True, metavar="SOURCE")
     out: Path = option("Output folder for train, validation and test .jsonl, and report.json.")
     license: str | None = option("SPDX license name of sources that do not state one.", None)
-    split_by: Literal["package", "repository"] = option("Unit that stays within one split.", "package")
+    split_by: Literal["package", "repository"] = option("Keep each package or repository in one split.", "package")
     validation_share: float = option("Share of the groups in the validation split.", 0.05, min=0, max=1)
     test_share: float = option("Share of the groups in the test split.", 0.05, min=0, max=1)
     seed: int = option("Seed of the split and of trajectories.", 0, min=0)

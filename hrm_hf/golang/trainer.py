@@ -1,4 +1,4 @@
-"""`GoCoderTrainer`: trains the Go coder, or another causal language model, on records of Go tasks.
+"""`GoCoderTrainer` trains the Go coder, or another causal language model, on records of Go tasks.
 
 `GoValidationCallback` generates code for held-out prompts between steps, in the first process only, and validates it.
 It decodes greedily, token by token, so it works for the Go coder and for any baseline.

@@ -1,4 +1,4 @@
-"""Shared by the tests of hrm_hf.golang: marks for missing programs, hand-made errors, corrupted functions."""
+"""Shared by tests of hrm_hf.golang: marks for missing programs, errors, corrupted functions."""
 
 import random
 import re

@@ -37,7 +37,7 @@ MIT = "Permission is hereby granted, free of charge, to any person obtaining a c
 
 
 class Repository:
-    """A repository in a folder; each call of `commit` adds a commit."""
+    """A repository in a folder, to which each call of `commit` adds a commit."""
 
     def __init__(self, folder):
         self.folder = folder

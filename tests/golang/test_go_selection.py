@@ -1,4 +1,4 @@
-"""Splits, duplicates and overlap with evaluation tasks. Referees: hand-made copies, and the given shares."""
+"""Splits, duplicates and overlap with evaluation tasks. Referees: hand-made copies and given shares."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Tests of Go programs, run in the sandbox; HumanEvalPack's reference and buggy solutions are the referee."""
+"""Tests of Go programs in the sandbox. Referee: HumanEvalPack's reference and buggy solutions."""
 
 import gzip
 import json

@@ -337,7 +337,7 @@ def test_few_rows_are_each_drawn_once(count):
 
 
 class Scripted(nn.Module):
-    """Generates scripted token ids, one list per row and call; the row with the longest prompt is first."""
+    """Generates scripted token ids, one list per row and call, starting with the longest prompt."""
 
     def __init__(self, *calls):
         super().__init__()

@@ -76,7 +76,7 @@ def recipe(data: Path, out: Path, model_type: str, **options) -> Path:
 
 @pytest.fixture
 def run(script, data, tmp_path, monkeypatch, capsys):
-    """Run `main()`: `run("name", model_type, option=value, ...)` returns the output folder and the results."""
+    """Run `main()`: `run("name", model_type, option=value)` returns the output folder and the results."""
 
     def run_main(name, model_type="hrm_go_coder", **options):
         path = recipe(data, tmp_path / name, model_type, **options)

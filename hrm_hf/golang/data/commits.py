@@ -78,7 +78,9 @@ def repository_name(repository: str | Path) -> str:
 def _open(repository: Path) -> str:
     """Check that there is a history to read, and return the repository's name."""
     if which("git") is None:
-        raise FileNotFoundError("the git program is not installed; it reads the history (Debian: apt-get install git)")
+        raise FileNotFoundError(
+            "the git program, which reads the history, is not installed (Debian: apt-get install git)"
+        )
     if not repository.is_dir():
         raise FileNotFoundError(f"{repository} does not exist; expected the folder of a git repository")
     answer = _git(repository, "rev-parse", "--is-shallow-repository")
@@ -190,7 +192,7 @@ def _parse(entry: str) -> _Commit | None:
             files.append((status, old, new, next(parts, "")))
         elif part:
             added, removed, _ = part.split("\t", 2)
-            # Binary files have dashes.
+            # Binary files have dashes instead of counts.
             changed += int(added) + int(removed) if added != "-" else MAX_CHANGED_LINES + 1
     return _Commit(*fields[:4], files, changed)
 

@@ -145,7 +145,7 @@ class Declaration:
 def declarations(root: "Node") -> Iterator[Declaration]:
     """Yield functions and methods in the order of the file."""
     comments: list[Node] = []
-    last_line = -1  # of the last node that is not a comment; a comment on it belongs to that node
+    last_line = -1  # where the last other node ends; a comment on that line belongs to that node
     for node in root.children:
         if node.type == "comment":
             if node.start_point[0] == last_line:

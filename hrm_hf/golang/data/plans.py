@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STEPS = 5
-MAX_SENTENCE_STEPS = 2  # steps from the doc comment's later sentences
+MAX_SENTENCE_STEPS = 2  # maximum steps from the doc comment's later sentences
 MAX_STEP = 80  # characters
 DERIVED = "derived: "
 TASK_INTENTS = {

@@ -106,7 +106,7 @@ def validate_record(record: Any) -> None:
     _expect(code.startswith(prefix), "code_prefix", prefix, "the beginning of solution.code")
     for number, attempt in enumerate(record["attempts"], start=1):
         place, last, decision = f"attempts[{number - 1}]", number == len(record["attempts"]), attempt["decision"]
-        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "code with code_prefix first")
+        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "to start with code_prefix")
         expected = "DONE at the last attempt, and only there"
         _expect((decision == "DONE") == last, f"{place}.decision", decision, expected)
         _expect(not last or attempt["code"] == code, f"{place}.code", attempt["code"], "solution.code")

@@ -199,7 +199,7 @@ def license_of_header(text: str) -> str:
     return UNKNOWN_LICENSE
 
 
-# ---- where trees are ----
+# ---- locations of trees ----
 
 
 def find_go_source() -> Path:
@@ -222,7 +222,7 @@ def _candidates() -> Iterator[Path]:
     try:
         yield find_go().root / "src"
     except GoNotFoundError:
-        if "GO" in os.environ:  # the user set it, and it is wrong
+        if "GO" in os.environ:  # the user set $GO, but it is wrong
             raise
     # Sources without the go command: Debian's golang-src.
     yield Path("/usr/lib/go/src")

@@ -173,8 +173,7 @@ class GoStreamBuilder:
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
             raise TooLongError(
-                "stream",
-                f"record {record['id']!r}: plan and attempts leave {limit} of max_length={self.max_length}",
+                "stream", f"record {record['id']!r}: plan and code leave {limit} of max_length={self.max_length}"
             )
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
@@ -325,7 +324,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
         how = {"gen_kwargs": options, "cache_dir": cache_dir, "fingerprint": key, "writer_batch_size": WRITTEN_AT_ONCE}
         try:
             part = Dataset.from_generator(read_records, features=record_features(), **how)
-        except DatasetGenerationError as error:  # it hides the error of the reader
+        except DatasetGenerationError as error:  # wraps the error of the reader
             raise (error.__cause__ or error) from None
         parts.append(part)
         if on_bad_line == "skip":

@@ -34,14 +34,14 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
 SYNTAX_ONLY = 0.5  # share of trajectories with verdicts on syntax only, where an oracle knows the types
-NO_FEEDBACK_SHARE = 0.1  # trajectories without feedback, for inference without a validator
-MAX_CHARACTERS = 4000  # of code per trajectory; failed attempts beyond it are dropped
+NO_FEEDBACK_SHARE = 0.1  # share of trajectories without feedback, for use without a validator
+MAX_CHARACTERS = 4000  # limit on the code of a trajectory; further failed attempts are dropped
 CHUNK = 64  # records per call of the validator
 
 
 @dataclass
 class TrajectoryCounts:
-    """Counts that `build_trajectories` updates while it is iterated.
+    """Counts that `build_trajectories` updates during iteration.
 
     Attributes:
         decisions: attempts by decision: "CONTINUE", "REFINE", "DONE".
@@ -184,10 +184,7 @@ def _trajectory(
     syntax_only: bool,
     counts: TrajectoryCounts,
 ) -> dict[str, Any]:
-    """Return a record with the failed attempts and the solution.
-
-    `with_feedback` includes verdicts; `syntax_only` restricts them to syntax, while the oracle knows the types.
-    """
+    """Return a trajectory. With `syntax_only`, its verdicts omit the types that the oracle knows."""
     record, attempts = source.record, []
     for code, verdict in (*failed, (record["solution"]["code"], source.feedback)):
         seen = verdict.of_syntax() if syntax_only else verdict
@@ -279,7 +276,7 @@ def body_of(code: str, prefix: str) -> Body:
     firsts = {token.start for token in tokens}
     for line in encoded.splitlines(keepends=True):
         stop = position + len(line)
-        # A token across several lines belongs to none of them, because cutting it would be another operator.
+        # A token that spans lines is not part of any line, so that line operators cannot cut it.
         if position >= start and any(first in firsts for first in range(position, stop)):
             lines.append((position, stop))
         position = stop

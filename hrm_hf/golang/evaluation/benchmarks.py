@@ -9,8 +9,7 @@ of the code, and helper functions are the context. Imports are dropped, and the 
 solution need not use those of the prompt. All of them are in the standard library except testify, which the runner
 replaces with a stand-in.
 
-Generated code runs only in the sandbox. Without a sandbox, no tests run, and only parse and type-check rates are
-reported.
+Generated code runs only in the sandbox. Without one, no tests run, and results have only parse and type-check rates.
 """
 
 import re
@@ -173,7 +172,7 @@ def write_samples(
     options: EvaluateGo,
     repair: bool = False,
 ) -> list[dict[str, Any]]:
-    """Generate `options.samples` solutions of each task, a single one greedily.
+    """Generate `options.samples` solutions of each task. A single sample is greedy.
 
     Args:
         validator: validates the buggy code of repair tasks.

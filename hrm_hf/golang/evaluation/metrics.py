@@ -15,7 +15,7 @@ from ...models.processing_hrm_go_coder import DECISIONS
 from ...trainer.logging import wilson_interval
 
 
-RESAMPLES = 10_000  # per bootstrap
+RESAMPLES = 10_000  # number of bootstrap resamples
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -151,7 +151,7 @@ def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: 
     for ours, right in zip(predicted, reference, strict=True):
         confusion[right, ours] += 1
     total, hits = int(confusion.sum()), np.diag(confusion)
-    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # per class: times predicted plus times true
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # per class: number of predictions plus number of true cases
     often = max(Counter(right for right, bad in zip(reference, failed) if not bad).values(), default=0)
     by_rule = often + sum(bad and DECISIONS[right] == "CONTINUE" for right, bad in zip(reference, failed))
     return {
@@ -172,7 +172,7 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int =
     """
     sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     bin_of = np.minimum((sure * bins).astype(int), bins - 1)
-    gaps = np.bincount(bin_of, sure - right, minlength=bins)  # per bin: size times distance
+    gaps = np.bincount(bin_of, sure - right, minlength=bins)  # per bin: size times (confidence - accuracy)
     return float(np.abs(gaps).sum() / len(labels))
 
 

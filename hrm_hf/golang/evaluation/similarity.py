@@ -22,10 +22,10 @@ from .metrics import f1_score
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-KEPT_SHARE = 0.8  # of the statements; code with fewer is shortened
+KEPT_SHARE = 0.8  # share of statements to keep; code with fewer is shortened
 FUNCTIONS = ("function_declaration", "method_declaration")
 DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
-NOTHING = ("empty_statement", "labeled_statement")  # the statement after a label counts by itself
+NOTHING = ("empty_statement", "labeled_statement")  # the statement after a label counts separately
 # In a part that tree-sitter cannot parse, only the keyword of a statement is left.
 WORDS = frozenset("break continue defer fallthrough for go goto if return select switch".split())
 

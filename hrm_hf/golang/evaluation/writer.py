@@ -135,7 +135,7 @@ class Writer:
         tags: Collection[int] = (),
         what: str = "generating",
     ) -> list[list[int]]:
-        """Generate tokens after each prompt, including the stop token, but none after too long a prompt.
+        """Generate tokens after each prompt, including the stop token. Prompts that are too long get none.
 
         Args:
             temperature: 0 is greedy; otherwise samples from the full distribution at that temperature.

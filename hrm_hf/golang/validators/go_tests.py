@@ -33,7 +33,7 @@ from .toolchain import CheckerProcess, Go, UsesChecker, find_go, user_cache
 
 HARNESS = Path(__file__).parent / "harness"
 TESTIFY = Path(__file__).parent / "testify"
-TEST_MAIN = "hrmHfTestMain"  # new name of a TestMain in the tests
+TEST_MAIN = "hrmHfTestMain"  # a TestMain in the tests is renamed to this
 MESSAGE = 300  # characters
 Sources = tuple[dict[str, Any], dict[str, Any]]  # the checker's answers for a program's code and its tests
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
@@ -89,7 +89,7 @@ class GoTestResult:
 
 
 class GoTestRunner(UsesChecker):
-    """Build and run tests, with a checker process (for syntax and imports) that stays between calls.
+    """Build and run tests, with a checker process (for syntax and imports) that persists between calls.
 
     Standard library packages that code or tests use without importing them are imported, and unused imports are
     allowed, because prompts of benchmarks have too few or too many imports.

@@ -88,7 +88,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Run:
-    """How a program in the sandbox ended.
+    """Result of a program in the sandbox.
 
     Attributes:
         status: exit status; a negative signal number if a signal killed it.
@@ -204,9 +204,7 @@ def _options(read_only, writable, environment: dict[str, str], directory: str) -
 
 
 def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[bytes], str]) -> list[str]:
-    """Return the command line up to the program.
-
-    It sets up the mount namespace, another uid if we are root, the limits, and bubblewrap.
+    """Return the command line up to the program, with namespaces, uid, limits and bubblewrap.
 
     Args:
         file: creates an anonymous file that bubblewrap inherits, and returns its descriptor.

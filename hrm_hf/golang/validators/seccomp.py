@@ -20,7 +20,7 @@ def _numbers(calls: str) -> dict[str, tuple[int, int | None]]:
     return {name: (int(x), int(a) if a else None) for name, x, a in re.findall(r"(\w+)=(\d+)/(\d*)", calls)}
 
 
-# Files, waiting for them, memory, signals, time, the process itself, threads; bubblewrap starts the program by execve.
+# Calls for files, memory, signals, time, the process itself and threads; bubblewrap starts the program with execve.
 CALLS = _numbers("""
 read=0/63 write=1/64 open=2/ close=3/57 stat=4/ fstat=5/80 lstat=6/ lseek=8/62 access=21/ creat=85/ readv=19/65
 writev=20/66 pread64=17/67 pwrite64=18/68 dup=32/23 dup2=33/ dup3=292/24 pipe=22/ pipe2=293/59 getcwd=79/17
@@ -42,7 +42,7 @@ getrusage=98/165 getrlimit=97/163 setrlimit=160/164 futex=202/98 sched_yield=24/
 set_tid_address=218/96 set_robust_list=273/99 rseq=334/293 exit=60/93 exit_group=231/94 execve=59/221 wait4=61/260
 waitid=247/95
 """)
-PROCESS_CALLS = _numbers("fork=57/ vfork=58/ setpgid=109/154 setsid=112/157")  # with `processes`
+PROCESS_CALLS = _numbers("fork=57/ vfork=58/ setpgid=109/154 setsid=112/157")  # allowed with `processes`
 # `_rules` decides these by their arguments.
 CHECKED_CALLS = _numbers(
     "clone=56/220 mmap=9/222 mprotect=10/226 fcntl=72/25 ioctl=16/29 arch_prctl=158/ prctl=157/167 prlimit64=302/261"
@@ -55,9 +55,9 @@ _CLONE_THREAD = 0x10F00
 _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _PROT_WRITE = 2
 _MAP_SHARED_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB = 0x21, 0x100, 0x40000
-# F_DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC. Locks (which no limit bounds) and larger pipes are out.
+# F_DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC; not locks, which no limit bounds, and not larger pipes.
 _FCNTL = (0, 1, 2, 3, 4, 1030)
-_IOCTL = (0x5401, 0x5413)  # TCGETS, TIOCGWINSZ: checks for a terminal
+_IOCTL = (0x5401, 0x5413)  # TCGETS, TIOCGWINSZ, which check for a terminal
 _ARCH_SET_FS, _PR_SET_VMA = 0x1002, 0x53564D41
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _GIVE = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -88,7 +88,7 @@ def seccomp_filter(machine: str, processes: bool = False) -> bytes:
 
 
 def _rules(processes: bool) -> dict[str, list[bytes]]:
-    """Return, by call, the steps that reject it for its arguments."""
+    """Return, for each checked call, the steps that reject it because of its arguments."""
     only_threads = [] if processes else [*_argument(0), *_need_bits(_CLONE_THREAD)]
     return {
         "clone": [*_argument(0), *_refuse_bits(_CLONE_NEW), *only_threads],
@@ -100,7 +100,7 @@ def _rules(processes: bool) -> dict[str, list[bytes]]:
         "fcntl": [*_argument(1), *_only(*_FCNTL)],
         "ioctl": [*_argument(1), *_only(*_IOCTL)],
         "arch_prctl": [*_argument(0), *_only(_ARCH_SET_FS)],
-        "prlimit64": [*_argument(0), *_only(0)],  # only its own limits
+        "prlimit64": [*_argument(0), *_only(0)],  # a process can change only its own limits
         "prctl": [*_argument(0), *_only(_PR_SET_VMA), _step(_GIVE, _EINVAL)],
     }  # fmt: skip
 

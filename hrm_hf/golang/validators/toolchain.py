@@ -147,7 +147,7 @@ class CheckerTimeoutError(CheckerError):
 
 
 class CheckerProcess:
-    """Checker process that any thread can ask, and that answers one request at a time.
+    """Thread-safe checker process that answers one request at a time.
 
     A checker that dies is restarted, and the request is retried once; a request that times out is not retried.
 

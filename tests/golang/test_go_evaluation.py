@@ -266,7 +266,7 @@ def test_refinement_skips_records_with_a_rejected_reference():
 
 
 def types(codes):
-    """A type checker that knows only the names a and b."""
+    """Reject every name except a and b, as a type checker."""
     feedback = []
     for verdict, code in zip(TreeSitterValidator()(codes), codes):
         if verdict.syntax_ok:

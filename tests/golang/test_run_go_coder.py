@@ -50,7 +50,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with records, a tokenizer, raw Go text, and a cache."""
+    """Return a folder with records, a tokenizer, raw Go text, and a cache."""
     folder = tmp_path_factory.mktemp("go")
     tiny_go.write(folder / "train.jsonl", tiny_go.records(40))
     tiny_go.write(folder / "validation.jsonl", tiny_go.records(50)[43:])

@@ -1,9 +1,10 @@
-"""Regressions on hand-made summaries of maps: the baseline of networks on maps.
+"""Regressions on summary statistics of maps: baselines for neural networks.
 
-Summaries are the binned power spectrum (all information of a Gaussian field), and optionally moments and histograms at
-four scales. Models are scikit-learn's ridge regressions, linear or quadratic, and Gaussian processes, with Gaussian
-posteriors whose errors come from held-out residuals or from the process. Spectra of masked maps are pseudo spectra
-over the observed share of the sky: the regression sees the same mixing of modes in training if the masks are alike.
+The summaries are the binned power spectrum, which holds all information in a Gaussian field, and optionally moments
+and histograms at four scales. The models are scikit-learn's ridge regression (linear or quadratic) and Gaussian
+process. Posteriors are Gaussian; their widths come from held-out residuals or from the Gaussian process. Masked maps
+use the pseudo spectrum divided by the observed fraction. A mask mixes modes, but if training and test masks are alike,
+the regression sees the same mixing in both.
 """
 
 import warnings
@@ -20,21 +21,21 @@ from .simulation.fields import map_power_spectrum
 
 
 METHODS = get_args(Baseline)
-GP_MAPS = 2000  # a Gaussian process costs the cube of these; more change its errors by less than 2 %
-GP_TUNING_MAPS = 500  # of these, for the search of its length scales
+GP_MAPS = 2000  # the cost grows with the cube of this; more maps change the errors by less than 2 %
+GP_TUNING_MAPS = 500  # the length scales are tuned on this many of them
 RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
-SPECTRUM_BINS = 13  # at 64 pixels a side, for others as many an octave
-SCALES = (1, 2, 4, 8)  # pixels averaged along each side
-# In units of the data set's standard deviation at the scale; the tails are bins too.
+SPECTRUM_BINS = 13  # for 64 pixels per side; other sizes use the same number of bins per octave
+SCALES = (1, 2, 4, 8)  # side of the blocks that are averaged, in pixels
+# In units of the data set's standard deviation at each scale; both tails get a bin as well.
 HISTOGRAM_EDGES = np.array([-1.5, -1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5])
-QUADRATIC_COMPONENTS = 20  # principal components of the summaries whose products are taken
-CHUNK_PIXELS = 2**22  # of maps worked on at a time
+QUADRATIC_COMPONENTS = 20  # products are taken of this many principal components of the summaries
+CHUNK_PIXELS = 2**22  # maximum number of pixels processed at a time
 
 
 def run_baseline(
     method: str, train: MapSet, test: MapSet, *, num_samples: int = 1000, seed: int = 0
 ) -> CosmologyPredictions:
-    """Fit a baseline (one of METHODS) to one set of maps and predict another of the same form."""
+    """Fit a baseline (one of METHODS) to `train` and predict the parameters of `test`."""
     validate_extra("cosmology", "baselines need scikit-learn", "sklearn")
     names = list(train.labels)
     scale = pixel_scales(train)
@@ -48,8 +49,8 @@ def run_baseline(
     fit = _gaussian_process if method.endswith("-gp") else _ridge
     mean, std, correlation = fit(inputs, (targets - centre) / spread, queries)
     mean, std = mean * spread + centre, std * spread
-    # Draws are not cut off at the prior: a regression knows it through its training maps, and posteriors would become
-    # too narrow.
+    # Draws are not truncated at the prior, which would make the posteriors too narrow: a regression already learns
+    # the prior from its training maps.
     factor = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(names)))
     noise = np.random.default_rng(seed).standard_normal((len(mean), num_samples, len(names)))
     samples = mean[:, None] + std[:, None] * (noise @ factor.T)
@@ -57,7 +58,7 @@ def run_baseline(
 
 
 def _chunks(maps: MapSet) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yield some maps at a time in float64, with their masks."""
+    """Yield chunks of maps in float64, with their masks."""
     size = max(1, CHUNK_PIXELS // int(np.prod(maps.maps.shape[1:])))
     for start in range(0, len(maps), size):
         part = maps[start : start + size]
@@ -70,7 +71,7 @@ def _features(method: str, maps: MapSet, scale: np.ndarray) -> np.ndarray:
 
 
 def _standardized(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scale features by those of training, and drop constant ones."""
+    """Standardize both sets of features with the training statistics, and drop constant features."""
     centre, spread = inputs.mean(axis=0), inputs.std(axis=0)
     used = spread > 1e-9 * np.maximum(np.abs(centre), 1e-30)
     return tuple((features[:, used] - centre[used]) / spread[used] for features in (inputs, queries))
@@ -89,10 +90,11 @@ def _with_products(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray,
 
 
 def spectrum_features(maps: MapSet) -> np.ndarray:
-    """Return log10 of the binned power spectra of all channels, and the coherence of each pair.
+    """Return log10 of the binned power spectra of all channels, and the coherence of each pair of channels.
 
-    Coherence C_ij / sqrt(C_ii C_jj) replaces the cross spectrum, which noise can make negative. Masked maps lose their
-    observed mean, unobserved pixels are 0, and the power is divided by the observed share.
+    Coherence C_ij / sqrt(C_ii C_jj) replaces the cross spectrum, which noise can make negative. For masked maps, the
+    mean over observed pixels is subtracted, unobserved pixels are set to 0, and the power is divided by the observed
+    fraction.
     """
     bins = round(SPECTRUM_BINS * np.log(maps.maps.shape[-1] / 2) / np.log(32))
     return np.concatenate([_spectra(fields, masks, max(bins, 2)) for fields, masks in _chunks(maps)])
@@ -104,7 +106,7 @@ def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndar
         weight = masks[:, None].astype(np.float64)
         share = weight.mean(axis=(2, 3))[..., None]
         fields = (fields - (fields * weight).mean(axis=(2, 3), keepdims=True) / share[..., None]) * weight
-    # The side only adds a constant to the logarithms, which standardizing removes.
+    # The side of the patch only adds a constant to the logarithms, which standardization removes.
     power = map_power_spectrum(fields, 1.0, bins)[1] / share
     tiny = np.finfo(np.float64).tiny
     parts = [np.log10(np.maximum(power, tiny)).reshape(len(fields), -1)]
@@ -117,7 +119,7 @@ def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndar
 
 
 def pixel_scales(maps: MapSet) -> np.ndarray:
-    """Return the standard deviation of the pixels for each of SCALES and channels, [scales, channels]."""
+    """Return the standard deviation of the pixels at each of SCALES in each channel, [scales, channels]."""
     totals = np.zeros((3, len(SCALES), maps.maps.shape[1]))
     for fields, masks in _chunks(maps):
         for index, scale in enumerate(SCALES):
@@ -131,7 +133,7 @@ def pixel_scales(maps: MapSet) -> np.ndarray:
 def shape_features(maps: MapSet, scale: np.ndarray) -> np.ndarray:
     """Return mean, log std, skewness, excess kurtosis and histogram of the pixels at each scale.
 
-    Mean and histogram are in units of `scale`, the `pixel_scales` of the training set. The shape is
+    Pixels are in units of `scale`, the `pixel_scales` of the training set. The shape is
     [N, scales * channels * (4 + len(HISTOGRAM_EDGES) + 1)].
     """
     parts = [
@@ -142,7 +144,7 @@ def shape_features(maps: MapSet, scale: np.ndarray) -> np.ndarray:
 
 
 def _averaged(fields: np.ndarray, masks: np.ndarray | None, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Average blocks of `size` pixels a side; weights are 0 where less than half a block is observed."""
+    """Average blocks of `size` x `size` pixels; a block's weight is 0 if less than half of it is observed."""
     number, channels, height, _ = fields.shape
     blocks = height // size
     cut = (slice(None), slice(None), slice(blocks * size), slice(blocks * size))
@@ -157,7 +159,7 @@ def _averaged(fields: np.ndarray, masks: np.ndarray | None, size: int) -> tuple[
 
 
 def _shape(values: np.ndarray, weight: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Return moments and histogram of pixels [N, C, P, P] -> [N, C * features]."""
+    """Compute moments and histograms of pixels, [N, C, P, P] -> [N, C * features]."""
     number, channels = values.shape[:2]
     values, weight = (array.reshape(number, channels, -1) for array in (values / unit[:, None, None], weight))
     weight = weight / np.maximum(weight.sum(axis=2, keepdims=True), 1)
@@ -165,21 +167,21 @@ def _shape(values: np.ndarray, weight: np.ndarray, unit: np.ndarray) -> np.ndarr
     deviation = values - mean[..., None]
     variance = np.maximum((weight * deviation**2).sum(axis=2), 1e-30)
     third, fourth = ((weight * deviation**power).sum(axis=2) for power in (3, 4))
-    figures = np.stack((mean, np.log(variance) / 2, third / variance**1.5, fourth / variance**2 - 3), axis=2)
+    moments = np.stack((mean, np.log(variance) / 2, third / variance**1.5, fourth / variance**2 - 3), axis=2)
     bins, planes = len(HISTOGRAM_EDGES) + 1, np.arange(number * channels).reshape(number, channels, 1)
     cell = np.digitize(values, HISTOGRAM_EDGES) + bins * planes
     histogram = np.bincount(cell.ravel(), weight.ravel(), bins * planes.size).reshape(number, channels, -1)
-    return np.concatenate((figures, histogram), axis=2).reshape(number, -1)
+    return np.concatenate((moments, histogram), axis=2).reshape(number, -1)
 
 
-# Regressions: standardized inputs [N, F], targets [N, R] and queries [M, F] -> means and standard deviations [M, R],
-# and the correlation of their errors [R, R], from residuals of training maps that were left out of the fit.
+# Regressions map standardized inputs [N, F], targets [N, R] and queries [M, F] to means and standard deviations [M, R]
+# and the correlation of their errors [R, R], estimated from leave-one-out residuals of the training maps.
 
 
 def _ridge(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
     from sklearn.linear_model import RidgeCV
 
-    # With a scorer, RidgeCV keeps predictions for every map left out, not just their squared errors.
+    # With a scorer, RidgeCV stores its leave-one-out predictions instead of only their squared errors.
     model = RidgeCV(RIDGE_ALPHAS, scoring="neg_mean_squared_error", alpha_per_target=True, store_cv_results=True)
     model.fit(inputs, targets)
     chosen = np.searchsorted(RIDGE_ALPHAS, model.alpha_)
@@ -203,12 +205,12 @@ def _gaussian_process(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarr
         kernel = ConstantKernel(1.0, (1e-2, 1e3)) * RBF(np.full(inputs.shape[1], 5.0), (0.3, 1e3))
         kernel += WhiteKernel(0.1, (1e-4, 2.0))
         with warnings.catch_warnings():
-            # A length scale at its upper bound only means that the summary does not matter.
+            # A length scale at its upper bound only means that the feature does not matter.
             warnings.simplefilter("ignore", ConvergenceWarning)
             tuned = GaussianProcessRegressor(kernel).fit(inputs[:GP_TUNING_MAPS], target[:GP_TUNING_MAPS])
         process = GaussianProcessRegressor(tuned.kernel_, optimizer=None).fit(inputs, target)
         mean, std = process.predict(queries, return_std=True)
-        # Rasmussen & Williams 2006, eq. 5.12: a point left out has residual a_i / K^-1_ii and variance 1 / K^-1_ii.
+        # Rasmussen & Williams 2006, eq. 5.12: leave-one-out residuals a_i / K^-1_ii with variance 1 / K^-1_ii.
         diagonal = np.diag(cho_solve((process.L_, True), np.eye(len(inputs))))
         means.append(mean)
         stds.append(std)

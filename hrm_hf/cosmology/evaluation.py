@@ -1,10 +1,11 @@
-"""The quality of posteriors over cosmological parameters, and of mass maps, in numpy and whatever the model.
+"""Metrics of posteriors over cosmological parameters and of mass maps, in numpy and for any model.
 
-Accuracy of posteriors is reported with the standard deviation of the prior, because R^2 alone hides that a parameter
-is unconstrained. Calibration is judged per parameter by coverage and simulation-based ranks, and over the free
-parameters together by expected coverage with random points (TARP).
+The error of a posterior mean is also reported relative to the standard deviation of the prior, because R^2 alone hides
+that a parameter is unconstrained. Calibration is measured for each parameter by coverage and simulation-based ranks,
+and for all free parameters together by expected coverage with random points (TARP).
 
-Shear does not determine the mean of a map, so every mass map loses its mean. N maps of P planes, S pixels a side.
+Shear does not determine the mean of a map, so the mean of every mass map is subtracted. In shapes, N is the number of
+maps, P the number of planes, and S the number of pixels per side.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import numpy as np
 from .simulation.fields import map_power_spectrum
 
 
-Prior = Mapping[str, tuple[float, float]]  # lowest and highest value of each free parameter; flat in between
+Prior = Mapping[str, tuple[float, float]]  # lower and upper bound of each free parameter; flat in between
 
 PLANES = (("omega_m", "s_8"), ("omega_m", "sigma_8"))
 LEVELS = {"coverage_68": 0.6827, "coverage_95": 0.9545}
@@ -26,7 +27,7 @@ TARP_LEVELS = 50
 # A standard normal pair lies in a disc of squared radius -2 ln(1 - p) with probability p.
 RADIUS_68 = -2 * np.log(1 - LEVELS["coverage_68"])
 PEAK_HEIGHTS = (1.0, 2.0, 3.0, 4.0, 5.0)  # in units of the true maps' standard deviation
-WIDTHS = {"coverage_68": 1.0, "coverage_95": 2.0}  # half widths of intervals of pixels in standard deviations
+WIDTHS = {"coverage_68": 1.0, "coverage_95": 2.0}  # half-widths of pixel intervals, in standard deviations
 RESAMPLES = 1000
 
 
@@ -35,9 +36,9 @@ class CosmologyPredictions:
     """Posteriors of N maps over R named parameters, in physical units.
 
     Args:
-        truth: [N, R]. mean, std: of each posterior, [N, R].
+        truth: [N, R]. mean, std: mean and standard deviation of each posterior, [N, R].
         samples: S draws from each posterior, [N, S, R].
-        steps: segments used on each map, [N], of a recurrent model.
+        steps: number of segments that a recurrent model used on each map, [N].
     """
 
     names: tuple[str, ...]
@@ -56,13 +57,13 @@ class CosmologyPredictions:
         for name in ("truth", "mean", "std", "samples"):
             bad = np.argwhere(~np.isfinite(getattr(self, name)))
             if len(bad):
-                raise ValueError(f"{name} holds {len(bad)} values that are not finite, the first for map {bad[0][0]}")
+                raise ValueError(f"{name}: {len(bad)} values are NaN or infinite, the first for map {bad[0][0]}")
         if (self.std <= 0).any():
-            raise ValueError(f"std is not positive for map {np.argwhere(self.std <= 0)[0][0]}")
+            raise ValueError(f"std: must be positive, but is not for map {np.argwhere(self.std <= 0)[0][0]}")
 
     @property
     def free_names(self) -> list[str]:
-        """The parameters, without S_8 if it follows from the others."""
+        """Names of the parameters, without S_8 if omega_m and sigma_8 determine it."""
         derived = {"omega_m", "sigma_8"} <= set(self.names)
         return [name for name in self.names if not (derived and name == "s_8")]
 
@@ -74,13 +75,14 @@ def evaluate_predictions(predictions: CosmologyPredictions, prior: Prior, seed: 
     """Compute all metrics of a set of posteriors, ready for JSON.
 
     Args:
-        prior: bounds of the free parameters (omega_m and sigma_8 give those of s_8).
-        seed: of the reference points and the bootstrap of TARP.
+        prior: bounds of the free parameters; those of omega_m and sigma_8 determine the moments of s_8.
+        seed: seed of TARP's reference points and bootstrap.
 
     Returns:
-        count, num_samples; parameters: per name `parameter_metrics` and `simulation_based_ranks`;
-        chi2_per_parameter (`joint_chi2`); tarp (`expected_coverage`), over the free parameters;
-        contour_area_68: medians over maps, by plane, of `contour_areas`; average_steps and steps_histogram, if any.
+        count and num_samples; parameters: `parameter_metrics` and `simulation_based_ranks` (sbc) of each parameter;
+        tarp (`expected_coverage`) and chi2_per_parameter (`joint_chi2`), both over the free parameters;
+        contour_area_68: median `contour_areas` over maps, for each plane of parameters;
+        average_steps and steps_histogram, if the predictions have steps.
     """
     result: dict[str, Any] = {
         "count": len(predictions.truth),
@@ -103,14 +105,14 @@ def evaluate_predictions(predictions: CosmologyPredictions, prior: Prior, seed: 
     return result
 
 
-def card_figures(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the values of `evaluate_predictions` for a model card."""
-    figures = {f"{name}_{key}": found[key] for name, found in metrics["parameters"].items() for key in CARD_METRICS}
-    return figures | {"tarp_deviation": metrics["tarp"]["deviation"]}
+def posterior_card_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """Select the metrics of `evaluate_predictions` that go into a model card."""
+    values = {f"{name}_{key}": found[key] for name, found in metrics["parameters"].items() for key in CARD_METRICS}
+    return values | {"tarp_deviation": metrics["tarp"]["deviation"]}
 
 
 def summary(metrics: dict[str, Any]) -> dict[str, str]:
-    """Return a line for each parameter and each joint metric to print."""
+    """Format one line for each parameter and each joint metric."""
     lines = {
         name: (
             f"rmse {found['rmse']:.4f} ± {found['rmse_standard_error']:.4f} "
@@ -138,7 +140,7 @@ def summary(metrics: dict[str, Any]) -> dict[str, str]:
 
 
 def prior_moments(name: str, prior: Prior) -> tuple[float, float]:
-    """Return mean and standard deviation of a parameter, or of S_8, under a flat prior."""
+    """Return the mean and standard deviation of a parameter, or of S_8, under a flat prior."""
     if name == "s_8" and name not in prior and {"omega_m", "sigma_8"} <= set(prior):
         (low, high), amplitude = prior["omega_m"], prior_moments("sigma_8", prior)
         root = (high**1.5 - low**1.5) / (1.5 * (high - low))  # E[sqrt(omega_m)]
@@ -146,21 +148,21 @@ def prior_moments(name: str, prior: Prior) -> tuple[float, float]:
         square = (amplitude[0] ** 2 + amplitude[1] ** 2) * (low + high) / 2 / 0.3
         return float(mean), float(np.sqrt(square - mean**2))
     if name not in prior:
-        raise ValueError(f"the prior has bounds for {sorted(prior)}; expected some for {name}")
+        raise ValueError(f"prior: has bounds for {sorted(prior)} but not for {name}; add bounds for {name}")
     low, high = prior[name]
     if not low < high:
-        raise ValueError(f"the prior of {name} is [{low}, {high}]; expected the lower bound first")
+        raise ValueError(f"prior of {name}={low},{high}: the lower bound must be below the upper bound")
     return (low + high) / 2, float((high - low) / np.sqrt(12))
 
 
 def parameter_metrics(predictions: CosmologyPredictions, name: str, prior: Prior) -> dict[str, float]:
-    """Compute accuracy and calibration of one parameter.
+    """Compute the accuracy and calibration of the posteriors of one parameter.
 
     Returns:
-        rmse with its standard error over maps, and rmse_over_prior_std (1: nothing learned);
-        r2, 1 - mse / variance of the truth (0 if it does not vary);
-        bias, mean of prediction minus truth; mean_z2, of (truth - mean) / std, 1 if calibrated;
-        coverage_68, coverage_95: share of truths inside the central interval of 68.27 and 95.45 % of the draws.
+        rmse, rmse_standard_error (over maps), and rmse_over_prior_std, which is 1 if nothing was learned;
+        r2: 1 - mse / variance of the truth, or 0 if the truth does not vary;
+        bias: mean of prediction minus truth; mean_z2: mean of ((truth - mean) / std)^2, 1 if calibrated;
+        coverage_68, coverage_95: fraction of truths inside the central 68.27 % and 95.45 % intervals of the draws.
     """
     column = predictions.names.index(name)
     truth, std = predictions.truth[:, column], predictions.std[:, column]
@@ -168,7 +170,7 @@ def parameter_metrics(predictions: CosmologyPredictions, name: str, prior: Prior
     scale = prior_moments(name, prior)[1]
     mse, rmse = np.mean(error**2), np.sqrt(np.mean(error**2))
     coverage = central_coverage(predictions, name, np.array(list(LEVELS.values())))
-    figures = {
+    values = {
         "rmse": rmse,
         "rmse_standard_error": np.std(error**2) / np.sqrt(len(error)) / (2 * rmse) if rmse else 0.0,
         "rmse_over_prior_std": rmse / scale,
@@ -176,11 +178,11 @@ def parameter_metrics(predictions: CosmologyPredictions, name: str, prior: Prior
         "bias": error.mean(),
         "mean_z2": np.mean((error / std) ** 2),
     }
-    return {key: float(value) for key, value in (figures | dict(zip(LEVELS, coverage))).items()}
+    return {key: float(value) for key, value in (values | dict(zip(LEVELS, coverage))).items()}
 
 
 def central_coverage(predictions: CosmologyPredictions, name: str, probabilities: np.ndarray) -> np.ndarray:
-    """Return the share of truths inside the central credible interval, for each probability."""
+    """Return the fraction of truths inside the central credible interval, for each probability."""
     column = predictions.names.index(name)
     samples, truth = predictions.samples[:, :, column], predictions.truth[:, column]
     low, high = (np.quantile(samples, ends, axis=1) for ends in ((1 - probabilities) / 2, (1 + probabilities) / 2))
@@ -188,9 +190,10 @@ def central_coverage(predictions: CosmologyPredictions, name: str, probabilities
 
 
 def simulation_based_ranks(predictions: CosmologyPredictions, name: str, num_bins: int = SBC_BINS) -> dict[str, Any]:
-    """Rank truths among draws: flat if calibrated (Talts et al. 2018, arXiv 1804.06788).
+    """Rank each truth among its draws (simulation-based calibration; Talts et al. 2018, arXiv 1804.06788).
 
-    Returns the histogram [num_bins] of ranks 0..S, its chi2 against a flat one, and the p_value.
+    The ranks of a calibrated posterior are uniform. Returns the histogram [num_bins] of ranks 0..S, its chi2 against a
+    uniform distribution, and the p_value.
     """
     import torch
 
@@ -212,14 +215,15 @@ def expected_coverage(
 ) -> dict[str, Any]:
     """Compute TARP, the expected coverage of balls around random points (arXiv 2302.03026).
 
-    A posterior's credibility at a reference point is the share of draws closer to it than the truth; credibilities of
-    calibrated posteriors are flat. The points are uniform over the range of the truths, each parameter scaled to
-    [0, 1]. Unlike algorithm 2 of the paper we average over several points of each map, which is less noisy.
+    A posterior's credibility at a reference point is the fraction of draws closer to the point than the truth is.
+    If posteriors are calibrated, credibilities are uniform. Each parameter is scaled to [0, 1] over the range of the
+    truths, and the reference points are uniform in that range. Unlike algorithm 2 of the paper, we average over
+    several reference points per map, which reduces the noise.
 
     Returns:
-        names: the free parameters; credibility [TARP_LEVELS + 1], from 0 to 1;
-        expected_coverage, of the same length, and its 95 % band ([lowest, highest]) under resampling of maps;
-        deviation, the largest |expected coverage - credibility|, with deviation_interval (95 %, resampled).
+        names: the free parameters; credibility: TARP_LEVELS + 1 levels from 0 to 1;
+        expected_coverage: one value per level; band: its 95 % interval ([low, high]) under a bootstrap over maps;
+        deviation: the largest |expected coverage - credibility|; deviation_interval: its 95 % bootstrap interval.
     """
     names = predictions.free_names
     columns = predictions.columns(names)
@@ -234,7 +238,7 @@ def expected_coverage(
         reference = rng.uniform(size=truth.shape)
         distance = np.linalg.norm(truth - reference, axis=1)
         share = (np.linalg.norm(samples - reference[:, None], axis=2) < distance[:, None]).mean(axis=1)
-        # Ties at a level count half, so that shares of few draws favor neither side.
+        # Ties at a level count half, so that few draws do not bias the result.
         below += (share[:, None] < levels) / 2 + (share[:, None] <= levels) / 2
     below /= num_references
     below[:, [0, -1]] = 0, 1
@@ -252,21 +256,22 @@ def expected_coverage(
 
 
 def joint_chi2(predictions: CosmologyPredictions) -> float:
-    """Return the mean of (truth - mean) C^-1 (truth - mean) per free parameter, C the covariance."""
+    """Return the mean of (truth - mean)^T C^-1 (truth - mean) per free parameter, where C is the covariance."""
     columns = predictions.columns(predictions.free_names)
     covariance = covariances(predictions.samples[:, :, columns])
     error = predictions.truth[:, columns] - predictions.samples[:, :, columns].mean(axis=1)
-    # The covariance of draws that a prior's edge squeezed onto a line has no inverse, only a pseudo-inverse.
+    # Use the pseudo-inverse: C is singular if the edge of the prior squeezes the draws onto a line.
     chi2 = np.einsum("ni,nij,nj->n", error, np.linalg.pinv(covariance, hermitian=True), error)
     return float(chi2.mean() / len(columns))
 
 
 def contour_areas(predictions: CosmologyPredictions, plane: tuple[str, str]) -> dict[str, np.ndarray]:
-    """Measure the area that holds 68.27 % of each posterior in a plane of two parameters.
+    """Measure the area that contains 68.27 % of each posterior in a plane of two parameters.
 
     Returns:
-        gaussian [N]: pi (-2 ln(1 - 0.6827)) sqrt(det C), C being the draws' covariance;
-        density [N]: of the smallest region, by a smoothed histogram; smaller where the posterior is bent or cut off.
+        gaussian [N]: pi (-2 ln(1 - 0.6827)) sqrt(det C), where C is the covariance of the draws;
+        density [N]: area of the smallest such region of a smoothed histogram, which is smaller than the Gaussian
+            area if the posterior is curved or truncated.
     """
     samples = predictions.samples[:, :, predictions.columns(plane)]
     covariance = covariances(samples)
@@ -287,12 +292,12 @@ def covariances(samples: np.ndarray) -> np.ndarray:
 def smoothed_density(
     draws: np.ndarray, covariance: np.ndarray, probabilities: tuple[float, ...], cells: int = 60, reach: float = 5.0
 ) -> tuple[np.ndarray, np.ndarray, list[float], float]:
-    """Smooth a histogram of draws [S, 2], and find the levels above which it holds shares of the draws.
+    """Smooth a histogram of draws [S, 2], and find the density level that encloses each probability.
 
-    The draws are whitened first, so that one grid and one kernel (Scott's rule) suit every posterior. Levels are taken
-    from the draws, not from the smoothed mass, which keeps the area of a Gaussian unchanged.
+    The draws are whitened first, so that one grid and one kernel (Scott's rule) suit every posterior. Levels are
+    quantiles of the density at the draws, so smoothing does not enlarge the area of a Gaussian.
 
-    Returns the centers of the cells [cells, cells, 2], the density [cells, cells], the levels, and the area of a cell.
+    Returns the cell centers [cells, cells, 2], the density [cells, cells], the levels, and the area of a cell.
     """
     factor, centre = np.linalg.cholesky(covariance), draws.mean(axis=0)
     white = np.linalg.solve(factor, (draws - centre).T).T
@@ -310,14 +315,14 @@ def smoothed_density(
 
 
 def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
-    """Return rmse_ratio per parameter and contour_area_ratio per plane over a baseline's.
+    """Divide the RMSE of each parameter and the contour area of each plane by a baseline's.
 
-    Both arguments are from `evaluate_predictions`. Raises ValueError if they share no parameter.
+    Both arguments come from `evaluate_predictions`. Raises ValueError if they share no parameter.
     """
     ours, theirs = metrics["parameters"], baseline.get("parameters", {})
     shared = [name for name in ours if name in theirs]
     if not shared:
-        raise ValueError(f"the baseline has figures for {sorted(theirs)}; expected some for {', '.join(ours)}")
+        raise ValueError(f"baseline: has metrics for {sorted(theirs)}; expected at least one of {', '.join(ours)}")
     areas, others = metrics["contour_area_68"], baseline["contour_area_68"]
     return {
         "rmse_ratio": {name: ours[name]["rmse"] / theirs[name]["rmse"] for name in shared},
@@ -334,11 +339,11 @@ def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class MassMaps:
-    """Estimated convergence of N maps, with the truth.
+    """True and estimated convergence of N maps.
 
     Args:
-        truth, estimate: [N, P, S, S]. masks: bool [N, S, S], True where observed; None if everything is.
-        std: of each pixel, [N, P, S, S], if the method gives it.
+        truth, estimate: [N, P, S, S]. masks: bool [N, S, S], True where observed; None if all pixels are observed.
+        std: estimated standard deviation of each pixel, [N, P, S, S], if the method provides one.
     """
 
     truth: np.ndarray
@@ -356,8 +361,8 @@ def evaluate_mass_maps(maps: MassMaps, side_rad: float, seed: int = 0) -> dict[s
     """Compute all metrics of estimated maps, ready for JSON; `side_rad` is the side of the patch.
 
     Returns:
-        count; error, error_observed, error_hidden: `relative_error` over all, the observed and the hidden pixels;
-        spectra: `compare_spectra`; peaks: `compare_peaks`; uncertainty: `pixel_calibration`, if there is one.
+        count; error, error_observed, error_hidden: `relative_error` over all, observed, and hidden pixels;
+        spectra: `compare_spectra`; peaks: `compare_peaks`; uncertainty: `pixel_calibration`, if `maps` has a std.
     """
     result: dict[str, Any] = {"count": len(maps.truth), "error": relative_error(maps, None, seed)}
     if maps.masks is not None:
@@ -371,21 +376,21 @@ def evaluate_mass_maps(maps: MassMaps, side_rad: float, seed: int = 0) -> dict[s
 
 
 def squared_errors(maps: MassMaps, where: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Sum (estimate - truth)^2 and truth^2 over the pixels `where` [N, S, S] of each map [N]."""
+    """Sum (estimate - truth)^2 and truth^2 over the pixels selected by `where` [N, S, S]; returns two arrays [N]."""
     weight = 1.0 if where is None else where[:, None].astype(np.float64)
     error = (weight * (maps.estimate - maps.truth) ** 2).sum((1, 2, 3))
     return error, (weight * maps.truth**2).sum((1, 2, 3))
 
 
 def relative_error(maps: MassMaps, where: np.ndarray | None = None, seed: int = 0) -> dict[str, float]:
-    """Return the rms error over the rms of the truth (1 for an empty map), with a 95 % interval."""
+    """Return the rms error divided by the rms of the truth (1 for a map of zeros), with a 95 % interval."""
     return error_ratio(*squared_errors(maps, where), seed)
 
 
 def error_ratio(error: np.ndarray, other: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """Return the root of the ratio of two sums over maps [N], as `squared_errors` of two methods.
+    """Return the square root of sum(error) / sum(other) over maps [N], for sums from `squared_errors`.
 
-    low and high are the 95 % interval of a bootstrap over maps.
+    low and high bound the 95 % interval of a bootstrap over maps.
     """
     drawn = np.random.default_rng(seed).integers(len(error), size=(RESAMPLES, len(error)))
     value, drawn = (np.sqrt(error[rows].sum(-1) / other[rows].sum(-1)) for rows in (np.arange(len(error)), drawn))
@@ -394,11 +399,11 @@ def error_ratio(error: np.ndarray, other: np.ndarray, seed: int = 0) -> dict[str
 
 
 def compare_spectra(maps: MassMaps, side_rad: float, bins: int = 13) -> dict[str, list[float]]:
-    """Compare estimate and truth in rings of multipoles, over all maps and planes together.
+    """Compare the spectra of estimate and truth in multipole bins, averaged over all maps and planes.
 
     Returns:
-        ell; correlation of the modes; transfer: the regression of the estimate's modes on the true ones; power: the
-        estimate's power over the true power.
+        ell: mean multipole of each bin; correlation: of estimated and true modes; transfer: slope of a regression of
+        the estimated modes on the true modes; power: estimated power divided by true power.
     """
     ell, true = map_power_spectrum(maps.truth, side_rad, bins)
     own = map_power_spectrum(maps.estimate, side_rad, bins)[1]
@@ -410,7 +415,7 @@ def compare_spectra(maps: MassMaps, side_rad: float, bins: int = 13) -> dict[str
 
 
 def compare_peaks(maps: MassMaps) -> dict[str, Any]:
-    """Count peaks per map and plane above heights in units of the true maps' standard deviation."""
+    """Count the peaks per map and plane above each of PEAK_HEIGHTS."""
     unit = maps.truth.std()
     counts = {
         name: [float(count) for count in peak_counts(values / unit, PEAK_HEIGHTS).mean((0, 1))]
@@ -420,7 +425,7 @@ def compare_peaks(maps: MassMaps) -> dict[str, Any]:
 
 
 def peak_counts(values: np.ndarray, heights: tuple[float, ...]) -> np.ndarray:
-    """Count pixels above their eight neighbors and each height in periodic maps: [..., heights]."""
+    """Count the pixels of periodic maps that exceed their eight neighbors and each height: [..., heights]."""
     steps = (-1, 0, 1)
     neighbours = [np.roll(values, (y, x), (-2, -1)) for y in steps for x in steps if y or x]
     peak = np.logical_and.reduce([values > other for other in neighbours])
@@ -428,10 +433,10 @@ def peak_counts(values: np.ndarray, heights: tuple[float, ...]) -> np.ndarray:
 
 
 def pixel_calibration(maps: MassMaps) -> dict[str, float]:
-    """Compare the errors of pixels with their predicted standard deviations.
+    """Compare pixel errors with their predicted standard deviations.
 
-    Returns mean_z2 (1 if calibrated), coverage_68 and coverage_95 within one and two standard deviations, and mean_std
-    over that of the truth.
+    Returns mean_z2 (1 if calibrated), coverage_68 and coverage_95 (fraction of pixels within one and two standard
+    deviations), and mean_std (mean predicted standard deviation divided by the standard deviation of the truth).
     """
     z = np.abs(maps.estimate - maps.truth) / maps.std
     shares = {name: float((z <= width).mean()) for name, width in WIDTHS.items()}

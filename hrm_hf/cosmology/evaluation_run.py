@@ -1,4 +1,4 @@
-"""Evaluate regressors, mass mappers, and methods without training: predictions, metrics, plots, the model's card."""
+"""Evaluation of regressors, mass mappers and training-free methods: predictions, metrics, plots, model card."""
 
 import json
 import time
@@ -24,11 +24,11 @@ from .dataset.rows import MapSet, load_cosmology_info
 from .evaluation import (
     CosmologyPredictions,
     MassMaps,
-    card_figures,
     compare,
     error_ratio,
     evaluate_mass_maps,
     evaluate_predictions,
+    posterior_card_metrics,
     squared_errors,
     summary,
 )
@@ -44,14 +44,15 @@ TASK, MAP_TASK = "cosmology-regression", "mass-mapping"
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of a model to N maps.
+    """Outputs of a model for N maps; the last three are None unless it is a mass mapper.
 
     Attributes:
+        predictions: posteriors over the reported parameters.
         segment_means: posterior means after each segment [N, segments, R].
-        maps_per_second: of the model alone.
-        mass_maps: of a mass mapper, the estimates beside the truth.
-        map_errors: squared error of its maps after each segment, summed over pixels [N, segments].
-        shown: its maps of the first row after each segment [segments, P, S, S].
+        maps_per_second: speed of the forward passes.
+        mass_maps: estimated and true convergence.
+        map_errors: squared error of the estimates after each segment, summed over pixels [N, segments].
+        shown: estimates of the first map after each segment [segments, P, S, S].
     """
 
     predictions: CosmologyPredictions
@@ -68,8 +69,8 @@ class Answers:
         return {name: rmse[:, column].tolist() for column, name in enumerate(self.predictions.names)}
 
 
-def segments_of(config: Any) -> int:
-    """Return the number of segments of recurrence that a model chooses from; 1 for a baseline."""
+def num_segments(config: Any) -> int:
+    """Return the maximum number of segments of a recurrent model; 1 for models without recurrence."""
     return config.to_dict().get("halt_max_steps", 1)
 
 
@@ -85,21 +86,23 @@ def predict_maps(
     batch_size: int = 64,
     seed: int = 0,
 ) -> Answers:
-    """Predict maps with known parameters.
+    """Run a model on maps whose true parameters are known.
 
     Args:
         extractor: the `CosmoMapFeatureExtractor` of the model.
-        halt, max_steps: as in the model's forward. num_samples: draws from each posterior.
+        halt, max_steps: passed to the model's forward. num_samples: draws from each posterior.
 
     Raises:
-        ValueError: labels lack a parameter that the model reports, or the extractor or the model reject the maps.
+        ValueError: labels lack a parameter that the model predicts, or the extractor or the model rejects the maps.
     """
     names = model.config.reported_names
     missing = [name for name in names if name not in maps.labels]
     if missing:
-        raise ValueError(f"the data have labels {sorted(maps.labels)}; the model also reports {', '.join(missing)}")
+        raise ValueError(
+            f"labels={sorted(maps.labels)}: the data set lacks {', '.join(missing)}, which the model predicts"
+        )
     generator = torch.Generator(model.device).manual_seed(seed)
-    depth = {"max_steps": max_steps, "halt": halt} if segments_of(model.config) > 1 else {}
+    depth = {"max_steps": max_steps, "halt": halt} if num_segments(model.config) > 1 else {}
     parts: list[list[np.ndarray]] = []
     shown, seconds, was_training = None, 0.0, model.training
     model.eval()
@@ -110,7 +113,7 @@ def predict_maps(
         output = model(inputs, **depth)
         tensors = [output.reported_means, output.reported_stds, output.steps, output.segment_means]
         tensors += [output.kappa, output.kappa_std, output.segment_maps] if "segment_maps" in output else []
-        found = [tensor.float().cpu().numpy() for tensor in tensors]  # waits for the device
+        found = [tensor.float().cpu().numpy() for tensor in tensors]  # synchronizes with the device
         seconds += time.perf_counter() - started
         if "segment_maps" in output:
             segments = found.pop()
@@ -132,9 +135,10 @@ def predict_maps(
 
 @torch.no_grad()
 def map_distances(model: Any, extractor: Any, maps: MapSet, batch_size: int = 64) -> dict[str, float] | None:
-    """Compare maps with those of training by `RecurrentHeadMixin.map_distance`, if the model has a limit.
+    """Measure how far maps are from the training maps with `RecurrentHeadMixin.map_distance`.
 
-    Returns the median of the distances, the limit `config.max_map_distance`, and the share of maps beyond it.
+    Returns the median distance, the limit `config.max_map_distance`, and the fraction of maps beyond the limit; None
+    if the config has no limit.
     """
     limit = getattr(model.config, "max_map_distance", None)
     if limit is None:
@@ -155,15 +159,15 @@ def map_distances(model: Any, extractor: Any, maps: MapSet, batch_size: int = 64
 def evaluate_checkpoint(options: EvaluateCosmo) -> dict[str, Any]:
     """Evaluate the posteriors of a regressor: accuracy, calibration, contour area, accuracy per segment.
 
-    Returns the content of results.json, and the names of the written files. Raises UsageError for invalid options,
-    ModelError for a missing or wrong model, and ValueError for data sets of different skies.
+    Returns the content of results.json and the paths of the written files. Raises UsageError for invalid options,
+    ModelError for a missing or wrong model, and ValueError if `shift_data` covers a different kind of sky patch.
     """
     reference = _read_results(options.baseline) if options.baseline else None
     if options.shift_data:
         _validate_same_sky(options.data, options.shift_data)
     model, extractor = _load_model(options, REGRESSOR)
     found, predictions = _evaluate(model, extractor, options, options.data)
-    result = _of_model(TASK, options, model) | found
+    result = _model_record(TASK, options, model) | found
     if reference:
         ratios = compare(found["metrics"], reference["metrics"])
         result["baseline"] = {"results": str(options.baseline), **ratios}
@@ -173,28 +177,28 @@ def evaluate_checkpoint(options: EvaluateCosmo) -> dict[str, Any]:
     written = _write(result, predictions, options.out, _title(options))
     if options.update_card:
         steps = {name: value for name, value in found["metrics"].items() if name == "average_steps"}
-        written["card"] = _update_card(options, result, card_figures(found["metrics"]) | steps)
+        written["card"] = _update_card(options, result, posterior_card_metrics(found["metrics"]) | steps)
     return result | written
 
 
 def _evaluate(
     model: PreTrainedModel, extractor: Any, options: EvaluateCosmo, data: str
 ) -> tuple[dict[str, Any], CosmologyPredictions]:
-    """Return metrics, `per_step` (RMSE after each segment, adaptive halting), and predictions."""
+    """Return the metrics, `per_step` (RMSE after each segment; results of adaptive halting), and the predictions."""
     maps = MapSet.read(data, options.split, options.limit)
     prior = load_cosmology_info(data).prior
-    answers = predict_maps(model, extractor, maps, **_depth(options))
+    answers = predict_maps(model, extractor, maps, **_prediction_options(options))
     per_step: dict[str, Any] = {"rmse": answers.rmse_per_step()}
     if options.steps == "adaptive":
-        answers = predict_maps(model, extractor, maps, halt="adaptive", **_depth(options))
+        answers = predict_maps(model, extractor, maps, halt="adaptive", **_prediction_options(options))
     metrics = evaluate_predictions(answers.predictions, prior, options.seed)
     metrics["maps_per_second"] = answers.maps_per_second
     if distances := map_distances(model, extractor, maps, options.batch_size):
         metrics["map_distance"] = distances
     if options.steps == "adaptive":
-        most = options.max_steps or segments_of(model.config)
+        most = options.max_steps or num_segments(model.config)
         per_step["adaptive"] = {
-            "rmse": {name: figures["rmse"] for name, figures in metrics["parameters"].items()},
+            "rmse": {name: values["rmse"] for name, values in metrics["parameters"].items()},
             "average_steps": metrics["average_steps"],
             "steps_histogram": metrics["steps_histogram"],
             "segments_saved": 1 - metrics["average_steps"] / most,
@@ -203,24 +207,24 @@ def _evaluate(
 
 
 def evaluate_baseline(options: EvaluateBaseline) -> dict[str, Any]:
-    """Evaluate a regression on summaries of the same maps; results as those of `evaluate_checkpoint`."""
+    """Evaluate a regression on summary statistics of the maps; returns results like `evaluate_checkpoint`."""
     train, test = MapSet.read(options.data, "train", options.train), MapSet.read(options.data, "test", options.limit)
     started = time.perf_counter()
     predictions = run_baseline(options.method, train, test, num_samples=options.num_samples, seed=options.seed)
     settings = {"train": len(train), "limit": options.limit, "num_samples": options.num_samples, "seed": options.seed}
     seconds = time.perf_counter() - started
     metrics = evaluate_predictions(predictions, load_cosmology_info(options.data).prior, options.seed)
-    result = _of_method(TASK, options, settings=settings, seconds=seconds, metrics=metrics)
+    result = _method_record(TASK, options, settings=settings, seconds=seconds, metrics=metrics)
     return result | _write(result, predictions, options.out, f"{options.method}, {Path(options.data).name} (test)")
 
 
 def lines(result: dict[str, Any]) -> dict[str, str]:
-    """Return a line for each metric to print."""
+    """Format one line for each metric of a regressor."""
     shown = summary(result["metrics"])
     for name, value in result.get("baseline", {}).get("rmse_ratio", {}).items():
-        shown[f"rmse of {name} over the baseline's"] = f"{value:.3f}"
+        shown[f"rmse of {name}, ratio to baseline"] = f"{value:.3f}"
     for plane, ratios in result.get("baseline", {}).get("contour_area_ratio", {}).items():
-        shown[f"area of {plane} over the baseline's"] = f"{ratios['density']:.3f}"
+        shown[f"area of {plane}, ratio to baseline"] = f"{ratios['density']:.3f}"
     if "adaptive" in result.get("per_step", {}):
         shown["segments saved"] = f"{result['per_step']['adaptive']['segments_saved']:.1%}"
     shift = summary(result["shift"]["metrics"]) if "shift" in result else {}
@@ -228,21 +232,21 @@ def lines(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _validate_same_sky(data: str, other: str) -> None:
-    """Reject another angular size of a pixel or depth of the sources, which the model has learned."""
+    """Reject data with other pixel sizes or source redshifts, which the model cannot know about."""
     first, second = (load_cosmology_info(name).settings for name in (data, other))
     for field in ("size", "side_deg", "source_redshifts"):
         if getattr(first, field) != getattr(second, field):
-            found = f"{other} has {field}={getattr(second, field)}, {data} has {getattr(first, field)}"
-            raise ValueError(f"{found}: a shift test changes only the generator; build the set with the same")
+            found = f"{other} has {field}={getattr(second, field)}, but {data} has {getattr(first, field)}"
+            raise ValueError(f"{found}: a shift test may change only the generator; build it with the same {field}")
 
 
 def _read_results(path: Path) -> dict[str, Any]:
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.exists():
-        raise UsageError(f"{file} does not exist; write it with hrm-hf eval cosmo-baseline --out")
+        raise UsageError(f"{file} does not exist; create it with hrm-hf eval cosmo-baseline --out")
     result = json.loads(file.read_text())
     if not isinstance(result, dict) or not {"parameters", "contour_area_68"} <= set(result.get("metrics", ())):
-        raise UsageError(f"{file} holds no results of hrm-hf eval cosmo or cosmo-baseline")
+        raise UsageError(f"{file}: not a results file of hrm-hf eval cosmo or cosmo-baseline")
     return result
 
 
@@ -260,28 +264,28 @@ def _write(result: dict[str, Any], predictions: CosmologyPredictions, out: Path 
 
 
 def evaluate_model(options: EvaluateMassMaps) -> dict[str, Any]:
-    """Evaluate maps and posteriors of a trained model on shear; returns what `evaluate_checkpoint` does."""
+    """Evaluate the maps and posteriors of a trained mass mapper; returns results like `evaluate_checkpoint`."""
     model, extractor = _load_model(options, MASS_MAPPER)
     maps = MapSet.read(options.data, options.split, options.limit, kappa=True)
-    answers = predict_maps(model, extractor, maps, halt=options.steps, **_depth(options))
+    answers = predict_maps(model, extractor, maps, halt=options.steps, **_prediction_options(options))
     metrics = network_metrics(answers, load_cosmology_info(options.data), options.seed)
     if distances := map_distances(model, extractor, maps, options.batch_size):
         metrics["map_distance"] = distances
-    result = _of_model(MAP_TASK, options, model)
+    result = _model_record(MAP_TASK, options, model)
     result |= {"maps_per_second": answers.maps_per_second, "metrics": metrics}
     if options.out is not None:
         result |= write_results(result, options.out)
         result["plots"] = str(plot_network(answers, maps.maps, metrics, options.out, _title(options)))
     if options.update_card:
-        result["card"] = _update_card(options, result, map_card_figures(metrics))
+        result["card"] = _update_card(options, result, map_card_metrics(metrics))
     return result
 
 
 def network_metrics(answers: Answers, info: CosmologyInfo, seed: int = 0) -> dict[str, Any]:
-    """Compute `evaluate_mass_maps` of a model's answers, with entries per_step and posterior.
+    """Compute the metrics of a mass mapper: `evaluate_mass_maps`, plus the entries per_step and posterior.
 
-    per_step: error and the parameters' RMSE after each segment, and the last error over the first (`error_ratio`).
-    posterior: `evaluate_predictions`.
+    per_step holds the map error and the RMSE of each parameter after each segment, and the ratio of the last map error
+    to the first (`error_ratio`). posterior holds `evaluate_predictions`.
     """
     metrics = evaluate_mass_maps(answers.mass_maps, info.settings.side_rad, seed)
     errors, signal = answers.map_errors, squared_errors(answers.mass_maps)[1].sum()
@@ -294,7 +298,7 @@ def network_metrics(answers: Answers, info: CosmologyInfo, seed: int = 0) -> dic
 
 
 def plot_network(answers: Answers, shear: np.ndarray, metrics: dict[str, Any], out: Path, title: str) -> Path:
-    """Draw maps, spectra, segments, posteriors and their calibration in `out`."""
+    """Plot maps, spectra, segments, posteriors and their calibration into the folder `out`."""
     plots.plot_mass_maps(answers.mass_maps, shear, out / "maps.png", title)
     plots.plot_spectra(metrics, out / "spectra.png", title)
     truth, errors = answers.mass_maps.truth[0], metrics["per_step"]["error"]
@@ -303,23 +307,24 @@ def plot_network(answers: Answers, shear: np.ndarray, metrics: dict[str, Any], o
     return out
 
 
-def map_card_figures(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the values of `network_metrics` for a model card."""
+def map_card_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """Select the metrics of `network_metrics` that go into a model card."""
     names = [name for name in ("error", "error_observed", "error_hidden") if name in metrics]
-    return {name: metrics[name]["value"] for name in names} | card_figures(metrics["posterior"])
+    return {name: metrics[name]["value"] for name in names} | posterior_card_metrics(metrics["posterior"])
 
 
 def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
-    """Evaluate mass maps of the test split that need no trained model.
+    """Evaluate a mass-mapping method that needs no trained model on the test split.
 
-    Returns what `evaluate_checkpoint` does. Raises UsageError for a data set that lacks shear or the redshifts.
+    Returns results like `evaluate_checkpoint`. Raises UsageError if the data set has no shear, or no source redshifts
+    although the method needs them.
     """
     data, method = options.data, options.method
     info = load_cosmology_info(data)
     if method != "kaiser-squires" and info.settings.source_redshifts is None:
-        reason = "and maps from files do not say the redshifts of their sources: take kaiser-squires"
-        raise UsageError(f"{method} takes the spectrum from theory, {reason}", "--method")
-    # First, because the error about maps without a training split says how to get one.
+        reason = "which needs source redshifts, and maps from files have none; use kaiser-squires"
+        raise UsageError(f"{method} computes the spectrum from theory, {reason}", "--method")
+    # Read the train split first: if it is missing, the error explains how to get one.
     training = None if method == "wiener" else MapSet.read(data, "train", options.train, kappa=True)
     test = MapSet.read(data, "test", options.limit, kappa=True)
     started = time.perf_counter()
@@ -329,7 +334,7 @@ def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
     maps = MassMaps(test.kappa, estimate, test.masks, std)
     metrics = evaluate_mass_maps(maps, info.settings.side_rad, options.seed)
     settings = {name: getattr(options, name) for name in ("train", "limit", "draws", "seed")} | fitted
-    result = _of_method(MAP_TASK, options, settings=settings, maps_per_second=speed, metrics=metrics)
+    result = _method_record(MAP_TASK, options, settings=settings, maps_per_second=speed, metrics=metrics)
     if options.out is None:
         return result
     written = write_results(result, options.out)
@@ -340,11 +345,11 @@ def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
 
 
 def map_lines(result: dict[str, Any]) -> dict[str, str]:
-    """Return a line for each metric of mass maps to print."""
+    """Format one line for each metric of mass maps."""
     metrics = result["metrics"]
     names = {"error": "error, all pixels", "error_observed": "observed pixels", "error_hidden": "hidden pixels"}
     shown = {
-        label: "{value:.4f} of the maps' own rms ({low:.4f} to {high:.4f})".format(**metrics[name])
+        label: "{value:.4f} of the true maps' rms ({low:.4f} to {high:.4f})".format(**metrics[name])
         for name, label in names.items()
         if name in metrics
     }
@@ -367,28 +372,31 @@ def map_lines(result: dict[str, Any]) -> dict[str, str]:
 # ---- shared ----
 
 
-def _of_method(task: str, options: EvaluateBaseline | EvaluateMassMaps, **found: Any) -> dict[str, Any]:
-    """Return what results.json says about a method without a trained model."""
+def _method_record(task: str, options: EvaluateBaseline | EvaluateMassMaps, **found: Any) -> dict[str, Any]:
+    """Return the content of results.json for a method without a trained model."""
     result = {"task": task, "method": options.method, "dataset": options.data, "split": "test"}
     return result | found | {"versions": library_versions()}
 
 
 def _load_model(options: EvaluateCosmo | EvaluateMassMaps, kind: Kind) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its extractor. Raises UsageError for a choice of segments for a model that has one."""
-    if segments_of(load_config(options.model, kind)) == 1 and (options.steps == "adaptive" or options.max_steps):
-        raise UsageError(f"{options.model} has one segment only; there is none to choose, so leave it out", "--steps")
+    """Load a model and its extractor.
+
+    Raises UsageError if the options choose a number of segments and the model has only one.
+    """
+    if num_segments(load_config(options.model, kind)) == 1 and (options.steps == "adaptive" or options.max_steps):
+        raise UsageError(f"{options.model} has only one segment; omit --steps and --max-steps", "--steps")
     model = load_network(options.model, getattr(transformers, kind.auto_class))
     return model.to(chosen_device(options.device)), AutoFeatureExtractor.from_pretrained(options.model)
 
 
-def _depth(options: EvaluateCosmo | EvaluateMassMaps) -> dict[str, Any]:
-    """Return the arguments of `predict_maps` that options give."""
+def _prediction_options(options: EvaluateCosmo | EvaluateMassMaps) -> dict[str, Any]:
+    """Return the options that are arguments of `predict_maps`."""
     return {name: getattr(options, name) for name in ("max_steps", "num_samples", "batch_size", "seed")}
 
 
-def _of_model(task: str, options: EvaluateCosmo | EvaluateMassMaps, model: PreTrainedModel) -> dict[str, Any]:
-    """Return what results.json says about a model and its data."""
-    settings = {"steps": options.steps, "max_steps": options.max_steps or segments_of(model.config)}
+def _model_record(task: str, options: EvaluateCosmo | EvaluateMassMaps, model: PreTrainedModel) -> dict[str, Any]:
+    """Return the entries of results.json that describe a model and its data."""
+    settings = {"steps": options.steps, "max_steps": options.max_steps or num_segments(model.config)}
     settings |= {"num_samples": options.num_samples, "seed": options.seed, "limit": options.limit}
     result = {"task": task, "model": options.model, "dataset": options.data, "split": options.split}
     return result | {"settings": settings, "parameters": model.num_parameters(), "versions": library_versions()}
@@ -398,8 +406,8 @@ def _title(options: EvaluateCosmo | EvaluateMassMaps) -> str:
     return f"{Path(options.model).name}, {Path(options.data).name} ({options.split})"
 
 
-def _update_card(options: EvaluateCosmo | EvaluateMassMaps, result: dict[str, Any], figures: dict[str, float]) -> str:
+def _update_card(options: EvaluateCosmo | EvaluateMassMaps, result: dict[str, Any], metrics: dict[str, float]) -> str:
     """Write metrics into the model's card, and return its path."""
     settings = {name: value for name, value in result["settings"].items() if value is not None}
-    evaluated = options.model, figures, options.data, options.split, result["parameters"]
+    evaluated = options.model, metrics, options.data, options.split, result["parameters"]
     return str(record_evaluation(*evaluated, **settings))

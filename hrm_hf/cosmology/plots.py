@@ -12,18 +12,18 @@ from .evaluation import CosmologyPredictions, MassMaps, central_coverage, covari
 
 SYMBOLS = {"omega_m": r"$\Omega_\mathrm{m}$", "sigma_8": r"$\sigma_8$", "s_8": r"$S_8$"}
 COLORS = (ACCENT, *EXTRA, "#7a4fa3")
-SHOWN_POINTS = 400  # of a scatter plot
+SHOWN_POINTS = 400  # approximate number of points in a scatter plot
 
 
 def plot_posteriors(predictions: CosmologyPredictions, metrics: dict[str, Any], out: Path, title: str) -> None:
-    """Draw corner.png, predictions.png and calibration.png, with metrics of `evaluate_predictions`."""
+    """Plot corner.png, predictions.png and calibration.png; `metrics` comes from `evaluate_predictions`."""
     plot_corner(predictions, out / "corner.png", title=title)
     plot_predictions(predictions, out / "predictions.png", metrics, title)
     plot_calibration(predictions, out / "calibration.png", metrics, title)
 
 
 def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int = 3, title: str = "") -> Path:
-    """Plot posteriors of a few maps: 68 and 95 % regions, truths as crosses."""
+    """Plot the posteriors of a few maps: 68 % and 95 % regions, with the truths as crosses."""
     order = np.argsort(predictions.truth[:, 0])
     chosen = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
     truths = [dict(zip(predictions.names, predictions.truth[row])) for row in chosen]
@@ -32,7 +32,7 @@ def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int 
 
 
 def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mapping[str, float]]]) -> Any:
-    """Plot histograms and regions of the draws [S, R] of each posterior, with known true values."""
+    """Plot histograms and regions of the draws [S, R] of each posterior, and true values where known."""
     figure, axes = _panels(len(names), len(names), 2.3)
     for row, column in np.ndindex(len(names), len(names)):
         panel, first, second = axes[row, column], names[column], names[row]
@@ -57,12 +57,12 @@ def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mappi
 
 
 def draw_region(panel, draws: np.ndarray, color: str) -> None:
-    """Draw 68 and 95 % regions of draws [S, 2] as contours, unless all draws lie on a line."""
+    """Draw contours of the 68 % and 95 % regions of draws [S, 2], unless all draws lie on a line."""
     covariance = covariances(draws[None])[0]
     if np.linalg.det(covariance) <= 0:
         return
     plane, density, levels, _ = smoothed_density(draws, covariance, (0.9545, 0.6827))
-    levels = sorted(set(levels))  # with very few draws they are equal, which cannot be drawn
+    levels = sorted(set(levels))  # with very few draws they can be equal, which contour rejects
     panel.contour(plane[..., 0], plane[..., 1], density, levels=levels, colors=color, linewidths=(0.8, 1.4))
 
 
@@ -79,7 +79,7 @@ def plot_predictions(
         ends = (truth.min(), truth.max())
         panel.plot(ends, ends, color=INK, linestyle="--", linewidth=1)
         found = metrics["parameters"][name]
-        panel.set(xlabel=f"true {_symbol(name)}", ylabel="posterior mean and deviation")
+        panel.set(xlabel=f"true {_symbol(name)}", ylabel="posterior mean and std")
         panel.set_title(f"RMSE {found['rmse']:.4f}, R$^2$ {found['r2']:.3f}", fontsize="medium")
         panel.grid(color=MUTED, alpha=0.4)
     return save_figure(figure, path, title)
@@ -88,14 +88,14 @@ def plot_predictions(
 def plot_calibration(
     predictions: CosmologyPredictions, path: str | Path, metrics: dict[str, Any], title: str = ""
 ) -> Path:
-    """Plot coverage of credible intervals, TARP's expected coverage, and ranks of the truths."""
+    """Plot the coverage of credible intervals, TARP's expected coverage, and the ranks of the truths."""
     names = predictions.names
     figure, axes = _panels(1, 2 + len(names), 3.2)
     coverage, tarp = axes[0, :2]
     levels = np.linspace(0, 1, 51)
     for name, color in zip(names, COLORS):
         coverage.plot(levels, central_coverage(predictions, name, levels), color=color, label=_symbol(name))
-    coverage.set(xlabel="credibility", ylabel="share of truths inside", title="Central intervals")
+    coverage.set(xlabel="credibility", ylabel="fraction of truths inside", title="Central intervals")
     coverage.legend(frameon=False, fontsize="small")
     found = metrics["tarp"]
     tarp.plot(found["credibility"], found["expected_coverage"], color=ACCENT)
@@ -117,7 +117,7 @@ def plot_calibration(
 
 
 def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> Path:
-    """Plot the RMSE after each segment and where maps halted, from "per_step" of `hrm-hf eval cosmo`."""
+    """Plot the RMSE after each segment and when maps halted, from "per_step" of `hrm-hf eval cosmo`."""
     adaptive = per_step.get("adaptive")
     figure, axes = _panels(1, 2 if adaptive else 1, 3.8)
     curve = axes[0, 0]
@@ -146,7 +146,7 @@ def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> P
 def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: str = "", count: int = 3) -> Path:
     """Plot truth, observed |shear|, estimate, error and optional uncertainty, one map per row.
 
-    The first plane is shown of maps whose relative errors are at equal steps from the best to the worst.
+    Shows the first plane of maps whose ranks by relative error are evenly spaced from best to worst.
     """
     error, signal = squared_errors(maps)
     order = np.argsort(error / signal)
@@ -163,16 +163,20 @@ def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: s
 
 
 def plot_segments(maps: np.ndarray, truth: np.ndarray, errors: list[float], path: str | Path, title: str = "") -> Path:
-    """Plot the first plane of a map after each segment [segments, P, S, S], with the error of all maps."""
+    """Plot the first plane of an estimate after each segment [segments, P, S, S].
+
+    Args:
+        errors: relative error after each segment over all maps, shown in the panel titles.
+    """
     most = np.abs(truth[0]).max()
     panels = [(f"segment {n}, error {error:.3f}", one[0], most) for n, (one, error) in enumerate(zip(maps, errors), 1)]
     return save_figure(map_panels([*panels, ("truth", truth[0], most)], len(panels) + 1, bars=False), path, title)
 
 
 def map_panels(panels: list[tuple[str, np.ndarray, float | None]], columns: int, bars: bool) -> Any:
-    """Plot maps [S, S] with titles in rows of `columns`.
+    """Plot (title, map [S, S], limit) panels in a grid with `columns` columns.
 
-    A map with a limit is drawn in red and blue from -limit to limit, another in its own range.
+    A map with a limit uses a red-blue scale from -limit to limit; a map without one uses its own range.
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
@@ -190,26 +194,26 @@ def map_panels(panels: list[tuple[str, np.ndarray, float | None]], columns: int,
 
 
 def shear_amplitude(shear: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Return |shear| [P, S, S] of shear [2P, S, S]; NaN, which is drawn blank, outside the mask [S, S]."""
+    """Return |shear| [P, S, S] of shear [2P, S, S], with NaN (drawn blank) outside the mask [S, S]."""
     amplitude = np.hypot(shear[::2], shear[1::2])
     return amplitude if mask is None else np.where(mask, amplitude, np.nan)
 
 
 def plot_spectra(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
-    """Plot correlation, transfer function and relative power by multipole, and peaks by height."""
+    """Plot correlation, transfer function and power ratio by multipole, and peak counts by height."""
     figure, axes = new_figure(1, 2, (9, 3.8))
     spectra, peaks = metrics["spectra"], metrics["peaks"]
     curves, bars = axes[0]
     for name, color in zip(("correlation", "transfer", "power"), (ACCENT, *EXTRA)):
         curves.plot(spectra["ell"], spectra[name], color=color, marker="o", markersize=3, label=name)
     curves.axhline(1, color=INK, linestyle="--", linewidth=1)
-    curves.set(xscale="log", xlabel="multipole", ylabel="over the true maps", ylim=(0, None), title="Agreement")
+    curves.set(xscale="log", xlabel="multipole", ylabel="relative to the true maps", ylim=(0, None), title="Agreement")
     curves.legend(frameon=False, fontsize="small")
     curves.grid(color=MUTED, alpha=0.4)
     places = np.arange(len(peaks["heights"]))
     bars.bar(places - 0.2, peaks["true"], 0.4, color=MUTED, label="truth")
     bars.bar(places + 0.2, peaks["estimated"], 0.4, color=ACCENT, label="estimate")
-    bars.set(yscale="log", xlabel="least height, in deviations of the true maps", ylabel="peaks a map", title="Peaks")
+    bars.set(yscale="log", xlabel="minimum height / std of the true maps", ylabel="peaks per map", title="Peaks")
     bars.set_xticks(places, [f"{height:g}" for height in peaks["heights"]])
     bars.legend(frameon=False, fontsize="small")
     return save_figure(figure, path, title)
@@ -220,5 +224,5 @@ def _symbol(name: str) -> str:
 
 
 def _panels(rows: int, columns: int, side: float):
-    """Make a figure of nearly square panels, `side` inches each."""
+    """Create a figure of nearly square panels, `side` inches each."""
     return new_figure(rows, columns, (side * columns + 0.4, side * rows + 0.2))

@@ -1,15 +1,16 @@
 """Mass maps from noisy, masked shear without a trained model.
 
-There are two estimates of the convergence kappa behind shear d = A kappa + n, where A is `models.shear_operator`
-under a mask:
+The shear is d = A kappa + n, where A is `models.shear_operator` under a mask. Two methods estimate the convergence
+kappa:
 
-- Kaiser and Squires, smoothed: A's inverse as if the hidden pixels had no shear, then a Gaussian;
-- Wiener filter: the most likely map of a Gaussian field with a known spectrum S, and the linear estimate with the
-  least squared error, kappa = (S^-1 + A^T N^-1 A)^-1 A^T N^-1 d. A mask couples the modes, so the equations are solved
-  by conjugate gradients.
+- Smoothed Kaiser-Squires: apply the inverse of A as if the hidden pixels had zero shear, then smooth with a Gaussian.
+- Wiener filter: kappa = (S^-1 + A^T N^-1 A)^-1 A^T N^-1 d, the most likely map of a Gaussian field with known spectrum
+  S, and the linear estimate with the smallest squared error. A mask couples the modes, so the equations are solved by
+  conjugate gradients.
 
-B maps of P planes of sources, S pixels a side. Sources: Kaiser & Squires 1993 (ApJ 404, 441); Jeffrey et al. 2018
-(arXiv 1801.08945) for the Wiener filter of weak lensing; Shewchuk 1994 for conjugate gradients.
+In shapes, B is the number of maps, P the number of source planes, and S the number of pixels per side. References:
+Kaiser & Squires 1993 (ApJ 404, 441); Jeffrey et al. 2018 (arXiv 1801.08945) for the Wiener filter in weak lensing;
+Shewchuk 1994 for conjugate gradients.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,15 +28,15 @@ from .simulation.settings import MapSettings
 
 
 SMOOTHINGS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # pixels; the best on training maps is used
-SPECTRUM_MAPS = 500  # of the training split, for a mean spectrum
-MOST_ITERATIONS = 500
+SPECTRUM_MAPS = 500  # training maps whose spectra are averaged
+MAX_ITERATIONS = 500
 TINY = torch.finfo(torch.float64).tiny
-# Of rows of shear, a number of draws and a generator: maps [B, P, S, S], and the std of their pixels or None.
+# (shear maps, number of draws, generator) -> estimated maps [B, P, S, S], and the std of their pixels or None.
 Estimator = Callable[[MapSet, int, torch.Generator], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def smoothed_kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None, smoothing_pixels: float) -> torch.Tensor:
-    """Return the convergence of shear [B, 2P, S, S] under a mask [B, 1, S, S], smoothed by a Gaussian."""
+    """Estimate the convergence of shear [B, 2P, S, S] under a mask [B, 1, S, S], smoothed by a Gaussian."""
     kappa = kaiser_squires(shear, mask)
     size = kappa.shape[-1]
     y, x = torch.fft.fftfreq(size, 1 / size), torch.arange(size // 2 + 1)
@@ -45,33 +46,33 @@ def smoothed_kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None, smoo
 
 
 class WienerFilter:
-    """The Wiener filter of noisy maps that share a spectrum or have one each.
+    """Wiener filter for noisy maps with one common spectrum or one spectrum per map.
 
-    `spectra` are those of `spectra_on_modes` in steradian: [P, P, S, S // 2 + 1], or [B, P, P, S, S // 2 + 1].
+    `spectra` come from `spectra_on_modes`, in steradian: [P, P, S, S // 2 + 1], or [B, P, P, S, S // 2 + 1].
     """
 
     def __init__(self, settings: MapSettings, spectra: np.ndarray):
         if not settings.sigma_e:
-            raise ValueError("sigma_e=0: a Wiener filter weighs signal against noise; use kaiser-squires")
+            raise ValueError("sigma_e=0: a Wiener filter needs noise in the maps; use kaiser-squires")
         self.noise = settings.pixel_noise
         self.size = settings.size
         spectra = spectra if spectra.ndim == 5 else spectra[None]
         roots = np.stack([lower_roots(one) for one in spectra])
-        # Of the modes of rfft2: the field is `_colored` of white noise of variance 1 in each pixel.
+        # Roots of the rfft2 modes: `_colored` turns white noise of variance 1 per pixel into the field.
         self.roots = torch.from_numpy(roots * settings.size / settings.side_rad)
 
     def __call__(self, shear: torch.Tensor, mask: torch.Tensor | None, tolerance: float = 1e-5) -> torch.Tensor:
         """Filter shear [B, 2P, S, S] under a mask [B, 1, S, S] in double precision.
 
-        Raises RuntimeError unless the residual over the right side of every map's equations falls to `tolerance`.
+        Raises RuntimeError unless the relative residual of every map's equations falls to `tolerance`.
         """
         shear = shear.double()
         mask = None if mask is None else mask.double()
-        # In white noise w, kappa = L w with S = L L^T: (1 + L^T A^T N^-1 A L) w = L^T A^T N^-1 d is well conditioned.
+        # With kappa = L w and S = L L^T, solve for w: (1 + L^T A^T N^-1 A L) w = L^T A^T N^-1 d is well conditioned.
         right = self._colored_back(adjoint_shear(shear, mask)) / self.noise**2
         white, rest = torch.zeros_like(right), right.clone()
         direction, size, first = rest.clone(), _dot(rest, rest), _dot(right, right)
-        for _ in range(MOST_ITERATIONS + 1):
+        for _ in range(MAX_ITERATIONS + 1):
             residual = (size / first.clamp_min(TINY)).sqrt().flatten()
             if residual.max() <= tolerance:
                 return self._colored(white)
@@ -81,15 +82,15 @@ class WienerFilter:
             size, before = _dot(rest, rest), size
             direction = rest + size / before.clamp_min(TINY) * direction
         raise RuntimeError(
-            f"the Wiener filter left {residual.max():.2g} of its equations after {MOST_ITERATIONS} iterations; "
-            f"expected {tolerance:g}: use a larger tolerance, or single out maps with little noise"
+            f"tolerance={tolerance:g}: the Wiener filter's relative residual is {residual.max():.2g} after "
+            f"{MAX_ITERATIONS} iterations; use a larger tolerance, or filter maps with little noise separately"
         )
 
     def draw_errors(self, mask: torch.Tensor | None, generator: torch.Generator, count: int) -> torch.Tensor:
         """Draw errors [count, B, P, S, S] of the filter under a mask [B, 1, S, S].
 
-        The error of a Gaussian field is independent of the data, so filtering drawn fields with drawn noise gives the
-        width of the posterior, hidden pixels included.
+        The error distribution for a Gaussian field does not depend on the data. Filtering simulated fields with
+        simulated noise therefore gives the width of the posterior, also for hidden pixels.
         """
         rows = len(self.roots) if mask is None else len(mask)
         draws = []
@@ -109,7 +110,7 @@ class WienerFilter:
         return self._with_roots("bijxy,bjxy->bixy", white)
 
     def _colored_back(self, maps: torch.Tensor) -> torch.Tensor:
-        """The adjoint of `_colored`: the roots are real, so the adjoint of a mode's matrix is its transpose."""
+        """Apply the adjoint of `_colored`; the roots are real, so a mode's adjoint matrix is its transpose."""
         return self._with_roots("bjixy,bjxy->bixy", maps)
 
     def _with_roots(self, product: str, maps: torch.Tensor) -> torch.Tensor:
@@ -137,7 +138,10 @@ def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def map_estimator(
     method: MapMethod, settings: MapSettings, training: MapSet | None, batch_size: int = 100
 ) -> tuple[Estimator, dict[str, float]]:
-    """Return the estimator of a method, and what it took from training maps (None for "wiener")."""
+    """Return the estimator of a method, and the values it fitted to training maps.
+
+    "wiener" fits nothing, so `training` may be None for it.
+    """
     if method == "kaiser-squires":
         errors = {}
         for smoothing in SMOOTHINGS:
@@ -160,7 +164,7 @@ def _wiener(filter_of: Callable[[MapSet], WienerFilter]) -> Estimator:
     def estimate(maps: MapSet, draws: int, generator: torch.Generator):
         wiener, (shear, mask) = filter_of(maps), _observed(maps)
         errors = wiener.draw_errors(mask, generator, draws) if draws else None
-        # The mean of the errors is 0.
+        # The errors have mean 0, so their root mean square is their standard deviation.
         return wiener(shear, mask), None if errors is None else errors.square().mean(0).sqrt()
 
     return estimate
@@ -175,7 +179,7 @@ def _observed(maps: MapSet) -> tuple[torch.Tensor, torch.Tensor]:
 def estimate_maps(
     estimator: Estimator, maps: MapSet, batch_size: int, draws: int = 0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Estimate maps [N, P, S, S] and the standard deviation of their pixels, if the method gives one."""
+    """Estimate maps [N, P, S, S] and, if the method provides it, the standard deviation of each pixel."""
     generator = torch.Generator().manual_seed(seed)
     estimates, stds = [], []
     for start in tqdm(range(0, len(maps), batch_size), desc="Mapping", unit="batch", disable=None, leave=False):

@@ -1,6 +1,6 @@
-"""Runs of `training/run_cosmo.py` and `training/run_mass_mapping.py`: maps, model, feature extractor, training, test.
+"""Training runs on maps, used by `training/run_cosmo.py` and `training/run_mass_mapping.py`.
 
-The numbers that scale the maps come from the data set for a fresh model, and from the checkpoint for saved weights.
+The statistics that scale the maps come from the data set for a fresh model, and from the checkpoint for saved weights.
 """
 
 from collections.abc import Iterator
@@ -29,24 +29,25 @@ from .dataset.collator import EVALUATION, Batch, MapCollator, MapRows, MassMapCo
 from .dataset.from_files import build_from_files
 from .dataset.info import CosmologyInfo
 from .dataset.rows import MapSet, load_cosmology_info, map_arrays, validate_shear
-from .evaluation import card_figures, evaluate_predictions
-from .evaluation_run import map_card_figures, network_metrics, plot_network, predict_maps
+from .evaluation import evaluate_predictions, posterior_card_metrics
+from .evaluation_run import map_card_metrics, network_metrics, plot_network, predict_maps
 from .options import BuildCosmology, BuildFromFiles
 from .simulation.settings import PERIODIC
 from .trainer import MassMapTrainer, RegressionTrainer
 
 
-# What `build_data` may call, as the commands of `hrm-hf data`.
+# Commands of `hrm-hf data` that `build_data` may use.
 BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (BuildFromFiles, build_from_files)}
-SAME = ("image_size", "num_channels", "mask_channel", "target_names")  # in saved weights and in the data
-STATISTICS_MAPS = 4000  # enough for means and standard deviations, and for any memory
-USUAL_SHARE = 0.995  # of held-out maps are within `max_map_distance`
-SCALE_MAPS = 2000  # of the training split, for the standard deviation of their convergence
+# Config fields that must agree between saved weights and data.
+SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")
+STATISTICS_MAPS = 4000  # enough for means and standard deviations, and small enough for memory
+DISTANCE_QUANTILE = 0.995  # this fraction of held-out maps is within `max_map_distance`
+SCALE_MAPS = 2000  # training maps used for the standard deviation of the convergence
 
 
 @dataclass
 class CosmologyMaps:
-    """Maps to train on and to validate on (or None), with the info of their data set."""
+    """Training maps and validation maps (or None), with the info of their data set."""
 
     info: CosmologyInfo
     train: MapRows
@@ -54,10 +55,10 @@ class CosmologyMaps:
 
 
 def ensure_maps(data_args: CosmoDataArguments) -> None:
-    """Build or finish the data set at `data_path` with the arguments of `build_data`, if given."""
+    """Build or finish the data set at `data_path` with the arguments in `build_data`, if given."""
     path, command = data_args.data_path, data_args.build_data
     if path is None:
-        raise ValueError("no data set: give --data_path, a cosmology data set's folder or its name on the Hub")
+        raise ValueError("data_path=None: give the folder of a cosmology data set, or its name on the Hub")
     if not command:
         return
     wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
@@ -65,8 +66,8 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
         name, options = parse_command(command, {each: kind for each, (kind, _) in BUILDERS.items()}, out=Path(path))
         if isinstance(options, BuildCosmology) and options.samples < wanted:  # drawing them may take hours
             raise UsageError(
-                f"draws {options.samples} maps, and max_train_samples and val_samples want {wanted}; ask for fewer, "
-                "or build a larger set before and give it: --data_path DIR --build_data ''"
+                f"builds {options.samples} maps, but max_train_samples and val_samples need {wanted}; reduce them, "
+                "or build a larger data set first and use it with --data_path DIR --build_data ''"
             )
         BUILDERS[name][1](options)
     except UsageError as error:
@@ -74,14 +75,14 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
 
 
 def load_maps(data_args: CosmoDataArguments, kappa: bool = False) -> CosmologyMaps:
-    """Open the train split, with `kappa` if wanted, and hold out its end; maps stay on the disk."""
+    """Open the train split and hold out its last maps; `kappa` also opens the convergence. Maps stay on disk."""
     info = load_cosmology_info(data_args.data_path)
     if kappa:
         validate_shear(data_args.data_path, info)
     if data_args.noise_sigma and info.settings.sigma_e:
         raise ValueError(
-            f"noise_sigma={data_args.noise_sigma}, but the maps of {data_args.data_path} have shape noise already "
-            f"(sigma_e={info.settings.sigma_e}); use noiseless maps, or leave it out"
+            f"noise_sigma={data_args.noise_sigma}: the maps of {data_args.data_path} already have shape noise "
+            f"(sigma_e={info.settings.sigma_e}); use noiseless maps, or omit noise_sigma"
         )
     columns = [name for name in info.column_names() if kappa or name != "kappa"]
     rows = map_arrays(data_args.data_path, "train", columns)
@@ -99,12 +100,12 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int, kappa: bool = False
     """Read the first `max_test_samples` maps of the test split, with fixed noise."""
     wanted, count = data_args.max_test_samples, load_cosmology_info(data_args.data_path).counts["test"]
     if (wanted or 0) > count:
-        raise ValueError(f"max_test_samples={wanted}: the test split of {data_args.data_path} has {count}")
+        raise ValueError(f"max_test_samples={wanted}: the test split of {data_args.data_path} has only {count} maps")
     maps = MapSet.read(data_args.data_path, "test", wanted, kappa)
     if not data_args.noise_sigma:
         return maps
     pixels = torch.from_numpy(maps.maps)
-    # Not the seed of training, whose validation maps have the same numbers.
+    # Use another seed than training, whose validation maps have the same numbers.
     noise = map_noise(pixels, torch.arange(len(maps)), seed + 1, EVALUATION)
     return replace(maps, maps=(pixels + data_args.noise_sigma * noise).numpy())
 
@@ -116,45 +117,45 @@ def load_regressor(
     seed: int,
     quantization_config: BitsAndBytesConfig | None = None,
     kind: Kind = REGRESSOR,
-    **figures: Any,
+    **config_fields: Any,
 ) -> tuple[PreTrainedModel, CosmoMapFeatureExtractor]:
-    """Build a model and a feature extractor for these maps, or load saved ones.
+    """Build a model and a feature extractor for these maps, or load them from a checkpoint.
 
     Args:
-        kind: required kind of the model. figures: further fields of a fresh model's config.
+        kind: required kind of model. config_fields: additional config fields of a fresh model.
 
     Raises:
-        ValueError: unknown type, preset or field; a model of another kind; saved weights for other maps.
+        ValueError: an unknown type, preset or field; a model of another kind; a checkpoint for other maps.
     """
     set_seed(seed)
     auto_class = getattr(transformers, kind.auto_class)
     options = {"attn_implementation": model_args.attn_implementation}
-    fields = info.config_fields() | figures
-    # Maps are scaled with their noise.
+    fields = info.config_fields() | config_fields
+    # The added noise contributes to the standard deviation of the pixels.
     fields["pixel_std"] = [float(np.hypot(std, data_args.noise_sigma)) for std in fields["pixel_std"]]
     if model_args.model_name_or_path is None:
-        asked = model_args.model_type
-        if asked in CONFIG_MAPPING and not kind.takes(CONFIG_MAPPING[asked]):
+        model_type = model_args.model_type
+        if model_type in CONFIG_MAPPING and not kind.takes(CONFIG_MAPPING[model_type]):
             known = " or ".join(row.model_type for row in ARCHITECTURES.values() if kind.has(row))
-            raise ValueError(f"model_type={asked!r} is not {kind.title}; choose {known}")
+            raise ValueError(f"model_type={model_type!r} is not {kind.title}; choose {known}")
         config = build_config(model_args, **fields)
         return auto_class.from_config(config, **options), CosmoMapFeatureExtractor.from_config(config)
     path, maps = model_args.model_name_or_path, f"the maps of {data_args.data_path}"
     model = auto_class.from_pretrained(path, quantization_config=quantization_config, **options)
-    for name in SAME:
+    for name in SHARED_FIELDS:
         if (found := getattr(model.config, name)) != fields[name]:
-            wanted = f"{maps} have {fields[name]}; train a fresh model, or build such maps"
-            raise ValueError(f"{path} was made for {name}={found}, {wanted}")
+            wanted = f"but {maps} have {fields[name]}; train a fresh model, or build matching maps"
+            raise ValueError(f"{path} was trained with {name}={found}, {wanted}")
     for name, (low, high) in zip(fields["target_names"], model.config.prior_bounds or ()):
         first, last = info.prior[name]
         if first < low or last > high:
-            wanted = f"{maps} have {first} to {last}; train a fresh model"
-            raise ValueError(f"{path} knows {name} from {low} to {high}, {wanted}")
+            wanted = f"but {maps} have {first} to {last}; train a fresh model"
+            raise ValueError(f"{path} was trained with {name} from {low} to {high}, {wanted}")
     return model, AutoFeatureExtractor.from_pretrained(path)
 
 
 def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:
-    """Scale the statistics that a fresh model reads by the first training maps."""
+    """Normalize the summary statistics of a fresh model with the first training maps."""
     if not has_ability(model, "statistics"):
         return
     batches = _plain_batches(train, collator, batch_size, STATISTICS_MAPS)
@@ -162,7 +163,7 @@ def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator
 
 
 def _plain_batches(rows: MapRows, collator: MapCollator, batch_size: int, most: int | None = None) -> Iterator[Batch]:
-    """Yield batches of the first `most` rows, or all, in order and as in evaluation."""
+    """Yield batches of the first `most` rows (or all), in order and without augmentation."""
     numbers = list(range(len(rows)))[:most]
     for start in range(0, len(numbers), batch_size):
         yield collator.at_step(rows.__getitems__(numbers[start : start + batch_size]), EVALUATION)
@@ -170,7 +171,7 @@ def _plain_batches(rows: MapRows, collator: MapCollator, batch_size: int, most: 
 
 @torch.no_grad()
 def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float:
-    """Fit `posterior_scale`, the factor on all standard deviations, to held-out maps; returns it."""
+    """Fit `posterior_scale`, a factor for all standard deviations, on held-out maps, and return it."""
     model.eval()
     parts, labels = [], []
     for batch in _plain_batches(rows, collator, batch_size):
@@ -184,7 +185,7 @@ def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapColl
 
 @torch.no_grad()
 def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float | None:
-    """Set `max_map_distance` from held-out maps; returns it, or None for a model without statistics."""
+    """Set `max_map_distance` from held-out maps, and return it; None for a model without summary statistics."""
     if not has_ability(model, "statistics"):
         return None
     distances = []
@@ -193,7 +194,7 @@ def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollato
         if distance is None:
             return None
         distances.append(distance.float().cpu())
-    model.config.max_map_distance = torch.cat(distances).quantile(USUAL_SHARE).item()
+    model.config.max_map_distance = torch.cat(distances).quantile(DISTANCE_QUANTILE).item()
     return model.config.max_map_distance
 
 
@@ -201,7 +202,7 @@ class RegressionRun(TrainingRun):
     """Train a regressor on maps, with `CosmoDataArguments` and `CosmoTrainingArguments`."""
 
     task, kind, trainer_class = "cosmology-regression", REGRESSOR, RegressionTrainer
-    reads_kappa = False  # the convergence behind shear, which a model of mass maps learns
+    reads_kappa = False  # whether to load the convergence of shear maps, the target of mass mappers
 
     def load_data(self) -> None:
         with self.args.main_process_first(desc="building the data set"):
@@ -212,9 +213,9 @@ class RegressionRun(TrainingRun):
     def open_maps(self) -> CosmologyMaps:
         return load_maps(self.data_args, self.reads_kappa)
 
-    def load_model(self, quantized, **figures: Any) -> PreTrainedModel:
+    def load_model(self, quantized, **config_fields: Any) -> PreTrainedModel:
         model, self.extractor = load_regressor(
-            self.model_args, self.data_args, self.maps.info, self.args.seed, quantized, self.kind, **figures
+            self.model_args, self.data_args, self.maps.info, self.args.seed, quantized, self.kind, **config_fields
         )
         return model
 
@@ -234,7 +235,7 @@ class RegressionRun(TrainingRun):
         )
 
     def make_collator(self, model: PreTrainedModel) -> MapCollator:
-        """Return the collator of all maps, which shifts them if the model is periodic."""
+        """Create the collator, which also shifts maps if the model uses periodic padding."""
         return MapCollator(
             self.extractor,
             augment=self.data_args.augment,
@@ -245,9 +246,9 @@ class RegressionRun(TrainingRun):
         )
 
     def before_saving(self, trainer: RegressionTrainer) -> None:
-        """Fit `posterior_scale` and `max_map_distance` of the config to held-out maps.
+        """Fit `posterior_scale` and `max_map_distance` of the config on held-out maps.
 
-        Sharded weights cannot run in one process, and an adapter has no config.
+        Skipped for sharded weights, which cannot run in one process, and for adapters, which have no config.
         """
         sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
         if self.validation and not sharded and not self.tuning_args.saves_adapter:
@@ -270,7 +271,7 @@ class RegressionRun(TrainingRun):
         if not self.maps.info.counts["test"] or self.data_args.max_test_samples == 0 or self.args.do_eval is False:
             return {}
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            print("no test: weights are sharded, and one process alone cannot run the model; see `hrm-hf eval`")
+            print("skipping the test: one process cannot run a model with sharded weights; use `hrm-hf eval` instead")
             return {}
         with trainer.averaged_weights():
             return self.evaluate_rows(trainer.model, self.load_test_rows())
@@ -279,7 +280,7 @@ class RegressionRun(TrainingRun):
         return load_test_maps(self.data_args, self.args.seed, self.reads_kappa)
 
     def evaluate_rows(self, model: PreTrainedModel, rows: MapSet) -> dict[str, Any]:
-        """Return metrics of test maps; plots go into the run's folder."""
+        """Return the metrics of test maps, and save plots in the run's folder."""
         answers = predict_maps(model, self.extractor, rows, batch_size=self.args.per_device_eval_batch_size)
         metrics = evaluate_predictions(answers.predictions, self.maps.info.prior)
         title = f"{len(rows)} test maps, {self.maps.info.kind}"
@@ -295,12 +296,12 @@ class RegressionRun(TrainingRun):
         return entry | self.parameters | settings
 
     def card_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
-        """Return the metrics of `results` for the model card."""
-        return card_figures(metrics)
+        """Select the metrics of `results` that go into the model card."""
+        return posterior_card_metrics(metrics)
 
 
 class MassMapRun(RegressionRun):
-    """Train a model of mass maps, with `MassMapDataArguments` and `MassMapTrainingArguments`."""
+    """Train a mass mapper, with `MassMapDataArguments` and `MassMapTrainingArguments`."""
 
     task, kind, trainer_class = "mass-mapping", MASS_MAPPER, MassMapTrainer
     reads_kappa = True
@@ -308,8 +309,8 @@ class MassMapRun(RegressionRun):
     def validate_options(self) -> None:
         if self.data_args.noise_sigma:
             raise UsageError(
-                f"noise_sigma={self.data_args.noise_sigma} is for convergence; the noise of shear is that of the data "
-                "set, and new in every step with --fresh_observations true"
+                f"noise_sigma={self.data_args.noise_sigma}: only for convergence maps; shear already has the noise of "
+                "the data set, and --fresh_observations true draws it again at every step"
             )
 
     def load_model(self, quantized) -> PreTrainedModel:
@@ -321,8 +322,8 @@ class MassMapRun(RegressionRun):
         periodic = settings.kind in PERIODIC
         if fresh and not periodic:
             raise UsageError(
-                f"fresh_observations: the maps of {self.data_args.data_path} are of kind {settings.kind!r}, whose "
-                "shear is not that of the patch alone; use --fresh_observations false"
+                f"fresh_observations=True: maps of kind {settings.kind!r}, as in {self.data_args.data_path}, are not "
+                "periodic, so their shear cannot be recomputed from the patch alone; use --fresh_observations false"
             )
         return MassMapCollator(
             self.extractor,
@@ -340,4 +341,4 @@ class MassMapRun(RegressionRun):
         return metrics
 
     def card_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
-        return map_card_figures(metrics)
+        return map_card_metrics(metrics)

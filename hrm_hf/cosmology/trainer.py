@@ -1,7 +1,7 @@
-"""Training of regressors of cosmological parameters and of models of mass maps.
+"""Trainers of regressors of cosmological parameters and of mass mappers.
 
 A model returns a loss that is a mean over its batch, and optional `*_loss` parts and `metrics` that are means too.
-Every logged value is the mean over the maps (not tokens) of all processes; `mse_<name>` is logged as `rmse_<name>`.
+Every logged value is a mean over the maps (not tokens) of all processes; `mse_<name>` is logged as `rmse_<name>`.
 """
 
 import math
@@ -14,12 +14,12 @@ from ..trainer.base import HrmTrainer
 from .arguments import CosmoTrainingArguments, MassMapTrainingArguments
 
 
-PREDICTED = ("logits", "std", "s_8", "s_8_std")  # what `predict` returns, if the model has it
+PREDICTED = ("logits", "std", "s_8", "s_8_std")  # model outputs that `predict` returns, if present
 MSE, RMSE = "mse_", "rmse_"
 
 
 class RegressionTrainer(HrmTrainer):
-    """Trainer for models whose labels are numbers [B, T] (`config.problem_type` "regression")."""
+    """Trainer for regression models (`config.problem_type` "regression") with labels [B, T]."""
 
     arguments_class = CosmoTrainingArguments
     pipeline = "cosmology-regression"
@@ -40,27 +40,28 @@ class RegressionTrainer(HrmTrainer):
     _rows_counted: int | None = None
 
     def validate_arguments(self) -> None:
-        """Reject smoothed labels, which have no meaning for numbers."""
+        """Reject label smoothing, which has no meaning in regression."""
         super().validate_arguments()
         if self.args.label_smoothing_factor:
             raise ValueError(
-                f"label_smoothing_factor={self.args.label_smoothing_factor}: labels here are numbers, not classes"
+                f"label_smoothing_factor={self.args.label_smoothing_factor}: must be 0 in regression, which has no "
+                "classes"
             )
-        # What a step's loss is divided by is the business of `compute_loss`.
+        # `compute_loss` normalizes the loss of a step.
         self.model_accepts_loss_kwargs, self.loss_is_scaled_for_ga = False, True
 
     # ---- one step ----
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Return the model's loss, scaled in training so that a step's loss is the mean over its maps."""
+        """Return the model's loss, scaled during training so that the loss of a step is the mean over its maps."""
         outputs = model(**inputs)
         loss, maps = outputs["loss"], len(inputs["labels"])
         if model.training:
             self.train_metrics.add(_sums(loss, outputs, maps))
         elif self._eval_metrics is not None:
-            # A process that has only repeated maps adds zeros: all processes must have the same sums.
+            # A process with only repeated maps adds zeros, because all processes need the same keys in their sums.
             self._eval_metrics.add(_sums(loss, outputs, 0 if self._rows_counted == 0 else maps))
-        if num_items_in_batch is not None:  # DDP takes the mean over processes
+        if num_items_in_batch is not None:  # DDP averages over processes
             loss = loss * (maps * self.accelerator.num_processes / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
@@ -71,7 +72,7 @@ class RegressionTrainer(HrmTrainer):
         return self.accelerator.reduce(maps, "sum") if self.args.world_size > 1 else maps
 
     def floating_point_ops(self, inputs) -> int:
-        """Return 0: the library's formula for dense transformers does not apply."""
+        """Return 0, because the formula of transformers for dense models does not apply."""
         return 0
 
     # ---- logging ----
@@ -81,7 +82,7 @@ class RegressionTrainer(HrmTrainer):
         logs = {"maps_per_second": maps / seconds}
         if maps:
             logs |= _means(sums, maps)
-            del logs["loss"]  # the library logs it, as a mean over steps
+            del logs["loss"]  # transformers logs it, as a mean over steps
         return logs
 
     # ---- evaluation ----
@@ -91,9 +92,9 @@ class RegressionTrainer(HrmTrainer):
         return {f"{prefix}_{name}": value for name, value in (_means(sums, maps) | {"maps": int(maps)}).items()}
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """As in the library, without the maps that accelerate repeats to give each process equally many.
+        """Evaluate a batch as `Trainer` does, but exclude maps that accelerate repeats to fill the last batch.
 
-        `predict` gets posterior means and standard deviations of the targets [N, T] and of s_8 [N].
+        `predict` receives posterior means and standard deviations of the targets [N, T] and of s_8 [N].
         """
         inputs = self._prepare_inputs(inputs)
         rows = len(inputs["pixel_values"])
@@ -103,16 +104,16 @@ class RegressionTrainer(HrmTrainer):
             loss, outputs = self.compute_loss(model, kept, return_outputs=True)
         if prediction_loss_only:
             return loss, None, None
-        # Processes gather equally many rows, and drop the repeated ones afterwards.
+        # Pad to the same number of rows in every process; the repeated rows are dropped after gathering.
         found = [outputs[name] for name in PREDICTED if name in outputs]
         predicted = tuple(pad(value, (0, 0) * (value.dim() - 1) + (0, rows - len(value))) for value in found)
         return loss, predicted, inputs["labels"]
 
 
 class MassMapTrainer(RegressionTrainer):
-    """Train on batches that also have the true convergence.
+    """Trainer for mass mappers, whose batches also contain the true convergence.
 
-    `rmse_kappa` in the log is the error of a map's pixels over the standard deviation of the training maps.
+    `rmse_kappa` in the log is the pixel RMSE of the maps divided by the standard deviation of the training maps.
     """
 
     arguments_class = MassMapTrainingArguments
@@ -129,7 +130,7 @@ class MassMapTrainer(RegressionTrainer):
 
 
 def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor]:
-    """Return what a batch adds to the sums over maps, in double precision."""
+    """Return the contribution of a batch to the sums over maps, in double precision."""
     parts = {n: v for n, v in outputs.items() if n.endswith("_loss") and torch.is_tensor(v)}
     terms = {"loss": loss, **parts, **(outputs.get("metrics") or {})}
     counted = torch.tensor(maps, dtype=torch.float64, device=loss.device)
@@ -137,7 +138,7 @@ def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor
 
 
 def _means(sums: dict[str, float], maps: float) -> dict[str, float]:
-    """Return means over maps; the root of each `mse_<name>` that is no loss becomes `rmse_<name>`."""
+    """Compute means over maps; each `mse_<name>`, unless it is a loss, becomes its square root `rmse_<name>`."""
     means = {name: value / maps for name, value in sums.items()}
     squared = [name for name in means if name.startswith(MSE) and not name.endswith("_loss")]
     roots = {RMSE + name.removeprefix(MSE): math.sqrt(means.pop(name)) for name in squared}

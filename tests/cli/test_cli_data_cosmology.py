@@ -55,7 +55,7 @@ def test_repeated_command_changes_nothing_and_other_options_are_rejected(tmp_pat
     files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.parquet")}
     call(*command)
     assert files == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.parquet")}
-    assert "size is 16, asked 32" in refusal("--samples", 8, "--size", 32, "--out", tmp_path)
+    assert "size is 16, requested 32" in refusal("--samples", 8, "--size", 32, "--out", tmp_path)
 
 
 def refusal(*args) -> str:
@@ -72,10 +72,10 @@ def refusal(*args) -> str:
         (["--box-mpc", "512"], "--box-mpc: box_mpc=512.0"),
         (["--source-redshifts", "one"], "--source-redshifts: source_redshifts='one'"),
         (["--omega-m", "0.1"], "--omega-m: omega_m='0.1': expected 2"),
-        (["--omega-m", "0.01,0.5"], "omega_b=0.046 must be below omega_m=0.01"),
+        (["--omega-m", "0.01,0.5"], "omega_b=0.046: must be below omega_m=0.01"),
         (["--sigma-e", "-1"], "sigma_e=-1.0"),
-        (["--kind", "2lpt", "--box-grid", "63"], "box_grid=63: give an even"),
-        (["--kind", "2lpt", "--side-deg", "8"], "box_mpc to 375"),
+        (["--kind", "2lpt", "--box-grid", "63"], "box_grid=63: must be an even"),
+        (["--kind", "2lpt", "--side-deg", "8"], "box_mpc to at least 375"),
     ],
 )
 def test_bad_usage_exits_with_2_and_writes_nothing(tmp_path, options, message):

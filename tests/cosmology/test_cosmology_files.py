@@ -144,7 +144,7 @@ def test_pixels_without_a_value_are_masked_and_zero(write_table, sky, noise, for
         ([0, 47], {"ORDERING": "NUNIQ"}, "ORDERING='NUNIQ'.*RING, NEST"),
         ([0, 47], {"NSIDE": 3, "ORDERING": "NEST"}, "NSIDE=3: .*power of 2"),
         ([0, 99], {}, r"pixel 99: .*\[0, 47\].*NSIDE=2"),
-        ([5, 6], {"INDXSCHM": "IMPLICIT"}, "2 pixels .*NSIDE=2 has 48"),
+        ([5, 6], {"INDXSCHM": "IMPLICIT"}, "2 pixels .*NSIDE=2 .*48"),
     ],
 )
 def test_tables_that_are_no_map_of_their_resolution_are_rejected(write_table, pixels, header, message):
@@ -180,7 +180,7 @@ def test_patches_with_little_sky_are_skipped_and_counted(write_sky, sky, noise):
 @pytest.mark.parametrize(
     ("mask", "options", "message"),
     [
-        (lambda sky: sky[1] < 0, {"centres": [(0.0, 60.0)]}, r"latitude 60\b.*\b0%"),
+        (lambda sky: sky[1] < 0, {"centres": [(0.0, 60.0)]}, r"\b0%.*latitude 60\b"),
         (lambda sky: sky[1] < -99, {}, "mask.*empty"),
         (lambda sky: np.ones(12 * 32**2), {}, r"\[12288, 49152\]"),
         (None, {"field": 3}, "field=3"),
@@ -280,7 +280,7 @@ def test_a_broken_fits_file_is_rejected(fits, tmp_path, content):
     path = tmp_path / "map.fits"
     fits.PrimaryHDU(np.ones((64, 64))).writeto(path)
     path.write_bytes(path.read_bytes()[:9000] if content is None else content)
-    with pytest.raises(ValueError, match=r"map\.fits .*FITS"):
+    with pytest.raises(ValueError, match=r"map\.fits\b.*FITS"):
         read_fits_image(path)
 
 

@@ -85,7 +85,7 @@ def test_a_folder_without_a_row_has_no_label(table, tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "empty"),
+        ("", "no rows"),
         ("omega_m,h\n0.3,0.7\n", "0 columns sigma_8"),
         ("omega_m,s8\n0.3,0.7\n", "0 columns sigma_8"),  # which may be S_8
         ("omega_m,sigma_8\n0.3,high\n", "row 1: sigma_8=high"),

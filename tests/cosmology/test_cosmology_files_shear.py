@@ -123,7 +123,7 @@ def test_a_margin_is_the_sky_around_the_same_patch(tmp_path):
     alone, around = (read_healpix_patches(tmp_path / "sky.fits", margin=margin, **options) for margin in (0, 8))
     assert around.maps.shape == (2, 1, 32, 32)
     np.testing.assert_array_equal(around.maps[..., 8:-8, 8:-8], alone.maps)
-    with pytest.raises(ValueError, match=r"side_deg=16 .*\b15\b.*\b8\b.*\b16\b"):
+    with pytest.raises(ValueError, match=r"side_deg=16\b.*\b15\b.*\b8\b.*\b16\b"):
         read_healpix_patches(tmp_path / "sky.fits", margin=8, side_deg=16, size=16)
 
 
@@ -223,4 +223,4 @@ def test_mass_maps_are_reconstructed_from_shear_of_files(labelled):
     assert json.loads(result.stdout)["metrics"]["error_observed"]["value"] < 1  # 1: a map of nothing
     result = call("eval", "cosmo-map", "--data", data, "--method", "wiener")
     assert result.exit_code == 2
-    assert "take kaiser-squires" in re.sub(r"[\s│]+", " ", result.output)
+    assert "use kaiser-squires" in re.sub(r"[\s│]+", " ", result.output)

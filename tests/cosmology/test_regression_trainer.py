@@ -112,7 +112,7 @@ def test_linear_scaling_acts_on_every_step(tmp_path, options):
     assert max(rates[0]) > 0
     assert rates[1] == pytest.approx([3 * rate for rate in rates[0]])
     assert one.args.describe_learning_rate() == (
-        "learning rate 0.003 at 12 maps a step: 0.001 * 12 / 4 (scale_learning_rate)"
+        "learning rate 0.003 at 12 maps per step: 0.001 * 12 / 4 (scale_learning_rate)"
     )
 
 

@@ -1,7 +1,7 @@
-"""Draw a cosmology data set (`rows.py`) with several processes, in shards that survive an interruption.
+"""Simulate the maps of a cosmology data set (`rows.py`) with several processes; interrupted builds can be resumed.
 
 Workers draw maps and this process writes them in order, so the files depend neither on the number of workers nor on
-interruptions. Existing shards are complete; a repeated build makes the others.
+interruptions. Existing shards are always complete; repeating the command builds the missing ones.
 """
 
 import time
@@ -24,11 +24,11 @@ from .info import SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, column_names
 from .rows import Rows, claimed_folder, finish_folder, pixel_statistics, shard_names, write_shard
 
 
-BLOCK = 8  # maps that a worker draws at a time
+BLOCK = 8  # number of maps that a worker draws at a time
 
 
 def build_maps(options: BuildCosmology) -> dict[str, Any]:
-    """Build or finish the data set of a command, and return a report."""
+    """Build or finish the data set that `options` describe, and return a report."""
     started = time.perf_counter()
     fields = (DES_Y3 if options.kind == "des" else {}) | options.settings()
     try:
@@ -61,17 +61,17 @@ def build_cosmology_dataset(
     workers: int = 1,
     **choices: int,
 ) -> CosmologyInfo:
-    """Draw maps and write them as a data set; finish one that the same call left unfinished.
+    """Draw maps and write them as a data set, or finish an interrupted build with the same arguments.
 
     Args:
-        samples, test_samples: maps of the train and the test split.
+        samples, test_samples: number of maps in the train and test split.
         prior: bounds of parameters that differ from `PRIOR`.
-        workers: processes that draw maps, each with one thread; 1 draws in this process.
+        workers: number of single-threaded processes that draw maps; with 1, this process draws them.
         choices: other fields of `CosmologyPlan`.
 
     Raises:
-        UsageError: an invalid plan. FileExistsError: `out` holds other maps.
-        OSError, BrokenProcessPool, ValueError: writing, a worker or a map failed; finished shards are kept.
+        UsageError: invalid settings. FileExistsError: `out` contains other maps.
+        OSError, BrokenProcessPool, ValueError: writing, a worker, or a map failed; finished shards are kept.
     """
     from tqdm.auto import tqdm
 
@@ -79,7 +79,7 @@ def build_cosmology_dataset(
     plan = as_usage_errors(CosmologyPlan, settings=settings, counts=counts, prior=PRIOR | dict(prior or {}), **choices)
     info = CosmologyInfo(**vars(plan), pixel_mean=(), pixel_std=())
     names = {split: shard_names(split, -(-plan.counts[split] // plan.shard_size)) for split in SPLITS}
-    portions = {}  # of each shard, what a worker draws at a time
+    portions = {}  # shard name -> (split, start, stop) of the blocks that workers draw
     for split in SPLITS:
         for number, name in enumerate(names[split]):
             start, stop = number * plan.shard_size, min((number + 1) * plan.shard_size, plan.counts[split])
@@ -99,7 +99,7 @@ def build_cosmology_dataset(
 
 
 def draw_rows(plan: CosmologyPlan, split: str, start: int, stop: int) -> Rows:
-    """Draw rows of a split. Raises ValueError, naming the row, for a map that fails or is not finite."""
+    """Draw rows `start` to `stop` of a split. Raises ValueError with the row if a map fails or is not finite."""
     rows: dict[str, list] = {name: [] for name in column_names(plan.settings)}
     for row in range(start, stop):
         cosmology, realisation = divmod(row, plan.maps_per_cosmology)
@@ -123,7 +123,7 @@ def draw_rows(plan: CosmologyPlan, split: str, start: int, stop: int) -> Rows:
 
 @contextmanager
 def _drawn(plan: CosmologyPlan, portions: list[tuple[str, int, int]], workers: int) -> Iterator[Iterator[Rows]]:
-    """Yield an iterator of the rows of portions, in order."""
+    """Yield an iterator over the rows of all portions, in order."""
     workers, draw = min(workers, len(portions)), partial(draw_rows, plan)
     if workers <= 1:
         yield starmap(draw, portions)

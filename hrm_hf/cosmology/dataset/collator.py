@@ -1,8 +1,9 @@
 """Rows, batches, augmentation and noise of maps for training.
 
-Augmentation and fresh noise are functions of (seed, step, number of the map) without a saved generator state, so a
-resumed run, dataloader workers, and two processes instead of one all see the same maps. They are tensor operations on
-the batch, on its device. Evaluation maps are never augmented, and their noise depends on (seed, number) only.
+Augmentation and fresh noise depend only on (seed, step, number of the map), not on the state of a random generator. A
+map is therefore the same in a resumed run and for any number of dataloader workers or processes. Both are tensor
+operations on the device of the batch. Evaluation maps are never augmented, and their noise depends only on (seed,
+number of the map).
 """
 
 from dataclasses import dataclass
@@ -16,22 +17,22 @@ from ...models.shear_operator import shear_from_convergence
 
 
 Batch = dict[str, torch.Tensor]
-EVALUATION = -1  # the step of maps that are not trained on
-MASK_SHARES = (0.1, 0.6, 0.2, 0.1)  # of training maps with zero, one, two and three masks
+EVALUATION = -1  # value of `step` for evaluation maps
+MASK_SHARES = (0.1, 0.6, 0.2, 0.1)  # fractions of training maps with zero, one, two and three masks
 
 
 class MapRows(Dataset):
     """Maps of a split, with labels.
 
     Args:
-        maps: float32 [N, C, H, W], an array or a `MappedColumn`. masks: bool [N, H, W] or None, likewise.
-        labels: float32 [N, T], in physical units and the order of the model's targets.
-        rows: numbers of the rows to use; None for all.
-        training: whether `MapCollator.at_step` may augment the maps.
-        kappa: true convergence float32 [N, P, H, W] of shear maps, for mass mappers.
+        maps: float32 [N, C, H, W], an array or a `MappedColumn`. masks: the same with bool [N, H, W], or None.
+        labels: float32 [N, T], in physical units and in the order of the model's targets.
+        rows: indices of the rows to use; None for all.
+        training: whether `MapCollator` leaves the maps to `at_step`, which augments them.
+        kappa: true convergence of shear maps, float32 [N, P, H, W], for mass mappers.
     """
 
-    column_names = None  # as a `datasets.Dataset` without a table
+    column_names = None  # makes Trainer treat this as a dataset without a table
 
     def __init__(
         self,
@@ -67,16 +68,17 @@ class MapRows(Dataset):
 
 @dataclass
 class MapCollator:
-    """Turn a batch of `MapRows` into `pixel_values` and `labels`.
+    """Convert a batch of `MapRows` to `pixel_values` and `labels`.
 
-    A call leaves batches of training rows as they are; the trainer finishes them by `at_step`.
+    Calling the collator converts evaluation batches only. It returns training batches unchanged, and the trainer
+    passes them to `at_step`, because augmentation and noise depend on the step.
 
     Args:
-        augment: turn and mirror each training map at random (the 8 symmetries of the square).
-        shift: also move it by random whole pixels around the edges, for periodic maps.
-        shear: the maps are shear, whose components change sign as the map is turned.
-        noise_sigma: standard deviation of Gaussian noise on each pixel, in the unit of the maps; new at every step,
-            fixed in evaluation.
+        augment: rotate and flip each training map at random (the 8 symmetries of the square).
+        shift: also shift training maps by a random number of pixels around the edges; for periodic maps.
+        shear: whether the maps are shear, whose components can change sign when a map is rotated or flipped.
+        noise_sigma: standard deviation of Gaussian noise added to each pixel, in map units; training maps get new
+            noise at every step, evaluation maps always the same.
     """
 
     extractor: CosmoMapFeatureExtractor
@@ -90,7 +92,7 @@ class MapCollator:
         return batch if "training" in batch else self.at_step(batch, EVALUATION)
 
     def at_step(self, batch: Batch, step: int) -> Batch:
-        """Add noise to a batch of step `step`, scale it, and augment it unless the step is EVALUATION."""
+        """Add noise to the batch of a training step, scale it, and augment it unless `step` is EVALUATION."""
         maps, masks, numbers = batch["maps"], batch.get("masks"), batch["map_index"]
         if self.noise_sigma:
             maps = maps + self.noise_sigma * map_noise(maps, numbers, self.seed, step)
@@ -98,11 +100,11 @@ class MapCollator:
         if self.shear and self.augment and draws is not None:
             maps = maps * shear_signs(draws[:, 0] % 8, maps)
         finished = {"pixel_values": self.moved(self.extractor.scale(maps, masks), draws), "labels": batch["labels"]}
-        # Convergence has no direction, so its values do not change sign.
+        # Convergence is a scalar, so its values do not change sign.
         return finished | ({"kappa": self.moved(batch["kappa"], draws)} if "kappa" in batch else {})
 
     def moved(self, maps: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:
-        """Turn and shift maps [B, C, S, S] by `map_draws`, as the options say; None changes nothing."""
+        """Rotate, flip and shift maps [B, C, S, S] by `map_draws`, if enabled; None leaves them unchanged."""
         if draws is not None and self.augment:
             maps = turned(maps, draws[:, 0] % 8)
         return maps if draws is None or not self.shift else shifted(maps, draws[:, 1], draws[:, 2])
@@ -110,14 +112,14 @@ class MapCollator:
 
 @dataclass
 class MassMapCollator(MapCollator):
-    """A `MapCollator` for rows of shear with `kappa`, which draws new observations at every training step.
+    """Collator for shear maps with `kappa`, which can simulate new observations at every training step.
 
-    It computes shear from the complete convergence, draws shape noise, and turns and moves the mask, because a network
-    memorizes fixed observations.
+    A network would memorize fixed observations. New ones have shear computed from the full convergence, new shape
+    noise, and a mask that is rotated, flipped and shifted.
 
     Args:
-        shear_noise: standard deviation of the shape noise of new observations; None uses the stored ones. Only for
-            periodic maps, whose shear can be computed from the patch.
+        shear_noise: standard deviation of the shape noise of new observations; None uses the stored observations. New
+            observations need periodic maps, whose shear can be computed from the patch alone.
     """
 
     shear: bool = True
@@ -136,7 +138,7 @@ class MassMapCollator(MapCollator):
 
 
 def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """Apply to each map [B, C, S, S] the symmetry of the square of number `which` [B], 0 to 7."""
+    """Apply one of the 8 symmetries of the square to each map [B, C, S, S], chosen by `which` [B], 0 to 7."""
     transposed, upside_down, mirrored = (((which >> bit) & 1).bool()[:, None, None, None] for bit in range(3))
     maps = torch.where(transposed, maps.mT, maps)
     maps = torch.where(upside_down, maps.flip(-2), maps)
@@ -144,9 +146,9 @@ def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
 
 
 def shear_signs(which: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """Return the sign [B, C, 1, 1] of each component of shear maps [B, C, S, S] that `turned` turns.
+    """Return the sign [B, C, 1, 1] that each component of shear maps [B, C, S, S] gets when `turned` is applied.
 
-    Shear has spin 2: g1 changes sign where x and y change places, and g2 where one axis is mirrored.
+    Shear has spin 2: g1 changes sign if x and y are swapped, and g2 if one axis is mirrored.
     """
     transposed, upside_down, mirrored = (which >> bit & 1 for bit in range(3))
     signs = torch.stack((1 - 2 * transposed, 1 - 2 * (upside_down ^ mirrored)), dim=1)
@@ -154,7 +156,7 @@ def shear_signs(which: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 
 
 def shifted(maps: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Move each map [B, C, H, W] by whole pixels [B] around the periodic edges."""
+    """Shift each map [B, C, H, W] by a whole number of pixels [B] around the periodic edges."""
     height, width = maps.shape[-2:]
     rows = (torch.arange(height, device=maps.device) - down[:, None]) % height
     columns = (torch.arange(width, device=maps.device) - right[:, None]) % width
@@ -163,14 +165,14 @@ def shifted(maps: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torc
 
 
 def map_draws(numbers: torch.Tensor, seed: int, step: int, count: int = 3) -> torch.Tensor:
-    """Return random integers below 2^31 [B, count] that depend only on seed, step and each map's number."""
+    """Return random integers below 2^31, [B, count], that depend only on seed, step and the number of each map."""
     start = _mixed(_mixed(numbers.new_tensor(seed) ^ 0x5DEECE66D) + step)
     streams = torch.arange(1, count + 1, device=numbers.device)
     return _mixed(_mixed(start ^ numbers)[:, None] + streams) >> 33 & 0x7FFFFFFF
 
 
 def map_noise(maps: torch.Tensor, numbers: torch.Tensor, seed: int, step: int) -> torch.Tensor:
-    """Draw standard normal noise for each map; it depends on the kind of device."""
+    """Draw standard normal noise for each map; the values differ between device types."""
     noise = torch.empty_like(maps)
     generator = torch.Generator(maps.device)
     for row, key in enumerate(map_draws(numbers, seed, step, count=4)[:, 3].tolist()):
@@ -179,7 +181,7 @@ def map_noise(maps: torch.Tensor, numbers: torch.Tensor, seed: int, step: int) -
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """Finaliser of splitmix64 (Steele, Lea & Flood 2014) on int64 tensors; products wrap around."""
+    """Apply the finalizer of splitmix64 (Steele, Lea & Flood 2014) to int64 tensors; products wrap around."""
     x = x + -0x61C8864680B583EB
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
@@ -187,9 +189,10 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 
 
 def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """Combine zero to three copies of each row's mask [B, S, S], each turned and moved in another way.
+    """Combine zero to three copies of each row's mask [B, S, S], each rotated and shifted differently.
 
-    A model thus meets fewer and more hidden pixels than the set has, by `MASK_SHARES`; `draws` are integers [B, 4].
+    The number of copies follows `MASK_SHARES`, so a model sees maps with fewer and with more hidden pixels than the
+    data set has. `draws` are integers [B, 4].
     """
     ends = torch.tensor(MASK_SHARES, device=masks.device).cumsum(0)
     count = torch.bucketize(draws[:, 0] % 1000 / 1000, ends, right=True)
@@ -204,21 +207,21 @@ def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 def split_rows(
     cosmology_id: np.ndarray, train_samples: int | None, val_samples: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the first rows to train on, and of the last rows, to validate on.
+    """Return the indices of the training rows (the first ones) and of the validation rows (the last ones).
 
-    No cosmology is in both: training skips maps at the border. None validates on a tenth, at most 10,000 maps, and
-    trains on all others. Raises ValueError if there are too few maps.
+    No cosmology is in both: training skips maps that share one with a validation map. By default, a tenth of the maps
+    (at most 10,000) are for validation and all others for training. Raises ValueError if there are too few maps.
     """
     total = len(cosmology_id)
     wanted = min(total // 10, 10_000) if val_samples is None else val_samples
     if wanted >= total:
-        raise ValueError(f"val_samples={wanted} of {total} maps leave none to train on")
+        raise ValueError(f"val_samples={wanted}: the train split has {total} maps, so none are left to train on")
     held_out = np.arange(total - wanted, total)
     free = np.arange(total - wanted)
     free = free[~np.isin(cosmology_id[free], cosmology_id[held_out])]
     if not len(free) or len(free) < (train_samples or 0):
         raise ValueError(
-            f"max_train_samples={train_samples} and val_samples={wanted}: of the {total} maps of the train split "
-            f"{len(free)} are of other cosmologies than the validation maps; ask for fewer or build a larger set"
+            f"max_train_samples={train_samples} and val_samples={wanted}: only {len(free)} of the {total} maps of the "
+            "train split share no cosmology with the validation maps; reduce them or build a larger data set"
         )
     return free[:train_samples], held_out

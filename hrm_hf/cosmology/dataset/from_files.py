@@ -1,14 +1,14 @@
 """Data sets of maps read from files (`files.py`), in the layout of `rows.py`.
 
-Further columns: `source`, the file; for patches of the sky `longitude` and `latitude` in degrees; for slabs of a cube
-`axis`, `slab` and `redshift`. Parameters are there only if the user gave a table of them; without them the maps can be
-given to a trained model, but not trained on.
+Additional columns: `source`, the file; `longitude` and `latitude` in degrees for sky patches; `axis`, `slab` and
+`redshift` for slabs of a cube. The data set has parameters only if the user provides a table of them. A trained model
+can be applied to maps without parameters, but not trained on them.
 
 `models.shear_operator` is exact on a periodic sky, but a patch of a larger map is also sheared by mass beyond its
-edges. The operator is therefore applied to a cut that is larger than the patch on all sides, with nothing around it,
-and the patch is its middle. The shear by mass beyond the cut is missing, which is smooth over the patch. Its rms over
-the rms of the shear, on log-normal maps of sources at redshift 1, and in brackets without its mean over the patch
-(`test_cosmology_files_shear.py` measures it):
+edges. The operator is therefore applied to a cutout that extends beyond the patch on all sides, surrounded by empty
+sky, and the patch is its middle. Only the shear by mass outside the cutout is missing, and it varies smoothly over the
+patch. The table lists the rms of the missing shear divided by the rms of the shear, for log-normal maps of sources at
+redshift 1; in parentheses, after subtracting its mean over the patch (measured by `test_cosmology_files_shear.py`):
 
     margin on each side    patches of 5 degrees    of 2.5 degrees
     none                   0.47 (0.38)             0.56 (0.41)
@@ -16,7 +16,7 @@ the rms of the shear, on log-normal maps of sources at redshift 1, and in bracke
     1/2, the default       0.18 (0.09)             0.27 (0.13)
     as wide as the patch   0.10 (0.04)             0.15 (0.06)
 
-Unobserved pixels of the cut count as the mean of the others, which makes the shear near them less exact.
+Unobserved pixels of the cutout are set to the mean of the others, which makes the shear near them less accurate.
 """
 
 import csv
@@ -39,23 +39,23 @@ from .rows import Rows, claimed_folder, finish_folder, pixel_statistics, read_he
 
 
 READS_IN_SHARD = 50
-MARGIN = 0.5  # around a patch of shear, on each side, in sides of the patch: the cut is twice as wide as the patch
-LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # not s8, which may be S_8
+MARGIN = 0.5  # width around a shear patch in units of its side: the cutout is twice as wide as the patch
+LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # "s8" may mean S_8
 FILE_NAMES = ("file", "file_name", "filename", "path")
-INDEX_NAMES = ("", "index", "unnamed: 0")  # of the first column that pandas and R write
-LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
+INDEX_NAMES = ("", "index", "unnamed: 0")  # names of the index column that pandas and R write
+LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # (low, high]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Files of one universe: `read` returns their rows, and `path` is the first file."""
+    """Files of one universe; `read` returns their rows, and `path` is the first file."""
 
     path: Path
     read: Callable[[], Rows]
 
 
 def build_from_files(options: BuildFromFiles) -> dict[str, Any]:
-    """Build the data set of a command from local files, and return a report."""
+    """Build the data set that `options` describe from local files, and return a report."""
     started = time.perf_counter()
     survey = as_usage_errors(SurveySettings, **options.survey())
     try:
@@ -81,7 +81,7 @@ def build_from_files(options: BuildFromFiles) -> dict[str, Any]:
 
 
 def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Reading]]:
-    """Return the kind of the files, the recorded options of their reader, and the readings."""
+    """Return the kind of the files, the reader options to record, and the readings."""
     paths, shear = options.paths, options.observable == "shear"
     if all(path.suffix == ".npy" for path in paths):
         noted = {"slab_mpc": 125.0} | options.reader("quijote")
@@ -99,7 +99,7 @@ def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Readin
     noted = margin | options.reader("fits")
     mask = noted.pop("mask", None)
     if shear and "pixel_arcmin" not in noted:
-        raise UsageError("pixel_arcmin is missing: noise and masks of shear depend on it", "--pixel-arcmin")
+        raise UsageError("pixel_arcmin is missing; the noise and masks of shear depend on it", "--pixel-arcmin")
     reader = {name: value for name, value in noted.items() if name != "pixel_arcmin"}
     return "fits", noted, [image_reading(path, mask=mask, **reader) for path in paths]
 
@@ -107,11 +107,12 @@ def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Readin
 class LabelTable:
     """Parameters of universes, from the user's table.
 
-    The table is CSV (separated by commas, tabs or semicolons), or columns separated by blanks like Quijote's
-    `latin_hypercube_params.txt`. The first line, with or without a #, names the columns, among them omega_m and
-    sigma_8 (any case, with or without underscore). A column `file` assigns a row to a file by its name or the end of
-    its path. Without it a row is for the files in the folder named by its number, from 0, as in
-    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. An index in front, as pandas writes it, may hold these numbers or files.
+    The table is CSV (separated by commas, tabs or semicolons), or has columns separated by spaces like Quijote's
+    `latin_hypercube_params.txt`. The first line, with or without a leading #, names the columns, which must include
+    omega_m and sigma_8 (any case, with or without underscore). A column `file` assigns a row to a file by its name or
+    the end of its path. Without it, row N (from 0) applies to the files in the folder N, as in
+    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. A leading index column, as pandas writes it, may also hold the numbers
+    or files.
     """
 
     def __init__(self, path: str | Path):
@@ -123,7 +124,7 @@ class LabelTable:
         for name, spellings in LABEL_NAMES.items():
             found = [number for number, spelling in enumerate(header) if spelling in spellings]
             if len(found) != 1:
-                raise ValueError(f"{path} has {len(found)} columns {name}, expected one; its header is {header}")
+                raise ValueError(f"{path} has {len(found)} columns {name}; expected one in its header {header}")
             columns[name] = found[0]
         self.rows = [self._parse(row, number, columns) for number, row in enumerate(table, 1)]
         self.files: list[tuple[tuple, tuple]] | None = None  # parts of the path, and labels
@@ -133,19 +134,19 @@ class LabelTable:
         if place is None and index and all(map(str.isdecimal, index)):
             self.numbered = dict(zip(map(int, index), self.rows))
             if len(self.numbered) < len(index):
-                raise ValueError(f"{path}: numbers in its first column occur more than once; expected one row each")
+                raise ValueError(f"{path}: the first column has repeated numbers; expected one row per number")
         elif place is not None or index:
             self.files = [(Path(row[place or 0].strip()).parts, labels) for row, labels in zip(table, self.rows)]
 
     def _read(self) -> tuple[list[str], list[list[str]]]:
-        """Return the names of the columns, in lower case, and the cells of each row."""
+        """Return the column names in lower case and the cells of each row."""
         try:
             text = self.path.read_text(encoding="utf-8-sig").lstrip("#")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{self.path}: {error}; expected CSV in UTF-8, or columns separated by blanks") from None
+            raise ValueError(f"{self.path}: {error}; expected CSV in UTF-8, or columns separated by spaces") from None
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) < 2:
-            raise ValueError(f"{self.path} is empty; expected a header and a row for each universe")
+            raise ValueError(f"{self.path} has no rows; expected a header and one row per universe")
         comma = next((character for character in ",;\t" if character in lines[0]), " ")
         lines = [" ".join(line.split()) for line in lines] if comma == " " else lines
         table = list(csv.reader(lines, delimiter=comma))
@@ -170,30 +171,30 @@ class LabelTable:
         return tuple(values)
 
     def __call__(self, path: Path) -> tuple[float, float]:
-        """Return omega_m and sigma_8 of a file. Raises ValueError unless exactly one row is for it."""
+        """Return omega_m and sigma_8 of a file. Raises ValueError unless exactly one row applies to it."""
         if self.files is None:
             folder = path.resolve().parent.name
             if not folder.isdecimal() or int(folder) not in self.numbered:
                 raise ValueError(
-                    f"{path}: without a column `file` in {self.path} its folder must be the number of a row, "
-                    f"{min(self.numbered)} to {max(self.numbered)}, not {folder!r}"
+                    f"{path}: {self.path} has no column `file`, so the file's folder must be the number of a row "
+                    f"({min(self.numbered)} to {max(self.numbered)}), not {folder!r}"
                 )
             return self.numbered[int(folder)]
         parts = path.resolve().parts
         found = [labels for end, labels in self.files if parts[-len(end) :] == end]
         if len(found) != 1:
-            raise ValueError(f"{path}: {len(found)} rows of {self.path} name it, expected one")
+            raise ValueError(f"{path}: {len(found)} rows of {self.path} match this file; expected one")
         return found[0]
 
     def bounds(self, name: str) -> tuple[float, float]:
-        """Estimate the ends of the flat prior that the table is a sample of.
+        """Estimate the bounds of the flat prior that the table was sampled from.
 
-        They are the extreme values, moved apart by the mean distance of neighbors: an unbiased estimate.
+        The minimum and maximum, moved apart by the mean spacing of the values, are an unbiased estimate.
         """
         values = sorted({row[PARAMETERS.index(name)] for row in self.rows})
         if len(values) < 2:
             raise ValueError(
-                f"{self.path}: all rows have {name}={values[0]:g}, so its prior is unknown; give it with "
+                f"{self.path}: all rows have {name}={values[0]:g}, so the prior is unknown; set it with "
                 f"--{name.replace('_', '-')} LOW,HIGH"
             )
         gap = (values[-1] - values[0]) / (len(values) - 1)
@@ -205,7 +206,7 @@ class LabelTable:
 
 
 def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
-    """Read patches of the sky, one channel per file; options are those of `read_healpix_patches`."""
+    """Return a reading of sky patches, one channel per file; `options` go to `read_healpix_patches`."""
 
     def read() -> Rows:
         patches = read_healpix_patches(paths, **options)
@@ -219,9 +220,9 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
 
 
 def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, margin: float = 0.0) -> Reading:
-    """Read one flat map; `mask` is a FITS image, above 0 where observed.
+    """Return a reading of one flat map; `mask` is a FITS image, above 0 where observed.
 
-    The patch of shear is the middle of the image, with `margin` sides of the patch around it.
+    For shear, the patch is the middle of the image, and the margin around it is `margin` times its side.
     """
 
     def read() -> Rows:
@@ -235,13 +236,13 @@ def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, 
 
 
 def cube_reading(path: Path, slab_mpc: float) -> Reading:
-    """Read slabs of a Quijote cube along its three axes; see `quijote_maps`."""
+    """Return a reading of the slabs of a Quijote cube along its three axes; see `quijote_maps`."""
 
     def read() -> Rows:
         cube = read_quijote_cube(path)
         maps = quijote_maps(cube, slab_mpc)
         slabs = len(maps) // 3
-        # The folder is the realisation; all cubes of a redshift have one name.
+        # Include the folder, which is the realization: all cubes of a redshift have the same file name.
         rows = {"map": maps, "source": np.full(len(maps), f"{path.resolve().parent.name}/{path.name}")}
         rows |= {"axis": np.repeat(range(3), slabs), "slab": np.tile(np.arange(slabs), 3)}
         return rows | {"redshift": np.full(len(maps), cube.redshift)}
@@ -264,16 +265,16 @@ def write_files_dataset(
     test_share: float = 1.0,
     seed: int = 0,
 ) -> FilesInfo:
-    """Write the maps of files as a data set, or finish one that the same call left unfinished.
+    """Write maps from files as a data set, or finish an interrupted build with the same arguments.
 
     Args:
-        kind: of the files, one of `FILE_COLUMNS`. options: recorded in the info file.
-        survey: makes shear of the middle of what was read, without the margins; None for the maps as they are.
-        labels: parameters of the maps. prior: known bounds of parameters; others are `LabelTable.bounds`.
-        test_share: share of the universes in the test split, drawn by `seed`; values below 1 need labels.
-        seed: also of the noise and the mask of each patch of shear.
+        kind: kind of the files, one of `FILE_COLUMNS`. options: reader options, recorded in the info file.
+        survey: settings of shear, which is computed for the patch without its margin; None keeps the maps unchanged.
+        labels: parameters of the maps. prior: known bounds of parameters; `LabelTable.bounds` estimates the others.
+        test_share: fraction of the universes in the test split, drawn with `seed`; values below 1 need labels.
+        seed: seed of the split, and of the noise and the mask of each shear patch.
 
-    Raises FileExistsError if `out` holds something else, and ValueError for invalid files, labels, priors or splits.
+    Raises FileExistsError if `out` has other content, and ValueError for invalid files, labels, priors or splits.
     """
     out = Path(out)
     parameters = None if labels is None else [labels(reading.path) for reading in readings]
@@ -287,12 +288,12 @@ def write_files_dataset(
         labels=None if labels is None else labels.path.name, skipped=int(first.get("skipped", np.zeros(1))[0]),
         pixel_mean=(), pixel_std=(),
     )  # fmt: skip
-    asked = {
+    build_options = {
         "files": [str(reading.path) for reading in readings], "parameters": parameters, "splits": splits,
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
     }  # fmt: skip
-    with claimed_folder(out, asked):
-        ready = {start: first}  # not read again
+    with claimed_folder(out, build_options):
+        ready = {start: first}  # has been read already
         files: dict[str, list[Path]] = {}
         with tqdm(total=len(readings), desc="Reading", unit=" files") as bar:
             for split, members in splits.items():
@@ -309,7 +310,7 @@ def write_files_dataset(
 
 
 def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySettings) -> FileSettings:
-    """Return the settings of a reading's maps, which all readings must share."""
+    """Return the settings of the first reading's maps, which all readings must share."""
     channels, size = rows["map"].shape[1:3]
     side_deg, has_mask = options.get("side_deg"), "mask" in rows
     if survey.observable == "shear":
@@ -323,31 +324,31 @@ def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySett
 def _prior_bounds(
     labels: LabelTable | None, given: Mapping[str, tuple[float, float]], readings: Sequence[Reading]
 ) -> dict[str, tuple[float, float]] | None:
-    """Return the given bounds, else the table's; reject labels outside."""
+    """Return the given bounds, or estimates from the table; reject labels outside them."""
     if labels is None:
         if given:
-            raise ValueError(f"a prior of {', '.join(given)} is for maps with parameters; give their table too")
+            raise ValueError(f"prior of {', '.join(given)}: has no effect without labels; add a table of labels")
         return None
     bounds = {name: given[name] if name in given else labels.bounds(name) for name in PARAMETERS}
     for name, (low, high) in bounds.items():
         if not low < high:
-            raise ValueError(f"prior of {name} from {low} to {high} is empty")
+            raise ValueError(f"prior of {name}={low},{high}: the lower bound must be below the upper bound")
     for reading in readings:
         for (name, (low, high)), value in zip(bounds.items(), labels(reading.path)):
             if not low <= value <= high:
                 place = f"{reading.path}: {name}={value:g} in {labels.path}"
-                raise ValueError(f"{place} is outside the prior {low} to {high}; widen it or leave the file out")
+                raise ValueError(f"{place} is outside the prior {low} to {high}; widen the prior or omit the file")
     return bounds
 
 
 def _split(
     parameters: list[tuple[float, float]] | None, total: int, test_share: float, seed: int
 ) -> dict[str, list[int]]:
-    """Assign the numbers of the readings to splits that share no universe."""
+    """Assign the indices of the readings to splits that share no universe."""
     if test_share == 1:
         return {"test": list(range(total))}
     if parameters is None:
-        raise ValueError(f"test_share={test_share} needs labels, because no universe may be in two splits")
+        raise ValueError(f"test_share={test_share} requires labels, because no universe may be in two splits")
     universes = list(dict.fromkeys(parameters))
     order = np.random.default_rng(seed).permutation(len(universes))
     held_out = {universes[number] for number in order[: round(test_share * len(universes))]}
@@ -356,8 +357,8 @@ def _split(
         splits["test" if pair in held_out else "train"].append(number)
     if not 0 < test_share < 1 or not all(splits.values()):
         raise ValueError(
-            f"test_share={test_share} of {len(universes)} universes leaves a split empty; expected a share between 0 "
-            "and 1 that gives each one, or 1 for a test split alone"
+            f"test_share={test_share} of {len(universes)} universes leaves a split empty; use a fraction in (0, 1) "
+            "that puts at least one universe into each split, or 1 for a test split only"
         )
     return splits
 
@@ -369,7 +370,7 @@ def _blocks(
     info: FilesInfo,
     parameters: list[tuple[float, float]] | None,
 ) -> Iterator[Rows]:
-    """Yield the rows of the chosen readings, as shear if wanted and with their parameters."""
+    """Yield the rows of the chosen readings with their parameters, converted to shear if requested."""
     expected = (info.settings.channels, *(info.settings.size,) * 2)
     universes = {pair: number for number, pair in enumerate(dict.fromkeys(parameters or ()))}
     for number in chosen:
@@ -377,7 +378,9 @@ def _blocks(
         if info.settings.observable == "shear":
             rows = sheared(rows, info.settings, info.seed, number)
         if (shape := rows["map"].shape[1:]) != expected:
-            raise ValueError(f"{readings[number].path} gives maps of shape {shape}, the first file {expected}")
+            raise ValueError(
+                f"{readings[number].path} has maps of shape {shape}; expected {expected} as in the first file"
+            )
         if parameters is not None:
             omega_m, sigma_8 = parameters[number]
             values = {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * (omega_m / 0.3) ** 0.5}
@@ -390,11 +393,11 @@ def _blocks(
 
 
 def sheared(rows: Rows, settings: FileSettings, seed: int, number: int) -> Rows:
-    """Turn rows of convergence with their margins into rows of shear.
+    """Convert rows of convergence with margins to rows of shear without them.
 
     Args:
-        rows: of one reading; "map" [rows, planes, wide, wide], "margin" in pixels, optional "mask" [rows, wide, wide].
-        seed: of the data set. number: of the reading. Both and the row determine noise and mask.
+        rows: one reading; "map" [rows, planes, wide, wide], "margin" in pixels, optional "mask" [rows, wide, wide].
+        seed, number: seed of the data set and index of the reading; with the row, they determine noise and mask.
     """
     wide = rows["map"].shape[-1]
     margin = int(rows["margin"][0])
@@ -403,28 +406,28 @@ def sheared(rows: Rows, settings: FileSettings, seed: int, number: int) -> Rows:
     columns: dict[str, list[np.ndarray]] = {"map": [], "mask": [], "kappa": []}
     for row, (kappa, seen) in enumerate(zip(rows["map"], observed)):
         if not seen[middle].any():
-            raise ValueError(f"{rows['source'][row]}: no pixel of its middle is observed; the patch would be empty")
+            raise ValueError(f"{rows['source'][row]}: no pixel of the patch inside the margin is observed")
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number, row)))
-        shear, mask = observe_shear(shear_of_cut(_less_mean(kappa, seen))[middle], settings, rng)
+        shear, mask = observe_shear(shear_of_cut(_subtract_mean(kappa, seen))[middle], settings, rng)
         columns["map"].append(shear * seen[middle])
         columns["mask"].append(mask & seen[middle])
-        columns["kappa"].append(_less_mean(kappa[middle], seen[middle]).astype(np.float32))
+        columns["kappa"].append(_subtract_mean(kappa[middle], seen[middle]).astype(np.float32))
     return rows | {name: np.stack(values) for name, values in columns.items()}
 
 
 def shear_of_cut(kappa: np.ndarray) -> np.ndarray:
-    """Return the shear [2 planes, wide, wide] of convergence [planes, wide, wide] in an empty sky."""
-    import torch  # takes seconds, which maps of convergence do not need
+    """Return the shear [2 * planes, wide, wide] of convergence [planes, wide, wide] surrounded by empty sky."""
+    import torch  # slow, and not needed for convergence maps
 
     from ...models.shear_operator import shear_from_convergence
 
     wide = kappa.shape[-1]
-    alone = np.zeros((len(kappa), 2 * wide, 2 * wide))  # the operator's sky is periodic: keep its copies away
+    alone = np.zeros((len(kappa), 2 * wide, 2 * wide))  # zero padding, because the operator is periodic
     alone[:, :wide, :wide] = kappa
     return shear_from_convergence(torch.from_numpy(alone)).numpy()[:, :wide, :wide]
 
 
-def _less_mean(kappa: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    """Subtract the mean of the observed pixels from maps [planes, side, side]; the others become 0."""
+def _subtract_mean(kappa: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Subtract the mean of the observed pixels from maps [planes, side, side], and set the others to 0."""
     kappa = kappa.astype(np.float64)
     return np.where(observed, kappa - kappa[:, observed].mean(1)[:, None, None], 0)

@@ -1,7 +1,7 @@
-"""The content of `cosmology.json`: how the maps of a data set were drawn, or which files they were read from.
+"""Content of `cosmology.json`: how the maps of a data set were simulated, or which files they were read from.
 
-`CosmologyPlan` determines every map of a drawn set, `CosmologyInfo` is the plan of a finished one, and `FilesInfo`
-describes maps from files. `MapsInfo` is what training a model needs of either.
+`CosmologyPlan` determines every map of a simulated data set, `CosmologyInfo` adds the statistics of a finished one,
+and `FilesInfo` describes maps from files. `MapsInfo` is their common interface for training.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 INFO_FILE = "cosmology.json"
 SPLITS = ("train", "test")
-TEST_ID = 10**9  # cosmology_id of the first drawn test cosmology: one number names a universe in either split
+TEST_ID = 10**9  # cosmology_id of the first simulated test cosmology, so that ids are unique across splits
 PARAMETERS = ("omega_m", "sigma_8")
-TYPES = {"source": "string", "longitude": "float64", "latitude": "float64"}  # of columns that are not float32
+TYPES = {"source": "string", "longitude": "float64", "latitude": "float64"}  # columns that are not float32
 TYPES |= dict.fromkeys(("axis", "slab", "seed", "cosmology_id"), "int64")
 FILE_COLUMNS = {
     "healpix": ("source", "longitude", "latitude"),
@@ -32,36 +32,36 @@ FILE_COLUMNS = {
 }
 UNITS = {
     "mask": "true where observed",
-    "kappa": "convergence that the shear is of, dimensionless, of mean 0 and without noise; 0 where a file has none",
+    "kappa": "convergence behind the shear, dimensionless, noiseless, mean 0; 0 where the file has no value",
     "source": "file that the map was read from",
-    "longitude": "of the centre in degrees, in the coordinates of the file",
-    "latitude": "of the centre in degrees, in the coordinates of the file",
-    "axis": "direction of projection, axis of the cube",
-    "slab": "number of the slab along the axis, from 0",
-    "redshift": "of the snapshot",
-    "omega_m": "matter density over the critical density, today",
+    "longitude": "longitude of the center in degrees, in the coordinates of the file",
+    "latitude": "latitude of the center in degrees, in the coordinates of the file",
+    "axis": "axis of the cube along which it was projected",
+    "slab": "index of the slab along the axis",
+    "redshift": "redshift of the snapshot",
+    "omega_m": "matter density divided by the critical density, today",
     "sigma_8": "rms linear density contrast in spheres of 8 Mpc/h, today",
     "s_8": "sigma_8 (omega_m / 0.3)^0.5",
-    "seed": "of generate_map",
-    "cosmology_id": f"number of the pair of parameters; of drawn maps from {TEST_ID} on in the test split",
+    "seed": "seed of generate_map",
+    "cosmology_id": f"id of the pair of parameters; starts at {TEST_ID} in the test split of simulated maps",
 }
 MAP_UNITS = {
     "healpix": "as in the file; convergence kappa, dimensionless, for mass maps",
     "fits": "as in the file",
     "quijote": "density contrast of matter in a slab, dimensionless; NOT convergence",
-}  # others: convergence, or a grey value of a legacy kind
+}  # other kinds: convergence, or a gray value for legacy kinds
 SHEAR_UNIT = "shear, dimensionless: g1 and g2 of each plane in turn, 0 where not observed"
 
 
 class MapsInfo:
-    """What a model needs to know about the maps of a data set.
+    """Properties of a data set of maps that a model needs.
 
-    `pixel_mean` and `pixel_std` are per channel, in the unit of the maps, over the observed pixels of the train split,
-    or of the test split if there is no other. Subclasses add `target_names`, `column_names()`, and `notes()` for the
-    data card.
+    `pixel_mean` and `pixel_std` are per channel, in map units, over the observed pixels of the train split, or of the
+    test split if there is no train split. Subclasses add `target_names`, `column_names()`, and `notes()` for the data
+    card.
     """
 
-    labelled = True  # whether the maps have parameters
+    labelled = True  # whether the parameters of the maps are known
     origin: ClassVar[str]
 
     @property
@@ -79,12 +79,12 @@ class MapsInfo:
 
     def units(self) -> dict[str, str]:
         """Return the meaning and unit of each column."""
-        drawn = "grey value, 0 to 1" if self.kind in LEGACY else "convergence kappa, dimensionless"
+        drawn = "gray value, 0 to 1" if self.kind in LEGACY else "convergence kappa, dimensionless"
         maps = SHEAR_UNIT if self.settings.observable == "shear" else MAP_UNITS.get(self.kind, drawn)
         return {name: maps if name == "map" else UNITS[name] for name in self.column_names()}
 
     def config_fields(self) -> dict[str, Any]:
-        """Return the fields of a model's config that the data decide. Raises ValueError without parameters."""
+        """Return the model config fields that depend on the data. Raises ValueError if the maps have no labels."""
         return {
             "image_size": self.settings.size,
             "num_channels": self.settings.channels + self.settings.has_mask,
@@ -102,7 +102,7 @@ class MapsInfo:
 
 
 def column_names(settings: MapSettings) -> list[str]:
-    """Return the columns of drawn maps, without importing `datasets`, which takes seconds in each worker."""
+    """Return the columns of simulated maps, without the slow import of `datasets` in each worker."""
     maps = ["map", *(["mask"] if settings.has_mask else []), *(["kappa"] if settings.observable == "shear" else [])]
     parameters = ["omega_m"] if settings.kind in LEGACY else [*PARAMETERS, "s_8"]
     return [*maps, *parameters, "seed", "cosmology_id"]
@@ -110,13 +110,13 @@ def column_names(settings: MapSettings) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CosmologyPlan:
-    """The options that determine every map of a data set.
+    """Options that determine every map of a data set.
 
     Args:
-        counts: maps of each split; a larger set begins with the maps of a smaller one.
-        prior: lowest and highest value of `omega_m` and `sigma_8`, drawn uniformly.
-        maps_per_cosmology: maps of each pair of parameters. shard_size: maps in a file.
-        generator_version: another version may draw other maps from the same seed.
+        counts: number of maps in each split; a larger data set begins with the maps of a smaller one.
+        prior: bounds of the uniform prior of `omega_m` and `sigma_8`.
+        maps_per_cosmology: maps per pair of parameters. shard_size: maps per file.
+        generator_version: other versions may draw different maps from the same seed.
     """
 
     settings: MapSettings
@@ -130,15 +130,15 @@ class CosmologyPlan:
     def __post_init__(self):
         for name, (low, high) in self.prior.items():
             if not low < high:
-                raise ValueError(f"prior of {name} from {low} to {high} is empty")
-        for end in (0, 1):  # values between valid ends are valid
+                raise ValueError(f"prior of {name}={low},{high}: the lower bound must be below the upper bound")
+        for end in (0, 1):  # values between two valid bounds are valid
             Cosmology(self.prior["omega_m"][end], self.prior["sigma_8"][end])
         if self.settings.kind == "2lpt":
             widest = Cosmology(self.prior["omega_m"][0], self.prior["sigma_8"][0])
             validate_width(widest, self.settings.box_mpc, self.settings)
 
     def parameters(self, split: str, cosmology: int) -> dict[str, float]:
-        """Draw the parameters of a cosmology by its number, rounded to float32 as the data set stores them."""
+        """Draw the parameters of a cosmology, given its number; rounded to float32, as in the data set."""
         uniform = self._generator(split, cosmology, 0).random(len(PRIOR))
         ends = [self.prior[name] for name in PRIOR]
         return {name: float(np.float32(low + (high - low) * x)) for name, (low, high), x in zip(PRIOR, ends, uniform)}
@@ -148,14 +148,14 @@ class CosmologyPlan:
         return int(self._generator(split, cosmology, 1 + realisation).integers(2**63))
 
     def _generator(self, split: str, cosmology: int, purpose: int) -> np.random.Generator:
-        """Return the generator of purpose 0, parameters of a cosmology, or 1 + r, its realization r."""
+        """Return a random generator; purpose 0 is for the parameters of a cosmology, 1 + r for its realization r."""
         entropy = [self.seed, SPLITS.index(split), cosmology, purpose]
         return np.random.default_rng(np.random.SeedSequence(entropy))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CosmologyInfo(CosmologyPlan, MapsInfo):
-    """A finished set of drawn maps."""
+    """Description of a finished data set of simulated maps."""
 
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
@@ -177,11 +177,11 @@ class CosmologyInfo(CosmologyPlan, MapsInfo):
 
 @dataclass(frozen=True)
 class FileSettings(SurveySettings):
-    """How maps were read from files; noise and masks of `SurveySettings` are added to shear only.
+    """Settings of maps read from files; the noise and masks of `SurveySettings` apply to shear only.
 
     Args:
-        kind: one of FILE_COLUMNS. size: pixels a side. channels: maps in a row without the mask.
-        side_deg: side of a patch in degrees, None if unknown. options: of the reader.
+        kind: one of FILE_COLUMNS. size: pixels per side. channels: number of channels, without the mask.
+        side_deg: side of a patch in degrees, None if unknown. options: options of the reader.
     """
 
     kind: str
@@ -195,7 +195,7 @@ class FileSettings(SurveySettings):
     def __post_init__(self):
         super().__post_init__()
         if self.observable == "shear" and not (self.side_deg and 0 < self.side_deg < np.inf):
-            raise ValueError(f"side_deg={self.side_deg} of shear must be positive: noise and masks depend on it")
+            raise ValueError(f"side_deg={self.side_deg}: must be positive, because noise and masks of shear need it")
 
     @property
     def planes(self) -> int:
@@ -204,12 +204,12 @@ class FileSettings(SurveySettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FilesInfo(MapsInfo):
-    """A set of maps that were read from files.
+    """Description of a data set of maps that were read from files.
 
     Args:
-        seed: of the split by universe, and of the noise and masks of shear.
-        labels: name of the table of parameters, or None. prior_bounds: of each parameter; None without labels.
-        skipped: patches of the sky that were skipped because too little of them was observed.
+        seed: seed of the split by universe, and of the noise and masks of shear.
+        labels: file name of the table of parameters, or None. prior_bounds: bounds per parameter; None without labels.
+        skipped: number of sky patches that were skipped because too little of them was observed.
     """
 
     settings: FileSettings
@@ -231,9 +231,9 @@ class FilesInfo(MapsInfo):
         """Return the `prior_bounds`. Raises ValueError without labels."""
         if self.prior_bounds is None:
             raise ValueError(
-                f"the {self.kind} maps of this data set have no parameters {' and '.join(PARAMETERS)}, so no model "
-                "can be trained on them or scored with them. Read the files again with --labels TABLE; or give the "
-                'maps, as they are, to a trained model: pipeline("cosmology-regression")'
+                f"the {self.kind} maps of this data set have no labels {' and '.join(PARAMETERS)}, so models cannot "
+                "be trained or evaluated on them; read the files again with --labels TABLE, or apply a trained model "
+                'to the maps with pipeline("cosmology-regression")'
             )
         return self.prior_bounds
 
@@ -249,12 +249,12 @@ class FilesInfo(MapsInfo):
 
     def notes(self) -> dict[str, Any]:
         survey = {each.name: getattr(self.settings, each.name) for each in fields(SurveySettings)}
-        noted = {"kind": self.kind, **self.settings.options, "labels": self.labels, "patches left out": self.skipped}
+        noted = {"kind": self.kind, **self.settings.options, "labels": self.labels, "patches skipped": self.skipped}
         return noted | (survey if self.settings.observable == "shear" else {})
 
 
 def info_from_json(values: dict[str, Any]) -> CosmologyInfo | FilesInfo:
-    """Return the info in `cosmology.json`. Raises ValueError, TypeError or KeyError for other contents."""
+    """Parse the content of `cosmology.json`. Raises ValueError, TypeError or KeyError if it is invalid."""
     read = values["settings"]["kind"] in FILE_COLUMNS
     values = values | {"settings": (FileSettings if read else MapSettings)(**values["settings"])}
     values.pop(CHECKSUMS, None)

@@ -1,22 +1,22 @@
-"""Read and write cosmology data sets: maps with the parameters of the universes that made them.
+"""Reading and writing of cosmology data sets: maps with the parameters of the universes they come from.
 
-A data set is a folder that `datasets.load_dataset(folder)` reads and that can be pushed to the Hub as it is:
+A data set is a folder that `datasets.load_dataset(folder)` can read and that can be pushed to the Hub unchanged:
 
-    README.md          a data card; its YAML header names the files of each split
+    README.md          data card; its YAML header lists the files of each split
     train/*.parquet, test/*.parquet
-    cosmology.json     a `CosmologyInfo` of drawn maps, or a `FilesInfo` of maps that were read from files
-    unfinished.json    the options of an interrupted build, instead of cosmology.json
+    cosmology.json     `CosmologyInfo` of simulated maps, or `FilesInfo` of maps read from files
+    unfinished.json    options of an interrupted build, instead of cosmology.json
 
 Each row is one map: `map` float32 [channels, size, size]; `mask` bool [size, size] (True: observed) if the kind has
-one; for shear `kappa` float32 [planes, size, size], the convergence; `omega_m`, `sigma_8`, `s_8` (legacy kinds:
-`omega_m` alone); `seed`, from which `generate_map` draws the map again; `cosmology_id`. No cosmology is in two splits.
-Maps from files have a `source` instead of a seed, and parameters only if a table of them was given.
+one; for shear the convergence `kappa` float32 [planes, size, size]; `omega_m`, `sigma_8`, `s_8` (legacy kinds: only
+`omega_m`); `seed`, from which `generate_map` reproduces the map; `cosmology_id`. No cosmology is in two splits. Maps
+from files have a `source` instead of a seed, and parameters only if a table of them was given.
 
-A shard is a parquet file that is complete or absent, without compression because noise does not shrink. A JSON header
-in its metadata holds the number of rows and the moments of their pixels.
+A shard is a parquet file that is either complete or absent. It is not compressed, because noise does not compress. A
+JSON header in its metadata holds the number of rows and the moments of their pixels.
 
-`datasets` decodes rows one by one, about 100 times slower than an array. `map_arrays` leaves maps on the disk, where
-all processes of a machine share them, and `read_arrays` reads them into memory.
+`datasets` decodes rows one by one, about 100 times slower than reading an array. `map_arrays` therefore memory-maps
+the maps, which all processes of a machine share, and `read_arrays` reads them into memory.
 """
 
 import json
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 BUILD_COMMAND = "hrm-hf data cosmology --kind lognormal --samples 8000 --out DIR"
 HEADER = b"hrm_hf_cosmology"
-GROUP_BYTES = 2**24  # of maps in a row group: what a streaming reader fetches at a time
+GROUP_BYTES = 2**24  # size of a row group, which a streaming reader fetches at a time
 UNFINISHED = "unfinished.json"
 
 Rows = dict[str, np.ndarray]  # column name to array [rows, ...]
@@ -62,25 +62,25 @@ def load_cosmology_info(path: str | Path) -> CosmologyInfo | FilesInfo:
     """Read `cosmology.json` of a local folder or a Hub data set.
 
     Raises:
-        FileNotFoundError: no such data set, or an unfinished one. ValueError: an invalid `cosmology.json`.
+        FileNotFoundError: the data set does not exist or is unfinished. ValueError: an invalid `cosmology.json`.
     """
     file = _local_folder(path, [INFO_FILE]) / INFO_FILE
     if not file.exists():
         raise FileNotFoundError(
-            f"{path} is no cosmology data set: {INFO_FILE} is missing. Build one with `{BUILD_COMMAND}`; the same "
-            "command finishes one that was interrupted."
+            f"{path} is not a cosmology data set: {INFO_FILE} is missing. Build one with `{BUILD_COMMAND}`; repeat "
+            "the command to finish an interrupted build."
         )
     try:
         return info_from_json(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{file} does not describe a cosmology data set of this version: {error}") from error
+        raise ValueError(f"{file} is not valid in this version of hrm_hf: {error}") from error
 
 
 def validate_shear(data: str | Path, info: CosmologyInfo | FilesInfo) -> None:
-    """Raise UsageError for a data set that does not hold shear."""
+    """Raise UsageError if a data set does not contain shear."""
     if info.settings.observable != "shear":
         raise UsageError(
-            f"{data} holds {info.settings.observable}, not shear: hrm-hf data cosmology --observable shear"
+            f"{data} has {info.settings.observable}, not shear; build it with hrm-hf data cosmology --observable shear"
         )
 
 
@@ -89,8 +89,9 @@ class MapSet:
     """Maps in memory with their parameters.
 
     Args:
-        maps: [N, C, H, W]. labels: name -> [N]. masks: bool [N, H, W], True where observed; None if everything is.
-        kappa: of shear, the convergence [N, P, H, W]; None if it was not read.
+        maps: [N, C, H, W]. labels: name -> [N].
+        masks: bool [N, H, W], True where observed; None if all pixels are observed.
+        kappa: convergence of shear maps [N, P, H, W]; None if it was not read.
     """
 
     maps: np.ndarray
@@ -100,7 +101,7 @@ class MapSet:
 
     @classmethod
     def read(cls, data: str, split: str, limit: int | None = None, kappa: bool = False) -> "MapSet":
-        """Read the first `limit` rows of a split, or all; `kappa` needs a data set of shear."""
+        """Read the first `limit` rows of a split (or all); `kappa` also reads the convergence of shear maps."""
         info = load_cosmology_info(data)
         if kappa:
             validate_shear(data, info)
@@ -113,15 +114,15 @@ class MapSet:
         return len(self.maps)
 
     def __getitem__(self, rows: slice | np.ndarray) -> "MapSet":
-        """Some rows, by slice or number."""
+        """Select rows by a slice or by indices."""
         masks, kappa = (None if values is None else values[rows] for values in (self.masks, self.kappa))
         return MapSet(self.maps[rows], {name: values[rows] for name, values in self.labels.items()}, masks, kappa)
 
 
 class MappedColumn:
-    """Maps or masks in memory-mapped Arrow files, of which only the requested rows are read.
+    """Column of maps or masks in memory-mapped Arrow files; indexing reads only the requested rows.
 
-    `chunks` and `feature` are those of a column of Array2D or Array3D in `datasets`.
+    `chunks` and `feature` belong to an Array2D or Array3D column of `datasets`.
     """
 
     def __init__(self, chunks: "pa.ChunkedArray", feature: Any):
@@ -135,30 +136,29 @@ class MappedColumn:
         return self.shape[0]
 
     def __getitem__(self, rows: np.ndarray | slice) -> np.ndarray:
-        """A copy of these rows: [rows, ...]."""
+        """Copy the selected rows, [rows, ...]."""
         rows = np.arange(len(self))[rows]
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         parts = np.searchsorted(self._starts, rows, side="right") - 1
         for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
             values = self._values[part].slice((row - self._starts[part]) * self._length, self._length)
-            # Masks are stored as bits, so there is no array to view.
+            # Masks are stored as bits, which cannot be viewed as an array.
             found[place] = values.to_numpy(zero_copy_only=False).reshape(self.shape[1:])
         return found
 
 
 def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -> dict[str, Any]:
-    """Open columns of one split (all if None): pixels as a `MappedColumn` each, other columns as arrays.
+    """Open columns of one split (default: all); pixel columns become a `MappedColumn`, others an array.
 
-    The first call writes the columns as Arrow files to the cache of `datasets` (`HF_DATASETS_CACHE`).
-    Raises ValueError for an unknown split or column, and for files that `cosmology.json` does not describe or that
-    were changed.
+    The first call converts the columns to Arrow files in the cache of `datasets` (`HF_DATASETS_CACHE`).
+    Raises ValueError for an unknown split or column, and if files were modified or do not match `cosmology.json`.
     """
     from datasets import load_dataset
 
     info = load_cosmology_info(path)
     features, available = info.features(), [name for name in SPLITS if info.counts[name]]
     if split not in available:
-        hint = "" if info.labelled else ": without labels (--labels TABLE) they are for a trained model, no more"
+        hint = "" if info.labelled else "; without labels (--labels TABLE), the maps are only for a trained model"
         raise ValueError(f"{path} has no split {split!r}; it has {available}{hint}")
     names = columns or list(features)
     unknown = [name for name in names if name not in features]
@@ -173,8 +173,8 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
     found = {name: dataset.features.get(name) for name in names}
     if len(dataset) != info.counts[split] or found != {name: features[name] for name in names}:
         raise ValueError(
-            f"{path}, split {split}: {len(files)} files hold {len(dataset)} rows of {found}; {INFO_FILE} says "
-            f"{info.counts[split]} of {dict(features)}; build the data set again"
+            f"{path}, split {split}: {len(files)} files contain {len(dataset)} rows of {found}, but {INFO_FILE} lists "
+            f"{info.counts[split]} rows of {dict(features)}; build the data set again"
         )
     rows = {}
     for name in names:
@@ -184,7 +184,7 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
 
 
 def read_arrays(path: str | Path, split: str, columns: list[str] | None = None, limit: int | None = None) -> dict:
-    """Read the columns of `map_arrays` into memory, the first `limit` rows or all."""
+    """Read the columns of `map_arrays` into memory: the first `limit` rows, or all."""
     return {name: values[:limit] for name, values in map_arrays(path, split, columns).items()}
 
 
@@ -199,7 +199,7 @@ def _numbers_of(array: "pa.Array") -> "pa.Array":
 
 
 def _local_folder(path: str | Path, patterns: list[str]) -> Path:
-    """Return `path` if it is a folder, else download the files of a Hub data set that match the patterns."""
+    """Return `path` if it is a folder; otherwise download the matching files of the Hub data set."""
     if Path(path).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download
@@ -208,7 +208,7 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
         return Path(snapshot_download(str(path), repo_type="dataset", allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"{path} does not exist, here or on the Hub; build a cosmology data set with `{BUILD_COMMAND}`. {error}"
+            f"{path} does not exist locally or on the Hub; build a cosmology data set with `{BUILD_COMMAND}`. {error}"
         ) from error
 
 
@@ -216,47 +216,48 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
 
 
 @contextmanager
-def claimed_folder(out: Path, asked: dict[str, Any]) -> Iterator[None]:
-    """Lock a folder and record the options of a build in it; raise FileExistsError if it holds another build.
+def claimed_folder(out: Path, options: dict[str, Any]) -> Iterator[None]:
+    """Lock the folder of a data set and record the build options in it.
 
-    Shards that were changed are deleted, to be made again.
+    Deletes shards that were modified, so that they are built again. Raises FileExistsError if the folder contains
+    anything else than a build with the same options.
     """
     with building(out):
-        _claim_folder(out, asked)
+        _claim_folder(out, options)
         for file in changed_files(out / INFO_FILE, out.glob("*/*.parquet")):
             file.unlink()
         yield
 
 
-def _claim_folder(out: Path, asked: dict[str, Any]) -> None:
+def _claim_folder(out: Path, options: dict[str, Any]) -> None:
     note = next((out / name for name in (INFO_FILE, UNFINISHED) if (out / name).is_file()), None)
     if note is None:
         if any(file.name != BUILD_LOCK for file in out.iterdir()):
             raise FileExistsError(f"out={out}: not an empty folder; choose another or delete it")
-        write_text(out / UNFINISHED, json.dumps(asked, indent=1))
+        write_text(out / UNFINISHED, json.dumps(options, indent=1))
         return
-    found, asked = (_flat(json.loads(text)) for text in (note.read_text(encoding="utf-8"), json.dumps(asked)))
+    found, options = (_flat(json.loads(text)) for text in (note.read_text(encoding="utf-8"), json.dumps(options)))
     changes = [
-        f"{name} is {found.get(name)!s:.80}, asked {value!s:.80}" for name, value in asked.items()
+        f"{name} is {found.get(name)!s:.80}, requested {value!s:.80}" for name, value in options.items()
         if found.get(name) != value
     ]  # fmt: skip
     if changes:
         raise FileExistsError(
-            f"out={out}: holds maps of another command ({'; '.join(changes)}); choose another folder or delete it"
+            f"out={out}: contains maps of another command ({'; '.join(changes)}); choose another folder or delete it"
         )
 
 
-def _flat(asked: dict[str, Any]) -> dict[str, Any]:
-    groups = {name: value for name, value in asked.items() if isinstance(value, dict)}
+def _flat(options: dict[str, Any]) -> dict[str, Any]:
+    groups = {name: value for name, value in options.items() if isinstance(value, dict)}
     inner = {
         name if group == "settings" else f"{group} {name}": value
         for group, values in groups.items() for name, value in values.items()
     }  # fmt: skip
-    return {name: value for name, value in asked.items() if name not in groups} | inner
+    return {name: value for name, value in options.items() if name not in groups} | inner
 
 
 def shard_names(split: str, total: int) -> list[str]:
-    """Return the names of a split's files."""
+    """Return the shard file names of a split."""
     return [f"{split}/{number:05d}-of-{total:05d}.parquet" for number in range(total)]
 
 
@@ -265,37 +266,37 @@ def pixel_statistics(files: Iterable[Path]) -> dict[str, tuple[float, ...]]:
     count, total, squares = sum(np.array(read_header(file)["moments"]) for file in files)
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    # Nine digits are what float32 has; beyond them the sums depend on the sizes of the shards.
+    # Round to 9 digits, the precision of float32; further digits depend on the sizes of the shards.
     mean, std = (tuple(float(f"{value:.9g}") for value in values) for values in (mean, std))
     return {"pixel_mean": mean, "pixel_std": std}
 
 
 def finish_folder(out: Path, info: CosmologyInfo | FilesInfo) -> None:
-    """Write the data card and, last, `cosmology.json`."""
+    """Write the data card and then `cosmology.json`, which marks the data set as finished."""
     write_text(out / "README.md", data_card(info))
     shards = (file.relative_to(out).as_posix() for split in SPLITS for file in (out / split).glob("*.parquet"))
     write_text(out / INFO_FILE, json.dumps(asdict(info) | checksums_in(out, shards), indent=1))
     (out / UNFINISHED).unlink(missing_ok=True)
-    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # of a process that was killed
+    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # left by a killed process
         leftover.unlink(missing_ok=True)
 
 
 def data_card(info: CosmologyInfo | FilesInfo) -> str:
-    """Return the README of a data set; its YAML header names the files of each split."""
+    """Return the README of a data set; its YAML header lists the files of each split."""
     counts = {split: count for split, count in info.counts.items() if count}
     files = "".join(f"  - split: {split}\n    path: {split}/*.parquet\n" for split in counts)
     columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units().items())
     notes = "".join(f"- {name}: {value}\n" for name, value in info.notes().items())
     sizes = ", ".join(f"{split} {count:,}" for split, count in counts.items())
     mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (info.pixel_mean, info.pixel_std))
-    prior = "The maps have no parameters."
+    prior = "The parameters of the maps are unknown."
     if info.labelled:
         bounds = ", ".join(f"{name} from {low:.6g} to {high:.6g}" for name, (low, high) in info.prior.items())
         prior = f"No cosmology is in two splits. Prior, uniform: {bounds}."
     return (
         f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- cosmology\n---\n\n"
         f"# Maps of kind {info.kind}, {info.settings.size} x {info.settings.size}\n\n{info.origin} Maps: {sizes}. "
-        f"{prior} Pixels have mean {mean} and standard deviation {std}, by channel.\n\n"
+        f"{prior} Pixels have mean {mean} and standard deviation {std} per channel.\n\n"
         f"| column | what it is |\n|---|---|\n{columns}\n## How the maps were made\n\n{notes}"
     )
 
@@ -304,10 +305,10 @@ def data_card(info: CosmologyInfo | FilesInfo) -> str:
 
 
 def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows]) -> None:
-    """Write blocks of rows as one parquet file, which appears only when it is complete.
+    """Write blocks of rows to one parquet file, which appears only when it is complete.
 
-    Its header gets `rows` and `moments`: for each channel the number of observed pixels, their sum and sum of squares.
-    Rows are added one by one, so the sums do not depend on the blocks.
+    The header stores `rows` and `moments`: for each channel the number of observed pixels, their sum and their sum of
+    squares. Rows are summed one by one, so the result does not depend on the block size.
     """
     import pyarrow.parquet as pq
     from datasets import Dataset
@@ -332,7 +333,7 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def _grouped(blocks: Iterable[Rows]) -> Iterator[Rows]:
-    """Join blocks into row groups of about GROUP_BYTES."""
+    """Concatenate blocks into row groups of about GROUP_BYTES."""
     group: list[Rows] = []
     for block in blocks:
         group.append(block)
@@ -344,7 +345,7 @@ def _grouped(blocks: Iterable[Rows]) -> Iterator[Rows]:
 
 
 def _moments(maps: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Return count, sum and sum of squares of a map's observed pixels, [3, channels]."""
+    """Return the count, sum and sum of squares of a map's observed pixels, [3, channels]."""
     values = maps.reshape(len(maps), -1).astype(np.float64)
     if mask is not None:
         values = values[:, mask.reshape(-1)]

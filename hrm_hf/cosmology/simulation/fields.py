@@ -1,8 +1,8 @@
-"""A flat Lambda-CDM universe, and Gaussian and log-normal convergence on a periodic flat patch of its sky, in numpy.
+"""A flat Lambda-CDM universe, and Gaussian and log-normal convergence on a periodic flat patch of sky, in numpy.
 
 Units: distances in comoving Mpc/h, wave numbers k in h/Mpc, power spectra in (Mpc/h)^3, angles in radians, angular
-power spectra in steradian. There are no neutrinos, no radiation in the background, and only linear growth:
-non-linearity enters through the maps (log-normal, 2LPT), not through P(k).
+power spectra in steradian. The model has no neutrinos, no background radiation, and only linear growth: nonlinearity
+enters through the maps (log-normal, 2LPT), not through P(k).
 
 Sources: Eisenstein & Hu 1998, ApJ 496, 605 (astro-ph/9709112), eqs. 2-24 for the transfer function; Carroll, Press &
 Turner 1992 for growth; Kaiser 1992 and LoVerde & Afshordi 2008 for Limber's approximation; Coles & Jones 1991 and
@@ -16,11 +16,11 @@ import numpy as np
 
 
 ARCMIN = np.pi / 180 / 60  # radians
-LOGNORMAL_SHIFT = 0.4  # over the convergence of an empty beam; gives the skewness of ray-traced maps
+LOGNORMAL_SHIFT = 0.4  # in units of -(convergence of an empty beam); reproduces the skewness of ray-traced maps
 HUBBLE_DISTANCE = 2997.92458  # c / H0 in Mpc/h
 CMB_TEMPERATURE = 2.7255  # K
-PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}  # flat; what the data sets draw from by default
-# Integrals below are over smooth functions: 64 Gauss-Legendre nodes on [0, 1] are exact to about 1e-10.
+PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}  # default bounds of the flat prior
+# The integrands below are smooth, so 64 Gauss-Legendre nodes on [0, 1] are accurate to about 1e-10.
 _NODES, _WEIGHTS = (np.polynomial.legendre.leggauss(64)[0] + 1) / 2, np.polynomial.legendre.leggauss(64)[1] / 2
 
 
@@ -29,9 +29,9 @@ class Cosmology:
     """A flat Lambda-CDM universe.
 
     Args:
-        omega_m: matter density over the critical density today. omega_b: the same of baryons.
+        omega_m: matter density divided by the critical density today. omega_b: the same for baryons.
         sigma_8: rms linear density contrast in spheres of 8 Mpc/h today.
-        h: Hubble constant over 100 km/s/Mpc. n_s: slope of the primordial spectrum.
+        h: Hubble constant in units of 100 km/s/Mpc. n_s: slope of the primordial spectrum.
     """
 
     omega_m: float
@@ -51,32 +51,32 @@ class Cosmology:
         for name, (low, high) in ends.items():
             value = getattr(self, name)
             if not (low < value <= high and np.isfinite(value)):  # also rejects NaN
-                raise ValueError(f"{name}={value} is not in ({low}, {high}]")
+                raise ValueError(f"{name}={value}: must be in ({low}, {high}] and finite")
         if self.omega_b >= self.omega_m:
-            raise ValueError(f"omega_b={self.omega_b} must be below omega_m={self.omega_m}, which includes it")
+            raise ValueError(f"omega_b={self.omega_b}: must be below omega_m={self.omega_m}, which includes baryons")
 
     def hubble(self, z: np.ndarray | float) -> np.ndarray:
-        """H(z) / H0."""
+        """Return H(z) / H0."""
         return np.sqrt(self.omega_m * (1 + np.asarray(z, float)) ** 3 + 1 - self.omega_m)
 
     def comoving_distance(self, z: np.ndarray | float) -> np.ndarray:
-        """Comoving distance in Mpc/h to redshift z >= 0."""
+        """Return the comoving distance in Mpc/h to redshift z >= 0."""
         z = np.asarray(z, float)
         return HUBBLE_DISTANCE * z * (_WEIGHTS / self.hubble(z[..., None] * _NODES)).sum(-1)
 
     def growth(self, z: np.ndarray | float) -> np.ndarray:
-        """Linear growth factor, 1 today. D(a) is proportional to H(a) times the integral of (a H)^-3."""
+        """Return the linear growth factor, 1 today; D(a) is proportional to H(a) times the integral of (a H)^-3."""
         return self._unnormalized_growth(np.asarray(z, float)) / self._unnormalized_growth(np.zeros(()))
 
     def _unnormalized_growth(self, z: np.ndarray) -> np.ndarray:
         a = 1 / (1 + z)
-        # a' = a t^2 takes the a'^(3/2) of the early universe to an even polynomial.
+        # Substituting a' = a t^2 turns the a'^(3/2) of the early universe into a polynomial in t.
         inner = a[..., None] * _NODES**2
         integrand = (inner * self.hubble(1 / inner - 1)) ** -3.0 * 2 * a[..., None] * _NODES
         return self.hubble(z) * (_WEIGHTS * integrand).sum(-1)
 
     def transfer(self, k: np.ndarray | float) -> np.ndarray:
-        """Transfer function of Eisenstein & Hu 1998 (CDM and baryons with wiggles), 1 at k -> 0. k in h/Mpc."""
+        """Return the Eisenstein & Hu 1998 transfer function (with baryon wiggles), 1 for k -> 0; k in h/Mpc."""
         k = np.asarray(k, float)
         return _eisenstein_hu(k * self.h, self.omega_m, self.omega_b, self.h)
 
@@ -86,13 +86,13 @@ class Cosmology:
         return (self.sigma_8 / _sigma(k, k**self.n_s * self.transfer(k) ** 2, 8.0)) ** 2
 
     def linear_power(self, k: np.ndarray | float, z: np.ndarray | float = 0.0) -> np.ndarray:
-        """Linear matter power spectrum in (Mpc/h)^3 at k in h/Mpc; k and z broadcast."""
+        """Return the linear matter power spectrum in (Mpc/h)^3 at k in h/Mpc; k and z broadcast."""
         k = np.asarray(k, float)
         return self._amplitude * k**self.n_s * self.transfer(k) ** 2 * self.growth(z) ** 2
 
 
 def lensing_kernel(cosmology: Cosmology, z: np.ndarray, source_redshift: float) -> np.ndarray:
-    """Return the weight W in kappa = int W delta dchi, in h/Mpc, 0 behind the source.
+    """Return the weight W in kappa = int W delta dchi, in h/Mpc; 0 behind the source.
 
     W = 3/2 omega_m (H0/c)^2 (1 + z) chi (chi_s - chi) / chi_s (Bartelmann & Schneider 2001, eq. 6.18).
     """
@@ -102,7 +102,7 @@ def lensing_kernel(cosmology: Cosmology, z: np.ndarray, source_redshift: float) 
 
 
 def empty_beam(cosmology: Cosmology, source_redshift: float) -> float:
-    """Return the convergence of a line of sight without matter, the least (negative) value of kappa."""
+    """Return the convergence of a line of sight without matter, the minimum (negative) value of kappa."""
     z = source_redshift * _NODES
     dchi = HUBBLE_DISTANCE / cosmology.hubble(z) * source_redshift
     return -float((_WEIGHTS * dchi * lensing_kernel(cosmology, z, source_redshift)).sum())
@@ -113,7 +113,7 @@ def convergence_power(
 ) -> np.ndarray:
     """Return the angular (cross) power spectrum of the convergence at multipoles ell > 0, in steradian.
 
-    Limber's approximation, C(ell) = int W_1 W_2 / chi^2 P((ell + 1/2) / chi, z) dchi, with the linear spectrum.
+    Uses Limber's approximation, C(ell) = int W_1 W_2 / chi^2 P((ell + 1/2) / chi, z) dchi, with the linear P.
     """
     other = source_redshift if other_redshift is None else other_redshift
     ell = np.asarray(ell, float)
@@ -123,20 +123,20 @@ def convergence_power(
     weight = weight * _WEIGHTS * HUBBLE_DISTANCE / cosmology.hubble(z) * min(source_redshift, other)
     weight = weight * cosmology.growth(z) ** 2
     k = (ell[..., None] + 0.5) / chi
-    table = np.geomspace(k.min(), k.max(), 1024)  # a smooth curve: cheaper than the transfer function at every k
+    table = np.geomspace(k.min(), k.max(), 1024)  # interpolating is cheaper than the transfer function at every k
     power = np.exp(np.interp(np.log(k), np.log(table), np.log(cosmology.linear_power(table))))
     return (weight * power).sum(-1)
 
 
 def _sigma(k: np.ndarray, power: np.ndarray, radius: float) -> float:
-    """Rms in top-hat spheres of `radius`, from a spectrum on logarithmic k."""
+    """Return the rms contrast in top-hat spheres of `radius`, from a spectrum at logarithmically spaced k."""
     x = k * radius
     window = np.where(x < 1e-2, 1 - x**2 / 10, 3 * (np.sin(x) - x * np.cos(x)) / np.maximum(x, 1e-12) ** 3)
     return np.sqrt(np.trapezoid(power * window**2 * k**3, np.log(k)) / (2 * np.pi**2))
 
 
 def _eisenstein_hu(k: np.ndarray, omega_m: float, omega_b: float, h: float) -> np.ndarray:
-    """T(k), k in 1/Mpc. Equation numbers are those of Eisenstein & Hu 1998."""
+    """Return T(k) for k in 1/Mpc; equation numbers refer to Eisenstein & Hu 1998."""
     matter, baryons = omega_m * h**2, omega_b * h**2
     share = omega_b / omega_m
     theta = CMB_TEMPERATURE / 2.7
@@ -177,7 +177,7 @@ def _eisenstein_hu(k: np.ndarray, omega_m: float, omega_b: float, h: float) -> n
 
 
 def _pressureless(q: np.ndarray, alpha: float, beta: float) -> np.ndarray:
-    """Equations 19 and 20."""
+    """Evaluate equations 19 and 20."""
     c = 14.2 / alpha + 386 / (1 + 69.9 * q**1.08)
     log = np.log(np.e + 1.8 * beta * q)
     return log / (log + c * q**2)
@@ -187,7 +187,7 @@ def _pressureless(q: np.ndarray, alpha: float, beta: float) -> np.ndarray:
 
 
 def multipole_grid(size: int, side_rad: float) -> np.ndarray:
-    """|ell| of the modes that `numpy.fft.rfft2` returns for a patch, [size, size // 2 + 1]."""
+    """Return |ell| of the `numpy.fft.rfft2` modes of a patch, [size, size // 2 + 1]."""
     step = 2 * np.pi / side_rad
     rows, columns = np.fft.fftfreq(size, 1 / size) * step, np.arange(size // 2 + 1) * step
     return np.hypot(rows[:, None], columns)
@@ -200,7 +200,7 @@ def gaussian_convergence(
     rng: np.random.Generator,
     source_redshifts: tuple[float, ...] = (1.0,),
 ) -> np.ndarray:
-    """Gaussian convergence maps with the power spectra of `cosmology`, [bins, size, size]."""
+    """Draw Gaussian convergence maps with the power spectra of `cosmology`, [bins, size, size]."""
     return _correlated_fields(spectra_on_modes(cosmology, size, side_rad, source_redshifts), size, side_rad, rng)
 
 
@@ -213,7 +213,7 @@ def lognormal_convergence(
 ) -> np.ndarray:
     """Draw log-normal convergence, kappa = shift (exp(g - var(g) / 2) - 1), float64 [bins, size, size].
 
-    The Gaussian field g has the correlation ln(1 + xi_kappa / shift^2), which gives the power spectra of `cosmology`.
+    The Gaussian field g has the correlation ln(1 + xi_kappa / shift^2), so kappa has the power spectra of `cosmology`.
     """
     shifts, spectra, variance = gaussian_under_lognormal(cosmology, size, side_rad, source_redshifts)
     g = _correlated_fields(spectra, size, side_rad, rng)
@@ -227,38 +227,40 @@ def gaussian_under_lognormal(
 
     Returns:
         The shifts [bins], the spectra of g on the modes [bins, bins, size, size // 2 + 1] in steradian, and the
-        variances of g [bins].
+        variance of g [bins].
     """
     shifts = np.array([-LOGNORMAL_SHIFT * empty_beam(cosmology, z) for z in source_redshifts])
     spectra = spectra_on_modes(cosmology, size, side_rad, source_redshifts)
-    modes = size**2 / side_rad**2  # a spectrum times this is the transform of a correlation function on the pixels
+    modes = (
+        size**2 / side_rad**2
+    )  # spectrum * modes is the Fourier transform of the correlation function on the pixels
     correlation = np.fft.irfft2(spectra * modes, s=(size, size))
     gaussian = gaussian_correlation(correlation, (shifts[:, None] * shifts)[..., None, None])
     variance = np.einsum("iixy->ixy", gaussian)[:, 0, 0]
-    # A correlation function of a log-normal field has no negative power but for rounding and the pixels' cut.
+    # Negative power arises only from rounding and from the finite pixel size.
     return shifts, np.fft.rfft2(gaussian).real / modes, variance
 
 
 def gaussian_correlation(correlation: np.ndarray, shifts: np.ndarray | float) -> np.ndarray:
-    """Correlation of the Gaussian fields under log-normal ones with this correlation and product of shifts."""
+    """Return the correlation of the Gaussian fields behind log-normal fields, given the product of their shifts."""
     return np.log1p(correlation / shifts)
 
 
 def map_power_spectrum(
     field: np.ndarray, side_rad: float, bins: int = 13, other: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Measure the power spectrum of a periodic map in rings of equal width in log(ell) up to Nyquist.
+    """Measure the power spectrum of a periodic map in bins of equal width in log(ell) up to Nyquist.
 
     Args:
-        field: [..., size, size], in any unit. other: a second such field, for the cross spectrum.
+        field: [..., size, size], in any unit. other: second field of the same shape, for the cross spectrum.
 
     Returns:
-        Mean multipole [bins] and power [..., bins] in steradian times the square of the unit. Rings without a mode
-        are merged into the next, so there may be fewer than `bins`.
+        Mean multipole [bins] and power [..., bins] in steradian times the square of the unit. Bins without modes are
+        merged into the next bin, so there may be fewer than `bins`.
     """
     size = field.shape[-1]
     ell = multipole_grid(size, side_rad)
-    weight = np.full(ell.shape, 2.0)  # modes that rfft2 leaves out are the conjugates of these
+    weight = np.full(ell.shape, 2.0)  # rfft2 omits the conjugate of each mode
     weight[:, 0] = 1
     if size % 2 == 0:
         weight[:, -1] = 1
@@ -282,15 +284,15 @@ def map_power_spectrum(
 
 
 def shape_noise(sigma_e: float, galaxies_per_arcmin2: float, pixel_arcmin: float) -> float:
-    """Return a pixel's shape noise sigma_e / sqrt(2 n A) (Van Waerbeke 2000, eq. 12)."""
+    """Return the shape noise of a pixel, sigma_e / sqrt(2 n A) (Van Waerbeke 2000, eq. 12)."""
     return sigma_e / np.sqrt(2 * galaxies_per_arcmin2 * pixel_arcmin**2)
 
 
-@lru_cache(maxsize=1)  # maps of one cosmology are drawn one after another
+@lru_cache(maxsize=1)  # maps of the same cosmology are drawn consecutively
 def spectra_on_modes(
     cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...]
 ) -> np.ndarray:
-    """Auto and cross spectra on the modes of a patch, [bins, bins, size, size // 2 + 1]; 0 at ell = 0."""
+    """Return auto and cross spectra on the modes of a patch, [bins, bins, size, size // 2 + 1]; 0 at ell = 0."""
     ell = multipole_grid(size, side_rad)
     low, high = 2 * np.pi / side_rad, ell.max()
     table = np.geomspace(low * 0.999, high * 1.001, 96)
@@ -305,7 +307,7 @@ def spectra_on_modes(
 
 
 def _correlated_fields(spectra: np.ndarray, size: int, side_rad: float, rng: np.random.Generator) -> np.ndarray:
-    """Gaussian fields [bins, size, size] with spectra [bins, bins, size, size // 2 + 1] in steradian."""
+    """Draw Gaussian fields [bins, size, size] with spectra [bins, bins, size, size // 2 + 1] in steradian."""
     white = np.fft.rfft2(rng.standard_normal((len(spectra), size, size)))
     root = lower_roots(spectra)
     shaped = np.stack([sum(root[i, j] * white[j] for j in range(i + 1)) for i in range(len(spectra))])
@@ -313,10 +315,10 @@ def _correlated_fields(spectra: np.ndarray, size: int, side_rad: float, rng: np.
 
 
 def lower_roots(spectra: np.ndarray) -> np.ndarray:
-    """Return the lower triangular L of every mode, L L^T = spectra [bins, bins, ...].
+    """Return the lower triangular L of every mode, with L L^T = spectra [bins, bins, ...].
 
-    `numpy.linalg.cholesky` rejects a negative eigenvalue, which a log-normal field has at ell = 0. Here a negative
-    power counts as 0 and a correlation beyond 1 as 1, so that no auto spectrum changes.
+    `numpy.linalg.cholesky` fails for negative eigenvalues, which a log-normal field has at ell = 0. Here negative
+    power is clipped to 0 and correlations to [-1, 1], which leaves all other auto spectra unchanged.
     """
     rest, root = spectra.copy(), np.zeros_like(spectra)
     for j in range(len(spectra)):

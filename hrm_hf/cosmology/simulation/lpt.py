@@ -1,14 +1,14 @@
-"""Matter in second-order Lagrangian perturbation theory (2LPT), and its convergence along a light cone.
+"""Matter density in second-order Lagrangian perturbation theory (2LPT), and its convergence along a light cone.
 
 Particles on a cubic lattice q move to x = q - D1 grad phi1 + D2 grad phi2, with laplace phi1 = delta (the linear
 density contrast today), laplace phi2 = sum over i > j of phi1_ii phi1_jj - phi1_ij^2, D1 the growth factor and
 D2 = -3/7 D1^2 Omega_m(z)^(-1/143) (Bouchet et al. 1995, A&A 296, 575; Scoccimarro 1998, MNRAS 299, 1097, appendix D;
-Jenkins 2010, MNRAS 403, 1859). The convergence is the Born approximation on a flat sky: density layers weighted with
-the lensing kernel, without deflection of the rays.
+Jenkins 2010, MNRAS 403, 1859). The convergence uses the Born approximation on a flat sky: density layers are weighted
+with the lensing kernel, without deflection of the rays.
 
-Copies of one periodic box are stacked along the line of sight, each turned, mirrored and shifted at random, and each
-particle is displaced as at its own redshift. Omitted: structure below the lattice spacing, waves longer than the box,
-continuity between copies, and virialized haloes, so there is too little power on small scales.
+Copies of one periodic box are stacked along the line of sight, each rotated, mirrored and shifted at random, and each
+particle is displaced by the growth at its own redshift. Omitted: structure below the lattice spacing, waves longer
+than the box, continuity between copies, and virialized halos, so there is too little power on small scales.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from .fields import Cosmology, lensing_kernel
 from .settings import MapSettings
 
 
-LAYER_MPC = 32.0  # thickest layer of the light cone, Mpc/h; halving it changes the maps' power by about 1 %
+LAYER_MPC = 32.0  # maximum thickness of a layer in Mpc/h; halving it changes the power of the maps by about 1 %
 
 
 @dataclass(frozen=True)
 class LptBox:
-    """Displacements today of the particles of a periodic box: a particle is at q + D1 first + D2 second.
+    """Displacements of the particles of a periodic box; a particle is at q + D1 * first + D2 * second.
 
-    `side` is in Mpc/h; `first` = -grad phi1 and `second` = grad phi2 in Mpc/h, float32 [3, grid, grid, grid].
+    `side` is in Mpc/h; `first` = -grad phi1 and `second` = grad phi2 are in Mpc/h, float32 [3, grid, grid, grid].
     """
 
     side: float
@@ -43,7 +43,7 @@ def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.
     """Draw a Gaussian density contrast [grid] * 3 with today's linear power in a box of `side` Mpc/h."""
     white = np.fft.rfftn(rng.standard_normal((grid, grid, grid), dtype=np.float32))
     k = np.sqrt(sum(component**2 for component in _wave_numbers(grid, side)))
-    table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # a smooth curve: cheaper than the spectrum of every mode
+    table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # interpolating is cheaper than the spectrum of every mode
     amplitude = np.sqrt(cosmology.linear_power(table) * (grid / side) ** 3)
     scale = np.exp(np.interp(np.log(np.maximum(k, table[0])), np.log(table), np.log(amplitude))).astype(np.float32)
     scale[0, 0, 0] = 0  # the box has the mean density
@@ -54,7 +54,7 @@ def displace(delta: np.ndarray, side: float) -> LptBox:
     """Compute both displacements from today's linear density contrast [grid, grid, grid]."""
     waves = _wave_numbers(delta.shape[0], side)
     squared = sum(component**2 for component in waves)
-    squared[0, 0, 0] = 1  # the mean moves nothing; avoids 0 / 0
+    squared[0, 0, 0] = 1  # avoids 0 / 0; the mean displaces nothing
     potential = -np.fft.rfftn(delta) / squared
 
     def derivative(field: np.ndarray, *axes: int) -> np.ndarray:
@@ -80,7 +80,7 @@ def second_growth(cosmology: Cosmology, z: np.ndarray | float) -> np.ndarray:
 
 
 def lpt_convergence(cosmology: Cosmology, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
-    """Draw convergence, float32 [bins, size, size], along a light cone through copies of a 2LPT box."""
+    """Draw convergence maps, float32 [bins, size, size], along a light cone through copies of a 2LPT box."""
     validate_width(cosmology, settings.box_mpc, settings)
     box = displace(linear_density(cosmology, settings.box_mpc, settings.box_grid, rng), settings.box_mpc)
     farthest = float(cosmology.comoving_distance(max(settings.source_redshifts)))
@@ -113,19 +113,21 @@ def _turned_layers(
     light_cone: tuple[np.ndarray, np.ndarray],
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Project the density contrast [layers, grid, grid] of a randomly turned box from `start` Mpc/h on.
+    """Project a randomly rotated box whose near face is at `start` Mpc/h to density contrast [layers, grid, grid].
 
     `light_cone` is a table of comoving distances and their redshifts.
     """
     axes = rng.permutation(3)
     cells = box.grid / box.side
-    # The lattice's planes along the line of sight, in cells from the near face, and each at its own redshift.
+    # Position of each lattice plane along the line of sight, in cells from the near face, and its redshift.
     depth = (np.arange(box.grid) + rng.uniform(0, box.grid)) % box.grid
     z = np.interp(start + depth / cells, *light_cone)
     growths = [_along(0, factor * cells) for factor in (cosmology.growth(z), second_growth(cosmology, z))]
     lattice, depth = np.arange(box.grid), _along(0, depth)
     counts = np.zeros((layers, box.grid, box.grid), np.float32)
-    step = max(1, 2**15 // box.grid**2)  # planes of about 32,000 particles, whose arrays stay in the processor's cache
+    step = max(
+        1, 2**15 // box.grid**2
+    )  # groups of planes with about 32,000 particles, whose arrays fit in the CPU cache
     for part in (slice(first, first + step) for first in range(0, box.grid, step)):
         depths, rows, columns = (
             box.first[axis].transpose(axes)[part] * growths[0][part]
@@ -138,9 +140,9 @@ def _turned_layers(
 
 
 def _deposit(counts: np.ndarray, layer: np.ndarray, positions: list[np.ndarray]) -> None:
-    """Add particles to `counts` [layers, grid, ...] by cloud-in-cell over all axes but the first.
+    """Add particles to `counts` [layers, grid, ...] by cloud-in-cell over all axes except the first.
 
-    `layer` is the index on the first axis, `positions` the periodic coordinates in cells on the others.
+    `layer` is the index along the first axis; `positions` are the periodic coordinates in cells along the others.
     """
     grid = counts.shape[-1]
     floors = [np.floor(position) for position in positions]
@@ -155,9 +157,9 @@ def _deposit(counts: np.ndarray, layer: np.ndarray, positions: list[np.ndarray])
 
 
 def _sharpen(planes: np.ndarray) -> np.ndarray:
-    """Undo the blur of the cloud-in-cell deposit and of the interpolation, each a squared sinc.
+    """Undo the blur of the cloud-in-cell deposit and of the interpolation, which are squared sincs.
 
-    Waves beyond the Nyquist circle, where noise would be amplified, are dropped.
+    Modes beyond the Nyquist circle, where noise would be amplified, are dropped.
     """
     grid = planes.shape[-1]
     rows, columns = np.fft.fftfreq(grid)[:, None], np.fft.rfftfreq(grid)
@@ -176,27 +178,27 @@ def _sample(plane: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 
 def _along(axis: int, values: np.ndarray) -> np.ndarray:
-    """Lay a float32 vector along one of three axes."""
+    """Convert a vector to float32 and place it along one of three axes, for broadcasting."""
     return np.expand_dims(values.astype(np.float32), tuple(other for other in range(3) if other != axis))
 
 
 def _wave_numbers(grid: int, side: float) -> tuple[np.ndarray, ...]:
-    """Return the components of k (h/Mpc) of the modes of `numpy.fft.rfftn`, float32, to be broadcast."""
+    """Return the components of k (h/Mpc) of the `numpy.fft.rfftn` modes, float32, in broadcastable shapes."""
     full, half = np.fft.fftfreq(grid, side / grid / (2 * np.pi)), np.fft.rfftfreq(grid, side / grid / (2 * np.pi))
     return _along(0, full), _along(1, full), _along(2, half)
 
 
 def validate_width(cosmology: Cosmology, side: float, settings: MapSettings) -> None:
-    """Reject a box (side in Mpc/h) that is narrower than the patch at its farthest source.
+    """Reject a box (side in Mpc/h) that is narrower than the patch at the farthest source.
 
-    Distances in Mpc/h are largest for the lowest omega_m: what fits there fits everywhere in the prior.
+    Distances in Mpc/h are largest for the lowest omega_m, so it is enough to validate the lower end of the prior.
     """
     farthest = max(settings.source_redshifts)
     width = float(cosmology.comoving_distance(farthest)) * settings.side_rad
     if width > side:
         raise ValueError(
-            f"box_mpc={side} is narrower than the patch of side_deg={settings.side_deg} at the farthest source "
-            f"(redshift {farthest}), {width:.1f} Mpc/h for omega_m={cosmology.omega_m}: set box_mpc to "
-            f"{np.ceil(width):.0f} or more (and box_grid as much larger, to keep the resolution), a smaller patch, "
-            "nearer sources, or a higher lower end of the prior of omega_m"
+            f"box_mpc={side}: narrower than the patch of side_deg={settings.side_deg} at the farthest source "
+            f"(redshift {farthest}), which is {width:.1f} Mpc/h wide for omega_m={cosmology.omega_m}; set box_mpc to "
+            f"at least {np.ceil(width):.0f} (and scale box_grid to keep the resolution), or use a smaller patch, "
+            "nearer sources, or a higher lower bound of omega_m"
         )

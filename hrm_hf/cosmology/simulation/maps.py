@@ -1,24 +1,24 @@
-"""Draw maps: settings, two parameters and a seed give a map.
+"""Simulated maps: settings, two cosmological parameters and a seed determine a map.
 
-"lognormal" is the default kind and the one that results are stated for. Maps of kind "des" are made like this:
+"lognormal" is the default kind, and published results use it. Maps of kind "des" are drawn in three steps:
 
-1. Log-normal convergence of the source planes, with the right cross spectra, on a periodic sky of 1.5 times the side.
-   The patch is cut out of it, so opposite edges do not meet, and loses the mean of its observed pixels.
-2. Shape noise in each pixel and plane, of variance sigma_e^2 / (2 n A): A is the area of a pixel, n the density of
-   galaxies of one plane.
-3. One mask for all planes: a rough edge of the footprint and round holes around bright stars. Unobserved pixels are 0
-   in the map and False in the mask.
+1. Draw log-normal convergence of the source planes, with the correct cross spectra, on a periodic sky of 1.5 times the
+   patch side. Cut out the patch, so that opposite edges do not match, and subtract the mean of its observed pixels.
+2. Add shape noise of variance sigma_e^2 / (2 n A) to each pixel and plane, where A is the pixel area and n the galaxy
+   density of one plane.
+3. Apply one mask to all planes: a rough edge of the footprint, and round holes around bright stars. Unobserved pixels
+   are 0 in the map and False in the mask.
 
 Omitted: the spread of redshifts within a plane, properties that differ between planes, variable depth, intrinsic
 alignments, and the correlated noise and leakage of a reconstruction from shear.
 
 The `legacy-*` kinds are the generators of the original repository (cosmo-scanner), for compatibility tests only:
 
-- They draw a three-dimensional P(k) as a two-dimensional spectrum: no projection, no Limber integral, no growth. A
+- They use a three-dimensional P(k) as a two-dimensional spectrum, without projection, Limber integral or growth. A
   pixel is 1 Mpc/h in the spectrum and 1 arcmin in the noise of "legacy-des".
-- They standardize or stretch each map by itself, which deletes the amplitude that lensing measures: sigma_8 has no
-  meaning, and omega_m is the one label. "legacy-2lpt" has pixel rms 0.8, which is not sigma_8.
-- Their masks are grey discs painted over the map. Only the original's JPEG compression is omitted.
+- They standardize or stretch each map separately, which removes the amplitude that lensing measures. sigma_8 is
+  therefore meaningless, and omega_m is the only label. "legacy-2lpt" has pixel rms 0.8, which is not sigma_8.
+- Their masks are gray discs painted over the map. Only the original's JPEG compression is omitted.
 """
 
 from typing import Any
@@ -30,17 +30,17 @@ from .lpt import lpt_convergence
 from .settings import EDGE_SHARE, HOLE_ARCMIN, LEGACY, MapSettings, SurveySettings
 
 
-# Arguments of MapSettings like those of DES Y3, rounded after Myles et al. 2021 (arXiv 2012.08566; mean redshifts) and
-# Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of all sources), and not checked against their tables.
-# Each component of ellipticity has a dispersion of 0.26; sigma_e is that of both.
+# Arguments of MapSettings similar to DES Y3: rounded values after Myles et al. 2021 (arXiv 2012.08566; mean redshifts)
+# and Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of all sources), not verified against their tables.
+# Each component of ellipticity has a dispersion of 0.26; sigma_e is the dispersion of both together.
 DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 5.59, "sigma_e": 0.26 * 2**0.5}
-MARGIN = 1.5  # side of the periodic sky over that of the patch: opposite edges are half a side apart, not neighbours
-EDGE_ROUGHNESS = 0.1  # rms of the edge around a straight line, in sides
+MARGIN = 1.5  # side of the periodic sky / side of the patch, so opposite edges of the patch are half a side apart
+EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units of the side
 
-# Of the legacy kinds.
+# Constants of the legacy kinds.
 H = 0.7
 SPECTRAL_INDEX = 0.965
-DES_ARCMIN2 = 8  # galaxies per arcmin^2 and per pixel, for pixels are 1 arcmin there
+DES_ARCMIN2 = 8  # galaxies per arcmin^2, and per pixel, because these pixels are 1 arcmin wide
 DES_ELLIPTICITY = 0.26
 DES_BLUR = 10.0  # pixels
 
@@ -50,8 +50,8 @@ def generate_map(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Draw a map, float32 [channels, size, size], and its mask, bool [size, size] or None.
 
-    The same arguments give the same map in every process. Physical kinds are dimensionless convergence whose observed
-    pixels have mean 0 before noise, or shear, 0 where not observed. Legacy kinds are grey values from 0 to 1.
+    The same arguments give the same map in every process. Physical kinds are dimensionless: convergence, whose
+    observed pixels have mean 0 before noise, or shear; unobserved pixels are 0. Legacy kinds are gray values, 0 to 1.
     """
     columns = generate_columns(settings, omega_m, sigma_8, seed)
     return columns["map"], columns.get("mask")
@@ -60,9 +60,9 @@ def generate_map(
 def generate_columns(
     settings: MapSettings, omega_m: float, sigma_8: float, seed: int | np.random.SeedSequence
 ) -> dict[str, Any]:
-    """Draw the columns of one map in a data set: "map", "mask" if there is one, and for shear "kappa".
+    """Draw the columns of one map in a data set: "map", "mask" if there is one, and "kappa" for shear.
 
-    "kappa" is the convergence, float32 [planes, size, size], complete and without noise, as the same seed gives it.
+    "kappa" is the unmasked, noiseless convergence behind the shear, float32 [planes, size, size].
     """
     rng = np.random.default_rng(seed)
     if settings.observable == "shear":
@@ -72,7 +72,7 @@ def generate_columns(
 
 
 def _shear(settings: MapSettings, cosmology: Cosmology, rng: np.random.Generator) -> dict[str, Any]:
-    import torch  # seconds in each worker, which other maps do not need
+    import torch  # slow in each worker, and not needed for other maps
 
     from ...models.shear_operator import shear_from_convergence
 
@@ -108,8 +108,8 @@ def _periodic_convergence(settings: MapSettings, cosmology: Cosmology, rng: np.r
 def _without_mean(kappa: np.ndarray) -> np.ndarray:
     """Subtract the mean of each map [planes, size, size].
 
-    Shear leaves the mean of a patch open (the mass-sheet degeneracy: Falco, Gorenstein & Shapiro 1985), and the mean
-    of a log-normal patch would reveal its cosmic variance.
+    Shear does not determine the mean of a patch (mass-sheet degeneracy: Falco, Gorenstein & Shapiro 1985), and the
+    mean of a log-normal patch would reveal its cosmic variance.
     """
     return kappa - kappa.mean((1, 2), keepdims=True)
 
@@ -120,7 +120,7 @@ def _without_mean(kappa: np.ndarray) -> np.ndarray:
 def survey_maps(
     cosmology: Cosmology, settings: MapSettings, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw convergence of kind "des", float32 [planes, size, size], and its mask, bool [size, size]."""
+    """Draw convergence maps of kind "des", float32 [planes, size, size], and their mask, bool [size, size]."""
     wide = int(np.ceil(MARGIN * settings.size))
     side = settings.side_rad * wide / settings.size
     kappa = lognormal_convergence(cosmology, wide, side, rng, settings.source_redshifts)
@@ -128,7 +128,7 @@ def survey_maps(
     noise = settings.pixel_noise * rng.standard_normal(signal.shape) if settings.sigma_e else 0.0
     shape = settings.mask_edge_share, settings.hole_arcmin
     mask = survey_mask(settings.size, settings.pixel_arcmin, settings.mask_fraction, rng, *shape)
-    # The mean of a patch is not observable, and neither is the mean of what the mask hides.
+    # Subtract the mean of the observed pixels: neither the mean of a patch nor the hidden pixels are observable.
     kappa = signal - signal[:, mask].mean(1)[:, None, None] + noise
     return (kappa * mask).astype(np.float32), mask
 
@@ -152,9 +152,10 @@ def survey_mask(
     edge_share: float = EDGE_SHARE,
     hole_arcmin: tuple[float, float] = HOLE_ARCMIN,
 ) -> np.ndarray:
-    """Draw a footprint, bool [size, size], True where observed; round(fraction size^2) pixels are not.
+    """Draw a mask, bool [size, size], True where observed; it hides round(fraction * size^2) pixels.
 
-    `edge_share` is the share of unobserved pixels beyond the edge; the others are in holes with radii `hole_arcmin`.
+    `edge_share` is the fraction of hidden pixels beyond the survey's edge; the others are in holes with radii in the
+    range `hole_arcmin`.
     """
     hidden = min(round(fraction * size * size), size * size - 1)
     mask = np.ones(size * size, bool)
@@ -162,7 +163,7 @@ def survey_mask(
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
-    for centre in rng.permutation(size * size):  # more than enough: a hole takes at least the pixel at its centre
+    for centre in rng.permutation(size * size):  # always enough, because a hole hides at least its central pixel
         if not left:
             break
         row, column = divmod(centre, size)
@@ -172,7 +173,7 @@ def survey_mask(
 
 
 def _punch(mask: np.ndarray, row: int, column: int, radius: float, most: int) -> int:
-    """Mask a round hole of at most `most` observed pixels; returns their number."""
+    """Mask a round hole of at most `most` observed pixels, and return the number of pixels masked."""
     reach = int(radius)
     near = np.s_[max(row - reach, 0) : row + reach + 1, max(column - reach, 0) : column + reach + 1]
     rows, columns = np.indices(mask[near].shape)
@@ -184,20 +185,20 @@ def _punch(mask: np.ndarray, row: int, column: int, radius: float, most: int) ->
 
 
 def _edge(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the signed distance in sides from a rough line across the patch, [size, size]."""
+    """Return the signed distance from a rough line across the patch, in units of its side, [size, size]."""
     direction = rng.uniform(0, 2 * np.pi)
     place = (np.arange(size) + 0.5) / size - 0.5
     straight = np.cos(direction) * place[:, None] + np.sin(direction) * place
-    waves = np.arange(1, 6)[:, None]  # down to a fifth of the side, at random phases
+    waves = np.arange(1, 6)[:, None]  # wavelengths down to a fifth of the side, with random phases
     rough = np.sin(2 * np.pi * (waves * place + rng.random((2, len(waves), 1)))).sum(1) / np.sqrt(len(waves))
     return straight + EDGE_ROUGHNESS * (rough[0][:, None] + rough[1])
 
 
-# ---- legacy kinds: each takes (omega_m, size, rng) and returns grey values, float32 [1, size, size] ----
+# ---- legacy kinds: each takes (omega_m, size, rng) and returns gray values, float32 [1, size, size] ----
 
 
 def legacy_synthetic(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw a blurred Gaussian field of contrast 0.15 with grain and 3 to 8 grey discs, in 256 grey levels."""
+    """Draw a blurred Gaussian field of contrast 0.15 with grain and 3 to 8 gray discs, in 256 gray levels."""
     field = _blur(_matter_field(omega_m, size, rng), 3.0)
     grey = 0.5 + 0.15 * _standardized(field) + _blur(0.02 * rng.standard_normal((size, size)), 0.7)
     rows, columns = np.ogrid[:size, :size]
@@ -210,8 +211,8 @@ def legacy_synthetic(omega_m: float, size: int, rng: np.random.Generator) -> np.
 def legacy_des(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarray:
     """Draw a Gaussian field whose rms grows as omega_m^0.8, with noise and a blur, stretched to [0, 1].
 
-    The label is in the shape of the spectrum and in the ratio of signal to noise, not in the amplitude. The ratio can
-    be read by accident: the blur's kernel ends at 4 sigma and leaves a trace of the noise (see `_blur`).
+    The label affects the shape of the spectrum and the signal-to-noise ratio, but not the amplitude. The ratio can be
+    inferred only by accident: the blur kernel ends at 4 sigma and leaves a trace of the noise (see `_blur`).
     """
     signal = 0.02 * (omega_m / 0.3) ** 0.8 * _standardized(_matter_field(omega_m, size, rng))
     noise = DES_ELLIPTICITY / np.sqrt(2 * DES_ARCMIN2) * rng.standard_normal((size, size))
@@ -219,15 +220,15 @@ def legacy_des(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarra
 
 
 def legacy_2lpt(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw particles of a two-dimensional grid moved by second-order theory, stretched to [0, 1]."""
+    """Draw the density of a two-dimensional particle grid displaced by second-order theory, stretched to [0, 1]."""
     return _stretch(_deposit(*displacements(omega_m, size, rng)))
 
 
 def displacements(omega_m: float, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return displacements along rows and columns in pixels (Mpc/h), [size, size] each.
 
-    First order -grad phi with laplace(phi) = delta; second order -3/7 omega_m^(-1/143) times the gradient of the
-    potential whose Laplacian is phi_xx phi_yy - phi_xy^2, all in two dimensions.
+    The first order is -grad phi with laplace(phi) = delta. The second order is -3/7 omega_m^(-1/143) times the
+    gradient of the potential whose Laplacian is phi_xx phi_yy - phi_xy^2. Both are in two dimensions.
     """
     delta = np.fft.rfft2(0.8 * _standardized(_matter_field(omega_m, size, rng)))
     kx, ky = _wave_numbers(size)
@@ -243,17 +244,17 @@ def displacements(omega_m: float, size: int, rng: np.random.Generator) -> tuple[
 
 
 def _wave_numbers(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Wave numbers of `numpy.fft.rfft2` along rows and columns in h/Mpc, for pixels of 1 Mpc/h."""
+    """Return the `numpy.fft.rfft2` wave numbers along rows and columns in h/Mpc, for pixels of 1 Mpc/h."""
     return 2 * np.pi * np.fft.fftfreq(size)[:, None], 2 * np.pi * np.fft.rfftfreq(size)[None]
 
 
 def _matter_field(omega_m: float, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw a Gaussian field with spectrum k^0.965 T(k)^2, T of Bardeen et al. 1986 (BBKS)."""
+    """Draw a Gaussian field with spectrum k^0.965 T(k)^2, with T of Bardeen et al. 1986 (BBKS)."""
     if not 0 < omega_m <= 1:
-        raise ValueError(f"omega_m={omega_m} is not in (0, 1]")
+        raise ValueError(f"omega_m={omega_m}: must be in (0, 1]")
     kx, ky = _wave_numbers(size)
     k = np.hypot(kx, ky)
-    k[0, 0] = 1  # any number: the mean is taken out below
+    k[0, 0] = 1  # arbitrary: the mean is removed below
     q = k / (omega_m * H)
     series = 1 + 3.89 * q + (16.1 * q) ** 2 + (5.46 * q) ** 3 + (6.71 * q) ** 4
     transfer = np.log1p(2.34 * q) / (2.34 * q) * series**-0.25
@@ -263,10 +264,10 @@ def _matter_field(omega_m: float, size: int, rng: np.random.Generator) -> np.nda
 
 
 def _blur(field: np.ndarray, sigma: float) -> np.ndarray:
-    """Blur a periodic field by a Gaussian of `sigma` pixels that ends at 4 sigma.
+    """Blur a periodic field with a Gaussian kernel of `sigma` pixels, truncated at 4 sigma.
 
-    The cut matters: its ripples let white noise through at 1e-7 of its amplitude, and on "legacy-des" a spectrum tells
-    omega_m mostly by the level of that noise.
+    The truncation matters: its ripples let white noise pass at 1e-7 of its amplitude, and for "legacy-des" a spectrum
+    reveals omega_m mainly through the level of this noise.
     """
     reach = int(4 * sigma + 0.5)
     offset = np.arange(-reach, reach + 1)
@@ -281,7 +282,7 @@ def _standardized(field: np.ndarray) -> np.ndarray:
 
 
 def _stretch(field: np.ndarray) -> np.ndarray:
-    """Scale the least value to 0 and the greatest to 1, float32 [1, size, size]."""
+    """Scale the minimum to 0 and the maximum to 1, float32 [1, size, size]."""
     field = field - field.min()
     return (field / field.max()).astype(np.float32)[None]
 

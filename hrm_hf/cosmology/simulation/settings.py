@@ -1,4 +1,4 @@
-"""Settings of maps: everything except the cosmological parameters and the seed."""
+"""Settings of simulated maps: everything except the cosmological parameters and the seed."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -11,25 +11,26 @@ from .fields import ARCMIN, shape_noise
 
 KINDS = get_args(Kind)
 LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
-PERIODIC = ("lognormal", "gaussian")  # opposite edges meet: maps may be shifted, and padded in circles
-MASKED = ("des",)  # come with a mask of observed pixels, whatever is observed
-GENERATOR_VERSION = 1  # raised when the same settings and seed would give another map
-EDGE_SHARE = 0.5  # by default so many of the unobserved pixels lie beyond the footprint's edge, the others in holes
-HOLE_ARCMIN = (2.0, 12.0)  # radii of holes, uniform in the logarithm
+PERIODIC = ("lognormal", "gaussian")  # opposite edges match, so maps can be shifted and padded circularly
+MASKED = ("des",)  # have a mask of observed pixels, for convergence too
+GENERATOR_VERSION = 1  # increased when the same settings and seed would give a different map
+EDGE_SHARE = 0.5  # default fraction of the hidden pixels beyond the footprint's edge; the rest are in holes
+HOLE_ARCMIN = (2.0, 12.0)  # range of the hole radii, uniform in the logarithm
 OBSERVABLES = get_args(Observable)
-LARGEST_GRID = 512  # 2 GB for the displacements alone
+LARGEST_GRID = 512  # the displacements alone take 2 GB
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurveySettings:
-    """Observable, noise and mask of a patch of sky. Subclasses add `size`, `side_deg`, `planes`.
+    """Observable, noise and mask of a patch of sky; subclasses add `size`, `side_deg` and `planes`.
 
     Args:
-        observable: "convergence", or "shear": components g1 and g2 of each plane, and the convergence that made them.
-        sigma_e: dispersion of intrinsic ellipticities, both components; 0 for maps without noise.
-        galaxies_per_arcmin2: sources of all planes together, which share them evenly.
-        mask_fraction: share of pixels that are not observed.
-        mask_edge_share: share of these beyond the survey's edge; the others are in holes around bright stars.
+        observable: "convergence", or "shear": components g1 and g2 of each plane, together with their convergence.
+        sigma_e: dispersion of intrinsic ellipticities, both components together; 0 for maps without noise.
+        galaxies_per_arcmin2: source density of all planes together, divided evenly among them.
+        mask_fraction: fraction of pixels that are hidden.
+        mask_edge_share: fraction of the hidden pixels beyond the survey's edge; the rest are in holes around bright
+            stars.
         hole_arcmin: smallest and largest radius of a hole; radii are uniform in the logarithm.
     """
 
@@ -42,18 +43,18 @@ class SurveySettings:
 
     def __post_init__(self):
         if self.observable not in OBSERVABLES:
-            raise ValueError(f"observable={self.observable!r} is not one of {', '.join(OBSERVABLES)}")
-        for name, holds, wanted in (
-            ("sigma_e", 0 <= self.sigma_e < np.inf, "must be 0 or more"),
+            raise ValueError(f"observable={self.observable!r}: must be one of {', '.join(OBSERVABLES)}")
+        for name, valid, condition in (
+            ("sigma_e", 0 <= self.sigma_e < np.inf, "must be finite and at least 0"),
             ("galaxies_per_arcmin2", 0 < self.galaxies_per_arcmin2 < np.inf, "must be positive"),
-            ("mask_fraction", 0 <= self.mask_fraction < 1, "is not a share in [0, 1)"),
-            ("mask_edge_share", 0 <= self.mask_edge_share <= 1, "is not a share in [0, 1]"),
+            ("mask_fraction", 0 <= self.mask_fraction < 1, "must be in [0, 1)"),
+            ("mask_edge_share", 0 <= self.mask_edge_share <= 1, "must be in [0, 1]"),
         ):
-            if not holds:
-                raise ValueError(f"{name}={getattr(self, name)} {wanted}")
+            if not valid:
+                raise ValueError(f"{name}={getattr(self, name)}: {condition}")
         object.__setattr__(self, "hole_arcmin", tuple(float(radius) for radius in self.hole_arcmin))
         if len(self.hole_arcmin) != 2 or not 0 < self.hole_arcmin[0] <= self.hole_arcmin[1] < np.inf:
-            raise ValueError(f"hole_arcmin={self.hole_arcmin} must be the smallest and the largest radius, above 0")
+            raise ValueError(f"hole_arcmin={self.hole_arcmin}: must be the smallest and the largest radius, above 0")
 
     @property
     def side_rad(self) -> float:
@@ -65,7 +66,7 @@ class SurveySettings:
 
     @property
     def pixel_noise(self) -> float:
-        """Standard deviation of the shape noise of a pixel of one plane, the same for convergence, g1 and g2."""
+        """Standard deviation of the shape noise in a pixel of one plane, the same for convergence, g1 and g2."""
         return shape_noise(self.sigma_e, self.galaxies_per_arcmin2 / self.planes, self.pixel_arcmin)
 
 
@@ -74,10 +75,10 @@ class MapSettings(SurveySettings):
     """Settings of simulated maps.
 
     Args:
-        kind: one of KINDS; shear needs a PERIODIC kind, on which `models.shear_operator` is exact.
-        size: pixels a side. side_deg: side of the patch in degrees.
-        source_redshifts: one channel for each plane of sources.
-        box_mpc, box_grid: side in Mpc/h and particles a side of the box of kind "2lpt".
+        kind: one of KINDS; shear requires a PERIODIC kind, for which `models.shear_operator` is exact.
+        size: pixels per side. side_deg: side of the patch in degrees.
+        source_redshifts: redshift of each source plane.
+        box_mpc, box_grid: side in Mpc/h and particles per side of the box of kind "2lpt".
     """
 
     kind: str = "lognormal"
@@ -90,33 +91,35 @@ class MapSettings(SurveySettings):
     def __post_init__(self):
         super().__post_init__()
         if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
+            raise ValueError(f"kind={self.kind!r}: must be one of {', '.join(KINDS)}")
         if self.size < 8:
-            raise ValueError(f"size={self.size} must be at least 8 pixels")
+            raise ValueError(f"size={self.size}: must be at least 8 pixels")
         if not 8 <= self.box_grid <= LARGEST_GRID or self.box_grid % 2:
-            raise ValueError(f"box_grid={self.box_grid}: give an even number from 8 to {LARGEST_GRID}")
+            raise ValueError(f"box_grid={self.box_grid}: must be an even number from 8 to {LARGEST_GRID}")
         object.__setattr__(self, "source_redshifts", tuple(float(z) for z in self.source_redshifts))
         if not self.source_redshifts or not all(0 < z < 20 for z in self.source_redshifts):
-            raise ValueError(f"source_redshifts={self.source_redshifts} must be one or more numbers between 0 and 20")
+            raise ValueError(f"source_redshifts={self.source_redshifts}: must be one or more numbers in (0, 20)")
         for name in ("side_deg", "box_mpc"):
             if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+                raise ValueError(f"{name}={getattr(self, name)}: must be positive")
         if self.observable == "shear" and self.kind not in PERIODIC:
             kinds = " or ".join(PERIODIC)
-            raise ValueError(f"observable='shear' of kind {self.kind!r}: mass beyond the edges shears it; use {kinds}")
+            found = f"kind {self.kind!r} is not periodic, so mass beyond the edges also shears it"
+            raise ValueError(f"observable='shear': {found}; use {kinds}")
         if self.mask_fraction and not self.has_mask:
             raise ValueError(
-                f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use des or shear"
+                f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use kind des or "
+                "shear"
             )
 
     @property
     def planes(self) -> int:
-        """Number of convergence maps behind a map."""
+        """Number of convergence planes of a map."""
         return 1 if self.kind in LEGACY else len(self.source_redshifts)
 
     @property
     def channels(self) -> int:
-        """Number of channels of a map without the mask."""
+        """Number of channels of a map, without the mask."""
         return 2 * self.planes if self.observable == "shear" else self.planes
 
     @property

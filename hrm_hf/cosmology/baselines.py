@@ -3,8 +3,7 @@
 The summaries are the binned power spectrum, which holds all information in a Gaussian field, and optionally moments
 and histograms at four scales. The models are scikit-learn's ridge regression (linear or quadratic) and Gaussian
 process. Posteriors are Gaussian; their widths come from held-out residuals or from the Gaussian process. Masked maps
-use the pseudo spectrum divided by the observed fraction. A mask mixes modes, but if training and test masks are alike,
-the regression sees the same mixing in both.
+use the pseudo spectrum over the observed fraction, whose mode mixing is the same in training if the masks are alike.
 """
 
 import warnings
@@ -93,8 +92,7 @@ def spectrum_features(maps: MapSet) -> np.ndarray:
     """Return log10 of the binned power spectra of all channels, and the coherence of each pair of channels.
 
     Coherence C_ij / sqrt(C_ii C_jj) replaces the cross spectrum, which noise can make negative. For masked maps, the
-    mean over observed pixels is subtracted, unobserved pixels are set to 0, and the power is divided by the observed
-    fraction.
+    observed mean is subtracted, hidden pixels are 0, and the power is divided by the observed fraction.
     """
     bins = round(SPECTRUM_BINS * np.log(maps.maps.shape[-1] / 2) / np.log(32))
     return np.concatenate([_spectra(fields, masks, max(bins, 2)) for fields, masks in _chunks(maps)])

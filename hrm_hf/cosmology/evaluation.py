@@ -1,11 +1,10 @@
 """Metrics of posteriors over cosmological parameters and of mass maps, in numpy and for any model.
 
-The error of a posterior mean is also reported relative to the standard deviation of the prior, because R^2 alone hides
-that a parameter is unconstrained. Calibration is measured for each parameter by coverage and simulation-based ranks,
-and for all free parameters together by expected coverage with random points (TARP).
+Errors of posterior means are also reported relative to the prior's standard deviation, because R^2 alone hides that a
+parameter is unconstrained. Calibration is measured per parameter by coverage and simulation-based ranks, and jointly
+for the free parameters by expected coverage with random points (TARP).
 
-Shear does not determine the mean of a map, so the mean of every mass map is subtracted. In shapes, N is the number of
-maps, P the number of planes, and S the number of pixels per side.
+Shear does not determine the mean of a map, so it is subtracted. Shapes: N maps of P planes, S pixels per side.
 """
 
 from collections.abc import Mapping
@@ -81,8 +80,7 @@ def evaluate_predictions(predictions: CosmologyPredictions, prior: Prior, seed: 
     Returns:
         count and num_samples; parameters: `parameter_metrics` and `simulation_based_ranks` (sbc) of each parameter;
         tarp (`expected_coverage`) and chi2_per_parameter (`joint_chi2`), both over the free parameters;
-        contour_area_68: median `contour_areas` over maps, for each plane of parameters;
-        average_steps and steps_histogram, if the predictions have steps.
+        contour_area_68: median `contour_areas` for each plane; average_steps and steps_histogram, if there are steps.
     """
     result: dict[str, Any] = {
         "count": len(predictions.truth),
@@ -192,8 +190,7 @@ def central_coverage(predictions: CosmologyPredictions, name: str, probabilities
 def simulation_based_ranks(predictions: CosmologyPredictions, name: str, num_bins: int = SBC_BINS) -> dict[str, Any]:
     """Rank each truth among its draws (simulation-based calibration; Talts et al. 2018, arXiv 1804.06788).
 
-    The ranks of a calibrated posterior are uniform. Returns the histogram [num_bins] of ranks 0..S, its chi2 against a
-    uniform distribution, and the p_value.
+    Returns the histogram [num_bins] of ranks 0..S, its chi2 against a uniform distribution (calibrated) and p_value.
     """
     import torch
 
@@ -215,10 +212,9 @@ def expected_coverage(
 ) -> dict[str, Any]:
     """Compute TARP, the expected coverage of balls around random points (arXiv 2302.03026).
 
-    A posterior's credibility at a reference point is the fraction of draws closer to the point than the truth is.
-    If posteriors are calibrated, credibilities are uniform. Each parameter is scaled to [0, 1] over the range of the
-    truths, and the reference points are uniform in that range. Unlike algorithm 2 of the paper, we average over
-    several reference points per map, which reduces the noise.
+    A posterior's credibility at a reference point is the fraction of draws closer to it than the truth; credibilities
+    of calibrated posteriors are uniform. Parameters are scaled to [0, 1] over the range of the truths, in which the
+    points are uniform. Unlike algorithm 2 of the paper, we average over several points per map to reduce noise.
 
     Returns:
         names: the free parameters; credibility: TARP_LEVELS + 1 levels from 0 to 1;
@@ -270,8 +266,7 @@ def contour_areas(predictions: CosmologyPredictions, plane: tuple[str, str]) -> 
 
     Returns:
         gaussian [N]: pi (-2 ln(1 - 0.6827)) sqrt(det C), where C is the covariance of the draws;
-        density [N]: area of the smallest such region of a smoothed histogram, which is smaller than the Gaussian
-            area if the posterior is curved or truncated.
+        density [N]: area of the smallest such region; below the Gaussian area if a posterior is curved or truncated.
     """
     samples = predictions.samples[:, :, predictions.columns(plane)]
     covariance = covariances(samples)

@@ -47,7 +47,6 @@ class Answers:
     """Outputs of a model for N maps; the last three are None unless it is a mass mapper.
 
     Attributes:
-        predictions: posteriors over the reported parameters.
         segment_means: posterior means after each segment [N, segments, R].
         maps_per_second: speed of the forward passes.
         mass_maps: estimated and true convergence.
@@ -137,8 +136,7 @@ def predict_maps(
 def map_distances(model: Any, extractor: Any, maps: MapSet, batch_size: int = 64) -> dict[str, float] | None:
     """Measure how far maps are from the training maps with `RecurrentHeadMixin.map_distance`.
 
-    Returns the median distance, the limit `config.max_map_distance`, and the fraction of maps beyond the limit; None
-    if the config has no limit.
+    Returns the median distance, the limit `config.max_map_distance` and the fraction beyond it; None without a limit.
     """
     limit = getattr(model.config, "max_map_distance", None)
     if limit is None:
@@ -316,8 +314,7 @@ def map_card_metrics(metrics: dict[str, Any]) -> dict[str, float]:
 def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
     """Evaluate a mass-mapping method that needs no trained model on the test split.
 
-    Returns results like `evaluate_checkpoint`. Raises UsageError if the data set has no shear, or no source redshifts
-    although the method needs them.
+    Returns results like `evaluate_checkpoint`. Raises UsageError if the data set lacks shear or source redshifts.
     """
     data, method = options.data, options.method
     info = load_cosmology_info(data)
@@ -379,10 +376,7 @@ def _method_record(task: str, options: EvaluateBaseline | EvaluateMassMaps, **fo
 
 
 def _load_model(options: EvaluateCosmo | EvaluateMassMaps, kind: Kind) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its extractor.
-
-    Raises UsageError if the options choose a number of segments and the model has only one.
-    """
+    """Load a model and its extractor. Raises UsageError for segment options if the model has only one segment."""
     if num_segments(load_config(options.model, kind)) == 1 and (options.steps == "adaptive" or options.max_steps):
         raise UsageError(f"{options.model} has only one segment; omit --steps and --max-steps", "--steps")
     model = load_network(options.model, getattr(transformers, kind.auto_class))

@@ -138,10 +138,7 @@ def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def map_estimator(
     method: MapMethod, settings: MapSettings, training: MapSet | None, batch_size: int = 100
 ) -> tuple[Estimator, dict[str, float]]:
-    """Return the estimator of a method, and the values it fitted to training maps.
-
-    "wiener" fits nothing, so `training` may be None for it.
-    """
+    """Return the estimator of a method, and the values fitted to training maps (None for "wiener")."""
     if method == "kaiser-squires":
         errors = {}
         for smoothing in SMOOTHINGS:

@@ -44,8 +44,7 @@ class RegressionTrainer(HrmTrainer):
         super().validate_arguments()
         if self.args.label_smoothing_factor:
             raise ValueError(
-                f"label_smoothing_factor={self.args.label_smoothing_factor}: must be 0 in regression, which has no "
-                "classes"
+                f"label_smoothing_factor={self.args.label_smoothing_factor}: must be 0, as a regression has no classes"
             )
         # `compute_loss` normalizes the loss of a step.
         self.model_accepts_loss_kwargs, self.loss_is_scaled_for_ga = False, True

@@ -1,9 +1,8 @@
 """Rows, batches, augmentation and noise of maps for training.
 
-Augmentation and fresh noise depend only on (seed, step, number of the map), not on the state of a random generator. A
-map is therefore the same in a resumed run and for any number of dataloader workers or processes. Both are tensor
-operations on the device of the batch. Evaluation maps are never augmented, and their noise depends only on (seed,
-number of the map).
+Augmentation and fresh noise depend only on (seed, step, number of the map), not on the state of a random generator, so
+a map is the same in a resumed run and for any number of workers or processes. Both are tensor operations on the device
+of the batch. Evaluation maps are never augmented, and their noise depends only on (seed, number).
 """
 
 from dataclasses import dataclass
@@ -70,8 +69,7 @@ class MapRows(Dataset):
 class MapCollator:
     """Convert a batch of `MapRows` to `pixel_values` and `labels`.
 
-    Calling the collator converts evaluation batches only. It returns training batches unchanged, and the trainer
-    passes them to `at_step`, because augmentation and noise depend on the step.
+    Calling the collator returns training batches unchanged; the trainer passes them to `at_step` with the step.
 
     Args:
         augment: rotate and flip each training map at random (the 8 symmetries of the square).
@@ -191,8 +189,7 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Combine zero to three copies of each row's mask [B, S, S], each rotated and shifted differently.
 
-    The number of copies follows `MASK_SHARES`, so a model sees maps with fewer and with more hidden pixels than the
-    data set has. `draws` are integers [B, 4].
+    By `MASK_SHARES`, a model sees both fewer and more hidden pixels than in the data set. `draws`: integers [B, 4].
     """
     ends = torch.tensor(MASK_SHARES, device=masks.device).cumsum(0)
     count = torch.bucketize(draws[:, 0] % 1000 / 1000, ends, right=True)

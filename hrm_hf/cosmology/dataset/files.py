@@ -285,9 +285,7 @@ def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray |
         images = [number for number, one in enumerate(hdus) if one.is_image and one.header.get("NAXIS")]
         chosen = (images[0] if images else None) if hdu is None else hdu
         if chosen not in images:
-            raise ValueError(
-                f"{path} has no image{'' if hdu is None else f' in HDU {hdu}'}; it has {_list_hdus(hdus)}"
-            )
+            raise ValueError(f"{path} has no image{'' if hdu is None else f' in HDU {hdu}'}, only {_list_hdus(hdus)}")
         image = np.asarray(hdus[chosen].data).astype(np.float32)
         image[_bad_data(image, hdus[chosen].header) | np.isclose(image, UNSEEN, rtol=1e-5, atol=0)] = np.nan
     image = image[None] if image.ndim == 2 else image

@@ -111,8 +111,7 @@ class LabelTable:
     `latin_hypercube_params.txt`. The first line, with or without a leading #, names the columns, which must include
     omega_m and sigma_8 (any case, with or without underscore). A column `file` assigns a row to a file by its name or
     the end of its path. Without it, row N (from 0) applies to the files in the folder N, as in
-    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. A leading index column, as pandas writes it, may also hold the numbers
-    or files.
+    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. A leading index column of pandas may also hold the numbers or files.
     """
 
     def __init__(self, path: str | Path):
@@ -378,9 +377,7 @@ def _blocks(
         if info.settings.observable == "shear":
             rows = sheared(rows, info.settings, info.seed, number)
         if (shape := rows["map"].shape[1:]) != expected:
-            raise ValueError(
-                f"{readings[number].path} has maps of shape {shape}; expected {expected} as in the first file"
-            )
+            raise ValueError(f"{readings[number].path} has maps of shape {shape}; the first file has {expected}")
         if parameters is not None:
             omega_m, sigma_8 = parameters[number]
             values = {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * (omega_m / 0.3) ** 0.5}

@@ -89,8 +89,7 @@ class MapSet:
     """Maps in memory with their parameters.
 
     Args:
-        maps: [N, C, H, W]. labels: name -> [N].
-        masks: bool [N, H, W], True where observed; None if all pixels are observed.
+        maps: [N, C, H, W]. labels: name -> [N]. masks: bool [N, H, W], True where observed; None if all pixels are.
         kappa: convergence of shear maps [N, P, H, W]; None if it was not read.
     """
 
@@ -219,8 +218,7 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
 def claimed_folder(out: Path, options: dict[str, Any]) -> Iterator[None]:
     """Lock the folder of a data set and record the build options in it.
 
-    Deletes shards that were modified, so that they are built again. Raises FileExistsError if the folder contains
-    anything else than a build with the same options.
+    Deletes modified shards, so that they are built again. Raises FileExistsError if the folder has other content.
     """
     with building(out):
         _claim_folder(out, options)

@@ -231,9 +231,7 @@ def gaussian_under_lognormal(
     """
     shifts = np.array([-LOGNORMAL_SHIFT * empty_beam(cosmology, z) for z in source_redshifts])
     spectra = spectra_on_modes(cosmology, size, side_rad, source_redshifts)
-    modes = (
-        size**2 / side_rad**2
-    )  # spectrum * modes is the Fourier transform of the correlation function on the pixels
+    modes = size**2 / side_rad**2  # spectrum * modes is the transform of the correlation function on the pixels
     correlation = np.fft.irfft2(spectra * modes, s=(size, size))
     gaussian = gaussian_correlation(correlation, (shifts[:, None] * shifts)[..., None, None])
     variance = np.einsum("iixy->ixy", gaussian)[:, 0, 0]

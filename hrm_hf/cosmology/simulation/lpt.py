@@ -125,9 +125,7 @@ def _turned_layers(
     growths = [_along(0, factor * cells) for factor in (cosmology.growth(z), second_growth(cosmology, z))]
     lattice, depth = np.arange(box.grid), _along(0, depth)
     counts = np.zeros((layers, box.grid, box.grid), np.float32)
-    step = max(
-        1, 2**15 // box.grid**2
-    )  # groups of planes with about 32,000 particles, whose arrays fit in the CPU cache
+    step = max(1, 2**15 // box.grid**2)  # planes with about 32,000 particles, whose arrays fit in the CPU cache
     for part in (slice(first, first + step) for first in range(0, box.grid, step)):
         depths, rows, columns = (
             box.first[axis].transpose(axes)[part] * growths[0][part]

@@ -154,8 +154,7 @@ def survey_mask(
 ) -> np.ndarray:
     """Draw a mask, bool [size, size], True where observed; it hides round(fraction * size^2) pixels.
 
-    `edge_share` is the fraction of hidden pixels beyond the survey's edge; the others are in holes with radii in the
-    range `hole_arcmin`.
+    `edge_share` is the fraction of hidden pixels beyond the survey's edge; the rest are in holes of `hole_arcmin`.
     """
     hidden = min(round(fraction * size * size), size * size - 1)
     mask = np.ones(size * size, bool)

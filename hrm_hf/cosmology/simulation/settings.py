@@ -29,8 +29,7 @@ class SurveySettings:
         sigma_e: dispersion of intrinsic ellipticities, both components together; 0 for maps without noise.
         galaxies_per_arcmin2: source density of all planes together, divided evenly among them.
         mask_fraction: fraction of pixels that are hidden.
-        mask_edge_share: fraction of the hidden pixels beyond the survey's edge; the rest are in holes around bright
-            stars.
+        mask_edge_share: fraction of these beyond the survey's edge; the rest are in holes around bright stars.
         hole_arcmin: smallest and largest radius of a hole; radii are uniform in the logarithm.
     """
 
@@ -108,8 +107,7 @@ class MapSettings(SurveySettings):
             raise ValueError(f"observable='shear': {found}; use {kinds}")
         if self.mask_fraction and not self.has_mask:
             raise ValueError(
-                f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use kind des or "
-                "shear"
+                f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use des or shear"
             )
 
     @property

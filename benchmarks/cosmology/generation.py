@@ -1,4 +1,4 @@
-"""Measures the cost of a cosmology data set: making maps of each kind, with one worker and two, and reading them.
+"""Measure the cost of a cosmology data set: generating maps of each kind, with one and two workers, and reading them.
 
     python -m benchmarks.cosmology.generation [--quick] [--sizes 64,256] [--turns 15] [--kinds des]
 
@@ -28,7 +28,7 @@ from ..report import machine, make_parser, write_report
 
 
 PEER = "legacy-synthetic"
-SLOW = ("2lpt",)  # about a second a map: fewer turns
+SLOW = ("2lpt",)  # fewer repetitions: each map takes about a second
 REPEATED = "lognormal, 8 maps of a cosmology"
 
 
@@ -38,7 +38,7 @@ def main() -> None:
 
     parser = make_parser(__doc__, quick="64 x 64 alone, few turns, no 2LPT, a small build")
     parser.add_argument("--sizes", default="64,256")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="the peer is always among them")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of map; the peer is always included")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--build_maps", type=int, default=600, help="maps of a timed build")
     args = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def draw_times(kinds, size: int, turns: int) -> dict[str, float]:
-    """Median CPU milliseconds of a map of each kind; the first turn does not count."""
+    """Return the median CPU milliseconds per map of each kind, without the first repetition."""
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {kind: [] for kind in kinds} | {REPEATED: []}
     for turn in range(turns + 1):
@@ -97,7 +97,7 @@ def draw_times(kinds, size: int, turns: int) -> dict[str, float]:
 
 
 def build_rates(maps: int, turns: int) -> tuple[dict[str, float], float]:
-    """Median maps per second of builds with one worker and two, and the seconds until two have started."""
+    """Return the median maps per second with one and two workers, and the start-up time of two workers in seconds."""
     settings = MapSettings(size=64)
     seconds: dict[str, list[float]] = {"1": [], "2": []}
 
@@ -130,7 +130,7 @@ def reading_times(maps: int) -> dict[str, float]:
 
 
 def median_milliseconds(read, batches: np.ndarray) -> float:
-    """Of one map."""
+    """Return the CPU milliseconds of one map."""
     times = []
     for rows in batches:
         started = time.perf_counter()

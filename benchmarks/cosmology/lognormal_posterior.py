@@ -1,4 +1,4 @@
-"""The posterior of log-normal maps behind noisy, masked shear, by Hamiltonian Monte Carlo: what no method can beat.
+"""Sample log-normal maps given noisy, masked shear by Hamiltonian Monte Carlo: the bound no method can beat.
 
 For a field that is known to be log-normal, with a known cosmology, the mean of this posterior has the least squared
 error of all estimates, linear or not. It is the floor under the error of a network that was trained on such maps, and
@@ -24,14 +24,15 @@ from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.models.shear_operator import shear_from_convergence
 
 
-LEAPFROGS = 15  # steps of a trajectory: about a correlation length of the posterior at the step size that is found
-FIRST_STEP, STEP_RANGE = 0.05, (0.8, 1.2)  # a random factor on each trajectory's step, against periodic ones
+LEAPFROGS = 15  # steps per trajectory: about one correlation length of the posterior at the tuned step size
+FIRST_STEP = 0.05
+STEP_RANGE = (0.8, 1.2)  # random factor on each trajectory's step size, to avoid periodic trajectories
 WANTED_ACCEPTANCE = 0.7
 
 
 @dataclass(frozen=True)
 class MapSamples:
-    """Mean and standard deviation of samples of maps, [B, P, S, S] each.
+    """Mean and standard deviation of the sampled maps, [B, P, S, S] each.
 
     Attributes:
         acceptance: share of trajectories that were accepted.
@@ -46,7 +47,7 @@ class MapSamples:
 
 
 class LognormalPosterior:
-    """The posterior of maps with one cosmology each.
+    """Posterior of maps, each with its own known cosmology.
 
     Args:
         settings: of a data set of kind "lognormal" with shear. omega_m, sigma_8: of each map [B].
@@ -75,7 +76,7 @@ class LognormalPosterior:
         )
 
     def kappa(self, white: torch.Tensor) -> torch.Tensor:
-        """The maps [B, P, S, S] of white noise in the same shape."""
+        """Return the maps [B, P, S, S] for white noise of the same shape."""
         modes = torch.einsum("bijxy,bjxy->bixy", self.roots.to(torch.complex64), torch.fft.rfft2(white))
         gaussian = torch.fft.irfft2(modes, s=(self.size, self.size))
         shifts, variances = self.shifts[..., None, None], self.variances[..., None, None]
@@ -90,7 +91,7 @@ class LognormalPosterior:
         draws: int = 400,
         warmup: int = 200,
     ) -> MapSamples:
-        """Samples the maps behind shear [B, 2P, S, S] under a mask [B, 1, S, S].
+        """Sample the maps given shear [B, 2P, S, S] and its mask [B, 1, S, S].
 
         Args:
             draws: trajectories that count. warmup: trajectories before, in which the step size of each map is found.
@@ -123,7 +124,7 @@ class LognormalPosterior:
         step: torch.Tensor,
         generator: torch.Generator,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next white noise, and the probability [B] with which each map's proposal was accepted."""
+        """Return the next white noise, and the acceptance probability [B] of each map's proposal."""
         momentum = torch.randn(white.shape, generator=generator)
         low, high = STEP_RANGE
         step = step * (low + (high - low) * torch.rand(1, generator=generator))
@@ -134,7 +135,7 @@ class LognormalPosterior:
             proposed = proposed + step * momentum
             energy, slope = self._energy(proposed, shear, mask)
             momentum = momentum - 0.5 * step * slope
-        # A trajectory that has left all numbers is refused, as one that leads nowhere.
+        # A trajectory that overflowed is rejected.
         probability = (before - energy - _half_square(momentum)).clamp(max=0).exp().nan_to_num(nan=0.0)
         taken = torch.rand(len(white), generator=generator) < probability
         return torch.where(taken[:, None, None, None], proposed, white), probability
@@ -142,7 +143,7 @@ class LognormalPosterior:
     def _energy(
         self, white: torch.Tensor, shear: torch.Tensor, mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """-log p up to a constant [B], and its derivative."""
+        """Return -log p [B] up to a constant, and its gradient."""
         with torch.enable_grad():
             white = white.detach().requires_grad_()
             rest = (shear - shear_from_convergence(self.kappa(white), mask)) / self.noise
@@ -156,7 +157,7 @@ def _half_square(values: torch.Tensor) -> torch.Tensor:
 
 
 def lognormal_estimator(settings: MapSettings):
-    """Returns an estimator for `estimate_maps`: the mean and the width of the exact posterior of each map."""
+    """Return an estimator for `estimate_maps`: mean and standard deviation of each map's exact posterior."""
 
     def estimate(maps: MapSet, draws: int, generator: torch.Generator):
         posterior = LognormalPosterior(settings, maps.labels["omega_m"], maps.labels["sigma_8"])

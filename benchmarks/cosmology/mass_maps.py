@@ -1,4 +1,4 @@
-"""Mass maps and parameters from noisy, masked shear without a trained network: what a network has to beat.
+"""Estimate mass maps and parameters from noisy, masked shear without a network, as a baseline for networks.
 
     python -m benchmarks.cosmology.mass_maps [--quick] [--data DIR] [--train 4000] [--workers 2]
 
@@ -32,8 +32,8 @@ DRAWS = 16
 
 def main() -> None:
     parser = make_parser(__doc__, quick="small maps, a few dozen")
-    parser.add_argument("--data", type=Path, help="folder of the data set; a temporary one by default")
-    parser.add_argument("--train", type=int, default=4000, help="training maps of regressions and spectra")
+    parser.add_argument("--data", type=Path, help="data set folder; by default, a temporary one")
+    parser.add_argument("--train", type=int, default=4000, help="number of training maps for regressions and spectra")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     train, test, settings = args.train, 1000, MapSettings(**SKY)
@@ -49,7 +49,7 @@ def main() -> None:
             found = evaluate_reconstruction(options)
             report["maps"][method] = {"settings": found["settings"], **found["metrics"]}
             print(f"{method:15} error {found['metrics']['error']}")
-            if method != "wiener":  # which knows the parameters of each map
+            if method != "wiener":  # it uses the true parameters of each map
                 report["parameters"][method] = parameters(regression(method, data, train), REGRESSION)
         direct = evaluate_baseline(EvaluateBaseline(data=data, method=SHEAR_REGRESSION, train=train))
         report["parameters"]["masked shear"] = parameters(direct["metrics"], SHEAR_REGRESSION)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def regression(method: MapMethod, data: str, train: int) -> dict:
-    """Metrics of parameters that are inferred from the mass maps of a method."""
+    """Return metrics of the parameters inferred from a method's mass maps."""
     info = load_cosmology_info(data)
     training, test = (MapSet.read(data, split, limit, True) for split, limit in (("train", train), ("test", None)))
     estimator, _ = map_estimator(method, info.settings, training)
@@ -69,7 +69,7 @@ def regression(method: MapMethod, data: str, train: int) -> dict:
 
 
 def parameters(metrics: dict, regression: str) -> dict:
-    """Accuracy and calibration of the parameters, by name."""
+    """Return accuracy and calibration by parameter name."""
     chosen = ("rmse", "rmse_over_prior_std", "mean_z2", "coverage_68")
     names = {name: {one: figures[one] for one in chosen} for name, figures in metrics["parameters"].items()}
     return {"regression": regression, **names, "tarp_deviation": metrics["tarp"]["deviation"]}

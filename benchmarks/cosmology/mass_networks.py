@@ -1,4 +1,4 @@
-"""Whether iterating pays in mass maps: trained networks beside each other, the Wiener filters and the exact posterior.
+"""Test whether iterating pays for mass maps: trained networks against Wiener filters and the exact posterior.
 
     python -m benchmarks.cosmology.mass_networks --data DIR --models main=runs/mass one_segment=runs/one unet=runs/unet
         [--two_steps runs/two_steps] [--floor 100] [--shift_maps 500] [--masks 0,0.15,0.3,0.45,0.6]
@@ -46,14 +46,20 @@ SHIFTS = {"twice the noise": {"sigma_e": 0.52}, "gaussian": {"kind": "gaussian"}
 
 def main() -> None:
     parser = make_parser(__doc__, quick="60 test maps, few shifted ones")
-    parser.add_argument("--data", required=True, help="data set of shear")
-    parser.add_argument("--models", nargs="+", required=True, help="NAME=FOLDER; the first is judged")
-    parser.add_argument("--two_steps", type=Path, help="folder of a run of cosmology_two_steps.py")
-    parser.add_argument("--limit", type=int, help="test maps; all by default")
-    parser.add_argument("--train", type=int, default=1000, help="training maps for the mean spectrum")
-    parser.add_argument("--floor", type=int, default=100, help="test maps whose posterior is sampled; 0 for none")
-    parser.add_argument("--masks", default="0,0.15,0.3,0.45,0.6", help="masked shares for the halting curve")
-    parser.add_argument("--shift_maps", type=int, default=500, help="maps of each other mask and kind")
+    parser.add_argument("--data", required=True, help="shear data set")
+    parser.add_argument(
+        "--models", nargs="+", required=True, help="models as NAME=FOLDER; the first is compared with the others"
+    )
+    parser.add_argument("--two_steps", type=Path, help="run folder of two_steps.py")
+    parser.add_argument("--limit", type=int, help="number of test maps; all by default")
+    parser.add_argument("--train", type=int, default=1000, help="number of training maps for the mean spectrum")
+    parser.add_argument(
+        "--floor", type=int, default=100, help="number of test maps to sample the posterior for; 0 for none"
+    )
+    parser.add_argument("--masks", default="0,0.15,0.3,0.45,0.6", help="masked shares of the halting curve")
+    parser.add_argument(
+        "--shift_maps", type=int, default=500, help="number of maps for each other mask share and kind"
+    )
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     if args.quick:
@@ -110,13 +116,13 @@ def load(folder: str) -> tuple:
 
 
 def ratio(first: np.ndarray, second: np.ndarray) -> dict:
-    """`error_ratio` on the maps that both have seen: the first ones."""
+    """Return `error_ratio` on the leading maps that both methods evaluated."""
     count = min(len(first), len(second))
     return error_ratio(first[:count], second[:count])
 
 
 def flops(model, extractor, rows: MapSet) -> int:
-    """Floating-point operations of one map, two a multiply-add."""
+    """Return the floating-point operations per map; a multiply-add counts as two."""
     inputs = extractor(rows.maps[:1], mask=rows.masks[:1])["pixel_values"]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(inputs)
@@ -124,14 +130,14 @@ def flops(model, extractor, rows: MapSet) -> int:
 
 
 def drawn(info, changes: dict, count: int, folder: Path) -> tuple:
-    """Info and test rows of maps with other settings."""
+    """Return the info and the test rows of maps with other settings."""
     settings = dataclasses.replace(info.settings, **changes)
     build_cosmology_dataset(settings, folder, 1, count, seed=1, workers=0)
     return load_cosmology_info(folder), MapSet.read(folder, "test", kappa=True)
 
 
 def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) -> list[dict]:
-    """Of each masked share: error with all segments and with adaptive halting, and the segments used."""
+    """Return, for each masked share, the error with all segments and with adaptive halting, and the segments used."""
     found = []
     for share in shares:
         _, rows = drawn(info, {"mask_fraction": share}, count, folder / f"masked {share}")
@@ -151,7 +157,7 @@ def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) 
 
 
 def shifted(models: dict, info, changes: dict, count: int, folder: Path) -> dict:
-    """Error, calibration and distance of maps of another kind, with the Wiener filter that knows their spectrum."""
+    """Return error, calibration and distance for maps of another kind, beside the Wiener filter with their spectrum."""
     own, rows = drawn(info, changes, count, folder)
     estimator, _ = map_estimator("wiener", own.settings, None)
     found = {"wiener": {"error": relative_error(MassMaps(rows.kappa, estimate_maps(estimator, rows, 50)[0]))}}
@@ -169,7 +175,7 @@ def shifted(models: dict, info, changes: dict, count: int, folder: Path) -> dict
 
 
 def plot_halting(found: list[dict], path: Path) -> None:
-    """Segments used and error by masked share."""
+    """Plot the segments used and the error by masked share."""
     figure, axes = new_figure(1, 2, (9, 3.6))
     masked = [each["masked"] for each in found]
     steps, error = axes[0]

@@ -1,4 +1,4 @@
-"""Memory of a training process on maps, and how fast it gets them: whole split in memory against maps on the disk.
+"""Measure memory and read speed of map training: the complete split in memory against maps on disk.
 
     python -m benchmarks.cosmology.memory [--quick] [--maps 8000] [--size 64] [--turns 5]
 
@@ -37,15 +37,17 @@ def main() -> None:
     parser.add_argument("--maps", type=int, default=8000)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--side", choices=READERS, help="print figures of this side on --data; for the script itself")
-    parser.add_argument("--data", type=Path, help="data set with masks; default: shear is drawn")
+    parser.add_argument(
+        "--side", choices=READERS, help="print the measurements of this side on --data; used by the script itself"
+    )
+    parser.add_argument("--data", type=Path, help="data set with masks; by default, random shear")
     args = parser.parse_args()
     if args.side:
         print(json.dumps(read_once(args.data, READERS[args.side])))
         return
     maps, size, turns = (100, 16, 1) if args.quick else (args.maps, args.size, args.turns)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # of the processes
+        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # for the worker processes
         data = args.data or Path(folder) / "maps"
         if args.data is None:
             settings = MapSettings(kind="gaussian", size=size, observable="shear", sigma_e=0.26, mask_fraction=0.3)
@@ -73,8 +75,8 @@ def measure(data: Path, side: str) -> dict[str, float]:
 
 
 def read_once(data: Path, reader) -> dict[str, float]:
-    """Figures of one process."""
-    import datasets  # not part of what is measured
+    """Return the measurements of one process."""
+    import datasets  # not measured
 
     datasets.disable_progress_bars()
     before, started = private_memory(), time.perf_counter()

@@ -1,4 +1,4 @@
-"""Posteriors of cosmological parameters from maps: the recurrent regressor beside hand-made summaries and a CNN.
+"""Infer cosmological parameters from maps: the recurrent regressor against hand-made summaries and a CNN.
 
     python -m benchmarks.cosmology.regression          # builds both sets, trains what is missing (hours on two cores)
     python -m benchmarks.cosmology.regression --evaluate_only     # trains nothing: the runs that are there already
@@ -71,10 +71,20 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--models", type=Path, default=Path("runs/cosmology"), help="runs KIND_SET, read or written")
-    parser.add_argument("--data", type=Path, default=Path("runs/data/cosmology"), help="sets, read or built")
-    parser.add_argument("--steps", type=int, default=3000, help="of the recurrent regressor")
-    parser.add_argument("--evaluate_only", action="store_true", help="leave out runs that are not there")
+    parser.add_argument(
+        "--models",
+        type=Path,
+        default=Path("runs/cosmology"),
+        help="folder of the runs KIND_SET, which are read or written",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("runs/data/cosmology"),
+        help="folder of the data sets, which are read or built",
+    )
+    parser.add_argument("--steps", type=int, default=3000, help="training steps of the recurrent regressor")
+    parser.add_argument("--evaluate_only", action="store_true", help="skip missing runs instead of training them")
     args = parser.parse_args()
     if args.quick:
         args.models, args.data, args.steps = Path("runs/cosmology_quick"), Path("runs/data/cosmology_quick"), 30
@@ -103,7 +113,7 @@ def build(args: argparse.Namespace, name: str, sigma_e: float) -> Path:
 
 
 def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path]) -> Path | None:
-    """The folder of a run, after training it if it is not there; None if nothing is to be trained."""
+    """Return a run's folder, training it if it is missing; None if it is missing and training is off."""
     folder = args.models / f"{kind}_{name}"
     if (folder / "results.json").exists():
         return folder
@@ -157,7 +167,7 @@ def evaluate(run: Path, test: MapSet, prior: dict, gp: dict) -> dict:
 
 
 def halting(model, extractor, test: MapSet, segments: np.ndarray, threshold: float) -> dict:
-    """Adaptive halting at a threshold, and as many segments given out by chance. segments [N, M, R] are the means."""
+    """Compare adaptive halting at a threshold with the same number of randomly assigned segments."""
     model.config.halt_threshold = threshold
     answers = predict_maps(model, extractor, test, halt="adaptive")
     predictions = answers.predictions

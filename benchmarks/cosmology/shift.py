@@ -1,4 +1,4 @@
-"""How often maps are called unlike the training maps: of their kind, of other generators, and with more noise.
+"""Measure how often maps are flagged as unlike the training maps: same kind, other generators, more noise.
 
     python -m benchmarks.cosmology.shift [--quick] [--train 4000] [--maps 1000] [--lpt_maps 200] [--workers 2]
 
@@ -88,7 +88,7 @@ def shares_beyond(pool, options: dict, train: int, count: int, lpt: int) -> dict
     sets = {}
     for number, (name, (kind, wanted, settings)) in enumerate(others.items(), 1):
         if settings.get("observable") == "shear" and kind not in PERIODIC:
-            continue  # no shear is made of it
+            continue  # not used to make shear
         maps, masks = draw(pool, kind, wanted, number * 10**6, settings)
         found = map_distances(model, extractor, MapSet(maps, {}, masks))
         low, high = wilson_interval(round(found["share_beyond"] * wanted), wanted)
@@ -97,7 +97,7 @@ def shares_beyond(pool, options: dict, train: int, count: int, lpt: int) -> dict
 
 
 def draw(pool, kind: str, count: int, first_seed: int, options: dict) -> tuple[np.ndarray, np.ndarray | None]:
-    """Maps of cosmologies from the prior, and masks if there are any."""
+    """Return maps of cosmologies drawn from the prior, and masks if there are any."""
     columns = list(
         pool.map(draw_one, repeat(kind), range(first_seed, first_seed + count), repeat(options), chunksize=8)
     )

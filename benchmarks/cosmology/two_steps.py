@@ -1,4 +1,4 @@
-"""The two-step way to parameters from masked shear: Wiener maps first, then a trained `hrm_cosmo` on them.
+"""Infer parameters from masked shear in two steps: Wiener maps, then an `hrm_cosmo` trained on them.
 
     python -m benchmarks.cosmology.two_steps --recipe training/recipes/cosmo_lognormal_64_cpu.yaml
         --data_path SHEAR --build_data "" --output_dir runs/two_steps [--observations 3]
@@ -25,18 +25,18 @@ from hrm_hf.trainer.recipes import parse_script
 from hrm_hf.trainer.run import run_training
 
 
-BATCH = 200  # maps filtered at a time
+BATCH = 200  # maps filtered per call
 
 
 @dataclass
 class TwoStepDataArguments(CosmoDataArguments):
-    """Shear maps, and how often each is observed."""
+    """Shear maps, and the number of observations of each."""
 
-    observations: int = field(default=3, metadata={"help": "Observations of each training map."})
+    observations: int = field(default=3, metadata={"help": "number of observations of each training map"})
 
 
 class TwoStepRun(RegressionRun):
-    """A regression whose maps are Wiener-filtered before training."""
+    """Regression on maps that are Wiener-filtered before training."""
 
     def open_maps(self) -> CosmologyMaps:
         info = load_cosmology_info(self.data_args.data_path)
@@ -62,7 +62,7 @@ class TwoStepRun(RegressionRun):
         )
 
     def filtered(self, parts: list[MapSet], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Wiener maps [N, P, S, S] of all parts, and their labels [N, T]."""
+        """Return the Wiener maps [N, P, S, S] of all parts, and their labels [N, T]."""
         maps = [estimate_maps(self.estimator, part, BATCH)[0] for part in parts]
         labels = [np.stack([part.labels[name] for name in names], axis=1) for part in parts]
         return np.concatenate(maps), np.concatenate(labels)
@@ -73,7 +73,7 @@ class TwoStepRun(RegressionRun):
 
 
 def observed_anew(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
-    """The same convergence under the mask of another row, moved around its edges, with other shape noise."""
+    """Return the same convergence with another row's mask, shifted periodically, and with new shape noise."""
     count, size = len(rows.kappa), rows.kappa.shape[-1]
     masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]
     masks = shifted(masks, *torch.randint(size, (2, count), generator=generator))

@@ -1,4 +1,4 @@
-"""Decoding speed of the Go coder, plans and code apart, against a Llama of as many parameters.
+"""Measure decoding speed of the Go coder, separately for plans and code, against a Llama of equal parameters.
 
     python -m benchmarks.golang.decoding [--quick] [--sizes nano,base] [--batch_sizes 1,8] [--no_compile]
 
@@ -24,8 +24,8 @@ PHASES = {"code": ("<CODE>", {}), "plan": ("<PLAN>", {"planner_only": True})}
 
 def main() -> None:
     parser = make_parser(__doc__, quick="the tiny preset, uncompiled, few turns")
-    parser.add_argument("--sizes", default="nano,base", help="presets of the Go coder")
-    parser.add_argument("--batch_sizes", default="1,8", help="only the first is compiled")
+    parser.add_argument("--sizes", default="nano,base", help="Go coder presets")
+    parser.add_argument("--batch_sizes", default="1,8", help="batch sizes; only the first is compiled")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--no_compile", action="store_true")
     args = parser.parse_args()
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def pair(size: str) -> tuple[HrmGoCoderForCausalLM, LlamaForCausalLM]:
-    """A Go coder with seeded weights, and the Llama of about as many parameters."""
+    """Return a Go coder with seeded weights, and a Llama with about as many parameters."""
     config = HrmGoCoderConfig.from_preset(size)
     shared = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ def pair(size: str) -> tuple[HrmGoCoderForCausalLM, LlamaForCausalLM]:
 
 
 def measure(coder, llama, batch_size: int, turns: int, **labels) -> list[dict]:
-    """One row a side: median milliseconds a token, and the speed relative to the Llama's."""
+    """Return one row per side: median milliseconds per token, and the speed relative to the Llama."""
     torch._dynamo.reset()
     compiled = labels["path"] == "compiled"
     sides = {"llama": decoder(llama, "<CODE>", {}, batch_size, compiled)}
@@ -77,7 +77,7 @@ def measure(coder, llama, batch_size: int, turns: int, **labels) -> list[dict]:
 
 
 def decoder(model, opener: str, arguments: dict, batch_size: int, compiled: bool):
-    """A function that decodes NEW tokens behind a cached prompt that ends in `opener`, again and again."""
+    """Return a function that repeatedly decodes NEW tokens after a cached prompt ending in `opener`."""
     ids = torch.randint(len(SPECIAL_TOKENS), model.config.vocab_size, (batch_size, PROMPT))
     ids[:, 0], ids[:, 1], ids[:, -1] = TOKEN_IDS["<s>"], TOKEN_IDS["<PROBLEM>"], TOKEN_IDS[opener]
     if compiled:
@@ -90,7 +90,8 @@ def decoder(model, opener: str, arguments: dict, batch_size: int, compiled: bool
     def decode() -> None:
         logits = first
         for _ in range(NEW):
-            token = logits[..., len(SPECIAL_TOKENS) :].argmax(-1) + len(SPECIAL_TOKENS)  # no opener of another phase
+            # without the opening tokens of other phases
+            token = logits[..., len(SPECIAL_TOKENS) :].argmax(-1) + len(SPECIAL_TOKENS)
             logits = step(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments).logits
         if not compiled:
             cache.crop(-NEW)

@@ -1,4 +1,4 @@
-"""What a Go coder writes before and after learning from rewards: the reward on held-out prompts, and what it hides.
+"""Compare a Go coder before and after reward training: held-out reward, and what the reward does not show.
 
     python -m benchmarks.golang.rewards runs/go_nano runs/grpo_go_coder --prompts held_out_prompts.jsonl
 
@@ -28,7 +28,7 @@ CURVES = ("step", "reward", "frac_reward_zero_std", "completions/mean_length")
 
 def main() -> None:
     parser = make_parser(__doc__, quick="eight prompts")
-    parser.add_argument("models", nargs="+", help="folders of Go coders")
+    parser.add_argument("models", nargs="+", help="folders of the Go coders")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--temperature", type=float, default=0.9)
     parser.add_argument("--max_new_tokens", type=int, default=80)
@@ -46,7 +46,7 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(folder: str, rows: list[dict], args) -> dict[str, float]:
-    """Shares of the codes of one model, and their likeness to the references."""
+    """Return shares over one model's completions, and their similarity to the references."""
     torch.manual_seed(args.seed)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     validator, end = best_validator(), TOKEN_IDS["</CODE>"]
@@ -66,7 +66,7 @@ def measure(folder: str, rows: list[dict], args) -> dict[str, float]:
 
 
 def curve(folder: Path) -> list[dict]:
-    """Rewards along the training of a model, if it had any."""
+    """Return the rewards logged in a model's training, if there are any."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [{name: entry[name] for name in CURVES} for entry in history if "reward" in entry]
 

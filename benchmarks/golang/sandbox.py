@@ -1,4 +1,4 @@
-"""Start-up of the sandbox that Go tests run in: wall time of `true` in it, beside bubblewrap alone and no sandbox.
+"""Measure sandbox start-up: wall time of `true` in the Go sandbox, in plain bubblewrap, and without a sandbox.
 
     python -m benchmarks.golang.sandbox [--quick] [--runs 200] [--before CHECKOUT]
 
@@ -29,13 +29,13 @@ SYSTEM = [(path, path) for path in ("/usr", "/bin", "/lib", "/lib64") if os.path
 def main() -> None:
     parser = make_parser(__doc__, quick="20 runs")
     parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--before", type=Path, help="another checkout of this repository")
+    parser.add_argument("--before", type=Path, help="another checkout of this repository to compare with")
     args = parser.parse_args()
     if args.quick:
         args.runs = 20
     try:
         validate_sandbox()
-    except SandboxError as error:  # `make bench` runs everything else
+    except SandboxError as error:  # `make bench` continues with the other benchmarks
         print(f"sandbox: not measured: {error}")
         return
     bwrap = ["bwrap", "--unshare-all", *(word for pair in SYSTEM for word in ("--ro-bind", *pair)), "true"]
@@ -48,7 +48,7 @@ def main() -> None:
         for name, run in sides.items():
             start = time.perf_counter()
             run()
-            if turn >= 3:  # the first ones fill caches
+            if turn >= 3:  # the first calls fill caches
                 times[name].append((time.perf_counter() - start) * 1e3)
     report = {
         "runs": args.runs, "milliseconds": {name: summary(values) for name, values in times.items()},
@@ -75,10 +75,10 @@ def inside(module: types.ModuleType) -> None:
 
 
 def module_of(checkout: Path) -> types.ModuleType:
-    """The sandbox of another checkout; its package is not imported, only this module and those beside it."""
+    """Return the sandbox of another checkout, importing only this module and its siblings, not the package."""
     package = types.ModuleType("before")
     folder = checkout / "hrm_hf" / "golang"
-    package.__path__ = [str(folder / "validators"), str(folder)]  # where it is, and where it was
+    package.__path__ = [str(folder / "validators"), str(folder)]  # its present and its former place
     sys.modules["before"] = package
     return importlib.import_module("before.sandbox")
 

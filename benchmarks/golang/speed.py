@@ -1,4 +1,4 @@
-"""The Go coder beside GPT-2 125M: training speed, peak memory and cached generation, in one interleaved run.
+"""Compare the Go coder with GPT-2 125M: training speed, peak memory and cached generation, interleaved.
 
     python -m benchmarks.golang.speed [--quick] [--threads 2] [--rows 2] [--length 512]
     python -m benchmarks.golang.speed --device cuda --dtype bfloat16 --rows 8 --length 1024
@@ -28,11 +28,13 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 def main() -> None:
     parser = make_parser(__doc__, quick="tiny models, few turns")
-    parser.add_argument("--size", choices=["base", "nano"], default="base", help="nano: all three have its 10M")
+    parser.add_argument(
+        "--size", choices=["base", "nano"], default="base", help="nano compares models of 10M parameters"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--rows", type=int, default=2, help="streams of a training step")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a stream")
+    parser.add_argument("--rows", type=int, default=2, help="streams per training step")
+    parser.add_argument("--length", type=int, default=512, help="tokens per stream")
     parser.add_argument("--new_tokens", type=int, default=32)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -59,7 +61,7 @@ def main() -> None:
 
 
 def full_configs() -> dict:
-    """The default Go coder, the guide's GPT-2, and a Llama of the coder's size."""
+    """Return the default Go coder, the guide's GPT-2, and a Llama of the coder's size."""
     coder = HrmGoCoderConfig.from_preset("base")
     llama = LlamaConfig(
         vocab_size=coder.vocab_size, hidden_size=320, intermediate_size=864, num_hidden_layers=8,
@@ -70,7 +72,7 @@ def full_configs() -> dict:
 
 
 def nano_configs() -> dict:
-    """The nano, and a Llama and a GPT-2 of its width and size, with which it is compared in docs/results.md."""
+    """Return the nano preset, and a Llama and a GPT-2 of its width and size."""
     coder = HrmGoCoderConfig.from_preset("nano")
     llama = LlamaConfig(
         vocab_size=coder.vocab_size, hidden_size=256, intermediate_size=704, num_hidden_layers=7,
@@ -83,7 +85,7 @@ def nano_configs() -> dict:
 
 
 def quick_configs() -> dict:
-    """The same three, tiny."""
+    """Return tiny versions of the three models."""
     coder = HrmGoCoderConfig.from_preset("test")
     llama = LlamaConfig(
         vocab_size=coder.vocab_size, hidden_size=64, intermediate_size=176, num_hidden_layers=4,
@@ -99,7 +101,7 @@ SIZES = {"base": full_configs, "nano": nano_configs}
 
 
 def stream_batch(vocab_size: int, rows: int, length: int) -> dict[str, torch.Tensor]:
-    """Random tokens in the shape of training streams, and labels on plan and code."""
+    """Return random training streams, with labels on plan and code."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(len(SPECIAL_TOKENS), vocab_size, (rows, length), generator=generator)
     plan, code = length // 3, length // 2
@@ -113,7 +115,7 @@ def stream_batch(vocab_size: int, rows: int, length: int) -> dict[str, torch.Ten
 
 
 def train_step(model, args):
-    """A function that takes one training step."""
+    """Return a function that takes one training step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch = stream_batch(model.config.vocab_size, args.rows, args.length)
     batch = {name: value.to(args.device) for name, value in batch.items()}
@@ -131,7 +133,7 @@ def train_step(model, args):
 
 
 def train_speed(configs: dict, args) -> dict[str, dict]:
-    """Tokens a second of training, prompts included."""
+    """Return the training tokens per second, prompts included."""
     sides = {name: train_step(build(config).to(args.device), args) for name, config in configs.items()}
     tokens = args.rows * args.length
     rows = {}
@@ -144,7 +146,7 @@ def train_speed(configs: dict, args) -> dict[str, dict]:
 
 @torch.no_grad()
 def decode_speed(configs: dict, args) -> dict[str, dict]:
-    """Tokens a second of greedy decoding with a cache, after 128 tokens, all rows together."""
+    """Return the tokens per second, over all rows, of cached greedy decoding after 128 tokens."""
     models = {
         name: build(config).to(args.device, getattr(torch, args.dtype)).eval() for name, config in configs.items()
     }
@@ -157,7 +159,7 @@ def decode_speed(configs: dict, args) -> dict[str, dict]:
 
 
 def ratios(models: dict) -> dict[str, float]:
-    """Returns the coder's values divided by GPT-2's."""
+    """Return the coder's values divided by GPT-2's."""
     ours, theirs = models["hrm_go_coder"], models["gpt2"]
     return {name: ours[name] / theirs[name] for name in ours}
 

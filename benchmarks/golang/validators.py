@@ -1,4 +1,4 @@
-"""Speed of the Go validators, and how well they agree with gofmt on corrupted standard-library files.
+"""Measure the speed of the Go validators, and their agreement with gofmt on corrupted standard-library files.
 
     python -m benchmarks.golang.validators [--quick] [--source GOROOT/src] [--files 200] [--corruptions 8]
 
@@ -30,7 +30,7 @@ TOKEN = re.compile(r"\w+|[^\w\s]")
 def main() -> None:
     parser = make_parser(__doc__, quick="20 files, 100 functions")
     parser.add_argument(
-        "--source", type=Path, help="folder of Go files; default, the standard library of the Go found"
+        "--source", type=Path, help="folder of Go files; by default, the installed Go's standard library"
     )
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--corruptions", type=int, default=8)
@@ -41,7 +41,7 @@ def main() -> None:
         args.files, args.functions = 20, 100
     try:
         go = find_go()
-    except GoNotFoundError as error:  # `make bench` runs everything else
+    except GoNotFoundError as error:  # `make bench` continues with the other benchmarks
         print(f"go validators: not measured: {error}")
         return
     generator = random.Random(args.seed)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def sample_files(source: Path, count: int, generator: random.Random) -> list[str]:
-    """Texts of Go files of 1 to 40 kB, tests and test data left out."""
+    """Return the texts of Go files of 1 to 40 kB, without tests and test data."""
     skipped = ("testdata", "vendor")
     found = [
         path for path in sorted(Path(os.path.realpath(source)).rglob("*.go"))
@@ -97,7 +97,7 @@ def sample_files(source: Path, count: int, generator: random.Random) -> list[str
 
 
 def _clause_end(text: str) -> int:
-    """Where the line of the package clause ends, in characters."""
+    """Return the offset in characters at which the package clause's line ends."""
     data = text.encode()
     clause = next(node for node in parse(data).root_node.children if node.type == "package_clause")
     return len(data[: data.index(b"\n", clause.end_byte) + 1].decode())
@@ -158,15 +158,17 @@ CORRUPTIONS = (
 
 
 def corrupt(text: str, kind: int, generator: random.Random) -> str:
-    """One corruption: a token deleted, doubled or swapped, a bracket or a line deleted, a newline put in, the end cut
-    off, two lines joined. What comes before the end of the package clause stays: text without one counts as
-    declarations for us, and as an error for gofmt."""
+    """Corrupt a text once, after its package clause.
+
+    A token is deleted, doubled or swapped, a bracket or a line deleted, a newline inserted, the end cut off, or two lines
+    joined. Without a package clause, a text counts as declarations here and as an error for gofmt.
+    """
     head = _clause_end(text)
     return text[:head] + CORRUPTIONS[kind](text[head:], generator)
 
 
 def gofmt_errors(texts: list[str]) -> list[tuple[int, str] | None]:
-    """Line and message of gofmt's first error of each text, None for a good one; one run for all."""
+    """Return the line and message of gofmt's first error in each text, None if there is none, from one gofmt run."""
     gofmt = find_go().root / "bin" / "gofmt"
     with tempfile.TemporaryDirectory() as folder:
         paths = [f"{index}.go" for index in range(len(texts))]
@@ -180,7 +182,7 @@ def gofmt_errors(texts: list[str]) -> list[tuple[int, str] | None]:
 
 
 def agreement(found: list, referee: list[tuple[int, str] | None], clean: int) -> dict[str, float]:
-    """Precision and recall of "does not parse", and how often line and message are gofmt's."""
+    """Return precision and recall of "does not parse", and how often line and message equal gofmt's."""
     bad = [(feedback, error) for feedback, error in zip(found, referee) if error and feedback.syntax_ok is False]
     flagged = sum(feedback.syntax_ok is False for feedback in found)
     return {

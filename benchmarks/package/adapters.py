@@ -1,4 +1,4 @@
-"""LoRA and DoRA merged into the weights of each architecture: is what differs rounding, and where does it come from?
+"""Merge LoRA and DoRA into each architecture's weights, and trace where the rounding differences come from.
 
     python -m benchmarks.package.adapters --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt
     python -m benchmarks.package.adapters --quick       # tiny models without training alone
@@ -47,9 +47,9 @@ from .subjects import SUBJECTS, Regressor, named
 METHODS = {"lora": False, "dora": True}
 NAMES = {"lora": "LoRA", "dora": "DoRA"}
 RANK = 8
-STD = 0.005  # of the B matrices, which PEFT starts at zero
-LENGTHS = 0.01  # relative change of DoRA's lengths
-PREFIX = "base_model.model."  # PEFT's, before a module's own name
+STD = 0.005  # standard deviation of the B matrices, which PEFT initializes to zero
+LENGTHS = 0.01  # relative change of DoRA's magnitudes
+PREFIX = "base_model.model."  # PEFT's prefix of module names
 SETTINGS = {"puzzles": 32, "text_bytes": 2000, "records": 4, "maps": 32}
 SHOWN = ("float32", "relative", "float64", "adapter_rounding", "weights_rounding", "merged_once", "next_float32")
 
@@ -72,17 +72,17 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny models alone")
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
-    parser.add_argument("--markdown", action="store_true", help="measure nothing, print the report in --out")
+    parser.add_argument("--markdown", action="store_true", help="print the report in --out without measuring")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
         parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
     if args.quick and args.checkpoints:
-        parser.error("--quick takes tiny models, leave out --checkpoints")
+        parser.error("--quick uses tiny models; omit --checkpoints")
     return args
 
 
 def measure(name: str, folder: str | Path, data: str | Path) -> tuple[str, dict[str, Any]]:
-    """The name, and the figures of both methods."""
+    """Return the name, and the measurements of both methods."""
     subject = SUBJECTS[AutoConfig.from_pretrained(folder).model_type](folder, data, argparse.Namespace(**SETTINGS))
     figures: dict[str, Any] = {}
     for method, use_dora in METHODS.items():
@@ -98,7 +98,7 @@ def measure(name: str, folder: str | Path, data: str | Path) -> tuple[str, dict[
 
 @torch.no_grad()
 def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
-    """The figures of the header, the largest output, and by how much the adapter moves the outputs."""
+    """Return the columns of the table, the largest output, and how much the adapter changes the outputs."""
     before = outputs(base, subject)
     adapter = with_adapters(base, TuningArguments(lora_rank=RANK, use_dora=use_dora)).eval()
     randomise(adapter)
@@ -130,7 +130,7 @@ def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
 
 
 def randomise(adapter: nn.Module) -> None:
-    """Weights of an adapter as if it had learnt something."""
+    """Set random adapter weights, as after training."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in adapter.named_parameters():
         if "lora_B" in name:
@@ -140,7 +140,7 @@ def randomise(adapter: nn.Module) -> None:
 
 
 def outputs(model: nn.Module, subject) -> torch.Tensor:
-    """All outputs of a model, in float64."""
+    """Return all outputs of a model in float64."""
     found = subject.run(model)
     if isinstance(subject, Regressor):
         return torch.cat([getattr(found, name).flatten() for name in ("logits", "loc", "scale_tril")]).double()
@@ -151,7 +151,7 @@ def outputs(model: nn.Module, subject) -> torch.Tensor:
 
 
 def in_float64(model: nn.Module) -> nn.Module:
-    """A copy with every weight and buffer in float64, those too that refuse to be cast."""
+    """Return a copy with every weight and buffer in float64, including those that override casting."""
     model = copy.deepcopy(model).double()
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -161,7 +161,7 @@ def in_float64(model: nn.Module) -> nn.Module:
 
 
 def outputs64(model: nn.Module, subject) -> torch.Tensor:
-    """Outputs of a model of `in_float64`, where nothing is rounded to float32 on the way."""
+    """Return the outputs of a model of `in_float64`, without rounding to float32 on the way."""
     if isinstance(subject, Regressor):
         subject = copy.copy(subject)
         subject.pixels = subject.pixels.double()
@@ -174,7 +174,7 @@ def outputs64(model: nn.Module, subject) -> torch.Tensor:
 
 
 class Float64(TorchFunctionMode):
-    """Float64 wherever a model asks torch for float32: norms, softmax, rotary tables, posterior heads."""
+    """Replace float32 by float64 in torch calls: norms, softmax, rotary tables, posterior heads."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.float:
@@ -184,12 +184,12 @@ class Float64(TorchFunctionMode):
 
 
 def wide(value: Any) -> Any:
-    """float64 for float32; all else as it is."""
+    """Return float64 for float32, and any other value unchanged."""
     return torch.float64 if value is torch.float32 else value
 
 
 def print_markdown(report: dict[str, Any]) -> None:
-    """A row for each trained model and method."""
+    """Format a row for each trained model and method."""
     print("| model | | outputs up to | moved by | " + " | ".join(name.replace("_", " ") for name in SHOWN) + " |")
     print("|---" * (4 + len(SHOWN)) + "|")
     for name, figures in report["trained"].items():

@@ -1,4 +1,4 @@
-"""Measures the cost of checksums: writing and checking a checkpoint with them against sizes alone.
+"""Measure the cost of checksums: writing and verifying a checkpoint with them against file sizes alone.
 
     python -m benchmarks.package.checkpoints [--quick] [--turns 7] [--folder /scratch] [--out benchmarks/results]
 
@@ -32,7 +32,9 @@ SIZES = {"1M": (128, 4), "30M": (512, 9), "100M": (768, 13)}  # hidden size and 
 def main() -> None:
     parser = make_parser(__doc__, quick="the smallest model, three turns")
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--folder", type=Path, default=None, help="where checkpoints are written; a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where checkpoints are written; by default, a temporary folder"
+    )
     args = parser.parse_args()
     sizes = dict(list(SIZES.items())[:1]) if args.quick else SIZES
     rows = []
@@ -56,11 +58,11 @@ def one_size(name: str, width: int, layers: int, scratch: Path, turns: int) -> d
     ways = {"sizes": write_sizes, "checksums": write_manifest}
     kinds = ("write", "check", "write, of the processor,")
     seconds: dict[str, list[float]] = {f"{what} {way}": [] for what in kinds for way in ways}
-    for turn in range(turns + 1):  # the first does not count
+    for turn in range(turns + 1):  # the first repetition does not count
         for way, finish in ways.items():
             folder = scratch / way
             shutil.rmtree(folder, ignore_errors=True)
-            os.sync()  # what earlier turns wrote is not written in this one's time
+            os.sync()  # flush earlier writes first, so that they are not timed here
             started, worked = time.perf_counter(), time.process_time()
             model.save_pretrained(folder)
             torch.save(moments, folder / "optimizer.pt")
@@ -91,7 +93,7 @@ def one_size(name: str, width: int, layers: int, scratch: Path, turns: int) -> d
 
 
 def write_sizes(folder: Path) -> None:
-    """The manifest as it was before: sizes alone."""
+    """Return a manifest without checksums: file sizes alone."""
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     (folder / MANIFEST).write_text(json.dumps(sizes))
 

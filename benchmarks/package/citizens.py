@@ -1,4 +1,4 @@
-"""What transformers, accelerate and torch expect of a model, for every architecture, without helpers of this package.
+"""Check what transformers, accelerate and torch expect of a model, for every architecture.
 
     python -m benchmarks.package.citizens [--quick] [--only trainer graph] [--out benchmarks/results]
     PYTHONPATH=OTHER_CHECKOUT python -m benchmarks.package.citizens     # the same of another version of the package
@@ -36,7 +36,7 @@ from . import citizens_generation, citizens_training
 
 
 ROWS = 4
-# Training steps that are one graph but for a part, with the reason; docs/training.md says so too.
+# Training steps that compile to one graph except for a part, with the reason; docs/training.md lists them too.
 PARTS_IN_A_GRAPH = {
     **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
     "hrm_lm": "the model without its loss, which looks at the tokens that still think",
@@ -46,7 +46,7 @@ PARTS_IN_A_GRAPH = {
 
 @dataclass(frozen=True)
 class Check:
-    """What is claimed, and the function that finds out; `slow` where it compiles or starts processes."""
+    """A claim and the function that checks it; `slow` if it compiles or starts processes."""
 
     claim: str
     function: Callable[[str], str | None]
@@ -58,7 +58,7 @@ CHECKS: list[Check] = []
 
 
 def check(claim: str, architectures: Iterable[str] = every.ARCHITECTURES, slow: bool = False):
-    """Adds a function of an architecture to the table."""
+    """Register a check in the table."""
 
     def add(function: Callable[[str], str | None]):
         CHECKS.append(Check(claim, function, tuple(architectures), slow))
@@ -69,7 +69,9 @@ def check(claim: str, architectures: Iterable[str] = every.ARCHITECTURES, slow: 
 
 def main() -> None:
     parser = make_parser(__doc__, quick="compile for one architecture of each kind")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="checks whose claim has one of these words")
+    parser.add_argument(
+        "--only", nargs="+", metavar="WORD", help="run only checks whose claim contains one of these words"
+    )
     args = parser.parse_args()
     silence()
     first = {every.PUZZLES[0], every.CAUSAL_LMS[0], every.REGRESSORS[0]}
@@ -87,20 +89,20 @@ def main() -> None:
 
 
 def silence() -> None:
-    """The table is all that is printed."""
+    """Silence everything but the table."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
 
 
 def run(one: Check, architectures: Iterable[str]) -> dict[str, Any]:
-    """The outcome of a check: architectures that passed, with notes, and that failed, with reasons."""
+    """Return the outcome of a check: passed architectures with notes, failed ones with reasons."""
     row: dict[str, Any] = {"claim": one.claim, "passed": {}, "failed": {}}
     start = time.process_time()
     for name in architectures:
         try:
             row["passed"][name] = one.function(name) or ""
-        except Exception as error:  # whatever a library makes of it
+        except Exception as error:  # any error of a library is the outcome
             said = " ".join(str(error).split())
             row["failed"][name] = f"{type(error).__name__}: {said[:300]}"
     return row | {"cpu_seconds": round(time.process_time() - start, 1)}
@@ -116,7 +118,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def compiled(function: Callable, backend: str = "aot_eager") -> Callable:
-    """One graph, or an error. Traced and differentiated as for a compiler, and run by torch's own kernels."""
+    """Trace a model as one graph or fail; it is differentiated as for a compiler and run by torch's own kernels."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend=backend)
 
@@ -126,7 +128,7 @@ def labelled(architecture: str, rows: int = ROWS) -> dict[str, torch.Tensor]:
 
 
 def plain_trainer(architecture: str, folder: str, **options) -> transformers.Trainer:
-    """transformers' Trainer, on a data set with the columns of the model's inputs and labels."""
+    """Train with transformers' Trainer on a data set with the columns of the model's inputs and labels."""
     torch.manual_seed(0)
     data = Dataset.from_dict({name: value.tolist() for name, value in labelled(architecture).items()})
     data.set_format("torch")
@@ -184,12 +186,12 @@ def accumulation(architecture: str) -> None:
 
 @torch.no_grad()
 def used(architecture: str, model: torch.nn.Module) -> list[torch.Tensor]:
-    """What a user gets of a model: of its forward, and of what it writes or solves."""
+    """Return what a user gets from a model: forward outputs, and generated text or solutions."""
     found = [model(**labelled(architecture)).logits]
     if architecture in every.CAUSAL_LMS:
         texts = {name: value[:2] for name, value in every.padded(architecture).items()}
         found.append(model.generate(**texts, max_new_tokens=3, do_sample=False))
-        # Of any beginning: the Go coder then writes a plan before the code.
+        # Accept any prompt; the Go coder then writes a plan before the code.
         prompt = {"input_ids": every.inputs(architecture, 1)["input_ids"][:, :5]}
         found.append(model.generate(**prompt, max_new_tokens=3, do_sample=False))
     if architecture in every.PUZZLES:
@@ -292,7 +294,7 @@ def misspelt(architecture: str) -> None:
         except TypeError as error:
             assert "lables" in str(error), error
         else:
-            raise AssertionError(f"{type(one).__name__} took lables= without a word")
+            raise AssertionError(f"{type(one).__name__} accepted the misspelled argument lables= silently")
 
 
 @check("output_attentions gives weights or raises")
@@ -322,7 +324,8 @@ def named_columns(architecture: str) -> None:
     output = model(**given)
     assert output.logits.shape == output.std.shape == given["labels"].shape, output.logits.shape
     s_8 = output.s_8 / (output.logits[:, 1] * (output.logits[:, 0] / 0.3).sqrt())
-    assert output.s_8_std.shape == (ROWS,) and ((s_8 > 0.8) & (s_8 < 1.2)).all()  # of means, so not exactly
+    # means of means, therefore not exactly equal
+    assert output.s_8_std.shape == (ROWS,) and ((s_8 > 0.8) & (s_8 < 1.2)).all()
 
 
 # ---- generation, remote code, probes, classifiers; losses and PEFT ----

@@ -1,4 +1,4 @@
-"""Checks of `citizens.py`: what transformers expects of models that generate, are saved, are probed and classify.
+"""Checks of `citizens.py` for generation, saving, probing and classification.
 
 `generate` and `compute_transition_scores` of the Go coder, `pipeline(..., trust_remote_code=True)` in a process that
 cannot import the package, hidden states of `rlm_mhc`, classifiers under `Trainer`. The models are untrained, with some
@@ -47,7 +47,7 @@ WITHOUT_THE_PACKAGE = "import sys; sys.modules['hrm_hf'] = None\n"
 
 
 def transition_scores(architecture: str) -> str:
-    """`compute_transition_scores` on what `generate` returns: the log-probabilities of the tokens that it wrote."""
+    """Compare `compute_transition_scores` with the log-probabilities of the generated tokens."""
     coder, prompt = _coder(), _prompt()
     for options in ({"do_sample": False}, {"num_beams": 2, "length_penalty": 1.0, "do_sample": False}):
         out = coder.generate(prompt, max_new_tokens=6, return_dict_in_generate=True, output_scores=True, **options)
@@ -61,7 +61,7 @@ def transition_scores(architecture: str) -> str:
 
 
 def stopping_criteria(architecture: str) -> str:
-    """A criterion sees the prompt that was given and what follows it, so that lengths and texts mean what they say."""
+    """Check that a stopping criterion sees the given prompt and its continuation."""
 
     class Stop(StoppingCriteria):
         seen = []
@@ -78,7 +78,7 @@ def stopping_criteria(architecture: str) -> str:
 
 
 def embeddings(architecture: str) -> str:
-    """Embeddings hold no tags: what then happens is said."""
+    """Check the error for `inputs_embeds`, in which tags cannot be found."""
     coder, prompt = _coder(), _prompt()
     said = _said(
         lambda: coder.generate(inputs_embeds=coder.get_input_embeddings()(prompt), max_new_tokens=4, do_sample=False)
@@ -92,7 +92,7 @@ def embeddings(architecture: str) -> str:
 
 
 def window(architecture: str) -> str:
-    """`max_new_tokens` that the window has no place for: said, with the number that fits."""
+    """Check that a `max_new_tokens` beyond the window raises an error with the number that fits."""
     coder, prompt = _coder(), _prompt()
     said = _said(lambda: coder.generate(prompt, max_new_tokens=500, do_sample=False))
     assert "500" in said and "128" in said, f"said: {said!r}"
@@ -100,7 +100,7 @@ def window(architecture: str) -> str:
 
 
 def pipelines_without_the_package(architecture: str) -> str:
-    """`pipeline(folder, trust_remote_code=True)` for puzzles and cosmology where the package cannot be imported."""
+    """Run `pipeline(folder, trust_remote_code=True)` for puzzles and cosmology without the package."""
     torch.manual_seed(0)
     fields = {"hidden_size": 32, "num_attention_heads": 2, "L_layers": 1, "puzzle_emb_ndim": 0, "halt_max_steps": 2}
     puzzles = hrm_hf.TrmPuzzleForSolving(hrm_hf.TrmPuzzleConfig(**fields, task="sudoku"))
@@ -125,7 +125,7 @@ print(json.dumps([answer["text"], answer["steps"], [one["omega_m"]["mean"] for o
         _extractor(cosmo).save_pretrained(folder / "cosmo")
         torch.save(maps, folder / "maps.pt")
         text, steps, means = json.loads(_elsewhere(code, folder))
-        ours = pipeline("puzzle-solving", model=str(folder / "puzzle"))(SUDOKU)  # as ever, with the package
+        ours = pipeline("puzzle-solving", model=str(folder / "puzzle"))(SUDOKU)  # as usual, with the package
         theirs = pipeline("cosmology-regression", model=str(folder / "cosmo"))(list(maps))
         assert (text, steps) == (ours["text"], ours["steps"])
         torch.testing.assert_close(means, [one["omega_m"]["mean"] for one in theirs])
@@ -133,7 +133,7 @@ print(json.dumps([answer["text"], answer["steps"], [one["omega_m"]["mean"] for o
 
 
 def hidden_states(architecture: str) -> str:
-    """Hidden states of `rlm_mhc` are [B, T, D], one a layer and the last; streams come when they are asked for."""
+    """Check hidden states of `rlm_mhc`: [B, T, D] per layer and the last; streams on request."""
     torch.manual_seed(0)
     for fields in ({}, {"mhc_enabled": False}, {"num_loops": 2}):
         model = hrm_hf.RlmMhcForCausalLM(hrm_hf.RlmMhcConfig(**{**MHC, **fields})).eval()
@@ -148,7 +148,7 @@ def hidden_states(architecture: str) -> str:
 
 
 def float32_modules(architecture: str) -> str:
-    """Every name in `_keep_in_fp32_modules_strict` is of a module that is there."""
+    """Check that every name in `_keep_in_fp32_modules_strict` matches a module."""
     for fields in ({}, {"mhc_reduce": "head"}, {"mhc_enabled": False}):
         model = hrm_hf.RlmMhcForCausalLM(hrm_hf.RlmMhcConfig(**{**MHC, **fields}))
         names = {part for name, _ in model.named_modules() for part in name.split(".")}
@@ -157,7 +157,7 @@ def float32_modules(architecture: str) -> str:
 
 
 def sequence_classification(architecture: str) -> None:
-    """`AutoModelForSequenceClassification` under the plain Trainer, padding on either side, saved and loaded."""
+    """Train `AutoModelForSequenceClassification` with padding on either side, save it and load it."""
     model = _classifier(AutoModelForSequenceClassification, architecture)
     rows = [{"input_ids": list(range(10, 10 + size)), "labels": size % 3} for size in (5, 9, 7, 6)]
     _train_a_step(model, rows, DataCollatorWithPadding(_tokenizer()))
@@ -172,7 +172,7 @@ def sequence_classification(architecture: str) -> None:
 
 
 def token_classification(architecture: str) -> None:
-    """`AutoModelForTokenClassification` under the plain Trainer, saved and loaded."""
+    """Train `AutoModelForTokenClassification`, save it and load it."""
     model = _classifier(AutoModelForTokenClassification, architecture)
     rows = [{"input_ids": list(range(10, 10 + size)), "labels": [1] * size} for size in (5, 9, 7, 6)]
     _train_a_step(model, rows, transformers.DataCollatorForTokenClassification(_tokenizer()))
@@ -182,7 +182,7 @@ def token_classification(architecture: str) -> None:
 
 
 def classifiers_without_the_package(architecture: str) -> str:
-    """Classifiers are loaded, compute the same and are saved again where the package cannot be imported."""
+    """Load classifiers without the package, compare their outputs, and save them again."""
     code = """
 import torch, transformers
 for file in sorted(__import__("pathlib").Path(".").glob("*.pt")):
@@ -205,7 +205,7 @@ print("ok")
     return "both heads of each"
 
 
-# ---- what the checks share ----
+# ---- shared by the checks ----
 
 
 def _coder(**fields):
@@ -222,7 +222,7 @@ def _prompt() -> torch.Tensor:
 
 
 def _said(call: Callable) -> str:
-    """What a call logs as a warning through transformers' logger, or warns of."""
+    """Return the warnings of a call, from transformers' logger and from `warnings`."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -280,7 +280,7 @@ def _saved_and_loaded(auto_class, model, batch) -> None:
 
 
 def _elsewhere(code: str, folder: Path) -> str:
-    """What a process prints that cannot import the package."""
+    """Return the output of a process that cannot import the package."""
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT_THE_PACKAGE + code], cwd=folder, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=300, env={**os.environ, "HF_HOME": str(folder / "hf_home")},
@@ -289,7 +289,7 @@ def _elsewhere(code: str, folder: Path) -> str:
     return ended.stdout
 
 
-# Claim, function, architectures; and whether it starts processes.
+# Claim, function, architectures, and whether it starts processes.
 CHECKS = (
     ("generate: scores for compute_transition_scores", transition_scores, ("hrm_go_coder",), False),
     ("generate: criteria see prompt and code", stopping_criteria, ("hrm_go_coder",), False),

@@ -1,4 +1,4 @@
-"""Checks of `citizens.py` on losses in plain Trainers, and on PEFT's own functions.
+"""Checks of `citizens.py` for losses in plain Trainers, and for PEFT.
 
 Referees: cross-entropy of the logits, one large batch, PEFT's defaults for Llama, the model without an adapter.
 """
@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 CAUSAL_LM = "CAUSAL_LM"
 UNIFIED = {"hrm_go_coder": {"unified": True, "planner_layers": 2, "generator_layers": 0}}
-# Labels of four texts of two tokens, and how many values a head has.
+# Labels of four texts of two tokens, and the number of values of a head.
 HEADS = (
     (AutoModelForSequenceClassification, 3, torch.tensor([0, 1, 2, 0])),
     (AutoModelForSequenceClassification, 3, torch.eye(4)[:, :3]),
@@ -157,7 +157,7 @@ def _prefix_of_too_few_slots(architecture: str) -> str | None:
     raise AssertionError(f"prefix tuning with {fields} was accepted")
 
 
-# Claim, function, architectures; and whether it starts processes.
+# Claim, function, architectures, and whether it starts processes.
 CHECKS = (
     ("evaluation loss: the likelihood of the tokens", evaluation_loss, every.CAUSAL_LMS, False),
     ("Trainer: label_smoothing_factor shifts labels", smoothed_labels, every.CAUSAL_LMS, False),

@@ -1,4 +1,4 @@
-"""What a device computes against what the CPU computes: the checks of `gpu_check.py` and of the tests marked `gpu`.
+"""Compare a device with the CPU: the checks of `gpu_check.py` and of the tests marked `gpu`.
 
 The reference is the same checkpoint on the CPU, in float32, with eager attention, no cache and one process. How far a
 result may be from it is measured, too: the reference is computed again from weights, maps and labels that are off by
@@ -45,12 +45,12 @@ from hrm_hf.text.trainer import CausalLMTrainer
 
 ROOT = Path(__file__).parents[2]
 FACTOR = 8
-STEPS, STEPS_OF_SEVERAL = 20, 4  # of training; slots of a carry that halt get other boards from several processes
+STEPS, STEPS_OF_SEVERAL = 20, 4  # training steps; with several processes, halted slots of a carry get other boards
 ROWS = 4
-FLEX_LEAST = 16  # width of a head, below which torch compiles no flex_attention
+FLEX_LEAST = 16  # head width; torch does not compile flex_attention for smaller ones
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHES = {"growing cache": DynamicCache, "static cache": StaticCache}
-# A device draws other random numbers than the CPU does.
+# A device draws other random numbers than the CPU.
 WITHOUT_CHANCE = {"halt_exploration_prob": 0.0}
 TRAINERS = {
     "puzzle-solving": (PuzzleTrainer, PuzzleTrainingArguments),
@@ -64,7 +64,7 @@ Values = dict[str, torch.Tensor]
 
 @dataclass
 class Comparison:
-    """How far a result is from the reference, relative to the reference's size, and how far it may be.
+    """Difference of a result from the reference, relative to the reference's size, and its bound.
 
     Attributes:
         of: the value that is furthest from the reference, measured by how far it may be.
@@ -81,66 +81,66 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """False where a result is not finite, too."""
+        """Whether the difference is within the bound; False if a result is not finite."""
         return self.error is None and self.distance <= self.most
 
     def line(self) -> str:
-        """A row of the table."""
+        """Format the row of the table."""
         found = self.error or f"{self.distance:8.1e} of at most {self.most:.1e}, {self.of}"
         return f"{'ok' if self.ok else 'FAILED':6} {self.check:9} {self.architecture:13} {self.setting:24} {found}"
 
     def as_dict(self) -> dict:
-        """For JSON, which knows no NaN."""
+        """Return a dictionary for JSON, which has no NaN."""
         distance = self.distance if math.isfinite(self.distance) else None
         return asdict(self) | {"distance": distance, "ok": self.ok}
 
 
 @dataclass
 class Reference:
-    """What the reference gives, and what it gives from weights that are a little off."""
+    """Values of the reference, and its values with slightly perturbed weights."""
 
     values: Values
     noisy: list[Values]
     epsilon: float
 
     def only(self, name: str) -> "Reference":
-        """The same for one value."""
+        """Return the reference of one value."""
         return Reference({name: self.values[name]}, self.noisy, self.epsilon)
 
     def compare(self, found: Values) -> dict:
-        """The fields of a `Comparison` that are measured. Raises ValueError if other values were found."""
+        """Return the measured fields of a `Comparison`. Raises ValueError if the names of the values differ."""
         if found.keys() != self.values.keys():
             raise ValueError(f"expected {', '.join(self.values)}, found {', '.join(found)}")
         rows = []
         for name, value in self.values.items():
             most = FACTOR * (max(apart(other[name], value) for other in self.noisy) + self.epsilon)
             distance = apart(found[name], value)
-            if most < 1 or not math.isfinite(distance):  # a larger bound would let any value pass
+            if most < 1 or not math.isfinite(distance):  # a larger bound would accept any value
                 rows.append((distance / most if math.isfinite(distance) else math.inf, distance, most, name))
         if not rows:
-            raise ValueError(f"{', '.join(self.values)}: rounding the weights alone changes them by a tenth or more")
+            raise ValueError(f"{', '.join(self.values)}: rounding the weights changes these values by a tenth or more")
         _, distance, most, name = max(rows)
         return {"distance": distance, "most": most, "of": name}
 
 
 def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The root mean square of the differences, relative to that of the expected values."""
+    """Return the root mean square of the differences, relative to that of the expected values."""
     return (found - expected).norm().item() / (expected.norm().item() or 1.0)
 
 
 class Checkpoints:
-    """A checkpoint of every architecture in a folder, and what the reference makes of each."""
+    """Save a checkpoint of every architecture, and compute the reference values of each."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        torch.backends.cudnn.allow_tf32 = False  # convolutions of float32 would have 10 bits
+        torch.backends.cudnn.allow_tf32 = False  # float32 convolutions would use TF32 with 10 bits
         self.outputs = cache(self._outputs)
         self.losses = cache(self._losses)
 
     def load(
         self, architecture: str, dtype=torch.float32, attention: str = "eager", off_by: float = 0.0, seed: int = 0
     ):
-        """A model on the CPU; `off_by`: each weight is multiplied by a random number that is 1 but for so much."""
+        """Load a model on the CPU; `off_by` perturbs each weight by a random factor within 1 +- off_by."""
         folder, row = self.folder / architecture, every.ROWS[architecture]
         if not folder.exists():
             known = {field.name for field in fields(row.config)}
@@ -169,7 +169,7 @@ class Checkpoints:
         return self._reference(architecture, dtype, measure, 2)
 
 
-# ---- what is measured ----
+# ---- measurements ----
 
 
 def blur(values: Iterable[torch.Tensor], off_by: float, seed: int = 0) -> None:
@@ -181,7 +181,7 @@ def blur(values: Iterable[torch.Tensor], off_by: float, seed: int = 0) -> None:
 
 @torch.no_grad()
 def outputs(model, architecture: str, device: str, off_by: float = 0.0) -> Values:
-    """Return every number that a model gives for inputs and labels of its kind, on the CPU in float32.
+    """Return every number that a model computes for fitting inputs and labels, on the CPU in float32.
 
     `off_by` blurs maps and labels: a loss that subtracts nearly equal numbers shows their rounding, too.
     """
@@ -201,7 +201,7 @@ def outputs(model, architecture: str, device: str, off_by: float = 0.0) -> Value
 
 @torch.no_grad()
 def cached_logits(model, architecture: str, device: str, kind: type) -> Values:
-    """The logits of a text that is read in a piece, and then token by token, with a cache."""
+    """Return the logits of a text read in one piece and then token by token, with a cache."""
     model, ids = model.to(device), every.inputs(architecture)["input_ids"].to(device)
     length = ids.shape[1]
     cached = kind(config=model.config, **({"max_cache_len": length} if kind is StaticCache else {}))
@@ -213,7 +213,7 @@ def cached_logits(model, architecture: str, device: str, kind: type) -> Values:
 
 
 def training_losses(model, architecture: str, device: str, dtype: torch.dtype, steps: int) -> Values:
-    """The loss of each step of the trainer of its task, all rows in each; in a process of several, those of all."""
+    """Return the loss of each training step on all rows, averaged over processes."""
     trainer_class, arguments_class = TRAINERS[every.ROWS[architecture].pipeline]
     columns = every.inputs(architecture, ROWS) | every.targets(architecture, ROWS)
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +224,7 @@ def training_losses(model, architecture: str, device: str, dtype: torch.dtype, s
             report_to="none", disable_tqdm=True,
         )  # fmt: skip
         if arguments.n_gpu > 1:
-            arguments._n_gpu = 1  # one process takes one GPU, whatever is here
+            arguments._n_gpu = 1  # each process uses one GPU, however many there are
         rows = Dataset.from_dict({name: value.tolist() for name, value in columns.items()})
         trainer = trainer_class(model.train(), arguments, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
@@ -233,11 +233,11 @@ def training_losses(model, architecture: str, device: str, dtype: torch.dtype, s
     return {"loss": torch.tensor(losses)}
 
 
-# ---- the checks: of one architecture on a device each ----
+# ---- checks, each of one architecture on one device ----
 
 
 def check_outputs(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
-    """What a loaded model computes in each dtype."""
+    """Compare a loaded model in each dtype."""
     for name, dtype in dtypes(device):
         with attempt("outputs", architecture, name) as comparison:
             found = outputs(checkpoints.load(architecture, dtype), architecture, device)
@@ -246,7 +246,7 @@ def check_outputs(checkpoints: Checkpoints, architecture: str, device: str) -> I
 
 
 def check_attention(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
-    """The same with each other implementation of attention that is here."""
+    """Compare each other available attention implementation."""
     head = every.ROWS[architecture].head
     flex = head._supports_flex_attn and narrowest_head(checkpoints.load(architecture).config) >= FLEX_LEAST
     here = [("sdpa", "float32")] if head._supports_sdpa else []
@@ -263,7 +263,7 @@ def check_attention(checkpoints: Checkpoints, architecture: str, device: str) ->
 
 
 def check_cached(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
-    """Decoding of a language model with each kind of cache."""
+    """Compare decoding of a language model with each kind of cache."""
     for setting, kind in CACHES.items() if architecture in every.CAUSAL_LMS else ():
         with attempt("cached", architecture, setting) as comparison:
             found = cached_logits(checkpoints.load(architecture, attention="sdpa"), architecture, device, kind)
@@ -273,7 +273,7 @@ def check_cached(checkpoints: Checkpoints, architecture: str, device: str) -> It
 
 
 def check_losses(checkpoints: Checkpoints, architecture: str, device: str, steps: int = STEPS) -> Iterator[Comparison]:
-    """The losses of training, in float32 and with --bf16."""
+    """Compare training losses in float32 and with --bf16."""
     for name, dtype in dtypes(device):
         with attempt("losses", architecture, f"{name}, {steps} steps") as comparison:
             found = training_losses(checkpoints.load(architecture), architecture, device, dtype, steps)
@@ -282,7 +282,7 @@ def check_losses(checkpoints: Checkpoints, architecture: str, device: str, steps
 
 
 def check_processes(checkpoints: Checkpoints, device: str, processes: int = 2) -> Iterator[Comparison]:
-    """The losses of several processes, each with its share of the rows: DDP, and on GPUs FSDP2 of language models.
+    """Compare the losses of several processes that share the rows: DDP, and FSDP2 for language models on GPUs.
 
     Architectures with batch norms are left out: their statistics are of the rows of a process.
     """
@@ -312,7 +312,7 @@ def check_processes(checkpoints: Checkpoints, device: str, processes: int = 2) -
 
 
 def worker(folder: str, out: str, device: str, *architectures: str) -> None:
-    """One process of several: trains each architecture; the first writes the losses."""
+    """Train each architecture in one of several processes; the first one writes the losses."""
     torch.set_num_threads(1)
     checkpoints = Checkpoints(folder)
     losses = {}
@@ -324,7 +324,7 @@ def worker(folder: str, out: str, device: str, *architectures: str) -> None:
 
 
 def dtypes(device: str) -> list[tuple[str, torch.dtype]]:
-    """Those that are compared: float32 on the CPU is the reference itself."""
+    """List the dtypes to compare; float32 on the CPU is the reference itself."""
     return [(name, dtype) for name, dtype in DTYPES.items() if (device, name) != ("cpu", "float32")]
 
 
@@ -338,11 +338,11 @@ def has_batch_norms(model) -> bool:
 
 @contextlib.contextmanager
 def attempt(check: str, architecture: str, setting: str) -> Iterator[Comparison]:
-    """A comparison to be filled in. A failure becomes its error, so that the other comparisons are made as well."""
+    """Record a comparison; an exception becomes its error, so that the other comparisons still run."""
     comparison = Comparison(check, architecture, setting)
     try:
         yield comparison
-    except Exception as error:  # whatever it is: it is reported, and the check fails
+    except Exception as error:  # any exception is reported, and the check fails
         comparison.error = f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""Exported models against eager torch on one thread: time of puzzles and cosmology, differences of language models.
+"""Compare exported models with eager torch on one thread: time for puzzles and cosmology, differences for LMs.
 
     python -m benchmarks.package.export --quick
     python -m benchmarks.package.export --puzzle runs/sudoku_demo --data runs/data/sudoku_demo \\
@@ -11,7 +11,7 @@ turns, so that a noisy machine slows both; medians of the CPU time of the proces
 untrained models of a few thousand weights, whose figures say nothing about speed.
 
 Differences: logits, likeliest tokens, segments and greedy continuations of the .pt2 and the ONNX file, on rows from
-the end of a text (records of the Go coder). What was measured before with the same versions stays in the report.
+the end of a text (records of the Go coder). Measurements made before with the same versions stay in the report.
 """
 
 import argparse
@@ -61,14 +61,14 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny untrained models, two turns")
-    parser.add_argument("--puzzle", type=Path, help="checkpoint of a puzzle model")
-    parser.add_argument("--puzzle_onnx", type=Path, help="its export, if there is one")
-    parser.add_argument("--data", type=Path, help="its data set, whose test split is solved; random boards without")
-    parser.add_argument("--cosmo", type=Path, help="checkpoint of a cosmology model")
-    parser.add_argument("--cosmo_onnx", type=Path, help="its export, if there is one")
+    parser.add_argument("--puzzle", type=Path, help="puzzle checkpoint")
+    parser.add_argument("--puzzle_onnx", type=Path, help="its export, if it exists already")
+    parser.add_argument("--data", type=Path, help="its data set, whose test split is solved; random boards by default")
+    parser.add_argument("--cosmo", type=Path, help="cosmology checkpoint")
+    parser.add_argument("--cosmo_onnx", type=Path, help="its export, if it exists already")
     parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal language models")
-    parser.add_argument("--text_bytes", type=int, default=8000, help="from the end of a text")
-    parser.add_argument("--records", type=int, default=32, help="of the Go coder")
+    parser.add_argument("--text_bytes", type=int, default=8000, help="bytes from the end of a text")
+    parser.add_argument("--records", type=int, default=32, help="records of the Go coder")
     parser.add_argument("--batch_sizes", default="1,32")
     parser.add_argument("--turns", type=int, default=9)
     args = parser.parse_args()
@@ -82,7 +82,7 @@ def report_file(args) -> Path:
 
 
 def open_report(args) -> dict[str, Any]:
-    """The report so far, if it was made on this machine with these versions: models may be measured one by one."""
+    """Load the report if the same machine and versions made it, so that models can be measured one at a time."""
     head = {
         "trained": not args.quick,
         "turns": args.turns,
@@ -96,7 +96,7 @@ def open_report(args) -> dict[str, Any]:
 
 
 def timed(model, exported: Path, measure, args) -> dict[str, Any]:
-    """Milliseconds of each side, for every batch size."""
+    """Return the milliseconds of each side for every batch size."""
     result: dict[str, Any] = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
     for size in map(int, args.batch_sizes.split(",")):
         for what, sides in measure(model, exported, size, args).items():
@@ -111,7 +111,7 @@ def print_times(name: str, result: dict[str, Any]) -> None:
 
 
 def prepare(name: str, args, scratch: Path):
-    """The model, and the folder of its export; (None, None) if none was asked for."""
+    """Return the model and the folder of its export, or (None, None) if no model was given."""
     folder, exported = getattr(args, name), getattr(args, f"{name}_onnx")
     if args.quick:
         folder = scratch / name
@@ -141,7 +141,7 @@ def one_thread() -> onnxruntime.SessionOptions:
 
 
 def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
-    """One ACT step; and `solve`, where rows leave the batch when they halt."""
+    """Time one ACT step, and `solve`, where rows leave the batch when they halt."""
     solver = OnnxPuzzleSolver(exported, sess_options=one_thread())
     step, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -159,7 +159,7 @@ def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
-    """All segments of halt="fixed"."""
+    """Time all segments with halt="fixed"."""
     session = onnxruntime.InferenceSession(exported / "model.onnx", one_thread(), providers=["CPUExecutionProvider"])
     module, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -169,7 +169,7 @@ def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def interleave(sides: dict, turns: int) -> dict[str, float]:
-    """Median milliseconds of CPU of each side, and their ratio; the first two calls do not count."""
+    """Return the median CPU milliseconds of each side and their ratio, without the first two calls."""
     times = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, call in sides.items():
@@ -182,11 +182,11 @@ def interleave(sides: dict, turns: int) -> dict[str, float]:
     return {**milliseconds, "torch / onnxruntime": found["torch"] / found["onnxruntime"]}
 
 
-# ---- language models: does the file compute the same? ----
+# ---- language models: does the file compute the same values? ----
 
 
 def differences(folder: str | Path, data: str | Path, args, scratch: Path) -> dict[str, Any]:
-    """Both exports of a causal language model against eager torch, on rows that were held out."""
+    """Compare both exports of a causal language model with eager torch on held-out rows."""
     model = load_exportable(str(folder))
     subject = SUBJECTS[model.config.model_type](folder, data, args)
     outputs = graphs(model)["model"].outputs
@@ -218,7 +218,7 @@ def differences(folder: str | Path, data: str | Path, args, scratch: Path) -> di
 
 
 def torch_export_of(folder: str | Path, scratch: Path):
-    """The .pt2 file of a checkpoint, as a function of ids."""
+    """Return the .pt2 file of a checkpoint as a function of ids."""
     scratch.mkdir(parents=True, exist_ok=True)
     export_torch(folder, scratch / "model.pt2")
     program = torch.export.load(scratch / "model.pt2").module()
@@ -226,7 +226,7 @@ def torch_export_of(folder: str | Path, scratch: Path):
 
 
 def onnx_of(folder: str | Path, scratch: Path):
-    """The ONNX file of a checkpoint, as a function of ids."""
+    """Return the ONNX file of a checkpoint as a function of ids."""
     export_onnx(folder, scratch / "onnx")
     session = onnxruntime.InferenceSession(
         scratch / "onnx/model.onnx", one_thread(), providers=["CPUExecutionProvider"]
@@ -240,12 +240,12 @@ def onnx_of(folder: str | Path, scratch: Path):
 
 
 def batched(run, ids: torch.Tensor) -> list[torch.Tensor]:
-    """Outputs of all rows, eight at a time; the last ones may be fewer."""
+    """Return the outputs of all rows, in batches of eight."""
     return [torch.cat(parts) for parts in zip(*(run(rows) for rows in ids.split(8)))]
 
 
 def greedy(run, ids: torch.Tensor) -> torch.Tensor:
-    """The likeliest next tokens, one after the other, each from the whole text again: [rows, NEW_TOKENS]."""
+    """Decode greedily without a cache: [rows, NEW_TOKENS]."""
     start = ids.shape[1]
     for _ in range(NEW_TOKENS):
         ids = torch.cat((ids, run(ids)[0][:, -1:].argmax(-1)), dim=1)
@@ -253,7 +253,7 @@ def greedy(run, ids: torch.Tensor) -> torch.Tensor:
 
 
 def equal(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Share of equal entries."""
+    """Return the share of equal entries."""
     return (mine == theirs).float().mean().item()
 
 

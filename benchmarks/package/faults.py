@@ -1,4 +1,4 @@
-"""Kills training with SIGKILL at random moments, continues it, and compares it with a run that was left alone.
+"""Kill training with SIGKILL at random moments, resume it, and compare it with an uninterrupted run.
 
     python -m benchmarks.package.faults [--quick] [--runs 6] [--kills 3] [--seed 0] [--out benchmarks/results]
 
@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 
-# For preemption_worker, which makes the four trainers.
+# for preemption_worker, which builds the four trainers
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 import torch
@@ -40,9 +40,9 @@ ALONE = "alone.json"
 
 def main() -> None:
     parser = make_parser(__doc__, quick="one run of each task")
-    parser.add_argument("--runs", type=int, default=6, help="killed runs of each task")
-    parser.add_argument("--kills", type=int, default=3, help="of each run")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--runs", type=int, default=6, help="killed runs per task")
+    parser.add_argument("--kills", type=int, default=3, help="kills per run")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     args = parser.parse_args()
     if args.quick:
         args.runs = 1
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def one_task(task: str, folder: Path, args: argparse.Namespace, moments: random.Random) -> dict:
-    """Runs of one task: how many were killed in what they did, and how many ended as the one left alone."""
+    """Run one task; return how many runs were killed in which phase, and how many ended like the uninterrupted one."""
     folder.mkdir()
     begun = time.perf_counter()
     if wait(start(task, folder / "alone", folder / ALONE)):
@@ -88,12 +88,12 @@ def one_task(task: str, folder: Path, args: argparse.Namespace, moments: random.
 
 
 def unfinished(run: Path) -> set[tuple[str, int]]:
-    """Checkpoints without a manifest, with the time of their last change."""
+    """List checkpoints without a manifest, with the time of their last change."""
     return {(saved.name, saved.stat().st_mtime_ns) for saved in list_checkpoints(run) if find_corruption(saved, False)}
 
 
 def start(task: str, folder: Path, result: Path) -> int:
-    """A forked process that trains, or goes on, and writes what came out; libraries are loaded already."""
+    """Train or resume in a forked process, with libraries already loaded, and write the result."""
     process = os.fork()
     if process:
         return process
@@ -106,7 +106,7 @@ def start(task: str, folder: Path, result: Path) -> int:
             trainer.train("last-complete")
             result.write_text(json.dumps({"losses": logged(trainer), "weights": digest(trainer.model)}))
         status = 0
-    except Exception:  # this process ends below, without the interpreter's own report
+    except Exception:  # this process exits below, without the interpreter's report
         traceback.print_exc()
     finally:
         os._exit(status)
@@ -117,7 +117,7 @@ def wait(process: int) -> int:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Of the names and bytes of all weights."""
+    """Return a hash of the names and bytes of all weights."""
     found = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         found.update(name.encode() + value.detach().contiguous().view(torch.uint8).numpy().tobytes())

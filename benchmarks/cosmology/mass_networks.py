@@ -157,7 +157,7 @@ def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) 
 
 
 def shifted(models: dict, info, changes: dict, count: int, folder: Path) -> dict:
-    """Return error, calibration and distance for maps of another kind, beside the Wiener filter with their spectrum."""
+    """Return metrics for maps of another kind, next to those of the Wiener filter with their spectrum."""
     own, rows = drawn(info, changes, count, folder)
     estimator, _ = map_estimator("wiener", own.settings, None)
     found = {"wiener": {"error": relative_error(MassMaps(rows.kappa, estimate_maps(estimator, rows, 50)[0]))}}

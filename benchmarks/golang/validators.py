@@ -160,8 +160,8 @@ CORRUPTIONS = (
 def corrupt(text: str, kind: int, generator: random.Random) -> str:
     """Corrupt a text once, after its package clause.
 
-    A token is deleted, doubled or swapped, a bracket or a line deleted, a newline inserted, the end cut off, or two lines
-    joined. Without a package clause, a text counts as declarations here and as an error for gofmt.
+    A token is deleted, doubled or swapped, a bracket or a line deleted, a newline inserted, the end cut off, or two
+    lines joined. Without a package clause, a text counts as declarations here and as an error for gofmt.
     """
     head = _clause_end(text)
     return text[:head] + CORRUPTIONS[kind](text[head:], generator)

@@ -1,4 +1,4 @@
-"""`make gpu-check`: what every architecture computes on this machine's GPU against its CPU, and how fast it is there.
+"""Compare every architecture on this machine's GPU with its CPU, and time it there: `make gpu-check`.
 
     python -m benchmarks.package.gpu_check [--quick] [--device cuda|cpu] [--only outputs losses ...]
 
@@ -44,23 +44,23 @@ from .comparisons import (
 
 PUZZLES = {"hrm": (HrmPuzzleForSolving, HrmPuzzleConfig), "trm": (TrmPuzzleForSolving, TrmPuzzleConfig)}
 SMALL = {"hidden_size": 32, "num_attention_heads": 1, "puzzle_emb_ndim": 32}
-# Name, architecture, preset, fields, boards in a batch.
+# Name, architecture, preset, fields, boards per batch.
 ON_A_GPU = [("HRM 27M", "hrm", "hrm-27m", {}, 384), ("TRM 7M", "trm", "trm-7m", {}, 384)]
 ON_A_CPU = [("HRM small", "hrm", "hrm-small", {}, 4), ("TRM small", "trm", "trm-7m", SMALL, 4)]
 ACT_STEPS = 16
-COMPILED_MOST = 5e-2  # of losses in bfloat16: it has 8 bits, and fused kernels round elsewhere
+COMPILED_MOST = 5e-2  # relative tolerance of losses in bfloat16, which has 8 bits; fused kernels round at other places
 SECTIONS = (*CHECKS, "processes", "puzzles", "language")
 
 
 def main() -> int:
     parser = make_parser(__doc__, quick="one architecture of each kind, 3 steps of training, no processes; on the CPU")
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: a GPU, if there is one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="by default a GPU, if there is one")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION", help=str(SECTIONS))
     args = parser.parse_args()
     args.device = args.device or ("cpu" if args.quick else here)
     if args.device == "cuda" and here == "cpu":
-        parser.error("--device cuda: this torch sees no GPU")
+        parser.error("--device cuda: torch finds no GPU; use --device cpu")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if args.device == "cpu":
@@ -87,12 +87,12 @@ def main() -> int:
         "machine": machine(), "versions": library_versions(),
     }  # fmt: skip
     write_report(args, "gpu_check" if args.device == "cuda" else "gpu_check_cpu", report)
-    print(f"{len(compared) - len(failed)} of {len(compared)} comparisons are as they should be")
+    print(f"{len(compared) - len(failed)} of {len(compared)} comparisons are within their bounds")
     return int(bool(failed))
 
 
 def sections(args: argparse.Namespace, checkpoints: Checkpoints) -> dict[str, Callable[[], Iterator]]:
-    """What is to be done, by the names of SECTIONS."""
+    """Return the work of each of SECTIONS."""
     kinds = (every.PUZZLES, every.CAUSAL_LMS, every.REGRESSORS, every.MASS_MAPPERS)
     architectures = [kind[0] for kind in kinds] if args.quick else every.ARCHITECTURES
 
@@ -112,7 +112,7 @@ def sections(args: argparse.Namespace, checkpoints: Checkpoints) -> dict[str, Ca
 
 
 def puzzle_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, Any]]:
-    """Training steps and solving of the puzzle reasoners, and their losses compiled against eager."""
+    """Time training steps and solving of the puzzle models, and compare compiled with eager losses."""
     gpu = args.device == "cuda"
     for name, kind, preset, fields, boards in ON_A_GPU if gpu else ON_A_CPU:
         model_class, config_class = PUZZLES[kind]
@@ -138,7 +138,7 @@ def puzzle_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, An
 
 
 def language_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, Any]]:
-    """Training steps of a language model, and decoding with a cache."""
+    """Time training steps of a language model, and decoding with a cache."""
     gpu = args.device == "cuda"
     size = "100m" if gpu else "tiny"
     config, name, new = peer_config("hrm_lm", size, 1024 if gpu else 64), f"hrm_lm {size}", 32 if gpu else 4
@@ -159,7 +159,7 @@ def language_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, 
 
 
 def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.Namespace) -> Iterator:
-    """Speed and memory of a training step, eager and on a GPU compiled, and the losses of both against each other."""
+    """Measure speed and memory of a training step, eager and, on a GPU, compiled; compare the losses of both."""
     gpu, eager = args.device == "cuda", None
     for compiled in (False, True) if gpu else (False,):
         what, row, step, before = f"training step, {'compiled' if compiled else 'eager'}", None, None, 0
@@ -183,14 +183,14 @@ def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.
 
 
 def speed(name: str, what: str, call: Callable, items: int, unit: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Median milliseconds of a call, which handles so many items."""
+    """Return the median milliseconds of a call, and the items per second."""
     turns = 3 if args.quick or args.device == "cpu" else 15
     milliseconds = puzzles.interleave({"": call}, 1, turns, torch.device(args.device))[""]
     return {"model": name, "what": what, "ms": milliseconds, f"{unit}_per_s": items / milliseconds * 1e3}
 
 
 def speed_line(row: dict[str, Any]) -> str:
-    """A row of the table."""
+    """Print a row of the table."""
     rates = [f"{value:11,.0f} {key.removesuffix('_per_s')}/s" for key, value in row.items() if key.endswith("_per_s")]
     memory = [f"{row['peak_mib']:9,.0f} MiB at its peak"] if "peak_mib" in row else []
     return f"{'':6} {row['model']:13} {row['what']:34} {row['ms']:10,.1f} ms {' '.join(rates + memory)}"

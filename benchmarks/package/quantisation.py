@@ -1,4 +1,4 @@
-"""Measures quantized weights: size, quality, halting and speed of each architecture, on this machine.
+"""Measure quantized weights: size, quality, halting and speed of each architecture on this machine.
 
     python -m benchmarks.package.quantisation --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt \\
         go=runs/go_nano:data/go/test.jsonl maps=runs/cosmo:data/kappa_64
@@ -56,7 +56,8 @@ def main() -> None:
         print_markdown(json.loads((args.out / "quantisation.json").read_text()))
         return
     torch.set_num_threads(args.threads)
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # a line for every product
+    # bitsandbytes logs a line for every product
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     transformers.logging.disable_progress_bar()
     out = args.out / f"quantisation{'_quick' if args.quick else ''}.json"
     report = open_report(out, args)
@@ -74,12 +75,12 @@ def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
     parser.add_argument("--puzzles", type=int, default=256)
-    parser.add_argument("--text_bytes", type=int, default=30_000, help="from the end of the file")
-    parser.add_argument("--records", type=int, default=300, help="of the Go coder")
+    parser.add_argument("--text_bytes", type=int, default=30_000, help="bytes from the end of the file")
+    parser.add_argument("--records", type=int, default=300, help="records of the Go coder")
     parser.add_argument("--maps", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--markdown", action="store_true", help="measure nothing, print the report in --out")
+    parser.add_argument("--markdown", action="store_true", help="print the report in --out without measuring")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
         parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
@@ -90,7 +91,7 @@ def parse() -> argparse.Namespace:
 
 
 def open_report(path: Path, args) -> dict[str, Any]:
-    """The report so far, if it was made on this machine with these versions: models may be measured one by one."""
+    """Load the report if the same machine and versions made it, so that models can be measured one at a time."""
     versions = {**library_versions(), **{name: version(name) for name in LIBRARIES}}
     head = {"threads": args.threads, "turns": args.turns, "machine": machine(), "versions": versions}
     before = json.loads(path.read_text()) if path.is_file() else {}
@@ -99,7 +100,7 @@ def open_report(path: Path, args) -> dict[str, Any]:
 
 
 def place(item: tuple[str, dict[str, Any]]) -> int:
-    """Of a model's row in the report: as architectures stand in `SUBJECTS`."""
+    """Return the sort key of a model's row: the place of its architecture in `SUBJECTS`."""
     return list(SUBJECTS).index(item[1]["model_type"])
 
 
@@ -107,7 +108,7 @@ def place(item: tuple[str, dict[str, Any]]) -> int:
 
 
 def measure(folder: str | Path, data: str | Path, args) -> dict[str, Any]:
-    """Figures of every scheme, and what they were measured on."""
+    """Return the measurements of every scheme, and their conditions."""
     subject = SUBJECTS[AutoConfig.from_pretrained(folder).model_type](folder, data, args)
     models, schemes = {}, {}
     for scheme, options in SCHEMES.items():
@@ -134,10 +135,10 @@ def measure(folder: str | Path, data: str | Path, args) -> dict[str, Any]:
 
 
 def sizes(model) -> dict[str, Any]:
-    """Bytes of weights and saved buffers in memory, and the share of weights that is quantised."""
+    """Return the bytes of weights and saved buffers in memory, and the quantized share of weights."""
     total, quantised = 0, 0
     for name, parameter in model.named_parameters():
-        # Two 4-bit weights lie in a byte; the others keep their shape.
+        # A byte holds two 4-bit weights; other weights keep their shape.
         owner = model.get_submodule(name.rpartition(".")[0])
         packed = type(parameter).__name__ == "Params4bit"
         count = owner.in_features * owner.out_features if packed else parameter.numel()
@@ -147,7 +148,7 @@ def sizes(model) -> dict[str, Any]:
 
 
 def weight_bytes(model) -> int:
-    """Of the state dict, tied tensors once; a quantised tensor is what it is made of, scales included."""
+    """Return the bytes of the state dict, counting tied tensors once; a quantized tensor includes its scales."""
     parts = {}
     for value in model.state_dict().values():
         inner = value.__tensor_flatten__()[0] if type(value) is not torch.Tensor else ()
@@ -158,7 +159,7 @@ def weight_bytes(model) -> int:
 
 @torch.no_grad()
 def saved(model, subject) -> dict[str, Any]:
-    """Size of the weights' file, and how far the logits of the model that is read from it are from this one's."""
+    """Return the size of the weights' file, and the difference of logits after loading it."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
@@ -168,7 +169,7 @@ def saved(model, subject) -> dict[str, Any]:
 
 
 def print_table(name: str, model: dict[str, Any]) -> None:
-    """One line a scheme."""
+    """Print one line per scheme."""
     print(f"quantisation, {name} ({model['model_type']}), {model['rows']}")
     for scheme, row in model["schemes"].items():
         if "refused" in row:
@@ -188,8 +189,8 @@ def print_table(name: str, model: dict[str, Any]) -> None:
 
 
 def print_markdown(report: dict[str, Any]) -> None:
-    """A row for each model and scheme."""
-    print("| model | scheme | quantised | memory | file | quality | steps | against float32 | time |")
+    """Format a row for each model and scheme."""
+    print("| model | scheme | quantized | memory | file | quality | steps | against float32 | time |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, model in report["models"].items():
         for scheme, row in model["schemes"].items():
@@ -215,7 +216,7 @@ def print_markdown(report: dict[str, Any]) -> None:
 
 
 def changed(row: dict[str, Any], key: str) -> str:
-    """A change with its interval."""
+    """Format a change with its interval."""
     low, high = row[f"{key}_interval"]
     return f"bits {row[key]:+.4f} ({low:+.4f} to {high:+.4f})"
 

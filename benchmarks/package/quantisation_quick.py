@@ -1,4 +1,4 @@
-"""Tiny checkpoints without training, and data for them: the quick form of `quantisation.py`."""
+"""Untrained tiny checkpoints, and data for them, for the quick form of `quantisation.py`."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ GO = "func Add{n}(a, b int) int {{\n\treturn a + b + {n}\n}}\n"
 
 
 def quick_checkpoints(folder: Path) -> Iterator[tuple[str, Path, Path]]:
-    """NAME, FOLDER and DATA of a model of every architecture; all is written under `folder`."""
+    """Write a model of every architecture and its data under `folder`; return NAME, FOLDER and DATA of each."""
     torch.manual_seed(0)
     yield from puzzle_models(folder)
     yield from text_models(folder)
@@ -96,7 +96,7 @@ def regressors(folder: Path) -> Iterator[tuple[str, Path, Path]]:
 
 
 def save(model, folder: Path, beside=None) -> Path:
-    """A checkpoint with its tokenizer or feature extractor."""
+    """Save a checkpoint with its tokenizer or feature extractor."""
     folder = folder / model.config.model_type
     model.save_pretrained(folder)
     if beside is not None:

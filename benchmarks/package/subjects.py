@@ -1,4 +1,4 @@
-"""Measures of a trained checkpoint of each architecture, and their data, for the benchmarks that change a model.
+"""Metrics and data of a trained checkpoint of each architecture, for benchmarks that change a model.
 
 A subject has held-out rows, `quality(model)` on all of them, `answers` to compare two models by, and `run`, the
 forward whose logits and time are compared. Nothing is trained or changed here.
@@ -29,8 +29,8 @@ from hrm_hf.puzzles.dataset import load_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 
 
-CONTEXT = 256  # tokens of a row of text, of a model whose recipe does not say
-STEPS = 2  # ACT steps of a timed board
+CONTEXT = 256  # tokens per row of text, if the model's recipe has no block_size
+STEPS = 2  # ACT steps per timed board
 BATCH = 8
 
 
@@ -77,7 +77,7 @@ class Puzzles:
 
 @dataclass
 class CausalLm:
-    """Rows from the end of a text, each as long as the rows that the model was trained on."""
+    """Rows from the end of a text, as long as the model's training rows."""
 
     folder: str | Path
     data: str | Path
@@ -92,7 +92,7 @@ class CausalLm:
         self.read()
 
     def read(self) -> None:
-        """Sets `ids` [N, T], `sizes` (bytes of each row that are predicted), `inputs` of `run`, and `rows`."""
+        """Set `ids` [N, T], `sizes` (predicted bytes of each row), `inputs` of `run`, and `rows`."""
         context = trained_length(self.folder) or CONTEXT
         text = Path(self.data).read_bytes()[-self.args.text_bytes :].decode(errors="ignore")
         ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids[0]
@@ -112,7 +112,7 @@ class CausalLm:
 
     @torch.no_grad()
     def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
-        """Nats of each row, likeliest successors [N, T], and of `hrm_lm` the segments of each token [N, T]."""
+        """Return the nats of each row, the likeliest next tokens [N, T], and for `hrm_lm` the segments [N, T]."""
         nats, likeliest, segments = [], [], []
         for ids in self.ids.split(BATCH):
             outputs = model(input_ids=ids, use_cache=False, **thinking)
@@ -127,7 +127,7 @@ class CausalLm:
         return self.found[id(model)]
 
     def compare(self, mine, theirs) -> dict[str, Any]:
-        """Shares of equal likeliest tokens, and the change of the loss with an interval of 95 % over rows."""
+        """Return the share of equal likeliest tokens, and the change of the loss with its 95 % interval over rows."""
         more = (mine[0] - theirs[0]) / math.log(2)
         return {
             "agreement": (mine[1] == theirs[1]).float().mean().item(),
@@ -146,7 +146,7 @@ class CausalLm:
 
 @dataclass
 class GoCoder(CausalLm):
-    """Held-out records, evenly spaced in their file, whose code the model reads after problem and plan."""
+    """Held-out records, evenly spaced in their file; the model reads the code after problem and plan."""
 
     unit = "code_bits_per_byte"
 
@@ -168,25 +168,25 @@ class GoCoder(CausalLm):
         self.rows = {"records": wanted, "bytes": sum(self.sizes)}
 
     def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
-        """Nats of the codes of the records; likeliest successors of four rows of the stream."""
+        """Return the nats of each record's code, and the likeliest next tokens of four rows of the stream."""
         writer = Writer(model, self.tokenizer, BATCH, self.builder.max_length, progress=False)
         return writer.nats(self.codes, self.starts), [self.run(model).logits.argmax(-1)], []
 
 
 def trained_length(folder: str | Path) -> int | None:
-    """`block_size` of the recipe that a checkpoint was trained by, if it has one."""
+    """Return `block_size` of a checkpoint's recipe, if it has one."""
     recipe = Path(folder) / "recipe.yaml"
     return yaml.safe_load(recipe.read_text()).get("block_size") if recipe.is_file() else None
 
 
 def bits(nats: list[float], sizes: list[int]) -> float:
-    """Bits per byte."""
+    """Return the bits per byte."""
     return sum(nats) / math.log(2) / sum(sizes)
 
 
 @dataclass
 class Regressor:
-    """Maps of a set's test split."""
+    """Maps of a data set's test split."""
 
     folder: str | Path
     data: str | Path
@@ -241,7 +241,7 @@ SUBJECTS = {
 
 
 def named(text: str) -> tuple[str, str, str]:
-    """NAME, FOLDER, DATA of NAME=FOLDER:DATA."""
+    """Split NAME=FOLDER:DATA into NAME, FOLDER and DATA."""
     name, _, rest = text.partition("=")
     folder, _, data = rest.partition(":")
     if not (name and folder and data):

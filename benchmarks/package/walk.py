@@ -34,7 +34,7 @@ LAYERS = (
 )
 TASKS = ("puzzles", "text", "golang", "cosmology")
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
-# Runs a script under a profiler that notes each call of a function of the checkout, and the caller's file.
+# Runs a script under a profiler that records each call of a function of the checkout, and the caller's file.
 PROFILER = """
 import atexit, json, os, runpy, sys
 root, out, script, *words = sys.argv[1:]
@@ -92,7 +92,7 @@ HrmLmForCausalLM(config).eval()(torch.tensor([[3]]))
 
 
 def layer_of(file: str) -> int:
-    """Height of a file: 0 for models."""
+    """Return the layer of a file: 0 for models."""
     parts = Path(file).parts
     name = parts[0] if parts[0] == "training" else Path(parts[1]).stem
     name = "tasks" if name in TASKS else name
@@ -147,7 +147,7 @@ def walks(root: Path, folder: Path) -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[2], help="a checkout")
-    parser.add_argument("--only", help="some of solve, puzzle, lm, go, separated by commas")
+    parser.add_argument("--only", help="walks to run: solve, puzzle, lm, go, separated by commas")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     root = args.root.resolve()

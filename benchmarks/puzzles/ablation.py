@@ -1,4 +1,4 @@
-"""What each way to train a puzzle reasoner is worth, at equal CPU time: exact accuracy on boards of 30 to 36 clues.
+"""Ablate the training of puzzle models at equal CPU time: exact accuracy on boards with 30 to 36 clues.
 
     python -m benchmarks.puzzles.ablation [--quick] [--seconds 900] [--seeds 0 1 2] [--rows 0 1 2] [--out DIR]
     python -m benchmarks.puzzles.ablation --task maze [...]
@@ -31,7 +31,7 @@ from ..report import machine, make_parser, write_report
 
 
 class Row(NamedTuple):
-    """What a row has beside `COMMON`: model_type, preset and fields of its config, and training arguments."""
+    """Settings of a row besides `COMMON`: model_type, preset and fields of its config, and training arguments."""
 
     name: str
     model: dict[str, Any]
@@ -85,11 +85,13 @@ class Clock(TrainerCallback):
 
 def main() -> None:
     parser = make_parser(__doc__, quick="5 seconds, one seed, few boards: whether rows run")
-    parser.add_argument("--seconds", type=float, help="CPU seconds of training of each run (900; quick: 5)")
+    parser.add_argument("--seconds", type=float, help="CPU seconds of training per run (900; quick: 5)")
     parser.add_argument("--seeds", type=int, nargs="+", help="(0 1 2; quick: 0)")
     parser.add_argument("--task", choices=list(ROWS), default="sudoku")
-    parser.add_argument("--rows", type=int, nargs="+", choices=range(len(SUDOKU)), help="by number; all by default")
-    parser.add_argument("--compile", action="store_true", help="compile the step")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", choices=range(len(SUDOKU)), help="rows to run, by number; all by default"
+    )
+    parser.add_argument("--compile", action="store_true", help="compile the training step")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     args.seconds = args.seconds or (5 if args.quick else 900)
@@ -101,9 +103,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     ensure_built(*data_of(args))
     for row in rows:
-        config_of(row, args)  # a field that there is not is found before hours of training
+        config_of(row, args)  # find unknown fields before hours of training
     report: dict[str, Any] = {"runs": earlier_runs(args)}
-    for seed in args.seeds:  # seed by seed, so that a stopped ablation has all rows with fewer seeds
+    for seed in args.seeds:  # seed by seed, so that an interrupted ablation has all rows, with fewer seeds
         for row in rows:
             if any((run["row"], run["seed"]) == (row.name, seed) for run in report["runs"]):
                 continue
@@ -115,7 +117,7 @@ def main() -> None:
 
 
 def data_of(args: argparse.Namespace) -> tuple[str, str]:
-    """Folder of the data, and the arguments of `hrm-hf data` that build it."""
+    """Return the data folder, and the arguments of `hrm-hf data` that build it."""
     train, test = QUICK_COUNTS if args.quick else COUNTS[args.task]
     folder = f"runs/data/{args.task}_ablation{'_quick' if args.quick else ''}"
     return folder, f"{BOARDS[args.task]} --num-train {train} --num-test {test}"
@@ -126,7 +128,7 @@ def report_name(args: argparse.Namespace) -> str:
 
 
 def earlier_runs(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The runs that the file of results holds; they have to be comparable with those to come."""
+    """Load earlier runs from the results file; they must be comparable with new ones."""
     file = args.out / f"{report_name(args)}{'_quick' if args.quick else ''}.json"
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
     if other := [run["row"] for run in runs if run["settings"] != settings_of(run, args)]:
@@ -137,7 +139,7 @@ def earlier_runs(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def settings_of(run: dict[str, Any], args: argparse.Namespace) -> dict[str, Any] | None:
-    """What a run of this row would be made with now; None if there is no such row any more."""
+    """Return the settings that a run of this row has now; None if the row no longer exists."""
     for row in ROWS[args.task]:
         if row.name == run["row"]:
             options = {"seconds": args.seconds, "compile": args.compile, "threads": args.threads}
@@ -153,7 +155,7 @@ def config_of(row: Row, args: argparse.Namespace):
 
 
 def measure(row: Row, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One run: accuracy on the held-out boards, with what it took."""
+    """Train one model; return its accuracy on held-out boards and its cost."""
     cycle = row.model["halt_max_steps"]
     _, times = train(row, seed, args, 3 * cycle)
     step = (times[-1] - times[cycle - 1]) / (2 * cycle)
@@ -178,7 +180,7 @@ def measure(row: Row, seed: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(row: Row, seed: int, args: argparse.Namespace, steps: int) -> tuple[PuzzleTrainer, list[float]]:
-    """A trained model in its trainer, and the CPU time after each step."""
+    """Train a model; return its trainer, and the CPU time after each step."""
     set_seed(seed)
     torch._dynamo.reset()
     model = AutoModelForPuzzleSolving.from_config(config_of(row, args))
@@ -199,7 +201,7 @@ def train(row: Row, seed: int, args: argparse.Namespace, steps: int) -> tuple[Pu
 
 
 def table(runs: list[dict[str, Any]], rows: tuple[Row, ...]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation over the seeds of each row, in the order of the rows."""
+    """Return mean and standard deviation over the seeds of each row, in the order of the rows."""
     found = {}
     for row in rows:
         exact = [run["exact_accuracy"] for run in runs if run["row"] == row.name]

@@ -1,4 +1,4 @@
-"""Measures the cost of Sudoku puzzles: making them, rating them, and their canonical forms.
+"""Measure the cost of Sudoku puzzles: generating, rating, and computing canonical forms.
 
     python -m benchmarks.puzzles.generation [--quick] [--puzzles 6800] [--peer 100]
 
@@ -28,8 +28,8 @@ def main() -> None:
     from hrm_hf.trainer.recipes import library_versions
 
     parser = make_parser(__doc__, quick="one range, few puzzles")
-    parser.add_argument("--puzzles", type=int, default=6800, help="of each range")
-    parser.add_argument("--peer", type=int, default=100, help="puzzles of each range by the peer, and turn")
+    parser.add_argument("--puzzles", type=int, default=6800, help="puzzles per range of clues")
+    parser.add_argument("--peer", type=int, default=100, help="puzzles per range and repetition for the peer")
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     ranges = RANGES[:1] if args.quick else RANGES
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def milliseconds(puzzles: int, work: Callable, *how: Any) -> tuple[float, Any]:
-    """CPU time of one puzzle, and what the work returns."""
+    """Return the CPU time per puzzle, and the result of the work."""
     started = time.process_time()
     result = work(*how)
     return (time.process_time() - started) * 1e3 / puzzles, result
@@ -67,7 +67,7 @@ def batched(clues: tuple[int, int], count: int, seed: int) -> tuple[np.ndarray, 
 
 
 def plain(clues: tuple[int, int], count: int, seed: int) -> None:
-    """Cells go in blocks that are halved when uniqueness is lost; what misses its number of clues is given up."""
+    """Remove cells in blocks that are halved when uniqueness is lost; drop boards that miss their clue count."""
     rng = np.random.Generator(np.random.Philox(seed))
     made = 0
     while made < count:

@@ -1,4 +1,4 @@
-"""Puzzle reasoners on one GPU, on hard Sudokus: held-out accuracy along training, for the time that there is.
+"""Train puzzle models on hard Sudokus on one GPU: held-out accuracy during training, within a time budget.
 
     python -m benchmarks.puzzles.gpu DATA [--split test_mixed] [--runs trm eqr units wide] [--steps-scale 1.0]
     python -m benchmarks.puzzles.gpu --quick
@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).parents[2] / "training" / "run_puzzle.py"
 EVALUATIONS = 8
 PUBLISHED = {"learning_rate": 4e-4, "ema_rate": 0.995, "per_device_train_batch_size": 768}
 SYMBOLS = {"learning_rate": 2e-3, "ema_rate": 0.999, "per_device_train_batch_size": 512}
-# model_type, preset, fields of the config, training arguments, steps
+# model_type, preset, config fields, training arguments, steps
 RUNS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], int]] = {
     "trm": ("trm_puzzle", "trm-5m-mlp", {"puzzle_emb_ndim": 0}, PUBLISHED, 1500),
     "eqr": ("trm_puzzle", "eqr-sudoku", {}, PUBLISHED, 1400),
@@ -52,14 +52,14 @@ def main() -> None:
     parser.add_argument("data", nargs="?", help="folder of a puzzle data set")
     parser.add_argument("--split", default="test_mixed", help="held-out split")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
-    parser.add_argument("--steps-scale", type=float, default=1.0, help="times the steps of each run")
+    parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on the steps of each run")
     parser.add_argument("--one-by-one", action="store_true")
-    parser.add_argument("--models", type=Path, default=Path("runs/puzzle_gpu"), help="where the trained models go")
+    parser.add_argument("--models", type=Path, default=Path("runs/puzzle_gpu"), help="folder for the trained models")
     args = parser.parse_args()
     if args.data is None and not args.quick:
-        parser.error("expected DATA, or --quick")
+        parser.error("give DATA, or --quick")
     if not args.quick and not torch.cuda.is_available():
-        parser.error("no GPU is there; --quick runs on the CPU")
+        parser.error("no GPU found; --quick runs on the CPU")
     with tempfile.TemporaryDirectory() as folder:
         if args.quick:
             splits, info = generated_sudoku(4, num_train=50, num_test=20, seed=0)
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def recipe(name: str, args: Any) -> Path:
-    """Writes the recipe of a run."""
+    """Write the recipe of a run."""
     model_type, preset, fields, training, steps = RUNS[name]
     steps = EVALUATIONS if args.quick else max(EVALUATIONS, round(steps * args.steps_scale))
     fields = {"halt_max_steps": 16, "forward_dtype": "bfloat16", **fields}
@@ -104,7 +104,7 @@ def recipe(name: str, args: Any) -> Path:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """Held-out accuracies of a run along its steps, and its parameters."""
+    """Return the held-out accuracies during a run, and its number of parameters."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     held_out = [
         {"step": entry["step"], "exact_accuracy": entry["eval_exact_accuracy"], "boards": entry["eval_count"]}

@@ -1,4 +1,4 @@
-"""Memory that training a puzzle reasoner needs: weights, gradients, optimizer, and activations per sequence.
+"""Measure the training memory of puzzle models: weights, gradients, optimizer, and activations per sequence.
 
     python -m benchmarks.puzzles.memory [--quick] [--out benchmarks/results]
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(model_class, config, batch_size: int = 2) -> dict[str, int]:
-    """Parameters, and bytes of weights with buffers, gradients, optimizer state, and activations of one sequence."""
+    """Return the parameters, and the bytes of weights and buffers, gradients, optimizer state, and activations."""
     torch.manual_seed(0)
     model = model_class(config).train()
     shape = (batch_size, config.seq_len)
@@ -73,7 +73,7 @@ def measure(model_class, config, batch_size: int = 2) -> dict[str, int]:
 
 
 def size(tensors) -> int:
-    """Bytes of some tensors."""
+    """Return the bytes of tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

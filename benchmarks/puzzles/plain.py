@@ -1,4 +1,4 @@
-"""The puzzle reasoners written as plainly as the papers read: what `puzzle.py` measures the package against.
+"""Plain implementations of the papers' puzzle models, against which `speed.py` measures the package.
 
 Same arithmetic, eager, no fusion, nothing reused: the input is embedded for both forwards of a training step, the
 second forward computes token logits nobody reads, every parameter is updated by its own operations. Weights come from
@@ -106,7 +106,7 @@ class PlainReasoner:
         return z_H, z_L, logits, q[:, 0], q[:, 1]
 
     def train_step(self, batch):
-        """One ACT step on the carry, backward, both optimizers; returns the loss."""
+        """Run one ACT step on the carry, the backward pass and both optimizers; return the loss."""
         config, size = self.config, len(batch["input_ids"])
         if self.carry is None:
             shape = (size, config.max_position_embeddings, config.hidden_size)

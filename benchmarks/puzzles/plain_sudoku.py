@@ -1,4 +1,4 @@
-"""A plain Sudoku solver: one board after another in Python, with the search of `hrm_hf.puzzles.sudoku_solver`.
+"""A plain Sudoku solver: one board at a time in Python, with the search of `hrm_hf.puzzles.sudoku_solver`.
 
 The peer of the solver in `benchmarks/puzzles/generation.py`, and the referee of its tests.
 """
@@ -11,21 +11,21 @@ from hrm_hf.puzzles.sudoku_rules import Puzzle, SudokuShape, sudoku_shape, to_bo
 
 
 def count_solutions(puzzle: Puzzle, limit: int = 2) -> int:
-    """Number of solutions of a board, counted up to `limit`."""
+    """Count the solutions of a board, up to `limit`."""
     found: list[list[int]] = []
     search(to_board(puzzle).tolist(), limit, found)
     return len(found)
 
 
 def solve(puzzle: Puzzle) -> np.ndarray | None:
-    """The first solution, uint8 [size * size], in the order of the search below; None if there is none."""
+    """Return the first solution that the search finds, uint8 [size * size]; None if there is none."""
     found: list[list[int]] = []
     search(to_board(puzzle).tolist(), 1, found)
     return masks_to_board(found[0]) if found else None
 
 
 def rate(puzzle: Puzzle) -> int:
-    """Difficulty: guesses that failed before the first solution was found.
+    """Rate a board: the number of failed guesses before the first solution.
 
     The search is fixed: naked and hidden singles until nothing changes, then a guess at the cell with the fewest
     candidates (the first such cell, row by row), digits ascending. 0 means that no guess failed.
@@ -36,7 +36,7 @@ def rate(puzzle: Puzzle) -> int:
     found: list[list[int]] = []
     failed = search(to_board(puzzle).tolist(), 1, found)
     if not found:
-        raise ValueError(f"the board {puzzle!r:.100} has no solution, and so no rating")
+        raise ValueError(f"the board {puzzle!r:.100} has no solution and therefore no rating")
     return failed
 
 
@@ -50,7 +50,7 @@ def search(
     found: list[list[int]],
     rng: np.random.Generator | None = None,
 ) -> int:
-    """Appends up to `limit` solutions to `found` and returns the number of guesses that failed on the way.
+    """Append up to `limit` solutions to `found`; return the number of failed guesses.
 
     Args:
         board: digits, 0 for a blank.
@@ -65,7 +65,7 @@ def search(
 
 
 def _search(masks: list[int], shape: SudokuShape, limit: int, found: list[list[int]], rng) -> int:
-    """Depth-first search below a propagated board; returns how many guesses led to no solution."""
+    """Search depth-first below a propagated board; return the number of guesses without a solution."""
     counts = [mask.bit_count() for mask in masks]
     open_counts = [count for count in counts if count > 1]
     if not open_counts:
@@ -88,7 +88,7 @@ def _search(masks: list[int], shape: SudokuShape, limit: int, found: list[list[i
 
 
 def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool:
-    """Applies naked and hidden singles to `masks` in place until nothing changes; False on a contradiction.
+    """Apply naked and hidden singles to `masks` in place until nothing changes; return False on a contradiction.
 
     `decided` are the cells with one candidate whose digit the peers have not lost yet.
     """
@@ -120,7 +120,7 @@ def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool
             for cell in unit:
                 hidden = masks[cell] & once
                 if hidden & (hidden - 1):
-                    return False  # two digits have this cell as their only place
+                    return False  # this cell is the only place of two digits
                 if hidden and hidden != masks[cell]:
                     masks[cell] = hidden
                     decided.append(cell)
@@ -130,6 +130,6 @@ def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool
 
 @lru_cache
 def _peers(shape: SudokuShape) -> list[list[int]]:
-    """For each cell, the other cells that must hold another digit."""
+    """Return, for each cell, the cells that must hold another digit."""
     units = [set(cells) for _, cells in shape.units]
     return [sorted(set().union(*(u for u in units if cell in u)) - {cell}) for cell in range(shape.cells)]

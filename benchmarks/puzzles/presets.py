@@ -1,4 +1,4 @@
-"""Memory of a real training step at each preset and batch: what `hrm-hf recommend` goes by.
+"""Measure the memory of training steps by preset and batch size, for the estimates of `hrm-hf recommend`.
 
     python -m benchmarks.puzzles.presets [--quick] [--device cuda] [--out benchmarks/results]
 
@@ -32,7 +32,7 @@ COSMO_BATCHES = {"cosmo-64": (4, 8, 16), "cosmo-256": (1, 2)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="hidden 16 and 32 only")
+    parser.add_argument("--quick", action="store_true", help="only hidden sizes 16 and 32")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=RESULTS.parent)
     args = parser.parse_args()
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def counted(task: str, name: str) -> int:
-    """Bytes of weights, gradients and the optimizer's two moments, float32."""
+    """Return the bytes of weights, gradients and the optimizer's two moments in float32."""
     with torch.device("meta"):
         if task == "cosmo":
             model = HrmCosmoForRegression(HrmCosmoConfig.from_preset(name))
@@ -61,7 +61,7 @@ def counted(task: str, name: str) -> int:
 
 
 def fitted(points: dict[int, int], least: int) -> dict:
-    """The points, and a line through them: what is always there, not below `least`, and what an example adds.
+    """Fit a line through the points: a constant of at least `least`, and the bytes per example.
 
     Peaks of resident memory scatter by a share of their size. So relative errors decide about the constant, or the
     scatter of the largest batch does and puts a small model below a smaller one; the slope is that of the absolute
@@ -77,12 +77,12 @@ def fitted(points: dict[int, int], least: int) -> dict:
 
 
 def puzzle_config(name: str) -> HrmPuzzleConfig:
-    """The config of a row of the guide's table, for a 9x9 Sudoku."""
+    """Return the config of a row of the guide's table, for 9x9 Sudoku."""
     return HrmPuzzleConfig(**GUIDE_ROWS[name].config)
 
 
 def two_steps(task: str, name: str, batch: int, device: str) -> None:
-    """Two training steps on random data."""
+    """Run two training steps on random data."""
     torch.manual_seed(0)
     if task == "cosmo":
         config = HrmCosmoConfig.from_preset(name)
@@ -124,21 +124,23 @@ def _in_own_process(task: str, name: str, batch: int, device: str) -> int:
 
 def _measure(results, task: str, name: str, batch: int, device: str) -> None:
     torch.set_num_threads(1)
-    two_steps("puzzle", "hrm-16", 1, device)  # loads kernels and libraries, which are the process's and not the step's
+    two_steps(
+        "puzzle", "hrm-16", 1, device
+    )  # load kernels and libraries first, which belong to the process and not to the step
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         two_steps(task, name, batch, device)
         results.put(torch.cuda.max_memory_reserved())
         return
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = _status("VmRSS")
     two_steps(task, name, batch, device)
     results.put(_status("VmHWM") - before)
 
 
 def _status(field: str) -> int:
-    """A figure of /proc/self/status, in bytes."""
+    """Return a value of /proc/self/status in bytes."""
     return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 

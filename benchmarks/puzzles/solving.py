@@ -1,4 +1,4 @@
-"""Accuracy against ACT steps x restarts x choice of the answer, with CPU time; for Sudoku also with search.
+"""Measure accuracy by ACT steps, restarts and choice of the answer, with CPU time; for Sudoku also with search.
 
     python -m benchmarks.puzzles.solving MODEL DATA [--split test] [--limit 200]
         [--steps 16 64 256 1024] [--restarts 1 8]
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="checkpoint folder")
     parser.add_argument("data", nargs="?", help="folder of a puzzle data set")
     parser.add_argument("--split", default="test")
-    parser.add_argument("--limit", type=int, default=200, help="boards, the first of the split")
+    parser.add_argument("--limit", type=int, default=200, help="number of boards, from the start of the split")
     parser.add_argument("--steps", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--restarts", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--choose", nargs="+", choices=CHOICES, default=list(CHOICES))
@@ -54,13 +54,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--no-search", action="store_true", help="leave out search, which is not fast on a GPU")
+    parser.add_argument("--no-search", action="store_true", help="skip search, which is slow on a GPU")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.quick:
         args.limit, args.steps, args.restarts = 10, [2, 8], [1, 3]
     if args.data is None and not args.quick:
-        parser.error("expected MODEL and DATA, or --quick")
+        parser.error("give MODEL and DATA, or --quick")
     with tempfile.TemporaryDirectory() as folder:
         if args.data is None:
             args.model = args.data = random_example(folder)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def random_example(folder: str) -> str:
-    """Saves a random model and boards of 4 x 4 in one folder."""
+    """Save a random model and 4x4 boards in one folder."""
     splits, info = generated_sudoku(4, num_train=1, num_test=10, seed=0)
     save_puzzle_dataset(splits, info, folder)
     fields = {"hidden_size": 16, "num_attention_heads": 1, "L_layers": 1, "L_cycles": 2, "puzzle_emb_ndim": 0}
@@ -79,7 +79,7 @@ def random_example(folder: str) -> str:
 
 
 def tabulate(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures and prints every row."""
+    """Measure and print every row."""
     model = AutoModelForPuzzleSolving.from_pretrained(args.model).eval().to(args.device)
     rows = load_puzzle_dataset(args.data, args.split).with_format("torch")[: args.limit]
     inputs = {name: rows[name].long() for name in ("input_ids", "puzzle_identifiers")}
@@ -88,7 +88,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     table = []
     for steps, restarts, choose in itertools.product(args.steps, args.restarts, args.choose):
         if restarts == 1 and choose in ("residual", "vote"):
-            continue  # nothing to choose from
+            continue  # with one run there is nothing to choose
         options = {
             "max_steps": steps,
             "restarts": restarts,
@@ -112,7 +112,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def solved(model, inputs: dict[str, torch.Tensor], labels: torch.Tensor, seed: int, **options: Any) -> dict[str, Any]:
-    """Exact answers, their share and its interval, mean ACT steps of all runs of a board, and CPU seconds."""
+    """Return exact answers, their share with its interval, mean ACT steps over a board's runs, and CPU seconds."""
     exact = steps = 0
     start = time.process_time()
     with seeded(model.device, seed):

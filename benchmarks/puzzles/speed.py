@@ -1,4 +1,4 @@
-"""Training step, whole training loop and solving of the puzzle reasoners, against a plain eager path.
+"""Time training steps, the training loop and solving of puzzle models, against a plain eager implementation.
 
     python -m benchmarks.puzzles.speed [--quick] [--config tiny|27m] [--threads 1] [--out benchmarks/results]
     python -m benchmarks.puzzles.speed --device cuda --dtype bfloat16 --config 27m --batch-size 384
@@ -26,7 +26,7 @@ from ..report import machine, make_parser, write_report
 from .plain import PlainReasoner
 
 
-# batch size, steps a turn, turns
+# batch size, steps per repetition, repetitions
 CONFIGS = {"tiny": ("hrm-small", 4, 20, 30), "27m": ("hrm-27m", 8, 1, 5)}
 RATES = {"lr": 1e-4, "weight_decay": 1.0}
 
@@ -37,7 +37,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of activations")
-    parser.add_argument("--batch-size", type=int, help="boards (4 of the tiny configuration, 8 of the other)")
+    parser.add_argument(
+        "--batch-size", type=int, help="boards per batch (4 for the tiny configuration, 8 for the other)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     names = ["tiny"] if args.quick else list(CONFIGS) if args.config == "all" else [args.config]
@@ -51,7 +53,7 @@ def main() -> None:
 
 
 def measure(name: str, args: argparse.Namespace) -> dict:
-    """Milliseconds a training step of each side, and a solve of fixed steps, with the ratios to the plain side."""
+    """Return the milliseconds of a training step and of a solve on each side, with ratios to the plain side."""
     preset, batch_size, steps, turns = CONFIGS[name]
     batch_size, turns = args.batch_size or batch_size, 6 if args.quick else turns
     torch.manual_seed(0)
@@ -76,7 +78,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
     for side, step in sides.items():
         torch.manual_seed(1)
         losses[side] = [step().item() for _ in range(3)]
-    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 has 8 bits, and fused kernels round elsewhere
+    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 has 8 bits, and fused kernels round at other places
     for side, values in losses.items():
         assert max(abs(a - b) for a, b in zip(values, losses["plain"])) < most, (side, values, losses["plain"])
     train = interleave(sides, steps, turns, model.device)
@@ -108,7 +110,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
 
 
 def package_step(model, batch, compiled: bool = False):
-    """A bare training step of the package: forward, backward, both optimizers."""
+    """Return a training step of the package: forward, backward, both optimizers."""
     if compiled:
         model.compile_act_step()
     sparse = SignSGD([model.model.puzzle_emb.weight], 1e-4, 1.0)
@@ -128,7 +130,7 @@ def package_step(model, batch, compiled: bool = False):
 
 
 def plain_solve(plain: PlainReasoner, batch) -> torch.Tensor:
-    """Four ACT steps of the plain side, logits and all, without gradients."""
+    """Run four ACT steps of the plain side, with logits and without gradients."""
     with torch.no_grad():
         shape = (len(batch["input_ids"]), plain.config.max_position_embeddings, plain.config.hidden_size)
         z_H, z_L = (state.to(plain.dtype).expand(shape) for state in (plain.H_init, plain.L_init))
@@ -139,7 +141,7 @@ def plain_solve(plain: PlainReasoner, batch) -> torch.Tensor:
 
 
 def loop_milliseconds(model, batch, steps: int) -> float:
-    """Milliseconds a step of `PuzzleTrainer.train`, with logging and progress bar, compilation not counted."""
+    """Return the milliseconds per step of `PuzzleTrainer.train` with logging and bar, without compilation."""
     from datasets import Dataset
 
     rows = {name: value.repeat(16, *[1] * (value.dim() - 1)).tolist() for name, value in batch.items()}
@@ -169,7 +171,7 @@ def loop_milliseconds(model, batch, steps: int) -> float:
 
 
 def now(device: torch.device) -> float:
-    """CPU seconds of the process, or, of a GPU, wall seconds at which it has done what it was given."""
+    """Return the CPU seconds of the process; for a GPU, synchronize and return wall seconds."""
     if device.type == "cpu":
         return time.process_time()
     torch.cuda.synchronize(device)
@@ -177,7 +179,7 @@ def now(device: torch.device) -> float:
 
 
 def interleave(sides: dict, steps: int, turns: int, device: torch.device) -> dict[str, float]:
-    """Median milliseconds a call of each side; the sides take turns of `steps` calls."""
+    """Return the median milliseconds per call of each side; the sides alternate every `steps` calls."""
     times = {name: [] for name in sides}
     for function in sides.values():
         function()

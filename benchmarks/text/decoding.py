@@ -1,4 +1,4 @@
-"""Decoding speed of `rlm_mhc` and `hrm_lm` against models without what they add, uncompiled and compiled.
+"""Measure decoding speed of `rlm_mhc` and `hrm_lm` against models without their additions, eager and compiled.
 
     python -m benchmarks.text.decoding [--quick] [--sizes 1m,10m] [--batch_sizes 1,8] [--no_compile]
 
@@ -34,7 +34,7 @@ REFERENCES = {"rlm_mhc": "mHC off", "hrm_lm": "Llama with as many layer visits"}
 def main() -> None:
     parser = make_parser(__doc__, quick="tiny models, uncompiled, few turns")
     parser.add_argument("--sizes", default="1m,10m", help=f"of {', '.join(SIZES)}")
-    parser.add_argument("--batch_sizes", default="1,8", help="only the first is compiled")
+    parser.add_argument("--batch_sizes", default="1,8", help="batch sizes; only the first is compiled")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--no_compile", action="store_true")
     args = parser.parse_args()
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def families(size: str) -> dict[str, dict]:
-    """Configs by family and side; the first side of a family is its reference."""
+    """Return configs by family and side; the first side of a family is its reference."""
     off, on, hrm = (peer_config(peer, size) for peer in ("rlm_mhc_off", "rlm_mhc_on", "hrm_lm"))
     shared = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
     llama = LlamaConfig(
@@ -71,11 +71,11 @@ def families(size: str) -> dict[str, dict]:
 
 
 def measure(family: str, models: dict, batch_size: int, turns: int, **labels) -> list[dict]:
-    """One row a side: median milliseconds a token, and the speed relative to the first side."""
-    torch._dynamo.reset()  # each model is one more graph of the same code, of which there may be eight
+    """Return one row per side: median milliseconds per token, and the speed relative to the first side."""
+    torch._dynamo.reset()  # each model is another graph of the same code, of which torch keeps eight
     make = compiled_decoder if labels["path"] == "compiled" else decoder
     sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
-    if make is compiled_decoder:  # with a turn for the same model uncompiled, which is another side
+    if make is compiled_decoder:  # alternating with the eager form of the same model, which is another side
         sides |= {(name, "eager"): decoder(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
     times = take_turns(sides, turns)
     reference, rows = next(iter(times)), []
@@ -91,19 +91,19 @@ def measure(family: str, models: dict, batch_size: int, turns: int, **labels) ->
 
 
 def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
-    """CPU and wall milliseconds a token [turns, 2] of functions that decode NEW tokens, one after the other."""
+    """Return CPU and wall milliseconds per token [repetitions, 2] of functions that decode NEW tokens, alternating."""
     clocks: dict[Any, list] = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, decode in sides.items():
             start = time.thread_time(), time.perf_counter()
             decode()
-            if turn > 1:  # the first two turns warm up
+            if turn > 1:  # the first two repetitions warm up
                 clocks[name].append((time.thread_time() - start[0], time.perf_counter() - start[1]))
     return {name: 1e3 / NEW * torch.tensor(values, dtype=torch.float64) for name, values in clocks.items()}
 
 
 def against(times: dict[Any, torch.Tensor], name: Any, reference: Any) -> dict[str, Any]:
-    """Medians of a side, and its speed relative to the reference's with an interval."""
+    """Return the medians of a side, and its speed relative to the reference with an interval."""
     cpu, wall = times[name].median(0).values.tolist()
     row = {"cpu_ms_per_token": cpu, "wall_ms_per_token": wall}
     if name != reference:
@@ -125,13 +125,13 @@ def print_row(row: dict) -> None:
 
 
 def interval(values: torch.Tensor, draws: int = 2000) -> list[float]:
-    """95 % bootstrap interval of the median."""
+    """Return the 95 % bootstrap interval of the median."""
     picks = torch.randint(len(values), (draws, len(values)), generator=torch.Generator().manual_seed(0))
     return values[picks].median(1).values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
 
 
 def compiled_decoder(model, batch_size: int, prompt: int, new: int, device: str):
-    """As `lm.decoder`, with a static cache and one compiled graph a token."""
+    """Return a function like `lm.decoder`'s, with a static cache and one compiled graph per token."""
     ids = torch.randint(8, model.config.vocab_size, (batch_size, prompt), device=device)
     cache = StaticCache(config=model.config, max_cache_len=prompt + new)
     first = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)

@@ -1,4 +1,4 @@
-"""Does halting earn its place in an hrm_lm? Bits per byte against average segments, for every exit.
+"""Test whether halting pays in hrm_lm: bits per byte against average segments, for every exit criterion.
 
     python -m benchmarks.text.halting CHECKPOINT... [--text_file FILE] [--calibration_file FILE] [--exits kl,cdf]
     python -m benchmarks.text.halting --quick        # trains a tiny model for some seconds first
@@ -33,7 +33,7 @@ from ..report import interval, make_parser, write_report
 from .models import held_out_rows, image_folder, text_file
 
 
-# The thresholds that the figure sweeps over; probabilities are spread evenly, changes by their logarithm.
+# Thresholds of the plot; probabilities are spaced evenly, changes logarithmically.
 SWEPT = {
     "cdf": (0.5, 0.98), "confidence": (0.3, 0.99), "kl": (1e-5, 3.0), "latent_diff": (1e-3, 3.0),
     "second_diff": (1e-3, 3.0), "entropy_diff": (1e-4, 3.0),
@@ -64,19 +64,23 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="a tiny model, trained for some seconds")
     parser.add_argument("checkpoints", nargs="*", type=Path, metavar="CHECKPOINT")
-    parser.add_argument("--text_file", help="held-out text; the validation books by default")
-    parser.add_argument("--calibration_file", help="that chooses thresholds; the first half of the other by default")
-    parser.add_argument("--bytes", type=int, default=131072, help="how much of a text, in tokens")
-    parser.add_argument("--allowed_loss", type=float, default=0.005, help="share of bits per byte, when calibrating")
-    parser.add_argument("--exits", default=",".join(SWEPT), help="exits that are calibrated and drawn")
+    parser.add_argument("--text_file", help="held-out text; by default the validation books")
+    parser.add_argument(
+        "--calibration_file", help="text for choosing thresholds; by default the first half of the held-out text"
+    )
+    parser.add_argument("--bytes", type=int, default=131072, help="tokens to use of each text")
+    parser.add_argument(
+        "--allowed_loss", type=float, default=0.005, help="allowed relative loss in bits per byte for calibration"
+    )
+    parser.add_argument("--exits", default=",".join(SWEPT), help="exit criteria to calibrate and plot")
     parser.add_argument("--block_size", type=int, default=256)
     parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--points", type=int, default=9, help="of each sweep")
+    parser.add_argument("--points", type=int, default=9, help="points per sweep")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     if not args.checkpoints and not args.quick:
-        parser.error("give the folder of an hrm_lm checkpoint, several of them, or --quick")
+        parser.error("give one or more folders of hrm_lm checkpoints, or --quick")
     if unknown := [name for name in args.exits.split(",") if name not in SWEPT]:
         parser.error(f"--exits has {', '.join(unknown)}; exits with a threshold are {', '.join(SWEPT)}")
     if args.quick:
@@ -85,7 +89,7 @@ def parse() -> argparse.Namespace:
 
 
 def load(path: Path, device: str):
-    """A checkpoint, in eval mode."""
+    """Load a checkpoint in eval mode."""
     model = AutoModelForCausalLM.from_pretrained(path).to(device).eval()
     if model.config.model_type != "hrm_lm":
         raise SystemExit(f"{path} is a {model.config.model_type}; halting is a matter of hrm_lm")
@@ -93,7 +97,7 @@ def load(path: Path, device: str):
 
 
 def read_rows(args) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [N, block_size] that choose thresholds, and others that are reported."""
+    """Return ids [N, block_size] for choosing thresholds, and others for reporting."""
     text = token_ids(args.text_file, args)
     if args.calibration_file is None:
         calibration, text = np.array_split(text, 2)
@@ -103,7 +107,7 @@ def read_rows(args) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def token_ids(path: str | None, args) -> np.ndarray:
-    """Bytes of a text, or tokens of the first checkpoint's tokenizer if it has a larger vocabulary."""
+    """Return the bytes of a text, or tokens of the first checkpoint's tokenizer if its vocabulary is larger."""
     ids = text_file(path, "valid", args.quick)
     if args.quick:
         return ids
@@ -115,7 +119,7 @@ def token_ids(path: str | None, args) -> np.ndarray:
 
 
 def quick_model(args):
-    """A tiny model with four segments, trained for some seconds."""
+    """Train a tiny model with four segments for some seconds."""
     import lm_quality
 
     settings = argparse.Namespace(
@@ -128,13 +132,13 @@ def quick_model(args):
 
 
 class RandomExit:
-    """Halts by lot: a token that still thinks after segment m = 1, 2, ... halts with probability hazards[m - 1]."""
+    """Random halting: a token still active after segment m = 1, 2, ... halts with probability hazards[m - 1]."""
 
     def __init__(self, hazards: list[float], seed: int = 0):
         self.hazards, self.seed, self.segment = hazards, seed, 0
 
     def check(self, state) -> torch.Tensor:
-        """bool [B, T]"""
+        """Return bool [B, T], True for tokens that halt."""
         generator = torch.Generator().manual_seed(1000 * self.seed + self.segment)
         drawn = torch.rand(state.hidden.shape[:-1], generator=generator) < self.hazards[self.segment]
         self.segment += 1
@@ -142,7 +146,7 @@ class RandomExit:
 
 
 def hazards_of(histogram: list[float]) -> list[float]:
-    """The chance to halt after each segment but the last, of those that got so far, for shares that sum to 1."""
+    """Return the halting probability after each segment but the last, given shares that sum to 1."""
     left, hazards = 1.0, []
     for share in histogram[:-1]:
         hazards.append(min(1.0, share / left) if left > 1e-9 else 1.0)
@@ -151,7 +155,7 @@ def hazards_of(histogram: list[float]) -> list[float]:
 
 
 def around(average: float, M: int) -> list[float]:
-    """The histogram of 1..M segments with this average that uses only the two whole numbers around it."""
+    """Return the histogram over 1..M segments with this average that uses only the two nearest integers."""
     low = min(int(average), M - 1)
     histogram = [0.0] * M
     histogram[low - 1], histogram[low] = 1 - (average - low), average - low
@@ -160,7 +164,7 @@ def around(average: float, M: int) -> list[float]:
 
 @torch.no_grad()
 def measure(model, rows: torch.Tensor, batch_size: int, make_exit=None, **options) -> dict:
-    """Bits per token, average segments and their histogram of one way to halt.
+    """Return bits per token, average segments and their histogram for one exit criterion.
 
     `make_exit(seed)` gives a fresh exit object for each batch; `options` go to the forward.
     """
@@ -181,7 +185,7 @@ def measure(model, rows: torch.Tensor, batch_size: int, make_exit=None, **option
 
 
 def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> dict[str, dict]:
-    """Of each exit, the threshold that `calibration` chose, and on `rows` what it saves, costs, and gains on rivals.
+    """Return, per criterion, the threshold chosen on `calibration`, and its savings, cost and gains on `rows`.
 
     "saved": share of all M segments. "loss": bits per byte over those of always M, less one. "gain_over_fixed",
     "gain_over_random": the rival's bits per byte over the exit's, less one.
@@ -215,12 +219,12 @@ def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> di
 
 
 def never_before(segments: int) -> dict:
-    """How a forward is told to use so many segments for every token."""
+    """Return the forward arguments that fix the number of segments for every token."""
     return {"exit_criterion": "fixed", "num_segments": segments}
 
 
 def summary(chosen: list[dict[str, dict]]) -> dict[str, dict]:
-    """Means over checkpoints, with intervals."""
+    """Return means over checkpoints, with intervals."""
     figures = ("saved", "loss", "gain_over_fixed", "gain_over_random", "avg_segments", "bits_per_byte")
     return {
         name: {figure: interval([one[name][figure] for one in chosen]) for figure in figures} for name in chosen[0]
@@ -228,7 +232,7 @@ def summary(chosen: list[dict[str, dict]]) -> dict[str, dict]:
 
 
 def sweep(model, rows, args) -> list[dict]:
-    """Every point of every curve: {"exit", "setting", "bits_per_byte", "avg_segments", "histogram"}."""
+    """Return every point of every curve: {"exit", "setting", "bits_per_byte", "avg_segments", "histogram"}."""
     M, own_margin, points = model.config.halt_max_steps, model.config.halt_margin, []
 
     def add(exit_name, setting, **options):
@@ -239,7 +243,7 @@ def sweep(model, rows, args) -> list[dict]:
         add("fixed", segments, **never_before(segments))
     exits = args.exits.split(",")
     try:
-        for margin in [own_margin, *margins(model, rows, args)] if "cdf" in exits else []:  # both read the gate
+        for margin in [own_margin, *margins(model, rows, args)] if "cdf" in exits else []:
             model.config.halt_margin = margin
             add("q", margin, exit_criterion="q")
     finally:
@@ -256,7 +260,7 @@ def sweep(model, rows, args) -> list[dict]:
 
 @torch.no_grad()
 def margins(model, rows, args) -> list[float]:
-    """Margins at quantiles of q_halt - q_continue, so that they spread over the gate's own range."""
+    """Return margins at quantiles of q_halt - q_continue, to cover the gate's range."""
     ids = rows[: args.batch_size].to(model.device)
     q = model(input_ids=ids, use_cache=False, exit_criterion="fixed").q_logits[:, :, :-1].float()
     quantiles = torch.linspace(0.02, 0.98, args.points, device=q.device)
@@ -264,14 +268,14 @@ def margins(model, rows, args) -> list[float]:
 
 
 def read_curve(curve: list[dict], average: float) -> float:
-    """Bits per byte of a curve at an average, by straight lines between its points."""
+    """Return the bits per byte of a curve at an average, by linear interpolation."""
     curve = sorted(curve, key=lambda p: p["avg_segments"])
     x, y = ([p[name] for p in curve] for name in ("avg_segments", "bits_per_byte"))
     return float(np.interp(average, x, y))
 
 
 def told(found: dict) -> str:
-    """What an exit saves, costs and gains, in words; of figures or of their intervals."""
+    """Format the savings, cost and gains of a criterion, as values or intervals."""
 
     def share(name: str) -> str:
         value = found[name]
@@ -286,14 +290,14 @@ def told(found: dict) -> str:
 
 
 def print_table(report: dict) -> None:
-    """The summary in words."""
+    """Print the summary."""
     print(f"\n{len(report['calibrated'])} checkpoint(s), {report['segments']} segments, thresholds from other text")
     for name, found in report["summary"].items():
         print(f"{name:14} {told(found)}")
 
 
 def plot(report: dict, path: Path) -> None:
-    """Bits per byte against average segments, a line for each exit."""
+    """Plot bits per byte against average segments, one line per criterion."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -314,14 +318,14 @@ def plot(report: dict, path: Path) -> None:
     print(f"plot: {path}")
 
 
-CALIBRATION_STEPS = 8  # of the bisection: the range of a criterion is then known to 1 part in 256
-LEAST, MOST = 1e-6, 10.0  # of thresholds of changes; those of probabilities are between 0 and 1
+CALIBRATION_STEPS = 8  # bisection steps, which narrow the range to 1 part in 256
+LEAST, MOST = 1e-6, 10.0  # range of thresholds for changes; those for probabilities are between 0 and 1
 
 
 def calibrate_exit(
     measure: Callable[[float | None], dict[str, Any]], criterion: str, allowed_loss: float
 ) -> dict[str, Any]:
-    """The threshold that saves most segments at no more than `allowed_loss` more loss than always thinking to the end.
+    """Return the threshold that saves most segments at a loss at most `allowed_loss` above that of all segments.
 
     Args:
         measure: `lm_loss` and `average_steps` on the calibration text at a threshold of the criterion; None for a
@@ -337,11 +341,11 @@ def calibrate_exit(
     """
     kind = EXIT_CRITERIA[criterion]
     if kind.default_threshold is None:
-        raise ValueError(f"exit_criterion={criterion!r} has no threshold that could be chosen")
+        raise ValueError(f"exit_criterion={criterion!r} has no threshold to choose")
     is_probability = not math.isinf(kind.highest_threshold)
 
     def at(place: float) -> float:
-        """The threshold at a place between 0 (never halt) and 1 (halt at once)."""
+        """Return the threshold at a position between 0 (never halt) and 1 (halt at once)."""
         return 1 - place if is_probability else LEAST * (MOST / LEAST) ** place
 
     always = measure(None)

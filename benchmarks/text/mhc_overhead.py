@@ -1,4 +1,4 @@
-"""Measures the cost of mHC in training: step time and kept activations of `rlm_mhc` with mHC on and off.
+"""Measure the cost of mHC in training: step time and saved activations of `rlm_mhc` with mHC on and off.
 
     python -m benchmarks.text.mhc_overhead [--quick] [--threads 1] [--res_modes sinkhorn,identity] [--no_compile]
 
@@ -78,7 +78,7 @@ def build(args, **fields) -> RlmMhcForCausalLM:
 
 
 def training_step(model, batch, compiled: bool):
-    """A function that does one training step on `batch`."""
+    """Return a function that runs one training step on `batch`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     run = torch.compile(model) if compiled else model
 
@@ -91,7 +91,7 @@ def training_step(model, batch, compiled: bool):
 
 
 def activation_bytes(model, batch, checkpointing: bool = False) -> int:
-    """Bytes that autograd keeps for the backward pass, weights and buffers not counted."""
+    """Return the bytes that autograd saves for the backward pass, without weights and buffers."""
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -111,7 +111,7 @@ def activation_bytes(model, batch, checkpointing: bool = False) -> int:
 
 
 def interleave(sides: dict, args) -> dict[str, float]:
-    """Median milliseconds of a step of each side; the sides take turns, the first two calls do not count."""
+    """Return the median milliseconds per step of each side, interleaved, without the first two calls."""
     times = {name: [] for name in sides}
     for turn in range(args.turns + 2):
         for name, step in sides.items():

@@ -1,4 +1,4 @@
-"""How signals grow through 128 hyper-connected sites, with and without the constraint of mHC.
+"""Measure signal growth through 128 hyper-connected sites, with and without the mHC constraint.
 
     python -m benchmarks.text.mhc_stability [--quick] [--plot docs/images/mhc_stability.png] [--out benchmarks/results]
 
@@ -35,7 +35,7 @@ MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factor on th
 def main() -> None:
     parser = make_parser(__doc__, quick="8 layers")
     parser.add_argument("--layers", type=int, default=64)
-    parser.add_argument("--plot", type=Path, help="PNG of the composite gain over depth")
+    parser.add_argument("--plot", type=Path, help="PNG file for the composite gain over depth")
     args = parser.parse_args()
     sites = 2 * (8 if args.quick else args.layers)
     curves = {
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def plot_composite_gain(curves: dict[str, list[dict]], path: Path) -> None:
-    """Draws how much signals can have grown after each site of a hyper-connected model.
+    """Plot the possible signal growth after each site of a hyper-connected model.
 
     Args:
         curves: by label, the dicts of `get_detailed_mhc_metrics`.
@@ -96,13 +96,14 @@ DTYPES = (torch.float64, torch.float32)
 
 @torch.no_grad()
 def composite_curve(mode: str, spread: float, sites: int) -> list[dict[str, float]]:
-    """Gains of the product of the first 1, 2, ... sites for each token, averaged over tokens."""
+    """Return the gains of the product of the first 1, 2, ... sites, averaged over tokens."""
     torch.manual_seed(0)
     streams = torch.randn(1, TOKENS, STREAMS, WIDTH, dtype=torch.float64)
     maps = []
     for _ in range(sites):
         site = HyperConnection(WIDTH, STREAMS, res_mode=mode, alpha_init=MODES[mode])
-        site.fn.normal_(std=spread / (STREAMS * WIDTH) ** 0.5)  # RMS-normed input: logits of this std
+        # with RMS-normed input, `spread` is the standard deviation of the logits
+        site.fn.normal_(std=spread / (STREAMS * WIDTH) ** 0.5)
         maps.append(site.get_connection_matrix(streams))
     curve = []
     for product in composite_maps(maps):
@@ -114,7 +115,7 @@ def composite_curve(mode: str, spread: float, sites: int) -> list[dict[str, floa
 
 @torch.no_grad()
 def upcycling_difference(dtype: torch.dtype) -> float:
-    """Largest difference of logits between a small Llama and its mHC twin."""
+    """Return the largest logit difference between a small Llama and its mHC counterpart."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=8, num_attention_heads=4,

@@ -1,4 +1,4 @@
-"""The language models that the benchmarks compare, made equal in size or in work, and what a token costs in each.
+"""Language models for the benchmarks, matched in parameters or compute, and their cost per token.
 
 Everything follows from one `HrmLmConfig` with one segment. Its peers share width, heads, vocabulary and the tied head:
 
@@ -40,11 +40,11 @@ from hrm_hf.models.configuration_rlm_mhc import RlmMhcConfig
 from ..report import RESULTS
 
 
-BYTES = 264  # the byte tokenizer: ids 0..7 are special, 8 + b is byte b
+BYTES = 264  # byte tokenizer: ids 0..7 are special, 8 + b is byte b
 EOS_ID, FIRST_BYTE = 2, 8
 DOCUMENT_END = b"<|endoftext|>\n"
 
-# Fields of HrmLmConfig. "1m" is for two cores; "17m" is the width at which the price of mHC is asked for.
+# Fields of HrmLmConfig. "1m" suits two cores; "17m" is the width at which the cost of mHC is measured.
 SIZES = {
     "tiny": {"vocab_size": BYTES, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 160,
              "num_h_layers": 1, "num_l_layers": 1, "max_position_embeddings": 512},
@@ -55,7 +55,7 @@ SIZES = {
     "50m": HrmLmConfig._presets["hrm-lm-50m"],
     "100m": HrmLmConfig._presets["hrm-lm-100m"],
 }  # fmt: skip
-TRAINING = {"depth_warmup": 0.0}  # share of the budget in which tokens get one segment
+TRAINING = {"depth_warmup": 0.0}  # share of the budget during which tokens get one segment
 PEERS = (
     "hrm_lm", "hrm_lm_m4", "hrm_lm_loop", "looped", "hrm_text", "llama", "llama_x4", "llama_equal_flops",
     "llama_equal_depth", "rlm_mhc_off", "rlm_mhc_on", "rlm_mhc", "gpt2",
@@ -67,7 +67,7 @@ BOOKS = Path(__file__).parents[3] / "shared" / "data"
 def peer_config(
     peer: str, size: str, block_size: int = 256, mhc_preset: str | None = None, changes: dict[str, Any] | None = None
 ) -> PreTrainedConfig:
-    """The config of one of PEERS, other fields of it behind a plus sign each, at a size of SIZES.
+    """Return the config of one of PEERS at a size of SIZES; each +FIELD=VALUE overrides a field.
 
     `block_size` tokens a row is where FLOPs are made equal.
 
@@ -79,7 +79,7 @@ def peer_config(
     peer, *given = peer.split("+")
     recurrent = {"hrm_lm": {"halt_max_steps": 1}, "hrm_lm_m4": {"halt_max_steps": 4}, **loop_peers(hrm)}
     if given and peer not in recurrent:
-        raise ValueError(f"{peer} takes no other fields; only {', '.join(recurrent)} do: {given}")
+        raise ValueError(f"{peer} does not take other fields; only {', '.join(recurrent)} do: {given}")
     if peer in recurrent:
         fields = fields | recurrent[peer] | parsed_fields(given)
         fields = {name: value for name, value in fields.items() if name not in ("intermediate_size", *TRAINING)}
@@ -124,11 +124,11 @@ def peer_config(
     if peer in ("rlm_mhc_on", "rlm_mhc_off"):
         body["intermediate_size"] = llama.intermediate_size
         return RlmMhcConfig(**body, mhc_enabled=peer == "rlm_mhc_on")
-    raise ValueError(f"peer={peer!r} is not one of {PEERS}")
+    raise ValueError(f"peer={peer!r} must be one of {PEERS}")
 
 
 def loop_peers(hrm: HrmLmConfig) -> dict[str, dict]:
-    """Fields of the flat loops that have as many blocks as both stacks of `hrm`, or one more."""
+    """Return the fields of a flat loop with as many blocks as both stacks of `hrm`, or one more."""
     blocks = hrm.num_h_layers + hrm.num_l_layers
     around = max(1, (blocks + 1) // 4)
     middle = max(1, blocks + 1 - 2 * around)
@@ -139,13 +139,13 @@ def loop_peers(hrm: HrmLmConfig) -> dict[str, dict]:
 
 
 def training_options(peer: str) -> dict:
-    """How a peer is trained, where that is not what TRAINING says: `hrm_lm_loop+depth_warmup=0.7`."""
+    """Return a peer's training settings that differ from TRAINING: `hrm_lm_loop+depth_warmup=0.7`."""
     given = parsed_fields(peer.split("+")[1:])
     return {name: given.get(name, default) for name, default in TRAINING.items()}
 
 
 def parsed_fields(given: list[str]) -> dict:
-    """`["coda_layers=0", "norm_position=sandwich"]` as fields of a config; numbers and true/false are read as JSON."""
+    """Parse `["coda_layers=0", "norm_position=sandwich"]` into config fields, with values as JSON or text."""
     fields = {}
     for item in given:
         name, _, value = item.partition("=")
@@ -157,20 +157,20 @@ def parsed_fields(given: list[str]) -> dict:
 
 
 def _fitted(config_class, fields: dict, measure, wanted: float) -> PreTrainedConfig:
-    """The config whose `measure`, linear in intermediate_size, is nearest to `wanted`, in multiples of 8."""
+    """Return the config whose `measure`, linear in intermediate_size, is nearest to `wanted`, in multiples of 8."""
     at_8, at_16 = (measure(config_class(**fields, intermediate_size=width)) for width in (8, 16))
     steps = (wanted - at_8) / (at_16 - at_8)
     return config_class(**fields, intermediate_size=8 + 8 * max(0, round(steps)))
 
 
 def build(config: PreTrainedConfig, seed: int = 0, **kwargs):
-    """A fresh model of a config in training mode; `kwargs` as in `from_config`."""
+    """Return a new model of a config in training mode; `kwargs` as in `from_config`."""
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, **kwargs).train()
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
-    """Weights of the model, tied ones once, without allocating them."""
+    """Count the weights of the model, tied ones once, without allocating them."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
@@ -185,7 +185,7 @@ def flops_per_token(
     bp_steps: int | None = None,
     backward: bool = True,
 ) -> float:
-    """Floating-point operations a token of a row of `block_size` tokens, forward and (by default) backward.
+    """Return the FLOPs per token in rows of `block_size` tokens, forward and (by default) backward.
 
     Matrix products only, two operations for each multiplication and addition: projections, SwiGLU, head, mHC maps, and
     attention over the full square of block_size x block_size, as unfused code computes it. Norms, softmax, Sinkhorn
@@ -214,7 +214,7 @@ def flops_per_token(
         if config.mhc_flows > 1:
             streams = config.L_cycles * segments * _stream_flops(config.mhc_flows, config.hidden_size)
         forward = once + segments * config.segment_visits * block + streams + q_head
-        gate = q_head if learns_from_all else 0  # its input is detached: half a backward
+        gate = q_head if learns_from_all else 0  # its input is detached, which halves the backward pass
         return forward + backward * (2 * (once + with_gradient * block + streams) + gate)
     if config.model_type == "hrm_text":
         block = _block_flops(config, block_size, gated=True)
@@ -231,12 +231,12 @@ def flops_per_token(
 
 
 def _stream_flops(n: int, width: int) -> float:
-    """Forward FLOPs a token of one hyper-connection: its maps, then reading and mixing of n streams."""
+    """Return the forward FLOPs per token of a hyper-connection: its maps, then reading and mixing of n streams."""
     return 2 * ((2 * n + n * n) * n * width + n * width + n * n * width)
 
 
 def _block_flops(config, block_size: int, gated: bool) -> float:
-    """Forward FLOPs a token of attention and SwiGLU."""
+    """Return the forward FLOPs per token of attention and SwiGLU."""
     head_dim = config.hidden_size // config.num_attention_heads if config.head_dim is None else config.head_dim
     width = config.num_attention_heads * head_dim
     key_heads = config.num_attention_heads if config.model_type == "hrm_text" else config.num_key_value_heads
@@ -246,14 +246,14 @@ def _block_flops(config, block_size: int, gated: bool) -> float:
 
 
 def image_folder(out: Path) -> Path:
-    """Where plots go: the documentation's for reports in their usual place, else beside the report."""
+    """Return the folder for plots: the documentation's for reports in the default place, else that of the report."""
     folder = IMAGES if out == RESULTS else out
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def read_bytes(path: str | Path) -> np.ndarray:
-    """Token ids uint16 of a text file (`.gz` or plain), a byte each; a line `<|endoftext|>` becomes one EOS."""
+    """Return the bytes of a text file, plain or `.gz`, as uint16 ids; a line `<|endoftext|>` becomes one EOS."""
     path = Path(path)
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return ids_of(text)
@@ -267,7 +267,7 @@ def ids_of(text: bytes) -> np.ndarray:
 
 
 def text_file(given: str | None, split: str, quick: bool = False) -> np.ndarray:
-    """Ids of the file given, or of the books beside the repository; a quick run makes do with this package's code."""
+    """Return the ids of the given file, the books next to the repository, or (quick run) this package's code."""
     path = Path(given) if given else BOOKS / f"classic_books_en.{split}.txt.gz"
     if path.is_file():
         return read_bytes(path)
@@ -279,7 +279,7 @@ def text_file(given: str | None, split: str, quick: bool = False) -> np.ndarray:
 
 
 def held_out_rows(ids: np.ndarray, total: int, block_size: int) -> torch.Tensor:
-    """int64 [rows, block_size]: about `total` tokens in rows evenly spread over the text."""
+    """Return int64 [rows, block_size]: about `total` tokens in rows spread evenly over the text."""
     rows = max(1, min(total, len(ids)) // block_size)
     starts = np.linspace(0, len(ids) - block_size, rows).astype(np.int64)
     return torch.from_numpy(np.stack([ids[start : start + block_size] for start in starts]).astype(np.int64))

@@ -1,4 +1,4 @@
-"""Bits per byte on held-out books against training FLOPs: hrm_lm, hrm_text, rlm_mhc and Llama (`lm_models.py`).
+"""Compare bits per byte on held-out books at equal training FLOPs: hrm_lm, hrm_text, rlm_mhc and Llama.
 
     python -m benchmarks.text.quality [--preset 1m] [--seeds 0,1,2] [--minutes 10 | --train_flops 3e13] [--tune_lr]
     python -m benchmarks.text.quality --train_bytes 262144 --train_tokens 8e6 --tune_lr     # little text, many epochs
@@ -53,7 +53,7 @@ MODELS = "hrm_lm,hrm_lm_m4,hrm_text,llama,llama_equal_flops,rlm_mhc"
 LEARNING_RATE = 2e-3
 LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 LAYOUTS = ("per_segment", "last_segment", "last_visit")
-# What must agree for two runs to share a report.
+# Settings that must be equal for runs to share a report.
 SHARED = (
     "preset", "block_size", "batch_size", "train_file", "valid_file", "eval_bytes", "weight_decay", "clip", "warmup",
     "dtype", "train_tokens", "train_bytes",
@@ -81,7 +81,7 @@ def main() -> None:
         fresh = {"parameters": count_parameters(config), "forward_mflops_per_token": forward, "runs": {}}
         report["models"].setdefault(name, fresh)
         choose_rate(name, args, report, tuning)
-    for seed in seeds:  # models within a seed, so that an early end leaves complete comparisons
+    for seed in seeds:  # all models of a seed first, so that an interrupted study has complete comparisons
         for name in names:
             if report["models"][name]["runs"].get(str(seed), {}).get("finished"):
                 continue
@@ -106,33 +106,43 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny models, a few seconds each")
     parser.add_argument("--preset", choices=list(SIZES), default="1m")
-    parser.add_argument("--models", default=MODELS, help=f"of {', '.join(PEERS)}; NAME+FIELD=VALUE for variants")
+    parser.add_argument("--models", default=MODELS, help=f"some of {', '.join(PEERS)}; NAME+FIELD=VALUE for variants")
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--train_flops", type=float, help="training FLOPs of each run")
-    parser.add_argument("--minutes", type=float, default=10.0, help="or as much as hrm_lm spends in so many minutes")
-    parser.add_argument("--train_tokens", type=float, help="or as many bytes for each, whatever they cost")
-    parser.add_argument("--train_bytes", type=int, help="of the training text; what is read beyond are more epochs")
+    parser.add_argument("--train_flops", type=float, help="training FLOPs per run")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="or the FLOPs that hrm_lm spends in this many minutes"
+    )
+    parser.add_argument("--train_tokens", type=float, help="or the same number of bytes for each model")
+    parser.add_argument("--train_bytes", type=int, help="bytes of the training text; longer runs repeat it")
     parser.add_argument("--train_file")
     parser.add_argument("--valid_file")
     parser.add_argument("--block_size", type=int, default=256)
     parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--evaluations", type=int, default=10, help="of each run")
+    parser.add_argument("--evaluations", type=int, default=10, help="evaluations per run")
     parser.add_argument("--eval_bytes", type=int, default=65536)
-    parser.add_argument("--learning_rate", type=float, help=f"of all models; {LEARNING_RATE} by default")
-    parser.add_argument("--tune_lr", action="store_true", help=f"of {LEARNING_RATES}, on the end of the training file")
-    parser.add_argument("--tuning_share", type=float, default=0.15, help="of the budget, for each rate of --tune_lr")
+    parser.add_argument("--learning_rate", type=float, help=f"learning rate of all models; {LEARNING_RATE} by default")
+    parser.add_argument(
+        "--tune_lr",
+        action="store_true",
+        help=f"search among {LEARNING_RATES}, evaluated on the end of the training file",
+    )
+    parser.add_argument(
+        "--tuning_share", type=float, default=0.15, help="share of the budget for each rate of --tune_lr"
+    )
     parser.add_argument("--weight_decay", type=float, default=0.1)
-    parser.add_argument("--clip", type=float, default=1.0, help="norm of the gradient")
-    parser.add_argument("--warmup", type=float, default=0.05, help="share of the budget")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share without halting")
-    parser.add_argument("--bp_warmup", type=float, default=0.0, help="hrm_lm: share over which bp_steps grows from 2")
+    parser.add_argument("--clip", type=float, default=1.0, help="maximum norm of the gradient")
+    parser.add_argument("--warmup", type=float, default=0.05, help="warm-up as a share of the budget")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share of the budget without halting")
+    parser.add_argument(
+        "--bp_warmup", type=float, default=0.0, help="hrm_lm: share of the budget over which bp_steps grows from 2"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 is autocast")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save_models", type=Path, help="folder for the trained models")
-    parser.add_argument("--name", help="of the report; lm_quality_PRESET by default")
-    parser.add_argument("--restart", action="store_true", help="forget the report that lies there")
-    parser.add_argument("--check", action="store_true", help="compare analytic FLOPs with torch's counter, and stop")
+    parser.add_argument("--name", help="name of the report; lm_quality_PRESET by default")
+    parser.add_argument("--restart", action="store_true", help="discard an existing report")
+    parser.add_argument("--check", action="store_true", help="compare analytic FLOPs with torch's counter and exit")
     args = parser.parse_args()
     if args.quick:
         args.preset, args.train_flops, args.block_size, args.eval_bytes = "tiny", 3e10, 64, 2048
@@ -141,7 +151,7 @@ def parse() -> argparse.Namespace:
 
 
 def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None):
-    """Trains one model until its FLOPs are spent; fills `run` and calls `save` at every evaluation.
+    """Train one model until its FLOPs are spent; fill `run` and call `save` at every evaluation.
 
     Args:
         limit: training FLOPs, or tokens with --train_tokens.
@@ -149,7 +159,7 @@ def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None
     """
     model = build(peer_config(name, args.preset, args.block_size), seed).to(args.device)
     optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=rate, betas=(0.9, 0.95))
-    order = np.random.default_rng(seed)  # of its own: what a model draws does not change the data
+    order = np.random.default_rng(seed)  # separate from the model's, so that its random numbers do not change the data
     torch.manual_seed(seed)
     run |= {"seed": seed, "learning_rate": rate, "curve": []}
     flops, tokens, steps, evaluated, seconds = 0.0, 0, 0, 0, 0.0
@@ -175,7 +185,7 @@ def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None
 
 
 def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 0.0, labels=None) -> float:
-    """One step; the FLOPs it took. `share` of the budget is spent; up to `depth_warmup` tokens get one segment.
+    """Train one step and return its FLOPs. Until `share` reaches `depth_warmup`, tokens get one segment.
 
     `labels` are the ids themselves by default.
     """
@@ -199,14 +209,14 @@ def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 
 
 
 def next_batch(train: np.ndarray, order: np.random.Generator, args) -> torch.Tensor:
-    """int64 [batch_size, block_size] from random places of the text."""
+    """Return int64 [batch_size, block_size] from random places of the text."""
     starts = order.integers(0, len(train) - args.block_size, args.batch_size)
     rows = np.stack([train[start : start + args.block_size] for start in starts])
     return torch.from_numpy(rows.astype(np.int64)).to(args.device)
 
 
 def parameter_groups(model, weight_decay: float) -> list[dict]:
-    """Matrices decay; gains, biases and mHC's scales do not."""
+    """Group parameters: matrices have weight decay; gains, biases and mHC's scales do not."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
@@ -215,7 +225,7 @@ def parameter_groups(model, weight_decay: float) -> list[dict]:
 
 
 def schedule(share: float, warmup: float) -> float:
-    """Factor on the learning rate: linear warm-up, then a cosine down to a tenth."""
+    """Return the factor on the learning rate: linear warm-up, then a cosine down to a tenth."""
     if share < warmup:
         return max(share, 1e-3) / warmup
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
@@ -223,7 +233,7 @@ def schedule(share: float, warmup: float) -> float:
 
 @torch.no_grad()
 def evaluate(model, rows: torch.Tensor, args) -> dict[str, float]:
-    """Bits per byte of all bytes but the first of each row, and for M > 1 the segments they took."""
+    """Return the bits per byte, without the first byte of each row, and the segments used if M > 1."""
     model.eval()
     nats, segments, count = 0.0, 0, 0
     for ids in rows.to(args.device).split(16):
@@ -245,7 +255,7 @@ def evaluate(model, rows: torch.Tensor, args) -> dict[str, float]:
 
 @torch.no_grad()
 def kv_layout_losses(model, rows: torch.Tensor, chunk: int = 1, layouts=LAYOUTS) -> dict[str, dict[str, float]]:
-    """Bits per byte of an hrm_lm that reads `rows` [N, T] through its cache, `chunk` tokens a call, by kv_layout.
+    """Return the bits per byte of hrm_lm on `rows` [N, T] through its cache, `chunk` tokens per call, by kv_layout.
 
     Each token is predicted from what the cache holds, as in generation: the exact layout gives the loss of a plain
     forward, the others that of their approximation. Works for any checkpoint; its config is left as it was.
@@ -275,7 +285,7 @@ def kv_layout_losses(model, rows: torch.Tensor, chunk: int = 1, layouts=LAYOUTS)
 
 
 def budget(args, train) -> float:
-    """Training FLOPs of each run: as given, or what hrm_lm spends in args.minutes, timed for half a minute."""
+    """Return the training FLOPs per run: as given, or what hrm_lm spends in args.minutes, timed for half a minute."""
     if args.train_flops is not None:
         return args.train_flops
     model = build(peer_config("hrm_lm", args.preset, args.block_size)).to(args.device)
@@ -290,7 +300,7 @@ def budget(args, train) -> float:
 
 
 def choose_rate(name: str, args, report: dict, train) -> None:
-    """Sets the model's learning rate in the report: given, or the best of a short search, or the default."""
+    """Set the model's learning rate in the report: as given, the best of a short search, or the default."""
     entry = report["models"][name]
     if args.learning_rate is not None or not args.tune_lr:
         entry.setdefault("learning_rate", args.learning_rate or LEARNING_RATE)
@@ -309,7 +319,7 @@ def choose_rate(name: str, args, report: dict, train) -> None:
 
 
 def open_report(args) -> dict:
-    """The report to continue, or a fresh one. Raises SystemExit if the one that lies there was made differently."""
+    """Return the report to continue, or a new one. Raises SystemExit if an existing one has other settings."""
     settings = {name: getattr(args, name) for name in SHARED}
     path = report_path(args)
     if args.restart or not path.is_file():
@@ -333,7 +343,7 @@ def report_name(args) -> str:
 
 
 def write(report: dict, args) -> None:
-    """Replaces the report, its summary made anew, in one step, so that a kill leaves the old or the new one."""
+    """Update the summary and replace the report atomically."""
     report["summary"] = summary(report)
     path = report_path(args)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -343,7 +353,7 @@ def write(report: dict, args) -> None:
 
 
 def summary(report: dict) -> dict[str, dict]:
-    """Bits per byte at the end, over seeds, and less those of the report's first model with the same seed."""
+    """Return the final bits per byte over seeds, and their paired differences from the report's first model."""
     last = {
         name: {seed: run["curve"][-1]["bits_per_byte"] for seed, run in entry["runs"].items() if run.get("finished")}
         for name, entry in report["models"].items()
@@ -361,7 +371,7 @@ def summary(report: dict) -> dict[str, dict]:
 
 
 def print_table(report: dict, names: list[str]) -> None:
-    """The last point of every run, averaged over seeds."""
+    """Print the last point of every run, averaged over seeds."""
     tokens = report["settings"]["train_tokens"]
     spent = f"{report['train_flops']:.2e} training FLOPs" if tokens is None else f"{tokens:.2e} bytes"
     print(f"\n{spent} each; bits per byte on held-out text, mean and 95 % interval of seeds")
@@ -389,7 +399,7 @@ def print_table(report: dict, names: list[str]) -> None:
 
 
 def plot(report: dict, names: list[str], args) -> None:
-    """Bits per byte against training FLOPs; a line for each model, the mean of its seeds, their range shaded."""
+    """Plot bits per byte against training FLOPs: the mean over seeds of each model, with their range shaded."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -412,7 +422,7 @@ def plot(report: dict, names: list[str], args) -> None:
 
 
 def check_flops(args) -> None:
-    """Prints analytic and counted training FLOPs of one step of every model, unfused attention."""
+    """Print the analytic and counted training FLOPs of one step of every model, with unfused attention."""
     print(f"{'':18} {'analytic':>12} {'counted':>12} {'ratio':>8}")
     for name in args.models.split(","):
         analytic, counted = measured_flops(peer_config(name, args.preset, args.block_size), args.block_size)
@@ -420,7 +430,7 @@ def check_flops(args) -> None:
 
 
 def measured_flops(config, block_size: int, rows: int = 1, backward: bool = True) -> tuple[float, float]:
-    """FLOPs of a step on `rows` rows: by `flops_per_token`, and by torch's counter on the model itself."""
+    """Return the FLOPs of a step on `rows` rows, by `flops_per_token` and by torch's counter."""
     model = build(config, attn_implementation="eager")
     ids = torch.randint(8, config.vocab_size, (rows, block_size))
     with FlopCounterMode(display=False) as counter:
@@ -431,7 +441,7 @@ def measured_flops(config, block_size: int, rows: int = 1, backward: bool = True
 
 
 def autocast(args):
-    """The context of a forward."""
+    """Return the autocast context of a forward."""
     enabled = args.dtype == "bfloat16"
     return torch.autocast(args.device, torch.bfloat16) if enabled else contextlib.nullcontext()
 

@@ -1,10 +1,10 @@
-"""Which language models learn tasks that take many steps: accuracy by difficulty and by passes, over seeds.
+"""Compare how language models learn tasks of many steps: accuracy by difficulty and passes, over seeds.
 
     python -m benchmarks.text.reasoning --size 20 --difficulty 8 --beyond none --answers last --steps 3000 \\
         --seeds 0,1,2
     python -m benchmarks.text.reasoning --models llama,hrm_lm_loop+halt_max_steps=8 --set num_attention_heads=4
 
-Models are those of `lm_models.py`, with parameters equal to hrm_lm's. Models of a seed see the same batches in the
+Models are those of `models.py`, with parameters equal to hrm_lm's. Models of a seed see the same batches in the
 same order, drawn as they go by the generators of `hrm-hf data reasoning`, and the same rows of `test` and `beyond`.
 They train for as many steps, or (`--train_flops`) until as many FLOPs are spent, with AdamW and a cosine schedule.
 
@@ -44,10 +44,10 @@ from .models import (
 from .quality import parameter_groups, schedule, train_step
 
 
-# What must agree for two runs to share a report.
+# Settings that must be equal for runs to share a report.
 SHARED = ("size", "difficulty", "beyond", "answers", "steps", "train_flops", "batch_size", "test_rows", "weight_decay",
           "clip", "warmup", "dtype")  # fmt: skip
-BATCHES = 2**20  # a number that no seed of a data set has, so that batches are drawn apart from what is evaluated
+BATCHES = 2**20  # not a seed of any data set, so that training batches differ from evaluation rows
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
     args.block_size = rows["test"]["input_ids"].shape[1]
     report = open_report(args, info)
     names, seeds = args.models.split(","), [int(seed) for seed in args.seeds.split(",")]
-    for seed in seeds:  # models within a seed, so that an early end leaves complete comparisons
+    for seed in seeds:  # all models of a seed first, so that an interrupted study has complete comparisons
         for name in names:
             config = model_config(name, args, length)
             entry = model_entry(report, name, config, args)
@@ -84,32 +84,36 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="a tiny hrm_lm and Llama, a few seconds each")
     parser.add_argument("--task", choices=list(TASKS), default="automaton")
-    parser.add_argument("--size", type=int, help="as of hrm-hf data reasoning, like the next three")
+    parser.add_argument("--size", type=int, help="as in hrm-hf data reasoning, like the next three options")
     parser.add_argument("--difficulty")
     parser.add_argument("--beyond")
     parser.add_argument("--answers", choices=["all", "last"])
     parser.add_argument("--preset", choices=list(SIZES), default="tiny")
     parser.add_argument("--models", default="hrm_lm,llama,llama_equal_flops", help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of hrm_lm's config; repeat")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="field of hrm_lm's config; repeatable"
+    )
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--train_flops", type=float, help="instead of --steps: training FLOPs of each run")
-    parser.add_argument("--passes", default="1,2,4", help="fixed numbers of passes that are evaluated at the end")
+    parser.add_argument("--train_flops", type=float, help="training FLOPs per run, instead of --steps")
+    parser.add_argument("--passes", default="1,2,4", help="fixed numbers of passes to evaluate at the end")
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--test_rows", type=int, default=200, help="of each difficulty")
-    parser.add_argument("--evaluations", type=int, default=6, help="of each run")
+    parser.add_argument("--test_rows", type=int, default=200, help="test rows per difficulty")
+    parser.add_argument("--evaluations", type=int, default=6, help="evaluations per run")
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--weight_decay", type=float, default=0.1)
-    parser.add_argument("--clip", type=float, default=1.0, help="norm of the gradient")
-    parser.add_argument("--warmup", type=float, default=0.05, help="share of the run")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share without halting")
-    parser.add_argument("--bp_warmup", type=float, default=0.0, help="hrm_lm: share over which bp_steps grows from 2")
+    parser.add_argument("--clip", type=float, default=1.0, help="maximum norm of the gradient")
+    parser.add_argument("--warmup", type=float, default=0.05, help="warm-up as a share of the run")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share of the run without halting")
+    parser.add_argument(
+        "--bp_warmup", type=float, default=0.0, help="hrm_lm: share of the run over which bp_steps grows from 2"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 is autocast")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save_models", type=type(parser.get_default("out")), help="folder for the trained models")
-    parser.add_argument("--name", help="of the report; lm_reasoning_TASK by default")
-    parser.add_argument("--restart", action="store_true", help="forget the report that lies there")
+    parser.add_argument("--name", help="name of the report; lm_reasoning_TASK by default")
+    parser.add_argument("--restart", action="store_true", help="discard an existing report")
     args = parser.parse_args()
     if args.quick:
         args.size, args.difficulty, args.answers = args.size or 8, args.difficulty or "1-2", "all"
@@ -123,14 +127,14 @@ def parse() -> argparse.Namespace:
 
 
 def model_config(name: str, args, length: int) -> PreTrainedConfig:
-    """The config of a peer, with the words of the suite and positions for rows of `length` tokens."""
+    """Return a peer's config with the suite's vocabulary and positions for rows of `length` tokens."""
     changes = {"vocab_size": len(WORDS), "max_position_embeddings": length}
     changes |= checked_overrides(HrmLmConfig, ",".join(args.set)) if args.set else {}
     return peer_config(name, args.preset, args.block_size, changes=changes)
 
 
 def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, rows: dict, seed: int, run: dict, save):
-    """Trains one model; fills `run` and calls `save` at every evaluation."""
+    """Train one model; fill `run` and call `save` at every evaluation."""
     model = build(config, seed).to(args.device)
     optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=args.learning_rate, betas=(0.9, 0.95))
     task, choice = info.make_task(), np.array(info.difficulties("train"))
@@ -152,7 +156,9 @@ def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, ro
         if share == 1.0:
             return model
         start = time.perf_counter()
-        rng = np.random.default_rng([BATCHES, seed, steps])  # of its own: what a model draws does not change the data
+        rng = np.random.default_rng(
+            [BATCHES, seed, steps]
+        )  # separate from the model's, so that its random numbers do not change the data
         batch = draw_rows(task, choice[rng.integers(0, len(choice), args.batch_size)], rng)
         ids, labels = (torch.from_numpy(batch[name]).to(args.device) for name in ("input_ids", "labels"))
         for group in optimizer.param_groups:
@@ -162,7 +168,7 @@ def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, ro
 
 
 def settings(model, args) -> list[int | None]:
-    """The model's own depth, and for a model that has others the numbers of --passes."""
+    """Return the model's own depth and, for models of variable depth, the numbers of --passes."""
     numbers = [int(number) for number in args.passes.split(",")] if has_ability(model, "recurrent_depth") else []
     return [None, *numbers]
 
@@ -171,7 +177,7 @@ def settings(model, args) -> list[int | None]:
 
 
 def open_report(args, info: ReasoningInfo) -> dict:
-    """The report to continue, or a fresh one. Raises SystemExit if the one that lies there was made differently."""
+    """Return the report to continue, or a new one. Raises SystemExit if an existing one has other settings."""
     options = {name: getattr(args, name) for name in SHARED}
     options |= {"size": info.size, "difficulty": list(info.trained), "answers": info.answers}
     options["beyond"] = list(info.beyond) if info.beyond else None
@@ -188,7 +194,7 @@ def open_report(args, info: ReasoningInfo) -> dict:
 
 
 def model_entry(report: dict, name: str, config: PreTrainedConfig, args) -> dict:
-    """The report's entry of a model, new if there is none. Raises SystemExit for another model of that name."""
+    """Return the report's entry for a model, new if missing. Raises SystemExit if the name has another config."""
     fields = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     fields = json.loads(json.dumps(fields))
     fresh = {
@@ -213,11 +219,11 @@ def report_name(args) -> str:
 
 
 def write(report: dict, args) -> None:
-    """Replaces the report in one step, so that a kill leaves the old or the new one."""
+    """Replace the report atomically."""
     path = report_path(args)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(report) + "\n")  # on one line: thousands of figures, which are looked at as plots
+    temporary.write_text(json.dumps(report) + "\n")  # on one line: thousands of values, which people view as plots
     os.replace(temporary, path)
 
 
@@ -226,7 +232,7 @@ def finished(entry: dict) -> dict[str, dict]:
 
 
 def summary(report: dict) -> dict:
-    """Of each model with finished runs: accuracy over seeds, by difficulty and passes, and less the first model's."""
+    """Return accuracy by difficulty and passes, and differences from the first model, over finished runs."""
     models = {name: runs for name, entry in report["models"].items() if (runs := finished(entry))}
     first = next(iter(models.values()), {})
     found = {}
@@ -256,7 +262,7 @@ def shown(figure: dict) -> str:
 
 
 def print_table(report: dict) -> None:
-    """The last point of every model in Markdown: mean and interval over seeds."""
+    """Print the last point of every model in Markdown: mean and interval over seeds."""
     splits = [split for split in SPLITS if any(f"{split}_exact_accuracy" in one for one in report["summary"].values())]
     heads = [f"{split}: {what}" for split in splits for what in ("rows", "cells")]
     print(f"\n| model | parameters | MFLOP a token | seeds | {' | '.join(heads)} |\n{'|---' * (4 + len(heads))}|")
@@ -270,7 +276,7 @@ def print_table(report: dict) -> None:
 
 
 def plot(report: dict, info: ReasoningInfo, args) -> None:
-    """Right answers over training, by the steps an answer takes, and by passes; models as lines, intervals shaded."""
+    """Plot accuracy during training, by difficulty and by passes: a line per model, with shaded intervals."""
     from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
     from hrm_hf.trainer.plots import MUTED, new_figure, save_figure

@@ -1,4 +1,4 @@
-"""Speed and memory of the language models against peers of equal size and of equal work (`lm_models.py`).
+"""Measure speed and memory of the language models against peers of equal size and equal compute (`models.py`).
 
     python -m benchmarks.text.speed [--quick] [--size 10m] [--models hrm_lm,llama,...] [--threads 1] [--compile]
     python -m benchmarks.text.speed --device cuda --dtype bfloat16 --size 100m [--mhc_preset small]
@@ -34,20 +34,20 @@ from .models import PEERS, SIZES, build, count_parameters, flops_per_token, peer
 
 LAYOUTS = ("per_segment", "last_segment", "last_visit")
 TWO_OF_FOUR = "hrm_lm_m4, 2 of 4"
-UNCACHED_LENGTHS = 8  # lengths at which the forwards of a generation without cache are timed
+UNCACHED_LENGTHS = 8  # lengths at which forwards without a cache are timed
 
 
 def main() -> None:
     parser = make_parser(__doc__, quick="tiny models without GPT-2, few turns")
     parser.add_argument("--size", choices=list(SIZES), default="10m")
     parser.add_argument("--models", default=",".join(name for name in PEERS if name != "rlm_mhc"))
-    parser.add_argument("--mhc_preset", help="body of rlm_mhc_on and rlm_mhc_off: a preset of rlm_mhc")
+    parser.add_argument("--mhc_preset", help="rlm_mhc preset for the body of rlm_mhc_on and rlm_mhc_off")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--batch_size", type=int, default=4, help="rows of a training step")
+    parser.add_argument("--batch_size", type=int, default=4, help="rows per training step")
     parser.add_argument("--block_size", type=int, default=256)
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--compile", action="store_true", help="torch.compile for the training steps")
+    parser.add_argument("--compile", action="store_true", help="compile the training steps")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     if args.quick:
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def describe(config, block_size: int) -> dict:
-    """Describes a model, and its analytic work a token."""
+    """Describe a model and its analytic FLOPs per token."""
     return {
         "model_type": config.model_type,
         "parameters": count_parameters(config),
@@ -89,11 +89,11 @@ def describe(config, block_size: int) -> dict:
 
 
 def train_step(model, args, compiled: bool = False):
-    """A function that takes one training step on random tokens, and returns its loss."""
+    """Return a function that runs one training step on random tokens and returns its loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = model
     if compiled and has_ability(model, "recurrent_depth"):
-        compile_segment(model)  # as --torch_compile does
+        compile_segment(model)  # like --torch_compile
     elif compiled:
         forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)
@@ -112,13 +112,13 @@ def train_step(model, args, compiled: bool = False):
 
 
 def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
-    """MiB that training adds at its peak: weights, gradients, AdamW's moments and activations.
+    """Return the peak MiB of training: weights, gradients, AdamW's moments and activations.
 
     `make_step(model, args)` gives the step; it must be importable by another process.
     """
     if args.device != "cpu":
         return {name: cuda_peak(config, args, make_step) for name, config in configs.items()}
-    context = multiprocessing.get_context("forkserver")  # fresh processes, but torch is imported once
+    context = multiprocessing.get_context("forkserver")  # new processes, but torch is imported once
     context.set_forkserver_preload(["torch", "transformers", "hrm_hf"])
     peaks = {}
     for name, config in configs.items():
@@ -132,18 +132,18 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
 
 
 def resident_peak(config, args, make_step, sender) -> None:
-    """Sends the MiB by which three training steps raise the resident memory of this process."""
+    """Send the MiB by which three training steps raise this process's resident memory."""
     torch.set_num_threads(args.threads)
-    count_parameters(config)  # imports the model's code
+    count_parameters(config)  # import the model's code
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = make_step(build(config), args)
     for _ in range(3):
         step()
-    sender.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10)  # Linux counts in KiB
+    sender.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10)  # Linux reports KiB
 
 
 def cuda_peak(config, args, make_step) -> float:
-    """The same from the allocator of a GPU."""
+    """Return the peak MiB from a GPU's allocator."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step = make_step(build(config).to(args.device), args)
@@ -156,7 +156,7 @@ def cuda_peak(config, args, make_step) -> float:
 
 
 def train_speed(configs: dict, args) -> dict[str, dict]:
-    """Tokens a second of training, and what the first step takes where it compiles."""
+    """Return the training tokens per second, and the time of the first step if it compiles."""
     sides = {name: train_step(build(config).to(args.device), args, args.compile) for name, config in configs.items()}
     tokens = args.batch_size * args.block_size
     rows, warm_up = {name: {} for name in sides}, 3 if args.device != "cpu" or args.compile else 1
@@ -173,7 +173,7 @@ def train_speed(configs: dict, args) -> dict[str, dict]:
 
 
 def decode_speed(configs: dict, args) -> dict[str, dict]:
-    """Tokens a second of decoding, all rows together, and what the cache is worth at 512 tokens."""
+    """Return the decoding tokens per second over all rows, and the gain from the cache at 512 tokens."""
     dtype, new = getattr(torch, args.dtype), 8 if args.quick else 32
     models = {name: build(config).to(args.device, dtype).eval() for name, config in configs.items()}
     if "hrm_lm_m4" in models:
@@ -193,7 +193,7 @@ def decode_speed(configs: dict, args) -> dict[str, dict]:
 
 
 def decoder(model, batch_size: int, prompt: int, new: int, device: str):
-    """A function that decodes `new` tokens greedily after a prompt whose keys and values are cached already."""
+    """Return a function that decodes `new` tokens greedily after a cached prompt."""
     ids = torch.randint(8, model.config.vocab_size, (batch_size, prompt), device=device)
     cache = DynamicCache(config=model.config)
     first = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
@@ -209,7 +209,7 @@ def decoder(model, batch_size: int, prompt: int, new: int, device: str):
 
 
 def cache_gain(model, args, new: int, length: int = 512) -> dict:
-    """Milliseconds a token with and without cache: at a context of `length`, and over a generation up to it."""
+    """Return the milliseconds per token with and without a cache, at a context of `length` and on average up to it."""
     ids = torch.randint(8, model.config.vocab_size, (1, length), device=args.device)
     lengths = [length * (part + 1) // UNCACHED_LENGTHS for part in range(UNCACHED_LENGTHS)]
     forwards = {
@@ -229,7 +229,7 @@ def cache_gain(model, args, new: int, length: int = 512) -> dict:
 
 
 def kv_table(size: str) -> list[dict]:
-    """Bytes a token in float32 of every layout, counted from a real cache; `share` is that of hrm_text."""
+    """Return the float32 cache bytes per token of every layout, counted in a real cache; `share` is hrm_text's."""
     reference = cache_bytes(peer_config("hrm_text", size))
     base = SIZES[size]
     heads = base.get("num_attention_heads", 8)
@@ -248,7 +248,7 @@ def kv_table(size: str) -> list[dict]:
 
 @torch.no_grad()
 def cache_bytes(config) -> float:
-    """By how many bytes of keys and values a cache grows for one more token."""
+    """Return the bytes of keys and values that one more token adds to a cache."""
     model = build(config).eval()
     cache = DynamicCache(config=config)
     ids = torch.randint(8, config.vocab_size, (1, 16))
@@ -261,7 +261,7 @@ def cache_bytes(config) -> float:
 
 
 def interleaved(sides: dict, args, warm_up: int = 1) -> dict[str, tuple[float, float]]:
-    """Median wall and CPU seconds of a call of each side; the sides take turns."""
+    """Return the median wall and CPU seconds per call of each side, interleaved."""
     times = {name: [] for name in sides}
     for turn in range(warm_up + args.turns):
         for name, function in sides.items():
@@ -275,18 +275,18 @@ def interleaved(sides: dict, args, warm_up: int = 1) -> dict[str, tuple[float, f
 
 
 def synchronize(device: str) -> None:
-    """Waits for a GPU."""
+    """Wait for the GPU."""
     if device != "cpu":
         torch.cuda.synchronize()
 
 
 def device_name(device: str) -> str:
-    """The name of the GPU, or "cpu"."""
+    """Return the name of the GPU, or "cpu"."""
     return device if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def print_tables(report: dict) -> None:
-    """The figures as two tables, and the ratios that are asked for."""
+    """Print the results as two tables, with the requested ratios."""
     threads = f", {report['threads']} thread(s)" if report["device"] == "cpu" else ""
     print(f"lm, size {report['size']}, {report['device']}{threads}, {report['dtype']}")
     print(f"{'':18} {'':>11} {'MFLOP':>9} {'train':>8} {'peak':>8} {'decode, tokens/s':>17} {'cache':>7}")

@@ -1,4 +1,4 @@
-"""From the names of models to a page: each model gets the tabs of its registry row, below what is known about it.
+"""Build the page from the names of models: each model gets the tabs of its registry row, below a summary of it.
 
 Cards and recipes are files that a stranger may have written: of a card only text, lists, tables and links are shown,
 no HTML and no pictures, which would be fetched from elsewhere.
@@ -26,7 +26,7 @@ from .limits import CACHE_SECONDS, PAGE_EVENT
 
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 MAX_DATA_WORDS = 300  # characters
-SAMPLING_ERRORS = 5.0  # that two fresh draws of a weight may differ by: one pair in a million does by more
+SAMPLING_ERRORS = 5.0  # standard errors between two fresh draws of a weight; one pair in a million differs by more
 ROUNDING = 1e-6
 UNTRAINED = (
     '<span class="hrm-badge bad">untrained</span> Its weights are as they were drawn at random: what it answers means '
@@ -38,18 +38,18 @@ def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks
     """Build the page of `hrm_hf.app.build_app`."""
     if not models:
         raise ValueError("no model given; expected checkpoint folders or names on the Hub")
-    configs = [_config(name) for name in models]  # of all, before one is loaded
+    configs = [_config(name) for name in models]  # check all models before loading one
     device = chosen_device(device)
     kept = (CACHE_SECONDS, CACHE_SECONDS)
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
-        with gr.Tabs(overflow_behavior="wrap"):  # the other is a menu, which a visitor with a phone has to find
+        with gr.Tabs(overflow_behavior="wrap"):  # the alternative is a menu, which is hard to find on a phone
             shown = [
                 state
                 for name, config, short in zip(models, configs, _short_names(models))
                 for state in _add_tabs(name, config, short, device)
             ]
-        demo.load(lambda: True, None, shown[0], **PAGE_EVENT)  # nobody selects the first tab
+        demo.load(lambda: True, None, shown[0], **PAGE_EVENT)  # the first tab gets no selection event
     return demo
 
 
@@ -94,7 +94,7 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> l
 
 
 def model_html(name: str, short: str, model: PreTrainedModel) -> str:
-    """Return what a tab says of its model as HTML. `name` is a folder or a name on the Hub, `short` its title."""
+    """Return a tab's description of its model as HTML. `name` is a folder or a name on the Hub, `short` its title."""
     kind, size = html.escape(model.config.model_type), f"{model.num_parameters():,}"
     trained = training_html(name, model)
     parts = [f"<p><b>{html.escape(short)}</b>: <code>{kind}</code>, {size} parameters. {trained}</p>"]
@@ -116,7 +116,7 @@ def training_html(name: str, model: PreTrainedModel) -> str:
     try:
         recipe, results = read_run(Path(files[0]).parent)
         data, started_from = training_data(recipe)
-    except (ValueError, OSError):  # a recipe that no run wrote may have a name longer than a path
+    except (ValueError, OSError):  # a hand-written recipe may have a name longer than a path
         return "How it was trained cannot be read from its recipe.yaml and results.json."
     if not data or results.get("steps") == 0:
         return UNTRAINED if is_untrained(model) else "How it was trained is not stated."
@@ -127,13 +127,13 @@ def training_html(name: str, model: PreTrainedModel) -> str:
 
 
 def _code(words: str) -> str:
-    """Return words as code that breaks only between words: an option's dashes stay with it."""
+    """Return text as HTML code that wraps only between words, never after an option's dashes."""
     spans = (f"<span>{html.escape(word)}</span>" for word in textwrap.shorten(words, MAX_DATA_WORDS).split())
     return f"<code>{' '.join(spans)}</code>"
 
 
 def is_untrained(model: PreTrainedModel) -> bool:
-    """Return whether every weight has the mean and spread, or the constant, of a fresh draw.
+    """Return whether all weights look freshly initialized: the same constant, or the same mean and spread.
 
     Training moves the constants (heads of zeros, norms of ones) at its first step.
     """
@@ -169,7 +169,7 @@ def card_html(name: str) -> str:
 
 
 def _markdown() -> MarkdownIt:
-    """Return a Markdown parser that keeps HTML as text, and shows captions instead of pictures."""
+    """Return a Markdown parser that escapes HTML and replaces pictures by their captions."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
 
     def caption(self, tokens, index, options, env) -> str:

@@ -1,4 +1,4 @@
-"""The tab of a Go coder: plan, attempt, verdict and repair, one after the other."""
+"""The tab of a Go coder: plan, attempt, verdict and repair in sequence."""
 
 import functools
 import html
@@ -42,7 +42,7 @@ def validator_of(kind: str) -> tuple[Any, str]:
 
 
 def attempts_html(result: RefinementOutput) -> str:
-    """Return the attempts of the only prompt as cards: plan, code with its error marked, verdict, decision."""
+    """Return the prompt's attempts as cards: plan, code with its error marked, verdict, decision."""
     attempts = result.attempts[0]
     repeats = [index > 0 and attempt.plan == attempts[index - 1].plan for index, attempt in enumerate(attempts)]
     cards = [_card(number, *pair) for number, pair in enumerate(zip(attempts, repeats), start=1)]
@@ -67,7 +67,7 @@ def _card(number: int, attempt: Attempt, same_plan: bool) -> str:
 
 
 def verdict_of(feedback: Feedback | None) -> tuple[str, str]:
-    """Return the words of a validator, and "passed", "failed" or "" (not checked)."""
+    """Return a validator's message, and "passed", "failed" or "" (not checked)."""
     if feedback is None:
         return "there was no validator", ""
     if not feedback.failed:
@@ -119,7 +119,7 @@ def go_tab(coder, tokenizer, shown: gr.State) -> None:
     def show(text, begins, kind, attempts, threshold, budget, temperature, seed):
         validator, words = validator_of(kind)
         if not text.strip():
-            raise ValueError("task='': is empty; say in words what the code should do")
+            raise ValueError("task='': is empty; describe what the code should do")
         options = WriteGo(
             model="", prompts=[text], prefix=[begins], max_iterations=int(attempts), threshold=threshold,
             max_new_tokens=int(budget), temperature=temperature, seed=int(seed),

@@ -1,4 +1,4 @@
-"""Events of the page: bounds of what may be sent, by its controls or its API, and messages instead of tracebacks.
+"""Events of the page: bounds on inputs from controls and the API, and messages instead of tracebacks.
 
 Gradio checks that a slider's value is in its range and a choice is one of its list, but not that a number is one (NaN
 is in every range), how long a text is, or who asks.
@@ -22,19 +22,18 @@ MAX_TEXT = 20_000  # characters of a prompt or a task
 MAX_PUZZLE_TEXT = 200_000  # characters of a puzzle; ARC tasks are JSON
 MAX_CELL_TEXT = 8  # characters in a cell of a board
 MAX_SEED = 2**31 - 1
-MAX_BODY_BYTES = 2**20  # of a request that carries no file
+MAX_BODY_BYTES = 2**20  # bytes of a request without a file
 UPLOAD_BYTES = 32 * 2**20
-UPLOAD_PIXELS = 2**23  # of an array in an uploaded map file
+UPLOAD_PIXELS = 2**23  # pixels of an array in an uploaded map file
 WAITING = 32  # events in the queue
-SESSIONS = 256  # visitors whose boards are kept
+SESSIONS = 256  # visitors whose boards are kept in memory
 CACHE_SECONDS = 3600  # after which uploaded files are deleted
-SHARED = "*.gradio.live"  # where --share makes the page known
+SHARED = "*.gradio.live"  # where --share publishes the page
 EXPECTED = (ValueError, OSError, RuntimeError, ImportError)
 TITLE = "Not possible"
-# Events that ask a model run one at a time, in all tabs together. A question asked while an earlier answer is still to
-# come, such as that of the example, is answered next.
+# Events that run a model are queued, across all tabs. A question asked while the example still runs is answered next.
 MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models", "trigger_mode": "always_last"}
-PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}  # events that only serve the page are not part of its API
+PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}  # not part of the API: events that only update the page
 
 
 def ask(
@@ -47,7 +46,7 @@ def ask(
     api_name: str,
     examples: Sequence[tuple[gr.Button, Callable, Any]] = (),
 ) -> list:
-    """Add and return the events that ask a model: a button, the tab's first display, and the examples.
+    """Add and return the events that run a model: a button, the tab's first display, and the examples.
 
     Args:
         refused: as in `checked`.
@@ -62,7 +61,7 @@ def ask(
 
 
 def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> Callable:
-    """Return an event handler that checks its inputs first, and shows expected errors as warnings.
+    """Return an event handler that validates its inputs and shows expected errors as warnings.
 
     Args:
         refused: function from HTML that says why to the values of the outputs: the answer to an earlier question must
@@ -98,7 +97,7 @@ def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> C
 
 
 def _warn(error: Exception) -> str:
-    """Show an error's message, and return it as HTML; it may quote what somebody typed."""
+    """Show an error's message and return it as escaped HTML, since it may quote user input."""
     words = html.escape(str(error))
     gr.Warning(words, title=TITLE)
     return f'<p class="hrm-refused"><b>{TITLE}:</b> {words}</p>'
@@ -110,7 +109,7 @@ def validate_value(component: Any, value: Any) -> None:
     if isinstance(component, (gr.Slider, gr.Number)):
         low, high = component.minimum, component.maximum
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"{name}: {value!r:.40} is no number; expected {_range(low, high)}")
+            raise ValueError(f"{name}: {value!r:.40} is not a number; expected {_range(low, high)}")
         if (low is not None and value < low) or (high is not None and value > high):
             raise ValueError(f"{name}: {value!r:.40} is out of range; expected {_range(low, high)}")
     elif isinstance(component, gr.Textbox):
@@ -122,7 +121,7 @@ def validate_value(component: Any, value: Any) -> None:
     elif isinstance(component, (gr.Radio, gr.Dropdown)):
         known = [choice for _, choice in component.choices]
         if value not in known:
-            raise ValueError(f"{name}: {value!r:.40} is no choice; expected one of {known}")
+            raise ValueError(f"{name}: {value!r:.40} is not a choice; expected one of {known}")
     elif isinstance(component, gr.Checkbox) and not isinstance(value, bool):
         raise ValueError(f"{name}: {value!r:.40}; expected true or false")
 
@@ -132,12 +131,12 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def own_uploads(component: Any) -> Any:
-    """Return the component, made to take files that were sent to the page and to reject addresses."""
+    """Return the component, restricted to uploaded files; URLs are rejected."""
     move, move_later = component.move_resource_to_block_cache, component.async_move_resource_to_block_cache
 
     def refuse(path: Any) -> None:
         if isinstance(path, str) and "://" in path:
-            raise gr.Error("a file is sent to the page itself; nothing is fetched from an address")
+            raise gr.Error("URLs are not fetched; upload the file")
 
     def moved(path: Any) -> Any:
         refuse(path)
@@ -152,7 +151,7 @@ def own_uploads(component: Any) -> Any:
 
 
 def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: int) -> dict[str, Any]:
-    """Return options of `gradio.Blocks.launch` that bound what it takes, and from whom."""
+    """Return options of `gradio.Blocks.launch` that limit uploads and hosts."""
     hosts = [*allow_hosts, *([SHARED] if share else []), *filter(None, [os.environ.get("SPACE_HOST")])]
     middleware = [
         Middleware(HostGuard, allowed=hosts),
@@ -160,7 +159,7 @@ def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: in
             SizeLimit,
             limit=(MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES"),
             upload_path="/upload",
-            upload_limit=(max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb"),  # the form around the file
+            upload_limit=(max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb"),  # the multipart form around the file
         ),
     ]
     return {

@@ -1,4 +1,4 @@
-"""The tabs of maps of the sky: a regressor's posterior of a map, and the mass behind shear.
+"""The tabs for sky maps: a regressor's posterior for a map, and the mass map behind shear.
 
 A map is drawn on the spot by the generator of the data sets, or read from an uploaded file.
 """
@@ -31,8 +31,8 @@ EXAMPLES = (("Little matter", 0.2, 0.75), ("Planck-like", 0.31, 0.81), ("Much ma
 SAMPLES = 4000
 FITS_UNITS = 100
 TOO_MUCH = f"the page takes at most {UPLOAD_PIXELS:,}"
-SIGMA_E, MASK_FRACTION = 0.26, 0.3  # before the sliders are moved
-GALAXIES = (1, 100)  # per square arcmin, lowest and highest
+SIGMA_E, MASK_FRACTION = 0.26, 0.3  # default position of the sliders
+GALAXIES = (1, 100)  # galaxies per square arcmin, lowest and highest
 
 
 def source_redshifts(planes: int) -> tuple[float, ...]:
@@ -41,7 +41,7 @@ def source_redshifts(planes: int) -> tuple[float, ...]:
 
 
 def read_map(regressor: CosmologyRegressionPipeline, path: str) -> tuple[dict[str, np.ndarray], int]:
-    """Return the first map of an uploaded file, as `sample_map` gives it, and the number of maps in the file.
+    """Return the first map of an uploaded file, in the format of `sample_map`, and the number of maps in the file.
 
     Raises:
         ValueError: no map file, an oversized one, or maps of another size than the model's; names the file.
@@ -56,7 +56,7 @@ def read_map(regressor: CosmologyRegressionPipeline, path: str) -> tuple[dict[st
 
 
 def validate_numpy(path: str) -> None:
-    """Raise ValueError for an uploaded .npy or .npz file whose headers promise more than UPLOAD_PIXELS an array."""
+    """Raise ValueError for an uploaded .npy or .npz file whose headers declare an array above UPLOAD_PIXELS."""
     with open(path, "rb") as file:
         if file.read(2) != b"PK":
             file.seek(0)
@@ -70,14 +70,14 @@ def validate_numpy(path: str) -> None:
 
 
 def _validate_array(file: Any) -> None:
-    if np.lib.format.read_magic(file) != (1, 0):  # whose headers are short
-        raise ValueError("no array of numbers as numpy.save writes it")
+    if np.lib.format.read_magic(file) != (1, 0):  # their headers are short
+        raise ValueError("not a numeric array written by numpy.save")
     if (pixels := math.prod(np.lib.format.read_array_header_1_0(file)[0])) > UPLOAD_PIXELS:
-        raise ValueError(f"an array of {pixels:.6g} pixels; {TOO_MUCH}")
+        raise ValueError(f"the array has {pixels:.6g} pixels; {TOO_MUCH}")
 
 
 def validate_fits(path: str) -> None:
-    """Raise ValueError for an uploaded FITS file that is compressed, or promises more than UPLOAD_PIXELS an image.
+    """Raise ValueError for an uploaded FITS file that is compressed or declares an image above UPLOAD_PIXELS.
 
     astropy is not used because it loops over as many axes as a header claims.
     """
@@ -87,7 +87,7 @@ def validate_fits(path: str) -> None:
             while "END" not in cards:
                 block = file.read(2880).decode("ascii", "replace")
                 if len(block) < 2880 or (not cards and not block.startswith(("SIMPLE  =", "XTENSION="))):
-                    raise ValueError("no plain FITS file, or a truncated one; compressed files are not taken here")
+                    raise ValueError("not a FITS file, or truncated; compressed files are not accepted here")
                 for at in range(0, 2880, 80):
                     name, _, value = block[at : at + 80].partition("=")
                     cards.setdefault(name.strip(), value.partition("/")[0].strip())
@@ -95,16 +95,16 @@ def validate_fits(path: str) -> None:
                 int(cards.get(name, first)) for name, first in (("NAXIS", 0), ("PCOUNT", 0), ("GCOUNT", 1))
             )
             if "ZIMAGE" in cards or not 0 <= axes <= 32:
-                raise ValueError("a compressed image, or one of more than 32 axes; upload a plain one")
+                raise ValueError("the image is compressed or has more than 32 axes; upload a plain one")
             sides = [int(cards[f"NAXIS{axis}"]) for axis in range(1, axes + 1)]
             pixels = math.prod(sides) if sides else 0
             if min([extra, groups, *sides]) < 0 or pixels > UPLOAD_PIXELS:
-                raise ValueError(f"an image of {pixels:.6g} pixels; {TOO_MUCH}")
+                raise ValueError(f"the image has {pixels:.6g} pixels; {TOO_MUCH}")
             size = abs(int(cards["BITPIX"])) // 8 * groups * (extra + pixels)
             file.seek(-(-size // 2880) * 2880, os.SEEK_CUR)
             if file.tell() >= os.path.getsize(path):
                 return
-    raise ValueError(f"more than {FITS_UNITS} units; upload one with the map alone")
+    raise ValueError(f"more than {FITS_UNITS} units; upload one that contains only the map")
 
 
 def infer(
@@ -116,7 +116,7 @@ def infer(
 
 
 def posterior_rows(result: dict[str, Any], names: list[str], truth: dict[str, float]) -> list[list[str]]:
-    """Return a row for each parameter, as COLUMNS."""
+    """Return a row for each parameter, with the columns of COLUMNS."""
     rows = []
     for name in names:
         found = result[name]
@@ -139,7 +139,7 @@ def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, f
 
 
 def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
-    """Return remarks as HTML: segments used, and how the map differs from those of training."""
+    """Return notes as HTML: segments used, and how the map differs from the training maps."""
     words = f"{result['steps']} {'segment' if result['steps'] == 1 else 'segments'} used."
     if config.pixel_std:
         observed = item["map"] if "mask" not in item else item["map"][:, item["mask"]]
@@ -171,7 +171,7 @@ def seed_field() -> gr.Number:
 
 
 def map_controls(config, start: str, upload: str, sliders: tuple[gr.Slider, ...]) -> tuple:
-    """Add the controls below the sliders, and return them: button, examples, file, most segments, halting."""
+    """Add and return the controls below the sliders: button, examples, file, maximum segments, halting."""
     recurrent = architecture_of(config).halts
     button = gr.Button(start, variant="primary")
     with gr.Row():
@@ -190,7 +190,7 @@ def map_controls(config, start: str, upload: str, sliders: tuple[gr.Slider, ...]
 
 
 def posterior_outputs() -> tuple[gr.Image, gr.HTML, gr.Dataframe]:
-    """Add the corner plot, remarks and table of a posterior."""
+    """Add the corner plot, notes and table of a posterior."""
     corner = figure_output("Posterior", elem_classes="cosmology-posterior", height=560)
     said = gr.HTML(elem_classes="caption")
     return corner, said, gr.Dataframe(headers=COLUMNS, interactive=False, label="Posterior in numbers")
@@ -358,7 +358,7 @@ def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.nd
 
 def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
     """Draw the first plane of the map after each used segment, with its error if the truth is known."""
-    segments = result["segment_maps"][: result["steps"]]  # those after a halt repeat the last one
+    segments = result["segment_maps"][: result["steps"]]  # segments after a halt repeat the last one
     titles = [f"Segment {number}" for number in range(1, len(segments) + 1)]
     if kappa is not None:
         titles = [f"{title}: error {error:.3f}" for title, error in zip(titles, map_errors(segments, kappa))]

@@ -1,4 +1,4 @@
-"""The tab of a puzzle model: a board to type into, the answer over its steps, and how sure the model was.
+"""The tab of a puzzle model: a board to type into, the answer at each step, and the model's confidence.
 
 Mazes are typed as rows, ARC tasks as JSON, puzzles without a known task as token ids; Sudoku has cells of its own.
 """
@@ -24,11 +24,11 @@ from ..puzzles.tasks import PuzzleTask, SudokuTask
 from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, PAGE_EVENT, ask
 
 
-OPTIONS = {  # of `SolveOptions`, those with a control; lowest, highest and step of a slider
+OPTIONS = {  # fields of `SolveOptions` with a control; minimum, maximum and step of a slider
     "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
     "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
 }  # fmt: skip
-# What the marks of a board mean: the style of a sample, and words. Boards of tasks without a legend show symbols.
+# The legend of a board: the style of a sample and its meaning. Tasks without a legend show symbols.
 SYMBOLS = {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
            "background: #ffe08a": "changed in this step", "background: #f6b3ab": "breaks a rule"}  # fmt: skip
 RINGS = {"box-shadow: inset 0 0 0 2px #f5c518": "changed in this step",
@@ -40,10 +40,10 @@ LEGENDS = {
 }
 BOARD_PIXELS = 324  # side of a large board
 MAX_CELL = 44
-MAX_PROBLEMS = 3  # named in a caption; how many more there are is said
-MOST_LINES = 32  # of a typed puzzle, or an answer, that are shown without scrolling
-PLAY_SECONDS = 0.45  # a step is shown for
-# Scripts that start and stop the timer in the browser, and move the slider at each tick; `undefined` changes nothing.
+MAX_PROBLEMS = 3  # rule violations named in a caption; the others are counted
+MOST_LINES = 32  # lines of a typed puzzle or an answer that are visible without scrolling
+PLAY_SECONDS = 0.45  # display time of a step
+# Browser scripts that start and stop the timer and move the slider at each tick; `undefined` changes nothing.
 ACTIVE, STILL = ({"__type__": "update", "active": active} for active in (True, False))
 PLAY, STOP = f"() => [0, {json.dumps(ACTIVE)}]", f"() => ({json.dumps(STILL)})"
 ADVANCE = f"(step, last) => step < last ? [step + 1, undefined] : [undefined, {json.dumps(STILL)}]"
@@ -51,7 +51,7 @@ ADVANCE = f"(step, last) => step < last ? [step + 1, undefined] : [undefined, {j
 BOARD_EVENT: dict[str, Any] = {**PAGE_EVENT, "concurrency_limit": 1, "concurrency_id": "boards"}
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31
-# Each color of the input becomes another one; made up here, so no task of a data set.
+# Each color of the input becomes another one. The task is our own, from no data set.
 ARC_EXAMPLE = {
     "name": "recolor",
     "train": [
@@ -69,7 +69,7 @@ HINTS = {
     "generic": "Token ids, separated by spaces.",
 }
 SUDOKU_HINT = '<div class="hrm-legend">Type digits (arrow keys move), or paste a whole puzzle into a cell.</div>'
-# The template does not depend on the value: an update from the server must not take the focus off a cell.
+# The template does not depend on the value, so an update from the server keeps the focus on its cell.
 SUDOKU_SCRIPT = """
 const inputs = [...element.querySelectorAll('input')];
 const size = Math.round(Math.sqrt(inputs.length));
@@ -97,7 +97,7 @@ show();
 
 @dataclass(frozen=True)
 class SolvedBoard:
-    """One question and how its answer came to be; S cells.
+    """A question and the answers after each step, for boards of S cells.
 
     Attributes:
         states: tokens [1 + steps, S], the puzzle and the answer after each step.
@@ -198,7 +198,7 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
 
 
 def confidence_chart(confidences: Sequence[float], step: int) -> str:
-    """Draw the confidence, sigmoid(q_halt), after each step as bars (SVG), with the shown step in color."""
+    """Draw the confidence, sigmoid(q_halt), after each step as SVG bars, with the current step in color."""
     width, height, left, top = 460, 92, 34, 8
     base = height - 18
     slot = min(60, (width - left - 6) / len(confidences))
@@ -226,7 +226,7 @@ def confidence_chart(confidences: Sequence[float], step: int) -> str:
 
 
 def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
-    """Return typed text in a form that the pipeline reads, and then validates; a Sudoku may also be one string."""
+    """Return typed text in the pipeline's format, which validates it; a Sudoku may also be one string."""
     name = solver.puzzle_task.name
     if name == "sudoku" and isinstance(value, str):
         if len(value) > MAX_PUZZLE_TEXT:
@@ -236,7 +236,7 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
         cells = solver.puzzle_task.seq_len
         if not isinstance(value, list) or len(value) != cells or not all(isinstance(cell, str) for cell in value):
             raise ValueError(
-                f"the board is a {type(value).__name__}; expected a string, or a list of {cells} strings, one a cell"
+                f"the board is a {type(value).__name__}; expected a string, or a list of {cells} strings, one per cell"
             )
         if (longest := max(map(len, value))) > MAX_CELL_TEXT:
             raise ValueError(f"a cell of the board has {longest:,} characters; expected a digit")
@@ -247,28 +247,28 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
         try:
             return json.loads(value)
         except json.JSONDecodeError as error:
-            raise ValueError(f"the task is no JSON: {error.msg} in line {error.lineno}") from error
+            raise ValueError(f"the task is not JSON: {error.msg} in line {error.lineno}") from error
         except RecursionError as error:
-            raise ValueError("the task is no ARC task: its lists are nested too deep") from error
+            raise ValueError("the task is not an ARC task: its lists are nested too deeply") from error
     words = value.split()
     for word in words:
         if not word.isdecimal():
-            raise ValueError(f"{word!r:.40} is no token id; expected {solver.puzzle_task.seq_len} numbers")
+            raise ValueError(f"{word!r:.40} is not a token id; expected {solver.puzzle_task.seq_len} numbers")
     return [int(word) for word in words]
 
 
 def _digit(cell: str, place: str) -> int | str:
-    """Return a number as an int: the pipeline takes strings of several characters for rows."""
+    """Return a number as an int, since the pipeline reads longer strings as rows."""
     cell = cell.strip() or "."
     if cell.isascii() and cell.isdigit():
         return int(cell)
     if len(cell) > 1:
-        raise ValueError(f"{place}: {cell!r:.40} is no digit")
+        raise ValueError(f"{place}: {cell!r:.40} is not a digit")
     return cell
 
 
 def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options: Any) -> list[SolvedBoard]:
-    """Solve what was typed and keep every step: one board, or one per test input of an ARC task.
+    """Solve the typed puzzle and keep every step: one board, or one per test input of an ARC task.
 
     Args:
         value: cells of a Sudoku, "" for a blank; or the text of another puzzle.
@@ -283,7 +283,7 @@ def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options
 
 
 def answer_text(task_name: str, result: dict[str, Any]) -> str:
-    """Return the answer as text that can be typed in again."""
+    """Return the answer in the format of typed input."""
     if task_name == "sudoku":
         return "\n".join("".join(map(str, row)) for row in result["grid"])
     return result["text"]
@@ -315,7 +315,7 @@ def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] |
 
 
 def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
-    """Return the hardest of three examples that the model answers by the rules; by default the easiest."""
+    """Return the hardest of three examples whose answer obeys the rules; the easiest if none does."""
     for level in (2, 1):
         if not solver.puzzle_task.has_rules:
             break
@@ -372,7 +372,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
     inputs = [board, *options.values()]
     events = ask(solve_typed, inputs, everything, _no_answer, solve, shown, "solve", examples)
     show, opened = (functools.partial(each, task) for each in (_shown, _opened))
-    # The timer moves the slider in the browser, and the board follows the slider, whoever moved it.
+    # The timer moves the slider in the browser, and the board follows the slider.
     step.change(show, [boards, which, step], view, show_progress="hidden", **BOARD_EVENT)
     timer.tick(None, [step, last], [step, timer], js=ADVANCE, **PAGE_EVENT)
     for start in (play.click, events[1].then):  # events[1] is the first display of the tab
@@ -381,7 +381,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
     gr.on(others, None, None, timer, js=STOP, **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **BOARD_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
-    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, so that nobody types meanwhile
+    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, which disables input meanwhile
     clear.click(_no_answer, None, everything, **BOARD_EVENT)
 
 
@@ -444,7 +444,7 @@ def solve_controls(config) -> dict[str, gr.components.Component]:
 
 
 def given_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the pipeline from the values of the controls; sliders may give integers as floats."""
+    """Return the pipeline's options from the values of the controls; sliders may give integers as floats."""
     whole = {each.name for each in fields(SolveOptions) if each.type in (int, int | None)}
     options = {name: int(value) if name in whole else value for name, value in values.items()}
     if options["restarts"] == 1:

@@ -1,4 +1,4 @@
-"""The app as a Space: a folder with everything that the Hub needs to run it.
+"""The app as a Hub Space: a folder with everything needed to run it.
 
 The package is in no registry, so its source travels with the Space; requirements are what the app imports, in the
 versions installed here. Uploading is `hrm_hf.hub.push_space`.
@@ -19,7 +19,7 @@ from ..io.usage import install_command
 from . import validate_gradio
 
 
-# What the tabs import; those of the last line only for Go without a toolchain, and for maps in FITS files.
+# Imports of the tabs; the last line is only for Go without a toolchain, and for FITS files.
 REQUIREMENTS = (
     "torch", "transformers", "accelerate", "huggingface_hub", "safetensors", "numpy", "scipy", "pyyaml", "typer",
     "tqdm", "packaging", "psutil", "matplotlib", "pillow", "gradio", "markdown-it-py",
@@ -83,7 +83,7 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
         )
     short = [path.resolve().name for path in local.values()]
     if len(set(short)) < len(short):
-        raise ValueError(f"two of the folders have one name ({', '.join(sorted(short))}); rename one")
+        raise ValueError(f"two folders have the same name ({', '.join(sorted(short))}); rename one")
     on_hub = [name for name in models if name not in local]
     for name in on_hub:
         validate_repo_id(name)
@@ -115,7 +115,7 @@ def _copy(contents: dict[str, Path | bytes], target: Path) -> None:
 
 
 def _pins() -> str:
-    """Return the requirements in the installed versions, without local labels such as +cpu."""
+    """Return the requirements at the installed versions, without local labels such as +cpu."""
     lines = []
     for name in REQUIREMENTS:
         try:

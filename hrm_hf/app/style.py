@@ -1,4 +1,4 @@
-"""How the pages look: one theme with fonts of the reader's own machine, one style sheet, figures as images."""
+"""Appearance of the pages: one theme with system fonts, one style sheet, figures as images."""
 
 import io
 from typing import Any
@@ -12,13 +12,13 @@ THEME = gr.themes.Default(
     neutral_hue="slate",
     font=("system-ui", "-apple-system", "Segoe UI", "sans-serif"),
     font_mono=("ui-monospace", "SFMono-Regular", "Menlo", "monospace"),
-).set(  # the theme's own grey is too pale for small words
+).set(  # the theme's gray is too pale for small text
     block_info_text_color="*neutral_500",
     body_text_color_subdued="*neutral_500",
     input_placeholder_color="*neutral_500",
 )
 
-# Boards keep their own colors in dark mode: what a color means must not change.
+# Boards keep their colors in dark mode, so that the meaning of a color stays the same.
 CSS = """
 .html-container { padding: 0 !important; container-type: inline-size; }
 .hrm-mono textarea { font-family: var(--font-mono); }
@@ -96,7 +96,7 @@ CSS = """
 
 
 def figure_output(label: str, **options: Any) -> gr.Image:
-    """Add the image of a figure. Its label is for screen readers: the figure has a title."""
+    """Add the image of a figure; its label is for screen readers, since the figure has a title."""
     classes = f"hrm-figure {options.pop('elem_classes', '')}".split()
     return gr.Image(
         label=label, show_label=False, type="pil", format="png", buttons=["download", "fullscreen"],

@@ -1,4 +1,4 @@
-"""The tabs of a causal language model: text, each token colored by the segments it took, and mHC gains.
+"""The tabs of a causal language model: text with tokens colored by their segments, and mHC gains.
 
 A model that halts thinks about every token in segments and reports how many (`halt_steps`); others write in one color.
 The gains of hyper-connections tell how much a signal can grow in each layer, and on its way through all of them.
@@ -21,16 +21,16 @@ from .limits import MAX_SEED, MAX_TEXT, PAGE_EVENT, ask
 from .style import figure_image, figure_output
 
 
-TOKENS_AT_ONCE = 8  # written between two updates of the page
+TOKENS_AT_ONCE = 8  # tokens between two updates of the page
 SHALLOW, DEEP = (0xEA, 0xF1, 0xFA), (0x1D, 0x4F, 0x91)
 UNFINISHED = "�"
 COLUMNS = ["layer", "attention gain", "feed-forward gain", "smallest column", "product forward", "product backward"]
-FLAT = 0.05  # gains of a good model differ from 1 by rounding alone; no axis shows less than this around them
+FLAT = 0.05  # minimum range of the axis: gains of a good model differ from 1 only by rounding
 PROMPTS = ("ROMEO:\n", "To be, or not to be,", "Once upon a time")
 
 
 def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[int]]:
-    """Yield the ids of prompt and text so far, after every few tokens.
+    """Yield the ids of the prompt and the text so far, every few tokens.
 
     The ids equal those of one call of `model.generate` after `torch.manual_seed(options.seed)`. A prompt that is empty
     or leaves no room for the new tokens is a ValueError.
@@ -65,13 +65,13 @@ def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
     """Return ids [1, S] on the model's device. Raise ValueError for a prompt without tokens."""
     ids = tokenizer(prompt, return_tensors="pt").input_ids.long()
     if not ids.numel():
-        raise ValueError("the prompt is empty; write how the text begins")
+        raise ValueError("the prompt is empty; type the beginning of a text")
     return ids.to(model.device)
 
 
 @torch.no_grad()
 def token_depths(model, ids: list[int], options: WriteText) -> list[int] | None:
-    """Return the segments that each token took (`halt_steps`); None for models that do not halt."""
+    """Return the segments of each token (`halt_steps`); None for models that do not halt."""
     if not architecture_of(model).halts:
         return None
     output = model(torch.tensor([ids], device=model.device), use_cache=False, **options.thinking)
@@ -86,7 +86,7 @@ def read_threshold(text: str | None) -> float | None:
             raise ValueError
         return found
     except ValueError as error:
-        raise ValueError(f"{text!r:.40} is no threshold; expected a number, or nothing for the default") from error
+        raise ValueError(f"{text!r:.40} is not a threshold; expected a number, or nothing for the default") from error
 
 
 def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
@@ -153,7 +153,9 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
                 label="As plain text", lines=4, max_lines=10, buttons=["copy"], elem_classes="plain-text"
             )
 
-    def stream(begins, most_new, temperature, top_p, top_k, seed, *chosen):  # Gradio would send defaults as inputs
+    def stream(
+        begins, most_new, temperature, top_p, top_k, seed, *chosen
+    ):  # otherwise Gradio sends defaults as inputs
         segments, criterion, threshold = chosen or (None, None, None)
         options = WriteText(
             max_new_tokens=int(most_new), temperature=float(temperature), top_p=float(top_p), top_k=int(top_k),
@@ -173,7 +175,7 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
 
 
 def _examples(prompt: gr.Textbox) -> list[tuple]:
-    """Add a button for each of the PROMPTS; return what `ask` takes."""
+    """Add a button for each of the PROMPTS; return the buttons in the form `ask` takes."""
     with gr.Row():
         return [(gr.Button(text.strip(), size="sm", min_width=60), lambda text=text: text, prompt) for text in PROMPTS]
 
@@ -242,13 +244,13 @@ def gain_rows(sites: list[dict]) -> list[list[Any]]:
 
 
 def gain_summary(sites: list[dict]) -> str:
-    """Return the gains in words, as HTML."""
+    """Return a summary of the gains as HTML."""
     most = max(max(site["composite_forward"], site["composite_backward"]) for site in sites)
     return f"<p>Largest gain of the product of all maps: {most:.6g} (1: a signal neither grows nor fades).</p>"
 
 
 def gain_image(sites: list[dict], product: bool) -> Image.Image:
-    """Draw row and column gains of each site's own map, or of the product of all maps up to it."""
+    """Draw row and column gains of each site's map, or of the product of all maps up to it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 3.6), layout="constrained")

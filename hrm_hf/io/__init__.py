@@ -1,4 +1,4 @@
-"""What every part of the package shares and needs no torch for: options, usage errors, files, names of models."""
+"""Shared by all parts of the package, without torch: options, usage errors, files, names of models."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module

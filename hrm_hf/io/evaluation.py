@@ -1,4 +1,4 @@
-"""What all evaluations share: options, checks of paths before minutes of work, and the file with the results."""
+"""Shared by all evaluations: options, early checks of paths, and the results file."""
 
 import json
 import os
@@ -16,7 +16,7 @@ RESULTS_FILE = "results.json"
 
 @dataclass(kw_only=True)
 class EvaluationOptions(Options):
-    """Options that every `hrm-hf eval` of a model has."""
+    """Options shared by all `hrm-hf eval` commands of a model."""
 
     model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
     out: Path | None = option("Folder for results.json and evaluation.png.", None)
@@ -32,13 +32,13 @@ class EvaluationOptions(Options):
 def validate_evaluation(model: str, out: Path | None, update_card: bool) -> None:
     """Raise UsageError for a card or an output that cannot be written."""
     if update_card and not (Path(model).is_dir() and os.access(model, os.W_OK)):
-        raise UsageError(f"{model} is no local folder that can be written; its card is in it", "--update-card")
+        raise UsageError(f"{model} is not a writable local folder, so its card cannot be updated", "--update-card")
     if out is not None:
         validate_output(out)
 
 
 def validate_output(out: Path) -> None:
-    """Raise UsageError if the folder `out` cannot be made or written; make nothing."""
+    """Raise UsageError if the folder `out` cannot be created or written, without creating it."""
     nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise UsageError(f"{nearest} is a file; expected a folder to write", "--out")
@@ -49,7 +49,9 @@ def validate_output(out: Path) -> None:
 def validate_data(data: str, what: str) -> None:
     """Raise UsageError for anything but a folder or OWNER/NAME."""
     if is_no_folder(data) or not ("/" in data or Path(data).is_dir()):
-        raise UsageError(f"{data} is no folder; expected a {what} (or OWNER/NAME on the Hub); hrm-hf data builds it")
+        raise UsageError(
+            f"{data} is not a folder; expected a {what} (or OWNER/NAME on the Hub); hrm-hf data builds it"
+        )
 
 
 def validate_files(files: list[Path] | None, option: str) -> None:
@@ -74,7 +76,7 @@ def chosen_device(name: str | None) -> str:
         device = None
     count = 1 if best == "cpu" else torch.accelerator.device_count()
     if device is None or device.type not in here or (device.index or 0) >= count:
-        raise UsageError(f"{name} is not here; expected {' or '.join(here)}", "--device")
+        raise UsageError(f"{name} is not available; expected {' or '.join(here)}", "--device")
     return name
 
 

@@ -1,4 +1,4 @@
-"""Files and data sources: lines, JSON, YAML and CSV, packed or not; data sets; locks; files written completely.
+"""Files and data sources: lines, JSON, YAML, CSV, gzip; data sets; locks; atomic writes.
 
 Errors name the file and the line. Importing this needs neither torch nor `datasets`.
 """
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 HUB_PREFIX = "hub:"
-IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, beside a data set and a checkpoint
+IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, next to a data set and in a checkpoint
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
-NOT_DATA = ("__MACOSX", "$RECYCLE.BIN")  # folders that macOS and Windows leave in zip files and on disks
-TEMPORARY = ".tmp"  # ends the name of a file that is being written
-CHECKSUMS = "sha256"  # in the info file of a data set: SHA-256 of each file by its name in the folder
+NOT_DATA = ("__MACOSX", "$RECYCLE.BIN")  # folders that macOS and Windows add to zip files and disks
+TEMPORARY = ".tmp"  # suffix of a file that is being written
+CHECKSUMS = "sha256"  # key in the info file of a data set: SHA-256 of each file by its name in the folder
 BUILD_LOCK = ".build.lock"
-HASHED_AT_ONCE = 4  # files; more would only make a disk seek
-SECONDS_TO_WAIT = 1.0  # for a lock whose process is just ending
+HASHED_AT_ONCE = 4  # files hashed at once; more would only make a disk seek
+SECONDS_TO_WAIT = 1.0  # seconds to wait for a lock whose process is ending
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_checked: set[tuple[str, int, int, str]] = set()  # path, size, time and checksum of files that were found unchanged
+_checked: set[tuple[str, int, int, str]] = set()  # path, size, time and checksum of files already verified
 
 
 class BadLineError(ValueError):
-    """A line or row that is not a text; the message names the place and the fix."""
+    """A line or row that cannot be read; the message names the place and the fix."""
 
 
 class FolderInUseError(OSError):
-    """Another process writes into the folder."""
+    """Raised when another process writes into the folder."""
 
 
 def is_hub_source(source: str) -> bool:
@@ -67,7 +67,7 @@ def local_files(source: str) -> list[Path]:
     if path.is_dir():
         files = [file for file in visible_files(path) if file_kind(file) is not None]
         if not files:
-            raise ValueError(f"{source} has no file of a known kind in it; expected {KINDS}")
+            raise ValueError(f"{source} contains no file of a known kind; expected {KINDS}")
         return files
     if not path.exists():
         raise FileNotFoundError(
@@ -80,7 +80,7 @@ def local_files(source: str) -> list[Path]:
 
 
 def visible_files(folder: str | Path, pattern: str = "*") -> list[Path]:
-    """Return the sorted files below a folder whose names match; hidden ones and those of `NOT_DATA` are no data.
+    """Return the sorted files below a folder whose names match, without hidden files and folders of `NOT_DATA`.
 
     Hidden are, among others, `.ipynb_checkpoints/` of Jupyter and the files `._NAME` of macOS.
     """
@@ -89,7 +89,7 @@ def visible_files(folder: str | Path, pattern: str = "*") -> list[Path]:
 
 
 def is_hidden(name: str) -> bool:
-    """Tell whether a file or folder of this name in a data folder is no data."""
+    """Return whether a file or folder of this name in a data folder is to be skipped."""
     return name.startswith(".") or name in NOT_DATA
 
 
@@ -102,7 +102,7 @@ def file_kind(path: Path) -> str | None:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
-    """Yield ("FILE, line N", line) for each line of JSON that is not empty.
+    """Yield ("FILE, line N", line) for each non-empty line of JSON.
 
     Of a file that is one JSON list, or one object over several lines, yield ("FILE, item N", item as a line) instead.
     """
@@ -121,13 +121,13 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _items_of_document(path: str | Path, first: bytes) -> list[Any] | None:
-    """Return the items of a file that is one JSON list, or its only object; None for JSON lines and broken JSON."""
+    """Return the items of a file with one JSON list, or its only object; None for JSON Lines and broken JSON."""
     if first.lstrip()[:1] not in (b"[", b"{"):
         return None
     with suppress(ValueError, RecursionError):
         if isinstance(json.loads(first), dict):
             return None
-    with suppress(ValueError):  # else the first bad line is named
+    with suppress(ValueError):  # otherwise the error names the first bad line
         content = load_json(path)
         return content if isinstance(content, list) else [content]
     return None
@@ -161,7 +161,7 @@ def parse_json(line: bytes, place: str) -> Any:
         raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
     except RecursionError:
         raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
-    except ValueError as error:  # an integer of more digits than Python reads
+    except ValueError as error:  # an integer with more digits than Python reads
         raise BadLineError(f"{place}: broken JSON ({str(error).partition(';')[0]}): {shorten(text)}") from None
 
 
@@ -197,19 +197,19 @@ def load_split(
     if info is not None:
         validate_unchanged(Path(path, info), [Path(file), *Path(path).glob(IDENTIFIERS_FILE)])
     try:
-        # Only the file asked for: converting a large train split for the sake of the test split takes minutes.
+        # Load only the requested split: converting a large train split takes minutes.
         return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
     except (DatasetGenerationError, ValueError) as error:  # a corrupted file, or one without rows
-        raise ValueError(f"{file} cannot be read, or holds no row ({error}); build the data set again") from error
+        raise ValueError(f"{file} cannot be read or has no rows ({error}); build the data set again") from error
 
 
 def open_unpacked(path: str | Path) -> BinaryIO:
-    """Open a file for reading bytes, unpacked if its name ends in .gz."""
+    """Open a file for reading bytes, decompressed if its name ends in .gz."""
     return gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yield numbers, from 1, and lines of a file, without its byte-order mark. ValueError for a broken gzip file."""
+    """Yield line numbers, from 1, and lines without the byte-order mark. ValueError for a broken gzip file."""
     number = 0
     with open_unpacked(path) as file:
         try:
@@ -220,7 +220,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def load_json(path: str | Path) -> Any:
-    """Return the value of a JSON file. ValueError, with the file's name, for anything else."""
+    """Return the value of a JSON file. Raise ValueError, with the file's name, if it is not valid."""
     try:
         with open_unpacked(path) as file:
             return json.loads(file.read().decode("utf-8-sig"))
@@ -251,7 +251,7 @@ def load_yaml(path: str | Path, as_text: bool = False) -> Any:
 
 
 def parse_yaml(text: str | bytes, place: str, as_text: bool = False) -> Any:
-    """Return the same for YAML in memory; `place` is its name in errors."""
+    """Parse YAML in memory like `read_yaml`; `place` is its name in errors."""
     try:
         return yaml.load(text, yaml.BaseLoader if as_text else _YamlLoader)
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -259,7 +259,7 @@ def parse_yaml(text: str | bytes, place: str, as_text: bool = False) -> Any:
 
 
 def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers, from 1, and fields of a CSV file; empty lines come as rows without fields.
+    """Yield line numbers, from 1, and fields of a CSV file; empty lines give rows without fields.
 
     Raises:
         ValueError: not UTF-8, a quote that nothing closes, or a broken gzip file; names file and line.
@@ -275,9 +275,9 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def complete_file(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream that replaces `file` at the end; after an error, the old file stays."""
+    """Yield a stream whose content replaces `file` at the end; after an error, the old file stays."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # With the process id: two builds of one folder do not write to one file.
+    # The name contains the process id, so that two builds of a folder use different files.
     temporary = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
     try:
         with open(temporary, "wb") as stream:
@@ -290,7 +290,7 @@ def complete_file(file: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a small file completely or not at all."""
+    """Write a small file atomically."""
     with complete_file(file) as stream:
         stream.write(text.encode())
 
@@ -299,7 +299,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def checksums(files: list[Path]) -> list[str]:
-    """Return the SHA-256 of each file, computed in threads: hashing releases the interpreter."""
+    """Return the SHA-256 of each file, computed in threads, since hashing releases the interpreter lock."""
     with ThreadPoolExecutor(min(HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
         return list(pool.map(_checksum, files))
 
@@ -310,13 +310,13 @@ def _checksum(file: Path) -> str:
 
 
 def checksums_in(folder: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the entry of an info file with the checksums of these files of its folder."""
+    """Return the entry of an info file with the checksums of these files in its folder."""
     names = sorted(names)
     return {CHECKSUMS: dict(zip(names, checksums([folder / name for name in names])))}
 
 
 def load_info(file: Path) -> dict[str, Any]:
-    """Return the content of an info file without its checksums. ValueError, with its name, for anything else."""
+    """Return the content of an info file without its checksums. ValueError, with its name, if it is invalid."""
     content = load_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} is {shorten(content)}; expected a JSON object: build the data set again")
@@ -324,16 +324,16 @@ def load_info(file: Path) -> dict[str, Any]:
 
 
 def validate_unchanged(info: Path, files: Iterable[Path]) -> None:
-    """Raise ValueError for a file with other content than when its data set was built, as of `changed_files`."""
+    """Raise ValueError if a file changed after its data set was built; see `changed_files`."""
     for file, (found, expected) in changed_files(info, files).items():
         raise ValueError(
-            f"{file} has other content than when it was built (sha256 {found[:8]}..., in {info.name} "
+            f"{file} changed after it was built (sha256 {found[:8]}..., in {info.name} "
             f"{expected[:8]}...); build the data set again, or delete its entry there if you changed it yourself"
         )
 
 
 def changed_files(info: Path, files: Iterable[Path]) -> dict[Path, tuple[str, str]]:
-    """Return the files whose checksum is not the one in the info file, with both checksums.
+    """Return the files whose checksum differs from the info file, with both checksums.
 
     Files without an entry are not checked, as in older folders. A process reads a file only once for this.
     """
@@ -352,7 +352,7 @@ def changed_files(info: Path, files: Iterable[Path]) -> dict[Path, tuple[str, st
 
 
 def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = False) -> "FileLock | None":
-    """Lock a folder by a file in it, and return the lock; None, with a warning, where there are no locks.
+    """Lock a folder by a file in it and return the lock; None, with a warning, if the file system has no locks.
 
     `what` locks it, and `option` chooses another folder, for messages; `again`: this process may lock it again.
     Raises FolderInUseError if another process holds the lock, OSError if the folder cannot be written.
@@ -362,7 +362,7 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
     file = folder.resolve() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A singleton counts how often it was acquired: a script holds what train() asks for.
+        # A singleton counts its acquisitions: a script already holds the lock that train() acquires.
         how = {"is_singleton": again, "preserve_lock_file": True}
         lock = FileLock(file, thread_local=False, fallback_to_soft=False, **how)
         lock.acquire(timeout=SECONDS_TO_WAIT)
@@ -370,7 +370,7 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
     except Timeout as error:
         owner = file.read_text(encoding="utf-8", errors="replace")[:100] if file.is_file() else "a process"
         raise FolderInUseError(
-            f"another {what} writes into {folder}: {owner}. Two would mix their files: wait for it, end it, or "
+            f"another {what} writes into {folder}: {owner}. Their files would mix: wait for it, stop it, or "
             f"choose another {option}"
         ) from error
     except OSError as error:
@@ -384,7 +384,7 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
 
 @contextmanager
 def building(out: Path) -> Iterator[None]:
-    """Lock the folder that a data set is built in; raise FolderInUseError while another build writes there."""
+    """Lock the output folder of a build. Raise FolderInUseError if another build writes there."""
     is_new = not out.exists()
     if not is_new and not out.is_dir():
         raise FileExistsError(f"out={str(out)!r}: is a file; choose another folder")
@@ -393,15 +393,15 @@ def building(out: Path) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # while it is held: who waits for it notices
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # while it is held, so that waiting processes notice
             lock.release()
         if is_new:
-            with suppress(OSError):  # it is empty only after an error
+            with suppress(OSError):  # the folder is empty only after an error
                 out.rmdir()
 
 
 def one_at_a_time(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorate a builder, whose options have a folder `out`, to lock that folder."""
+    """Decorate a builder so that it locks the folder `out` of its options."""
 
     @wraps(build)
     def locked(options: Any) -> Any:

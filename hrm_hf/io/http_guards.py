@@ -1,4 +1,4 @@
-"""ASGI middleware that the server and the web page share: which hosts they answer, and how long a request may be."""
+"""ASGI middleware of the server and the web page: allowed hosts, and limits on the length of requests."""
 
 import ipaddress
 import json
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 
-HEADER_BYTES = 2**14  # of the path and the headers of a request
+HEADER_BYTES = 2**14  # bytes of the path and headers of a request
 
 
 def validate_allowed(names: Sequence[str]) -> list[str]:
-    """Return the host names in lower case. Raise ValueError for anything but a name, or `*.` before one."""
+    """Return the host names in lower case. Raise ValueError unless each is a name or `*.` and a name."""
     for name in names:
         if not re.fullmatch(r"(\*\.)?[A-Za-z0-9._-]+", name):
             raise ValueError(f"--allow-host {name}: must be a host name without port, such as demo.org or *.demo.org")
@@ -38,7 +38,7 @@ def _host(address: str) -> str:
 
 
 class HostGuard:
-    """Reject (403) requests for other host names (DNS rebinding), and those that pages of other hosts send.
+    """Reject (403) requests for other host names (DNS rebinding) and requests sent by pages of other hosts.
 
     Args:
         allowed: host names besides localhost and IP addresses; pages of these hosts may send requests too.
@@ -75,7 +75,7 @@ class HostGuard:
 
 
 class SizeLimit:
-    """Reject headers (431) and bodies (413) that are too long, and bodies without a length (411), unread.
+    """Reject overlong headers (431) and bodies (413), and bodies without a length (411), without reading them.
 
     Args:
         limit: bytes of a body, and what sets it.
@@ -106,7 +106,7 @@ class SizeLimit:
 
 
 async def _discard(receive, most: int) -> None:
-    """Read up to `most` bytes of a body and keep nothing: a client that is still sending would not see the answer."""
+    """Discard up to `most` bytes of a body, since a client that is still sending would miss the answer."""
     more = True
     while more and most > 0:
         message = await receive()
@@ -124,7 +124,7 @@ async def send_json(send, status: int, content: dict, **headers: str) -> None:
 
 
 async def send_error(send, status: int, message: str, param: str | None = None, **headers: str) -> None:
-    """Send an error as clients of the OpenAI API read it. `param` names the field of the request."""
+    """Send an error in the format of the OpenAI API. `param` names the field of the request."""
     await send_json(send, status, error_body(status, message, param), **headers)
 
 

@@ -1,4 +1,4 @@
-"""Messages of libraries that are not about the user's work, and how they are hidden.
+"""Hide messages of libraries that do not concern the user's work.
 
 MESSAGES is the one place for what is not shown: each is named by its source and its first words, so that other
 messages of the same library appear. HRM_HF_DEBUG=1 shows all.
@@ -12,38 +12,38 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """A logger's name, or the category of a warning, and a regular expression that the message begins with."""
+    """A logger's name or a warning's category, and a regular expression for the beginning of the message."""
 
     source: str | type[Warning]
     words: str
 
 
-# transformers imports torchao and bitsandbytes wherever they are installed, asked for or not. Compiled parts for other
-# machines than this one cannot be loaded, and slower code does the same. `import hrm_hf` hides these.
+# transformers imports torchao and bitsandbytes if they are installed. Their compiled parts may not load on this
+# machine, and slower code replaces them. `import hrm_hf` hides these messages.
 OF_IMPORTS = (
     Message("torchao", r"Failed to load .*\.so: "),
     Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # a class of torchao
     Message("torch.utils._pytree", r"<enum 'ScaleCalculationMode'> is an Enum subclass"),
     Message("bitsandbytes.backends.cpu.ops", r"Failed to load CPU gemm_4bit_forward from kernels-community"),
 )
-# Our programs also hide these.
+# Our programs also hide these messages.
 MESSAGES = (
     *OF_IMPORTS,
-    # `--help` of a training script does without torch.
+    # `--help` of a training script does not need torch.
     Message("transformers", r"PyTorch was not found"),
-    # transformers asks for pinned memory by default; where there is no GPU, there is nothing to be faster with it.
+    # transformers asks for pinned memory by default, which does not help without a GPU.
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
-    # accelerate's own call of DDP.
+    # accelerate's call of DDP.
     Message(FutureWarning, r"`broadcast_buffers` is deprecated"),
-    # TRL and PEFT ask for activation checkpointing by its former name, which does the same.
+    # TRL and PEFT enable activation checkpointing by its former name, which still works.
     Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"),
-    # Compiled steps are faster on a CPU, too.
+    # Compiled steps are faster on a CPU as well.
     Message("transformers.training_args", r"The speedups for torchdynamo mostly come with GPU Ampere or higher"),
 )
 
 
 def hide_messages(messages: tuple[Message, ...] = MESSAGES) -> bool:
-    """Keep messages from being shown by this process, and return True; with HRM_HF_DEBUG do nothing."""
+    """Hide messages in this process and return True; do nothing if HRM_HF_DEBUG is set."""
     if os.environ.get("HRM_HF_DEBUG"):
         return False
     for source, words in messages:

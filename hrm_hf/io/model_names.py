@@ -1,4 +1,4 @@
-"""A model as a command line names it: a folder of this machine, or OWNER/NAME on the Hub.
+"""Names of models on command lines: a local folder, or OWNER/NAME on the Hub.
 
 `find_model` reports a missing model at once, without heavy imports. The libraries ask the Hub for any name, paths
 included, and retry for a minute without a connection.
@@ -11,17 +11,20 @@ from pathlib import Path
 from .usage import UsageError
 
 
-CONFIG, ADAPTER_CONFIG = CONFIGS = ("config.json", "adapter_config.json")  # one of them makes a folder a model
-HUB_SECONDS = 5.0  # for the one question whether the Hub has a model
+CONFIG, ADAPTER_CONFIG = CONFIGS = (
+    "config.json",
+    "adapter_config.json",
+)  # a folder with one of these files is a model
+HUB_SECONDS = 5.0  # seconds to wait for the Hub's answer on whether a model exists
 EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
 
 
 class ModelError(UsageError):
-    """A named model that does not exist or is of another kind; the message is one line."""
+    """Raised if a named model does not exist or has another kind; the message is one line."""
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name means a path of this machine and not OWNER/NAME on the Hub.
+    """Return whether a name is a local path and not OWNER/NAME on the Hub.
 
     A path exists, starts with ".", "/", "~" or a local folder (`runs/...`), or has more parts than a name on the Hub.
     """
@@ -29,28 +32,28 @@ def is_path(name: str) -> bool:
 
 
 def is_below_here(text: str) -> bool:
-    """Return the same for a name that may also be a file on the Hub, OWNER/NAME/FILE."""
+    """Return whether a name is a local path and neither OWNER/NAME nor a file OWNER/NAME/FILE on the Hub."""
     owner, slash, _ = text.partition("/")
     return text[:1] in "./~" or Path(text).exists() or (bool(slash) and Path(owner).is_dir())
 
 
 def is_no_folder(name: str) -> bool:
-    """Return whether this is a path, but not of a folder: it must not be looked up on the Hub."""
+    """Return whether this is a path but not a folder, so that it must not be looked up on the Hub."""
     return is_path(name) and not Path(name).is_dir()
 
 
 def find_model(name: str) -> None:
-    """Raise ModelError if no model has that name: here, in the cache of huggingface_hub, or on the Hub.
+    """Raise ModelError if no local folder, cached model or model on the Hub has this name.
 
     The Hub is asked once, and not at all with HF_HUB_OFFLINE.
     """
     folder = Path(name)
     if folder.is_dir():
         if not any((folder / config).is_file() for config in CONFIGS):
-            raise ModelError(f"{name} holds no model: config.json is missing{_checkpoints(folder)}; {EXPECTED}")
+            raise ModelError(f"{name} is not a model folder: config.json is missing{_checkpoints(folder)}; {EXPECTED}")
     elif is_path(name):
         here = "" if folder.exists() else " here"
-        raise ModelError(f"{name} is no folder{here}; {EXPECTED}{_nearest(folder)}")
+        raise ModelError(f"{name} is not a folder{here}; {EXPECTED}{_nearest(folder)}")
     else:
         _find_on_hub(name)
 
@@ -63,29 +66,29 @@ def _find_on_hub(name: str) -> None:
             return
         if constants.is_offline_mode():
             raise ModelError(
-                f"{name} is no folder here, it is not in the cache of huggingface_hub, and HF_HUB_OFFLINE forbids to "
+                f"{name} is neither a local folder nor in the cache of huggingface_hub, and HF_HUB_OFFLINE forbids to "
                 f"ask the Hub; {EXPECTED}"
             )
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_SECONDS)
     except (errors.GatedRepoError, errors.EntryNotFoundError):
-        return  # it exists; the library that loads it reports the rest
+        return  # the model exists; the library that loads it reports other errors
     except errors.HFValidationError as error:
-        raise ModelError(f"{name!r} is no folder here and no name on the Hub; {EXPECTED}") from error
+        raise ModelError(f"{name!r} is neither a local folder nor a valid name on the Hub; {EXPECTED}") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"{name} is no folder here, and on the Hub there is no such model, or it is private (`hf auth login`, or "
+            f"{name} is not a local folder, and the Hub has no such model, or it is private (`hf auth login`, or "
             f"set HF_TOKEN); {EXPECTED}"
         ) from error
     except (errors.HTTPError, OSError) as error:
         said = " ".join(str(error).split())[:120]
         raise ModelError(
-            f"{name} is no folder here, and the Hub ({constants.ENDPOINT}) cannot be asked for it "
+            f"{name} is not a local folder, and the Hub ({constants.ENDPOINT}) cannot be reached "
             f"({type(error).__name__}: {said}); {EXPECTED}"
         ) from error
 
 
 def _nearest(folder: Path) -> str:
-    """Return a hint at a model of a similar name in the same folder."""
+    """Return a hint at a model with a similar name in the same folder."""
     above = next((each for each in folder.parents if each.is_dir()), None)
     if above is None or folder.parent != above:
         return ""
@@ -95,7 +98,7 @@ def _nearest(folder: Path) -> str:
 
 
 def nearest_file(path: Path, pattern: str, *elsewhere: Path) -> str:
-    """Return a hint at a file of a similar name beside a missing one, or in other folders."""
+    """Return a hint at a file with a similar name in the same folder or in other folders."""
     folders = [folder for folder in (*elsewhere, path.parent) if folder.is_dir()]
     files = {file.stem: file for folder in folders for file in folder.glob(pattern)}
     close = difflib.get_close_matches(path.stem, files, n=1)

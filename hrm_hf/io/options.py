@@ -1,5 +1,7 @@
-"""Options of the commands: one dataclass per verb, from which the command line, pipelines and the app read names,
-defaults, bounds and help texts. Imports nothing heavy, so that `--help` stays fast.
+"""Options of the commands, one dataclass per verb.
+
+The command line, pipelines and the app read names, defaults, bounds and help texts from it. The module imports nothing
+heavy, so that `--help` stays fast.
 
     @dataclass(kw_only=True)
     class CountOptions(Options):
@@ -52,10 +54,10 @@ def option(
 
 @dataclasses.dataclass(kw_only=True)
 class Options:
-    """Base class of all options. Checks bounds and choices; subclasses extend `__post_init__` with checks of pairs."""
+    """Base class of all options, which checks bounds and choices; subclasses add checks in `__post_init__`."""
 
     def __post_init__(self) -> None:
-        """Expand `~/` in paths, and raise UsageError for the first value outside of its bounds or choices."""
+        """Expand `~/` in paths, and raise UsageError for the first value outside its bounds or choices."""
         hints = get_type_hints(type(self))
         for each in dataclasses.fields(self):
             value = _at_home(getattr(self, each.name))
@@ -82,7 +84,7 @@ class Options:
         for name in values.keys() - set(known):
             nearest = difflib.get_close_matches(name, [*known, *more], n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join([*known, *more])}"
-            raise TypeError(f"{name}={values[name]!r:.60}: {taker} takes no such argument; {hint}")
+            raise TypeError(f"{name}={values[name]!r:.60}: {taker} has no such argument; {hint}")
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
@@ -91,7 +93,7 @@ class Options:
 
 
 def expand_home(text: str) -> str:
-    """Return a path, or several with commas between them, with `~/` and `~USER/` at their start as home folders."""
+    """Expand `~/` and `~USER/` at the start of a path, or of several paths with commas between them."""
     return re.sub(r"(?:^|(?<=,)|(?<=, ))~[\w.-]*(?=/)", lambda found: os.path.expanduser(found[0]), text)
 
 
@@ -110,14 +112,14 @@ def _at_home(value: Any) -> Any:
 
 
 def flag(field: dataclasses.Field) -> str:
-    """Return how the command line names a field, such as `--max-steps`, or `MODEL` for an argument."""
+    """Return the name of a field on the command line, such as `--max-steps`, or `MODEL` for an argument."""
     if field.metadata.get("argument"):
         return field.metadata.get("metavar") or field.name.upper()
     return next(iter(field.metadata.get("flags") or ()), f"--{field.name.replace('_', '-')}")
 
 
 def value_type(hint: Any) -> Any:
-    """Return the type of a value that is given: `int` for `int | None`."""
+    """Return the type of a given value: `int` for `int | None`."""
     return next((each for each in get_args(hint) if each is not NoneType), hint) if _optional(hint) else hint
 
 

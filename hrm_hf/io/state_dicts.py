@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 
-MODEL_ENTRIES = ("model", "model_state_dict", "state_dict")  # of a whole training state
+MODEL_ENTRIES = ("model", "model_state_dict", "state_dict")  # keys of a complete training state
 INERT = (
     *(f"builtins.{name}" for name in ("dict", "list", "int", "float", "str", "bool")),
     *("collections.defaultdict", "typing.Any", "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata"),
@@ -27,7 +27,7 @@ INERT = (
 
 
 class StoredModel(NamedTuple):
-    """A model's tensors by name, the configuration that was stored with them, and whether they are an average."""
+    """A model's tensors by name, the stored configuration, and whether the tensors are an average (EMA)."""
 
     state: dict[str, torch.Tensor]
     config: dict[str, Any] | None = None
@@ -60,7 +60,7 @@ def read_stored_model(file: Path, wrappers: re.Pattern) -> StoredModel:
     """
     content = _load(file)
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds {type(content).__name__}; expected a state_dict, that is tensors by name")
+        raise ValueError(f"{file} contains {type(content).__name__}; expected a state_dict, that is tensors by name")
     model = next((content[name] for name in MODEL_ENTRIES if _is_state_dict(content.get(name))), content)
     if content and not _is_state_dict(model):
         kinds = sorted({type(value).__name__ for value in content.values()})
@@ -88,11 +88,13 @@ def _load(file: Path) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{file} is no plain state_dict: it is corrupted, or holds Python objects, which are never loaded because "
-            f"they can run code. Expected torch.save(model.state_dict()). ({str(error).splitlines()[0]})"
+            f"{file} is not a plain state_dict: it is corrupted, or contains Python objects, which are never loaded "
+            f"because they can run code. Expected torch.save(model.state_dict()). ({str(error).splitlines()[0]})"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{file} cannot be read, it is truncated or corrupted; fetch it again. ({error})") from error
+        raise ValueError(
+            f"{file} cannot be read: it is truncated or corrupted; download it again. ({error})"
+        ) from error
 
 
 def _is_state_dict(value: Any) -> bool:
@@ -107,7 +109,7 @@ def _unwrapped(state: dict[str, torch.Tensor], wrappers: re.Pattern, file: Path)
 
 
 def _plain(value: Any) -> Any:
-    """Return dicts, lists, texts and numbers of a stored configuration; None for anything else."""
+    """Return the dicts, lists, texts and numbers of a stored configuration; None for other values."""
     if isinstance(value, _Inert):  # a node of OmegaConf
         return _plain(value.fields.get("_content", value.fields.get("_val")))
     if isinstance(value, dict):

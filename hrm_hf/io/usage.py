@@ -1,4 +1,4 @@
-"""Errors of usage, and what commands share when they read options, start programs and fail."""
+"""Usage errors, and helpers of commands for reading options, starting programs and failing."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 
-INTERRUPTED = 130  # exit status after Ctrl-C, as of a shell
+INTERRUPTED = 130  # exit status after Ctrl-C, as in a shell
 
 
 class UsageError(ValueError):
-    """Wrong or conflicting options: exit status 2 of a command, not 1. `option` names the one that is meant."""
+    """Raised for wrong or conflicting options; commands exit with status 2. `option` names the option."""
 
     def __init__(self, message: str, option: str | None = None):
         super().__init__(message)
@@ -24,7 +24,7 @@ class UsageError(ValueError):
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function whose ValueErrors can only come from the options, and raise them as UsageError."""
+    """Call a function and raise its ValueErrors, which can only come from the options, as UsageError."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:
@@ -32,7 +32,7 @@ def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def run_process(*command: object, out: TextIO | None = None) -> None:
-    """Run a program, with its output in ours or in `out`; on Ctrl-C, wait for it. CalledProcessError if it fails."""
+    """Run a program, with its output shown or written to `out`; on Ctrl-C, wait for it. Raise CalledProcessError."""
     words, status = [str(part) for part in command], None
     with subprocess.Popen(words, stdout=out) as process:
         while status is None:
@@ -48,12 +48,12 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return how to install an extra. The package is in no registry, so it takes the source."""
+    """Return how to install an extra from the source, since the package is in no registry."""
     return f'pip install ".[{extra}]" in the source folder of hrm_hf'
 
 
 def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> None:
-    """Raise ImportError, which names the extra to install, unless all modules can be imported.
+    """Raise ImportError, naming the extra to install, unless all modules can be imported.
 
     Args:
         extra: extra of setup.cfg.
@@ -94,6 +94,6 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _is_expected(error: Exception) -> bool:
-    from huggingface_hub.errors import StrictDataclassError  # a quarter of a second, which help does not need
+    from huggingface_hub.errors import StrictDataclassError  # takes a quarter of a second, which help does not need
 
     return isinstance(error, ValueError | OSError | RuntimeError | ImportError | KeyError | StrictDataclassError)

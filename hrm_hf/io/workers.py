@@ -21,16 +21,16 @@ def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
     Args:
         module: name of the module whose functions run there; imported once for all workers if possible.
     """
-    # Not "fork": this process may have threads. A fork server imports the package once, for all of its workers.
+    # Not "fork", since this process may have threads. A fork server imports the package once for all workers.
     context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     if context.get_start_method() == "forkserver":
-        # The first keeps `import hrm_hf` from loading torch, which must not be forked.
+        # The first module keeps `import hrm_hf` from loading torch, which must not be forked.
         context.set_forkserver_preload(["hrm_hf_start", "__main__", module])
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:
-        pool.submit(int)  # starts the processes, which inherit the environment of this moment
+        pool.submit(int)  # start the processes now, so that they inherit this environment
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
@@ -38,11 +38,11 @@ def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the writing process handles Ctrl-C
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
 def _die_with_parent() -> None:
-    """End a worker when its parent was killed; a pool's worker would wait for work forever."""
+    """Exit a worker when its parent was killed; otherwise it would wait for work forever."""
     parent_process().join()
     os._exit(1)

@@ -405,7 +405,7 @@ def test_each_kind_of_model_gets_its_tabs(checkpoints):
 def test_missing_models_and_models_without_a_tab_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="no model"):
         build_app([])
-    with pytest.raises(ModelError, match="nothing is no folder"):
+    with pytest.raises(ModelError, match="nothing is not a folder"):
         build_app([str(tmp_path / "nothing")])
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match="type gpt2"):

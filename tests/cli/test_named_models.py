@@ -70,7 +70,7 @@ def nowhere(tmp_path_factory):
 def test_missing_path_is_named_in_one_line_before_heavy_imports(nowhere, command):
     code, said, heavy = nowhere[command.replace("MODEL", "runs/nothere")]
     assert code == 2 and said.count("\n") == 1 and not set(heavy) & {"torch", "datasets"}
-    assert said.startswith(("error: runs/nothere is no folder", "error: runs/nothere does not exist"))
+    assert said.startswith(("error: runs/nothere is not a folder", "error: runs/nothere does not exist"))
 
 
 def test_unreachable_hub_is_queried_once(nowhere):
@@ -206,7 +206,7 @@ def test_hub_is_queried_once_for_a_name_and_never_for_a_path(hub, tmp_path, monk
     asked = len(hub.requests)
     for name in ("runs/nothing", "./me", "a/b/c"):
         assert is_path(name)
-        with pytest.raises(ModelError, match=f"{name} is no folder"):
+        with pytest.raises(ModelError, match=f"{name} is not a folder"):
             find_model(name)
     assert len(hub.requests) == asked
 

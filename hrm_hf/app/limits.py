@@ -136,7 +136,7 @@ def own_uploads(component: Any) -> Any:
 
     def refuse(path: Any) -> None:
         if isinstance(path, str) and "://" in path:
-            raise gr.Error("URLs are not fetched; upload the file")
+            raise gr.Error("nothing is fetched from a URL; upload the file")
 
     def moved(path: Any) -> Any:
         refuse(path)

@@ -98,8 +98,8 @@ OTHER_NAMES = {
     "n_layer": "num_hidden_layers", "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
-MISSPELT = 0.8  # likeness, of difflib, from which a name is another one with a mistake
-MISSPELT_FIELD = 0.86  # the same beside options of tokenizers: vocab_file is 0.8 like vocab_size
+MISSPELLED = 0.8  # likeness, of difflib, from which a name is another one with a mistake
+MISSPELLED_FIELD = 0.86  # the same beside options of tokenizers: vocab_file is 0.8 like vocab_size
 
 
 @lru_cache
@@ -131,7 +131,7 @@ class BoundedFields:
     """For config classes whose fields are made by `bounded`.
 
     An unknown name raises TypeError with the nearest field, in `from_pretrained(folder, name=...)` only if it looks
-    misspelt, because Auto classes pass on options of tokenizers. What transformers passes or has saved is accepted
+    misspelled, because Auto classes pass on options of tokenizers. What transformers passes or has saved is accepted
     (`LIBRARY_FIELDS`, names with an underscore in front). A saved config, which has a `model_type`, is read with all
     its fields, because another version or another library may have written them; unknown ones give a warning.
     """
@@ -158,8 +158,8 @@ class BoundedFields:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """As in transformers. Raises TypeError for a misspelt field among `kwargs`."""
-        if unknown := _unknown(cls, kwargs, MISSPELT_FIELD):
+        """As in transformers. Raises TypeError for a misspelled field among `kwargs`."""
+        if unknown := _unknown(cls, kwargs, MISSPELLED_FIELD):
             raise TypeError("; ".join(unknown))
         return super().from_dict(config_dict, **kwargs)
 

@@ -200,10 +200,10 @@ class GoCoderGenerationMixin(GenerationMixin):
         settings = copy.deepcopy(generation_config if generation_config is not None else self.generation_config)
         kwargs = settings.update(**kwargs)
         width = ids.shape[1]
-        asked = settings.max_new_tokens
-        if asked is None and settings.max_length is not None:
-            asked = max(1, settings.max_length - width)
-        settings.max_new_tokens = self.config.code_budget if asked is None else asked
+        requested = settings.max_new_tokens
+        if requested is None and settings.max_length is not None:
+            requested = max(1, settings.max_length - width)
+        settings.max_new_tokens = self.config.code_budget if requested is None else requested
         settings.max_length = None
         wants_dict = settings.return_dict_in_generate or return_plan
         copies = settings.num_return_sequences or 1
@@ -217,11 +217,11 @@ class GoCoderGenerationMixin(GenerationMixin):
         prompts = [[*row.stream(), *row.plan, CODE, *row.prefix] for row in rows]
         start = max(map(len, prompts))
         room = self.config.max_position_embeddings - start
-        if asked is not None and asked > room > 0:
+        if requested is not None and requested > room > 0:
             logger.warning(
                 "%d new tokens were asked for, and at most %d are written: prompt and plan take %d of the model's %d "
                 "positions (max_position_embeddings)",
-                asked, room, start, self.config.max_position_embeddings,
+                requested, room, start, self.config.max_position_embeddings,
             )  # fmt: skip
         if streamer is not None:
             streamer = CodeStreamer(streamer, ids)

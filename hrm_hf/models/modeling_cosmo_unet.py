@@ -105,11 +105,11 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
             passed.append(features)
         for level, beside in zip(reversed(self.up), reversed(passed[:-1]), strict=True):
             features = level(torch.cat((beside, F.interpolate(features, scale_factor=2.0)), dim=1))
-        asked = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPoolingAndNoAttention(
             last_hidden_state=features,
             pooler_output=passed[-1].mean((2, 3)),
-            hidden_states=tuple(passed) if asked else None,
+            hidden_states=tuple(passed) if requested else None,
         )
 
 

@@ -238,8 +238,8 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
         self.add_halt_loss(output, gained)
 
 
-def wants_hidden_states(config: HrmCosmoConfig, asked: bool | None) -> bool:
-    return config.output_hidden_states if asked is None else asked
+def wants_hidden_states(config: HrmCosmoConfig, requested: bool | None) -> bool:
+    return config.output_hidden_states if requested is None else requested
 
 
 __all__ = ["HrmCosmoForRegression", "HrmCosmoModel"]

@@ -373,11 +373,11 @@ class HrmLmModel(HrmLmPreTrainedModel):
             x = self.prelude(x, key_values=OnceCache(cache, 0), first_visit=0, **passes)
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
-        hidden, key_values, held_for = x, None, tokens.held_for(cache)
+        hidden, key_values, segments_to_keep = x, None, tokens.segments_to_keep(cache)
         compiled = self.training and cache is None and self.compiled_segment is not None
         run = partial(self.compiled_segment, self) if compiled else self.segment
         for m in range(1, plan.segments + 1):
-            key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, held_for)
+            key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, segments_to_keep)
             with torch.set_grad_enabled(plan.has_gradients(m)):
                 new = run(state, x, key_values=key_values, gradient_passes=plan.gradient_passes, **passes)
             # `hidden` keeps the graph of the segment a token halted in; the states passed on are cut from it.

@@ -131,9 +131,9 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         """Return the dtype of activations: `config.forward_dtype`, or that of the weights."""
         return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
 
-    def wants_hidden_states(self, asked: bool | None) -> bool:
+    def wants_hidden_states(self, requested: bool | None) -> bool:
         """Return whether the call asks for hidden states, or else the config."""
-        return self.config.output_hidden_states if asked is None else asked
+        return self.config.output_hidden_states if requested is None else requested
 
 
 class PuzzleReasoner(PuzzlePreTrainedModel):

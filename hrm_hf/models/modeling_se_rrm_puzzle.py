@@ -41,7 +41,7 @@ from .puzzle_layers import (
     rms_norm,
 )
 from .settings_puzzle import SolveSettings
-from .solving_puzzle import PuzzleSolution, Settles
+from .solving_puzzle import PuzzleSolution, StopCheck
 
 
 class SymbolInputEmbedding(PuzzleInputEmbedding):
@@ -202,7 +202,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         input_ids: torch.Tensor,
         puzzle_identifiers: torch.Tensor | None,
         settings: SolveSettings,
-        until: Settles | None = None,
+        until: StopCheck | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
         """Run as `PuzzleSolverMixin.run`, on boards whose symbols are renamed by their first occurrence.
@@ -213,9 +213,9 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         if not self.config.equivariant_symbols or self.model.puzzle_emb is not None:
             return super().run(input_ids, puzzle_identifiers, settings, until, return_trajectory)
         to_new, to_old = canonical_symbols(input_ids, self.config.vocab_size)
-        settles = None if until is None else lambda rows, answers: until(rows, to_old[rows].gather(1, answers))
+        stop_check = None if until is None else lambda rows, answers: until(rows, to_old[rows].gather(1, answers))
         boards = to_new.gather(1, input_ids.long())
-        solution = super().run(boards, puzzle_identifiers, settings, settles, return_trajectory)
+        solution = super().run(boards, puzzle_identifiers, settings, stop_check, return_trajectory)
         solution.predictions = to_old.gather(1, solution.predictions)
         solution.logits = solution.logits.gather(2, to_new.unsqueeze(1).expand_as(solution.logits))
         if solution.trajectory is not None:

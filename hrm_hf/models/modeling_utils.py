@@ -28,7 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .bounds import MISSPELT
+from .bounds import MISSPELLED
 
 
 # What transformers hands to a forward that takes **kwargs, whether that forward reads it or not.
@@ -46,17 +46,17 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Ten
     Names unlike any argument pass, as in transformers: serving engines and generation loops hand on their own.
 
     Raises:
-        TypeError: a misspelt keyword argument, which nothing reads.
+        TypeError: a misspelled keyword argument, which nothing reads.
         ValueError: attention weights are asked for, and the attention function computes none; or `validate_ids`.
     """
     if input_ids is not None:
         validate_ids(input_ids, model.config.vocab_size)
     recorded = [f"output_{name}" for name in type(model)._can_record_outputs or ()]
     for name in [name for name in kwargs if name not in LIBRARY_ARGUMENTS and name not in recorded]:
-        if near := _meant(name, type(model)):
+        if near := _closest_argument(name, type(model)):
             raise TypeError(f"{type(model).__name__} has no argument {name}; did you mean {near}?")
-    asked, attention = kwargs.get("output_attentions"), model.config._attn_implementation
-    if (model.config.output_attentions if asked is None else asked) and attention != "eager":
+    requested, attention = kwargs.get("output_attentions"), model.config._attn_implementation
+    if (model.config.output_attentions if requested is None else requested) and attention != "eager":
         raise ValueError(
             f"output_attentions=True: attn_implementation={attention!r} computes no attention weights; load the model "
             'with attn_implementation="eager", or call model.set_attn_implementation("eager")'
@@ -95,16 +95,16 @@ class PromptsMixin:
 
 
 @lru_cache  # a serving engine hands on the same names at every token
-def _meant(name: str, model_class: type) -> str | None:
+def _closest_argument(name: str, model_class: type) -> str | None:
     """Return the argument of a forward that a name is most like, None if it is unlike all of them."""
     recorded = [f"output_{one}" for one in model_class._can_record_outputs or ()]
     known = [*inspect.signature(model_class.forward).parameters, "labels", *LIBRARY_ARGUMENTS, *recorded]
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT)), None)
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELLED)), None)
 
 
-def validate_no_attentions(model: nn.Module, asked: bool | None) -> None:
+def validate_no_attentions(model: nn.Module, requested: bool | None) -> None:
     """Raise ValueError if attention weights are asked for, of a model that keeps none."""
-    if model.config.output_attentions if asked is None else asked:
+    if model.config.output_attentions if requested is None else requested:
         raise ValueError(
             f"output_attentions=True: {type(model).__name__} keeps no attention weights, since its layers run many "
             "times a forward or it has none; leave it out"

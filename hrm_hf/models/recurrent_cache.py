@@ -72,17 +72,22 @@ class RecurrentCache:
         cache: where past tokens are kept, or None.
         active: bool [B, T], tokens that still think, or None for all of them.
         before: the previous segment's object, or None in the first.
-        held_for: how many segments may be read by later ones; 0 where no token can halt before others.
+        segments_to_keep: how many segments may be read by later ones; 0 where no token can halt before others.
     """
 
     def __init__(
-        self, config, cache: Cache | None, active: torch.Tensor | None, before: "RecurrentCache | None", held_for: int
+        self,
+        config,
+        cache: Cache | None,
+        active: torch.Tensor | None,
+        before: "RecurrentCache | None",
+        segments_to_keep: int,
     ):
         self.config, self.cache, self.before = config, cache, before
         self.active = None if active is None else active[:, None, :, None]
         self.segment = 0 if before is None else before.segment + 1
-        self.holds = self.segment + 1 < held_for
-        self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.keeps = self.segment + 1 < segments_to_keep
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.written: set[int] = set() if before is None else before.written
         if before is not None and not torch.is_grad_enabled():
             before.before = None  # only a recomputed forward (gradient checkpointing) looks further back
@@ -90,11 +95,11 @@ class RecurrentCache:
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [B, heads, past + T, head_dim] that this visit attends to, given those of T new tokens."""
         if self.active is not None and self.before is not None:
-            held_key, held_value = self.before.held[visit]
-            key, value = torch.where(self.active, key, held_key), torch.where(self.active, value, held_value)
-        if self.holds:
+            kept_key, kept_value = self.before.kept[visit]
+            key, value = torch.where(self.active, key, kept_key), torch.where(self.active, value, kept_value)
+        if self.keeps:
             cut = self.config.detach_between_segments
-            self.held[visit] = (key.detach(), value.detach()) if cut else (key, value)
+            self.kept[visit] = (key.detach(), value.detach()) if cut else (key, value)
         if self.cache is None:
             return key, value
         return write_slot(self.cache, self.written, key, value, self._slot(visit), self.config.kv_layout)
@@ -105,7 +110,7 @@ class RecurrentCache:
             return
         visits = self.config.segment_visits
         for segment in range(self.segment + 1, self.config.halt_max_steps):
-            for visit, (key, value) in self.held.items():
+            for visit, (key, value) in self.kept.items():
                 self.cache.update(key, value, self.config.prelude_layers + segment * visits + visit)
 
     def _slot(self, visit: int) -> int:

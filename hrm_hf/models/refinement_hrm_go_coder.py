@@ -162,7 +162,7 @@ class GoCoderRefinementMixin:
             tokenizer, validator, generation, kwargs, budget, live,
         )  # fmt: skip
         for _ in range(settings.iterations):
-            self._make_room([row for row in rows if row.stopped is None])
+            self._drop_old_attempts([row for row in rows if row.stopped is None])
             if active := [row for row in rows if row.stopped is None]:
                 self._attempt(active, settings)
         passed = [[each for each in row.attempts if not (each.feedback and each.feedback.failed)] for row in rows]
@@ -195,7 +195,7 @@ class GoCoderRefinementMixin:
             rows.append(_Row(fit_task(problem_segment(tokenizer, prompt), context, *budgets), prefix))
         return rows
 
-    def _make_room(self, rows: list[_Row]) -> None:
+    def _drop_old_attempts(self, rows: list[_Row]) -> None:
         """Forget old attempts of a stream that is too long for another one; stop rows that are still too long."""
         for row in rows:
             room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
@@ -213,13 +213,13 @@ class GoCoderRefinementMixin:
             self._write_plans(unplanned, settings.generation, settings.kwargs)
         for row in unplanned:
             row.history.append(row.plan)
-        written = self._write_codes(rows, settings)
+        written = self._write_code(rows, settings)
         feedback = _verdicts(settings.validator, [text for text, _, _ in written])
         for row, (text, segment, new_tokens), found in zip(rows, written, feedback):
             row.history.append(segment)
             self._decide(row, text, new_tokens, found, settings)
 
-    def _write_codes(self, rows: list[_Row], settings: RefinementSettings) -> list[tuple[str, list[int], int]]:
+    def _write_code(self, rows: list[_Row], settings: RefinementSettings) -> list[tuple[str, list[int], int]]:
         """Write code for each row: as text, as a segment, and the number of new tokens."""
         streamer = None
         if settings.streamer is not None and not rows[0].attempts:
@@ -266,9 +266,9 @@ class GoCoderRefinementMixin:
         else:
             ids = torch.tensor([stream], device=self.device)
             position = torch.tensor([[len(stream) - 1]], device=self.device)
-            said = (feedback or Feedback()).token_ids(text.count("\n") + 1)
-            said = torch.tensor([[said]], device=self.device)
-            output = self.model(input_ids=ids, use_cache=False, decision_positions=position, feedback_ids=said)
+            feedback_ids = (feedback or Feedback()).token_ids(text.count("\n") + 1)
+            feedback_ids = torch.tensor([[feedback_ids]], device=self.device)
+            output = self.model(input_ids=ids, use_cache=False, decision_positions=position, feedback_ids=feedback_ids)
             logits = output.refinement_logits[0, 0]
         return logits.float().softmax(dim=-1).tolist()
 

@@ -231,7 +231,7 @@ class ThinkingTokens:
             fewest = sampled.clamp(min=config.halt_min_steps)
         return cls(plan, active, steps, fewest)
 
-    def held_for(self, cache: Cache | None) -> int:
+    def segments_to_keep(self, cache: Cache | None) -> int:
         """Number of segments whose keys later segments may read; 0 if no token can halt before others.
 
         Keys are held from within a segment, which a checkpoint inside a compiled segment does not allow.

@@ -24,7 +24,7 @@ TOKENS_PER_CALL = 65_536  # elsewhere, so that restarts of large puzzles fit int
 # Whether the rules of a task accept answers: boards and answers, token ids [N, S] both, to bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # Whether answers end a run: index [N] of its rows and answers [N, S], to bool [N].
-Settles = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+StopCheck = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass
@@ -89,24 +89,24 @@ class AnswerPool:
         self.steps.index_add_(0, boards, found.steps)
         self.boards, self.accepted = torch.cat((self.boards, boards)), torch.cat((self.accepted, accepted))
         self.votes = torch.cat((self.votes, torch.ones_like(boards)))
-        self.found = found if self.found is None else _joined(self.found, found)
+        self.found = found if self.found is None else _concatenate(self.found, found)
         self._drop_losers()
 
     def undecided(self, runs_left: int) -> torch.Tensor:
         """Return the index of the boards whose answer `runs_left` more runs might change."""
-        everything = torch.arange(len(self.input_ids), device=self.boards.device)
+        all_boards = torch.arange(len(self.input_ids), device=self.boards.device)
         if runs_left == 0:
-            return everything[:0]
+            return all_boards[:0]
         best = self._best()
         if self.choose == "rules":
-            return everything[~self.accepted[best]]
+            return all_boards[~self.accepted[best]]
         if self.choose == "vote":
             others = self.votes.clone()
             others[best] = 0
-            second = torch.zeros_like(everything).scatter_reduce(0, self.boards, others, "amax")
+            second = torch.zeros_like(all_boards).scatter_reduce(0, self.boards, others, "amax")
             decided = self.votes[best] > second + runs_left
-            return everything[~decided if self.accepts is None else ~(decided & self.accepted[best])]
-        return everything
+            return all_boards[~decided if self.accepts is None else ~(decided & self.accepted[best])]
+        return all_boards
 
     def solution(self) -> PuzzleSolution:
         """Return the answer to each board."""
@@ -147,15 +147,15 @@ def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return order[first]
 
 
-def _joined(one: PuzzleSolution, other: PuzzleSolution) -> PuzzleSolution:
+def _concatenate(one: PuzzleSolution, other: PuzzleSolution) -> PuzzleSolution:
     """Join the answers of both, those of `one` first; the shorter trajectories repeat their last step."""
     if one.trajectory is not None:
         length = max(len(one.trajectory), len(other.trajectory))
-        one, other = _lengthened(one, length), _lengthened(other, length)
+        one, other = _pad_trajectory(one, length), _pad_trajectory(other, length)
     return _each_field(lambda value, axis, more: torch.cat((value, more), dim=axis), one, other)
 
 
-def _lengthened(found: PuzzleSolution, length: int) -> PuzzleSolution:
+def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
     last = torch.arange(length, device=found.steps.device).clamp(max=len(found.trajectory) - 1)
     return replace(found, trajectory=found.trajectory[last], q_trajectory=found.q_trajectory[last])
 
@@ -218,8 +218,8 @@ class PuzzleSolverMixin:
             until = (lambda active, answers: accepts(boards[active], answers)) if settings.choose == "rules" else None
             return self.run(boards, puzzles, replace(settings, noise=noise), until, return_trajectory)
 
-        everything, runs_left = torch.arange(len(input_ids), device=input_ids.device), settings.restarts - 1
-        first = run(everything, 0.0 if runs_left else settings.noise)
+        all_boards, runs_left = torch.arange(len(input_ids), device=input_ids.device), settings.restarts - 1
+        first = run(all_boards, 0.0 if runs_left else settings.noise)
         if not runs_left:
             return first
         pool = AnswerPool(input_ids, first, settings.choose, accepts)
@@ -237,7 +237,7 @@ class PuzzleSolverMixin:
         input_ids: torch.Tensor,
         puzzle_identifiers: torch.Tensor | None,
         settings: SolveSettings,
-        until: Settles | None = None,
+        until: StopCheck | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
         """Run resolved settings once on boards [N, S]; a row also stops when `until` accepts its answer."""

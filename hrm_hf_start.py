@@ -1,7 +1,7 @@
-"""First steps of the programs of hrm_hf, before they import libraries that take seconds and print messages.
+"""Entry points of hrm_hf's programs, which run before slow libraries that print messages are imported.
 
-`hrm-hf` and the training scripts begin here. Because this module is loaded, `import hrm_hf` then registers nothing:
-`load_config` does so for the first model, and `--help` stays fast.
+`hrm-hf` and the training scripts start here. `import hrm_hf` sees that this module is loaded and registers nothing, so
+that `--help` stays fast; `load_config` registers the architectures when the first model is loaded.
 """
 
 import atexit
@@ -12,14 +12,13 @@ from collections.abc import Callable
 from types import TracebackType
 
 
-# transformers imports these where they are installed; as if they were not, it takes a tenth of the time.
+# transformers imports these if they are installed; hiding them makes its import ten times faster.
 NOT_NEEDED_FOR_HELP = ("torch", "accelerate", "datasets", "peft", "bitsandbytes", "torchao", "kernels")
-# Bars of work that takes less than a second, such as loading a dozen tensors, are no progress to wait for.
-BAR_DELAY_SECONDS = "1"
+BAR_DELAY_SECONDS = "1"  # no progress bar for work that takes less than a second, such as loading a dozen tensors
 
 
 def start_program() -> None:
-    """Keep messages that are not about the user's work, and bars of short work, from this process and its children."""
+    """Hide irrelevant library messages and short-lived progress bars in this process and its children."""
     from hrm_hf.io.messages import hide_messages
 
     if hide_messages():
@@ -36,12 +35,12 @@ def main() -> None:
 
 
 def run_and_leave(program: Callable[[], None]) -> None:
-    """Run a program, then end the process without taking its modules apart, which takes a second.
+    """Run a program, then exit without the interpreter's cleanup of modules, which takes a second.
 
-    Functions registered with `atexit` run as usual, and an exception ends the process as usual.
+    Functions registered with `atexit` still run, and an exception still ends the process as usual.
     """
     status: list[int] = []
-    atexit.register(_leave, status)  # the first to be registered runs last
+    atexit.register(_leave, status)  # registered first, so it runs last
     try:
         program()
         status.append(0)
@@ -52,21 +51,21 @@ def run_and_leave(program: Callable[[], None]) -> None:
 
 
 def _leave(status: list[int]) -> None:
-    """End the process with `status`, unless it is empty or a stream cannot be flushed: then Python reports it."""
+    """Exit with the code in `status`; if it is empty or a stream cannot be flushed, let Python exit as usual."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # no such stream, closed, or nobody reads it
+    except (AttributeError, OSError, ValueError):  # the stream is missing, closed, or a broken pipe
         return
     if status:
         os._exit(status[0])
 
 
 def start_script(extra: str | None = None) -> None:
-    """`start_program` of a training script: signals to stop, too, wait until training listens for them.
+    """Prepare a training script like `start_program`, and hold back stop signals until training handles them.
 
     Args:
-        extra: without which the script can do nothing, and the module that it is for; it exits where that is missing.
+        extra: name of the module the script needs and of the package extra that installs it; exits if it is missing.
     """
     if extra is not None:
         from hrm_hf.io.usage import validate_extra
@@ -90,5 +89,5 @@ def _show_error(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 if __name__ == "__main__":
-    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # `import hrm_hf` looks for this name
+    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # `import hrm_hf` checks for this name
     main()

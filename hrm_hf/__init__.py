@@ -9,7 +9,7 @@ from ._version import __version__  # noqa: F401 - part of the package
 from .io.messages import OF_IMPORTS, hide_messages
 
 
-# The names besides the classes of every architecture, which are those of `registry.py`.
+# Public names and their modules. The classes of the architectures are public too and come from `registry.py`.
 _MODULES = {
     "ActCarry": "models.act",
     "AutoModelForPuzzleSolving": "registry",
@@ -50,9 +50,9 @@ def __dir__() -> list[str]:
 def register() -> None:
     """Make every architecture and pipeline known to the Auto classes and to `transformers.pipeline`."""
     collects = gc.isenabled()
-    gc.disable()  # imports make a million objects, and none is garbage
+    gc.disable()  # the imports create a million objects, none of them garbage
     try:
-        for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each registers what it defines
+        for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each registers its classes on import
             import_module(f".{name}", __name__)
     finally:
         if "hrm_hf_start" in sys.modules:
@@ -62,6 +62,6 @@ def register() -> None:
 
 
 hide_messages(OF_IMPORTS)
-# Our own programs register when they load a model. Python imports this package before it runs `-m hrm_hf.cli`.
+# Our own programs register later, when they load a model. `python -m hrm_hf.cli` imports this package first, too.
 if "hrm_hf_start" not in sys.modules and not (sys.argv[:1] == ["-m"] and "hrm_hf.cli" in sys.orig_argv):
     register()

@@ -1,7 +1,7 @@
-"""The table of architectures: a row has all that the rest of the package and the Hub must know of a model.
+"""The table of architectures: each row holds everything the package and the Hub need to know about a model.
 
-Code that treats architectures differently asks for a field of the row (`architecture_of`), never for the name of a
-model type. A row is data; it references code in a higher layer as "module:function", which is loaded on use.
+Code that treats architectures differently reads a field of the row (`architecture_of`) and never compares model types.
+A row is data; it references code in a higher layer as "module:function", which is loaded on use.
 """
 
 from collections import OrderedDict
@@ -68,12 +68,12 @@ from .models.pipeline_mass_mapping import MassMappingPipeline
 
 
 class AutoModelForPuzzleSolving(_BaseAutoModelClass):
-    """Loads any puzzle-solving model by its config, as `transformers.AutoModel` does for its own families."""
+    """Auto class that loads any puzzle model by its config, like `transformers.AutoModel` for its own models."""
 
     _model_mapping = _LazyAutoMapping(CONFIG_MAPPING_NAMES, OrderedDict())
 
 
-# A process that cannot import this package knows no AutoModelForPuzzleSolving: there a puzzle head loads as
+# AutoModelForPuzzleSolving exists only where this package is installed. Elsewhere, a puzzle head loads as
 # AutoModelForMaskedLM (token logits at every position) with trust_remote_code=True.
 PUZZLES = {
     "head_auto_classes": (AutoModelForMaskedLM, AutoModelForPuzzleSolving),
@@ -89,7 +89,7 @@ LANGUAGE = {
     "app_tabs": (("Text", "hrm_hf.app.text_tab:text_tab"),),
     "exporter": "hrm_hf.export.graphs:LanguageModelExporter",
 }
-# There is no Auto class for regression from images; the one for classification has regression as a problem type.
+# There is no Auto class for regression from images, but image classification supports problem_type="regression".
 COSMOLOGY = {
     "head_auto_classes": (AutoModelForImageClassification,),
     "pipeline": "cosmology-regression",
@@ -103,44 +103,46 @@ MASS_MAPS = {
     "app_tabs": (("Mass map", "hrm_hf.app.maps_tab:mass_map_tab"),),
 }
 
-# The Auto classes of the classifiers of a row, in their order, and the pipelines that serve them.
+# The Auto class and the pipeline of each entry of `ArchitectureSpec.classifiers`, in the same order.
 CLASSIFIERS = {
     AutoModelForSequenceClassification: "text-classification",
     AutoModelForTokenClassification: "token-classification",
 }
 
-# What a head can do beyond forward and loss, and the methods that it has for that.
+# What a head can do beyond forward and loss, and the methods it must have for it.
 ABILITIES = {
-    "recurrent_depth": ("plan",),  # its forward takes a `SegmentSchedule`, which follows the progress of a run
-    "parameter_groups": ("parameter_group",),  # parts with learning rates of their own
-    "refinement": ("generate_with_refinement",),  # has its attempts validated and repairs them
-    "hyper_connections": ("get_detailed_mhc_metrics",),  # says how its residual streams amplify signals
-    "statistics": ("fit_statistics",),  # reads statistics beside the maps, scaled by training data
+    "recurrent_depth": ("plan",),  # the forward takes a `SegmentSchedule`, which changes over a training run
+    "parameter_groups": ("parameter_group",),  # parts of the model can have different learning rates
+    "refinement": ("generate_with_refinement",),  # generates code, validates it, and repairs it
+    "hyper_connections": ("get_detailed_mhc_metrics",),  # reports how much the residual streams amplify signals
+    "statistics": ("fit_statistics",),  # reads map statistics that are scaled by the training data
 }
 
 
 @dataclass(frozen=True)
 class ArchitectureSpec:
-    """One architecture; features whose field is None or empty are not offered for it.
+    """One architecture. A feature is unavailable if its field is None or empty.
+
+    Functions and classes of higher layers are given as "module:function" or "module:class".
 
     Attributes:
-        config: its configuration class; the model type is the class's.
+        config: the configuration class, which also defines the model type.
         base: the model without a head, for `AutoModel`.
         head: the model that is trained and used.
         head_auto_classes: the Auto classes that load `head`.
-        pipeline: name of the pipeline that serves it, which is also the task on its card.
-        classifiers: heads on the same body that label texts and tokens, loaded by `CLASSIFIERS`.
-        feature_extractor: what `AutoFeatureExtractor` loads for it.
+        pipeline: name of the pipeline that runs the model, which is also the task on its model card.
+        classifiers: heads on the same body that label texts and tokens, loaded by the Auto classes in `CLASSIFIERS`.
+        feature_extractor: the class that `AutoFeatureExtractor` loads.
         modules_to_save: names of small modules that an adapter trains and saves as a copy: heads that read the states
             of the body, the puzzle table, batch norms with their running statistics.
         abilities: names in `ABILITIES`.
-        quantizable: False for a body of convolutions, which bitsandbytes does not quantize.
-        app_tabs: titles and "module:function" of the app's tabs: of a pipeline, or of a causal language model and its
-            tokenizer; and of the state that changes when the tab is first shown.
-        exporter: "module:class", an `hrm_hf.export.graphs.Exporter`, for ONNX and torch.export.
-        gguf_layout: "module:function" of a config and a name, to `hrm_hf.export.gguf.Layout`.
-        memory_shape: "module:function" of a config, to fields of `hrm_hf.launch.memory.ModelShape`.
-        card_context: "module:function" of a config and a checkpoint folder, to values for the template of its card.
+        quantizable: False for convolutional models, which bitsandbytes does not quantize.
+        app_tabs: title and builder function of each tab of the app. The function takes a pipeline, or a causal
+            language model and its tokenizer, and the state that changes when the tab is first shown.
+        exporter: the `hrm_hf.export.graphs.Exporter` class for ONNX and torch.export.
+        gguf_layout: function that maps a config and a name to a `hrm_hf.export.gguf.Layout`.
+        memory_shape: function that maps a config to fields of `hrm_hf.launch.memory.ModelShape`.
+        card_context: function that maps a config and a checkpoint folder to values for the model card's template.
     """
 
     config: type[PreTrainedConfig]
@@ -161,23 +163,23 @@ class ArchitectureSpec:
 
     @property
     def model_type(self) -> str:
-        """The name in config.json."""
+        """The `model_type` in config.json."""
         return self.config.model_type
 
     @property
     def heads(self) -> dict[type, type[PreTrainedModel]]:
-        """Model class of each Auto class."""
+        """The model class for each Auto class."""
         own = {AutoModel: self.base, **dict.fromkeys(self.head_auto_classes, self.head)}
         return own | dict(zip(CLASSIFIERS, self.classifiers))
 
     def task_of(self, config: PreTrainedConfig) -> str:
-        """Return the pipeline that serves the checkpoint of a config, which may be a classifier's."""
+        """Return the name of the pipeline that runs a checkpoint with this config, which may be a classifier."""
         tasks = {head.__name__: task for head, task in zip(self.classifiers, CLASSIFIERS.values())}
         return next((tasks[name] for name in config.architectures or () if name in tasks), self.pipeline)
 
     @property
     def halts(self) -> bool:
-        """Whether inputs take different numbers of steps, up to `halt_max_steps` of the config."""
+        """Whether inputs can take different numbers of steps, up to `config.halt_max_steps`."""
         return "halt_max_steps" in {field.name for field in fields(self.config)}
 
 
@@ -260,14 +262,14 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
 
 
 def architecture_of(thing: Any) -> ArchitectureSpec | None:
-    """Return the row of a config, a model or a model type; None for other packages' models."""
+    """Return the row of a config, a model or a model type, or None if the model is not from this package."""
     config = getattr(thing, "config", thing)
     model_type = config if isinstance(config, str) else getattr(config, "model_type", None)
     return next((row for row in ARCHITECTURES.values() if row.model_type == model_type), None)
 
 
 def has_ability(model: Any, ability: str) -> bool:
-    """Return whether the architecture of a model, with or without adapter, has an ability of `ABILITIES`."""
+    """Check whether a model, with or without an adapter, has one of the `ABILITIES`."""
     row = architecture_of(model)
     return row is not None and ability in row.abilities
 
@@ -279,22 +281,22 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 class NoDefaultModel:
-    """The default of a pipeline that has none: raises ValueError when the library unpacks its name and revision."""
+    """Placeholder default of a pipeline without a default model; raises ValueError when transformers unpacks it."""
 
     def __init__(self, task: str):
         self.task = task
 
     def __iter__(self):
         call = f'pipeline("{self.task}", model=FOLDER)'
-        raise ValueError(f"model=None: {self.task} comes without a model; name one: {call}")
+        raise ValueError(f"model=None: {self.task} has no default model; pass one: {call}")
 
 
 def _complete_push(folder: str, repo_id: str) -> None:
-    load_function("hrm_hf.hub:complete_push")(folder, repo_id)  # loaded by a push alone
+    load_function("hrm_hf.hub:complete_push")(folder, repo_id)  # imported only when something is pushed
 
 
 def _register() -> None:
-    """Make every architecture known to the Auto classes, and let checkpoints carry their code."""
+    """Register every architecture with the Auto classes, and make checkpoints include their code."""
     for row in ARCHITECTURES.values():
         AutoConfig.register(row.model_type, row.config, exist_ok=True)
         row.config.register_for_auto_class()
@@ -302,14 +304,14 @@ def _register() -> None:
         for auto_class, model_class in row.heads.items():
             auto_class.register(row.config, model_class, exist_ok=True)
             model_class._complete_push = staticmethod(_complete_push)
-            model_class._auto_class = auto_class.__name__  # non-empty: save_pretrained then copies the code
+            model_class._auto_class = auto_class.__name__  # if this is set, save_pretrained copies the code
             model_class._auto_map = {"AutoConfig": _code_name(row.config)} | {
                 auto.__name__: _code_name(head) for auto, head in row.heads.items()
             }
         if row.feature_extractor:
             AutoFeatureExtractor.register(row.config, row.feature_extractor, exist_ok=True)
             row.feature_extractor.register_for_auto_class("AutoFeatureExtractor")
-    # These pipelines travel with checkpoints, so they cannot register themselves as the others do.
+    # Checkpoints ship these pipelines, so unlike the others they cannot register themselves.
     for maps, pipeline in ((COSMOLOGY, CosmologyRegressionPipeline), (MASS_MAPS, MassMappingPipeline)):
         task, default = maps["pipeline"], {"model": NoDefaultModel(maps["pipeline"])}
         PIPELINE_REGISTRY.register_pipeline(task, pipeline, maps["head_auto_classes"], default, "image")

@@ -1,8 +1,8 @@
-"""Adaptive computation time (ACT) with a persistent carry: its state, its halting rules, its losses.
+"""Adaptive computation time (ACT) with a persistent carry: state, halting rules and losses.
 
-Each slot of a batch works on one example over several calls of the model; after its example has halted, it takes the
-next one at the following call. B is the number of slots, S the positions, V the vocabulary, T the positions of the
-latent states, D their width.
+Each slot of a batch works on one example over several calls of the model. When its example has halted, the slot takes
+a new example at the next call. B is the number of slots, S the positions, V the vocabulary size, T the positions of
+the latent states, and D their width.
 
 Source: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734, section 2 (ACT, Q-learning head);
 Prieto et al. 2025, arXiv 2501.04697 (stablemax).
@@ -49,19 +49,22 @@ class ActCarry:
         return cls(*(tensors[name].to(device) for name in ("z_H", "z_L", "steps", "halted")), current_data=data)
 
 
-# For torch.export, which takes and returns containers that it knows alone.
+# torch.export accepts and returns registered containers only.
 torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__module__}.{ActCarry.__name__}")
 
 
 def replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Take `new` in the rows of a mask, bool [B], and `old` in the others; both [B, ...]."""
+    """Return `new` where the mask `rows`, bool [B], is True, and `old` elsewhere; both are [B, ...]."""
     return torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)
 
 
 def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return steps, int32 [B], and data after halted slots took the row of `incoming` at their position, at step 0.
+    """Give each halted slot its row of `incoming` and reset its step count to 0.
 
-    Rows offered to busy slots are not used; the caller offers them again.
+    Rows offered to busy slots are ignored; the caller offers them again.
+
+    Returns:
+        The steps, int32 [B], and the data of all slots.
     """
     halted = carry.halted
     data = {name: replace_rows(halted, incoming[name].to(old.dtype), old) for name, old in carry.current_data.items()}
@@ -69,28 +72,31 @@ def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Te
 
 
 def exploration_min_steps(steps: torch.Tensor, halt_max_steps: int, exploration_prob: float) -> torch.Tensor:
-    """Draw the minimum number of ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
+    """Draw a minimum number of ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
 
-    As in the original, it is drawn at every step, the Bernoulli before the integer.
+    As in the original code, a new minimum is drawn at every step: first the Bernoulli variable, then the integer.
     """
     explore = torch.rand(steps.shape, device=steps.device) < exploration_prob
     return explore * torch.randint_like(steps, low=2, high=halt_max_steps + 1)
 
 
 def wants_to_halt(q_halt: torch.Tensor, q_continue: torch.Tensor | None) -> torch.Tensor:
-    """Return the halting preference, bool [B]: HRM compares the two Q values, TRM has the sign of q_halt alone."""
+    """Check which rows prefer to halt, bool [B]: HRM compares both Q values, TRM uses the sign of q_halt."""
     return q_halt > 0 if q_continue is None else q_halt > q_continue
 
 
 def continue_target(next_q_halt: torch.Tensor, next_q_continue: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """Return the bootstrapped target of the continue value [B] from the next step's Q values (HRM paper, eq. 8)."""
+    """Return the bootstrap target [B] of the continue value, from the Q values of the next step.
+
+    Source: HRM paper, eq. 8.
+    """
     return torch.sigmoid(torch.where(last, next_q_halt, torch.maximum(next_q_halt, next_q_continue)))
 
 
 def stablemax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """-log(s(x_label) / sum s(x)) with s(x) = x + 1 for x >= 0, else 1 / (1 - x); zero where labels are ignored.
+    """Return -log(s(x_label) / sum s(x)) [...] of logits x [..., V] and labels [...]; 0 for ignored labels.
 
-    Of logits [..., V] and labels [...], in float64, or in float32 on a device without float64 (MPS).
+    s(x) = x + 1 for x >= 0, else 1 / (1 - x). Computed in float64, or in float32 on MPS, which lacks float64.
     """
     logits = logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
     s = torch.where(logits < 0, 1 / (1 - logits + 1e-30), logits + 1)
@@ -100,7 +106,7 @@ def stablemax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch
 
 
 def softmax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Ordinary cross entropy in float32, [...]; zero where labels are ignored."""
+    """Return the cross entropy in float32 [...] of logits [..., V] and labels [...]; 0 for ignored labels."""
     flat = F.cross_entropy(
         logits.float().flatten(0, -2), labels.long().flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
@@ -111,18 +117,18 @@ LOSSES = {"stablemax": stablemax_cross_entropy, "softmax": softmax_cross_entropy
 
 
 def sequence_correctness(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count correct and labelled positions, [B] each. A row without labels has 0 of 0 right, so it is exact."""
+    """Count the correct and the labeled positions of each row, [B] each; a row without labels counts as exact."""
     mask = labels != IGNORE_INDEX
     return (mask & (logits.argmax(dim=-1) == labels)).sum(-1), mask.sum(-1)
 
 
 def row_mean_loss(loss: torch.Tensor, num_labels: torch.Tensor) -> torch.Tensor:
-    """Sum over rows the mean over labelled positions of a loss [B, S] with num_labels [B]."""
+    """Average a loss [B, S] over the labeled positions of each row (num_labels [B]), and sum over rows."""
     return (loss / num_labels.clamp_min(1).unsqueeze(-1)).sum()
 
 
 def halting_loss(q_logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Sum the binary cross entropy of logits and targets [B] over all slots."""
+    """Return the binary cross entropy of logits and targets [B], summed over all slots."""
     return F.binary_cross_entropy_with_logits(q_logits, target.to(q_logits.dtype), reduction="sum")
 
 
@@ -133,7 +139,10 @@ def halted_metrics(
     num_labels: torch.Tensor,
     q_halt: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Sum metrics over the slots that halted in this call and have labels; all inputs [B]. Divide by `count`."""
+    """Sum metrics over the slots that halted in this call and have labels; all inputs are [B].
+
+    Divide the sums by `count` for means.
+    """
     valid = halted & (num_labels > 0)
     exact = num_correct == num_labels
     return {

@@ -1,11 +1,11 @@
-"""Ranges of config fields: data beside each field, checked whenever it is set; and names that are no fields.
+"""Ranges of config fields, checked whenever a field is set, and a check for unknown field names.
 
     H_layers: int = bounded(4, COUNT)
 
-A wrong value then raises an error that names the field. huggingface_hub's strict data classes run the validators at
-each assignment; `BoundedFields` gives them the names of their fields, and runs them once more at the end, because the
-strict classes do not validate values that are given by another name of a field. It also rejects names that neither the
-config nor transformers reads; transformers itself would store them.
+A value out of range raises an error that names the field. huggingface_hub's strict dataclasses run the validators at
+each assignment. `BoundedFields` tells each validator the name of its field, and runs all validators again at the end,
+because strict dataclasses skip values that are passed under an alias. It also rejects names that neither the config
+nor transformers reads; transformers alone would store them silently.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Bound:
-    """Least and greatest value of a number, or of each number in a list; None passes.
+    """Range of a number, or of each number in a list; None is always valid.
 
-    `whole` rejects fractions; `lists` is how many entries a list may have (least and most), None for no lists.
+    `whole` rejects fractions. `lists` is the minimum and maximum length of a list; with None, lists are invalid.
     """
 
     low: float
@@ -39,20 +39,22 @@ class Bound:
     name: str = "the value"
 
     def __call__(self, value: Any) -> None:
-        """Raise ValueError, naming the field, its value and what was expected."""
+        """Raise ValueError for an invalid value, with the name of the field and its range."""
         if isinstance(value, (list, tuple)) and self.lists is not None:
             if not self.lists[0] <= len(value) <= self.lists[1]:
-                raise ValueError(f"{self.name} has {len(value)} entries; expected {self.lists[0]} to {self.lists[1]}")
+                raise ValueError(
+                    f"{self.name}: has {len(value)} entries; must have {self.lists[0]} to {self.lists[1]}"
+                )
             for entry in value:
                 self(entry)
             return
         kinds = int if self.whole else (int, float)
         number = isinstance(value, kinds) and not isinstance(value, bool)
-        # A comparison with NaN is false; infinity is no value of any field.
+        # NaN fails every comparison, and no field can be infinite.
         if value is not None and not (number and self.low <= value <= self.high and abs(value) < inf):
-            kind = "whole number" if self.whole else "number"
-            upper = "up" if self.high == inf else f"to {self.high:g}"
-            raise ValueError(f"{self.name}={value!r}; expected a {kind} from {self.low:g} {upper}")
+            kind = "an integer" if self.whole else "a number"
+            bounds = f">= {self.low:g}" if self.high == inf else f"in [{self.low:g}, {self.high:g}]"
+            raise ValueError(f"{self.name}={value!r}: must be {kind} {bounds}")
 
 
 number, whole = Bound, partial(Bound, whole=True)
@@ -65,16 +67,16 @@ def bounded(default: Any, bound: Bound) -> Any:
     return dataclasses.field(default=default, metadata={"validator": bound})
 
 
-# What several configs have in common.
+# Bounds that several configs share.
 COUNT, SOME = whole(1), whole(0)
 TOKEN_ID = whole(-1, lists=(0, 1024))
 PROBABILITY = number(0, 1)
-SPREAD = number(1e-12)  # standard deviation of new weights; 0 would leave nothing to learn from
+SPREAD = number(1e-12)  # standard deviation of new weights; with 0 they could not learn
 LOSS_WEIGHT = number(0)
 ANY_NUMBER = number(-inf)
 
 
-# What a config takes beside its own fields and the public attributes of its class.
+# Names that a config accepts besides its own fields and the public attributes of its class.
 LIBRARY_FIELDS = frozenset(
     (
         # read by PreTrainedConfig when a config is built
@@ -91,20 +93,20 @@ LIBRARY_FIELDS = frozenset(
         *GenerationConfig._get_default_generation_params(),
     )
 )  # fmt: skip
-# What other libraries and models call a field.
+# Names of our fields in other libraries and models.
 OTHER_NAMES = {
     "d_ff": "intermediate_size", "d_model": "hidden_size", "dim": "hidden_size", "n_ctx": "max_position_embeddings",
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
     "n_layer": "num_hidden_layers", "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
-MISSPELLED = 0.8  # likeness, of difflib, from which a name is another one with a mistake
-MISSPELLED_FIELD = 0.86  # the same beside options of tokenizers: vocab_file is 0.8 like vocab_size
+MISSPELLED = 0.8  # difflib similarity from which a name counts as a misspelling of another
+MISSPELLED_FIELD = 0.86  # stricter where tokenizer options are valid too: vocab_file is 0.8 similar to vocab_size
 
 
 @lru_cache
 def _accepted(config_class: type) -> frozenset[str]:
-    """Names of the fields of a config class, their aliases, and its attributes that can be set."""
+    """Return the names of a config class's fields, their aliases, and its other settable attributes."""
     attributes = {name: inspect.getattr_static(config_class, name) for name in dir(config_class)}
     fixed = {name for name, at in attributes.items() if inspect.isroutine(at) or getattr(at, "fset", at) is None}
     fields = {field.name for field in dataclasses.fields(config_class)}
@@ -112,9 +114,9 @@ def _accepted(config_class: type) -> frozenset[str]:
 
 
 def _unknown(config_class: type, given: dict[str, Any], cutoff: float = 0.0) -> list[str]:
-    """What to say of names that neither a config class nor transformers reads, if some field is like them.
+    """Return an error message for each unknown name that resembles a field of a config class.
 
-    Names with an underscore in front are the library's own.
+    Names with a leading underscore are internal to transformers and accepted.
     """
     accepted, found = _accepted(config_class), []
     for name in [name for name in given if name not in accepted and not name.startswith("_")]:
@@ -128,12 +130,12 @@ def _unknown(config_class: type, given: dict[str, Any], cutoff: float = 0.0) -> 
 
 
 class BoundedFields:
-    """For config classes whose fields are made by `bounded`.
+    """Mixin for config classes whose fields are declared with `bounded`.
 
-    An unknown name raises TypeError with the nearest field, in `from_pretrained(folder, name=...)` only if it looks
-    misspelled, because Auto classes pass on options of tokenizers. What transformers passes or has saved is accepted
-    (`LIBRARY_FIELDS`, names with an underscore in front). A saved config, which has a `model_type`, is read with all
-    its fields, because another version or another library may have written them; unknown ones give a warning.
+    An unknown name raises TypeError with the closest field. `from_pretrained(folder, name=...)` raises it only for
+    likely misspellings, because Auto classes also pass on tokenizer options. Names that transformers passes or saves
+    are accepted (`LIBRARY_FIELDS` and names with a leading underscore). For a saved config (one with a `model_type`),
+    unknown names only give a warning, because another version or another library may have written them.
     """
 
     def __init_subclass__(cls, *args: Any, **kwargs: Any):
@@ -143,28 +145,28 @@ class BoundedFields:
                 field.metadata = MappingProxyType({**field.metadata, "validator": bound})
         super().__init_subclass__(*args, **kwargs)
 
-    # The package sets this, so that `pipeline` takes the package's pipelines. Those that a checkpoint carries for
-    # processes without the package would have to be trusted first, and can do less.
+    # The package sets this so that `pipeline` uses the package's pipelines. The pipelines in a checkpoint are for
+    # processes without the package: they need trust_remote_code and can do less.
     _has_pipelines: ClassVar[bool] = False
 
     def __post_init__(self, **kwargs: Any):
         if (unknown := "; ".join(_unknown(type(self), kwargs))) and "model_type" not in kwargs:
             raise TypeError(unknown)
         if unknown:
-            logger.warning_once(f"A saved config has fields that this version of the code does not read: {unknown}")
+            logger.warning_once(f"The saved config has fields that this version of hrm_hf does not read: {unknown}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """As in transformers. Raises TypeError for a misspelled field among `kwargs`."""
+        """Load as in transformers; raise TypeError if `kwargs` has a misspelled field."""
         if unknown := _unknown(cls, kwargs, MISSPELLED_FIELD):
             raise TypeError("; ".join(unknown))
         return super().from_dict(config_dict, **kwargs)
 
     def validate_all_bounds(self):
-        """Part of `@strict` validation, run in the order of the names, and so before `validate_architecture`."""
+        """Validate all bounds; `@strict` runs this before `validate_architecture`, in alphabetical order."""
         for name, validators in self.__validators__.items():
             for validator in validators:
                 if isinstance(validator, Bound):

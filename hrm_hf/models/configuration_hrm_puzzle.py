@@ -1,4 +1,4 @@
-"""Configuration of the puzzle reasoners: what HRM and TRM share, HRM's presets, and the fields of EqR."""
+"""Configuration of HRM, with the fields that all puzzle models share, and the additional fields of EqR."""
 
 from typing import Any, ClassVar
 
@@ -17,38 +17,40 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of the Hierarchical Reasoning Model, ACT-v1 (Wang et al. 2025, arXiv 2506.21734).
 
     Args:
-        vocab_size (`int`, defaults to 11): token ids, padding (0) included.
+        vocab_size (`int`, defaults to 11): number of token ids, including padding (0).
         seq_len (`int`, defaults to 81): positions S of a puzzle.
         hidden_size (`int`, defaults to 512): width D of the latent states.
-        num_attention_heads (`int`, defaults to 8): heads; D / heads must be even for rotary positions.
+        num_attention_heads (`int`, defaults to 8): attention heads; D / heads must be even for rotary positions.
         H_layers, L_layers (`int`, defaults to 4): blocks of the high- and of the low-level module.
         H_cycles, L_cycles (`int`, defaults to 2): high-level cycles per ACT step, low-level steps per cycle.
-        expansion (`float`, defaults to 4.0): SwiGLU width is round(expansion * D * 2 / 3), up to a multiple of 256.
-        puzzle_emb_ndim (`int`, defaults to 512): width of a puzzle's embedding row; 0 for none.
+        expansion (`float`, defaults to 4.0): the SwiGLU width is round(expansion * D * 2 / 3), rounded up to a
+            multiple of 256.
+        puzzle_emb_ndim (`int`, defaults to 512): width of a puzzle's embedding row; 0 for no puzzle table.
         puzzle_emb_len (`int`, defaults to 0): prefix slots P; 0 means ceil(puzzle_emb_ndim / D).
         num_puzzle_identifiers (`int`, defaults to 1): rows of the puzzle table.
-        pos_encodings (`str`, defaults to "rope"): "rope", "rope2d", "learned" or "none". With "rope2d" the first half
-            of a head turns with a cell's row, the second with its column (`grid_shape`); prefix slots do not turn.
-        rope_parameters (`dict`): as in transformers; defaults to the plain rotary embedding of base 10000.
+        pos_encodings (`str`, defaults to "rope"): "rope", "rope2d", "learned" or "none". "rope2d" rotates the first
+            half of a head by the row of a cell and the second by its column (`grid_shape`), but not the prefix slots.
+        rope_parameters (`dict`): as in transformers; defaults to the standard rotary embedding with base 10000.
         rms_norm_eps (`float`, defaults to 1e-5): epsilon of the gain-free RMS norms.
-        halt_max_steps (`int`, defaults to 16): most ACT steps per example in training.
-        halt_exploration_prob (`float`, defaults to 0.1): share of steps that get a random minimum of ACT steps.
+        halt_max_steps (`int`, defaults to 16): maximum ACT steps per example in training.
+        halt_exploration_prob (`float`, defaults to 0.1): probability that a step draws a random minimum of ACT steps.
         loss_type (`str`, defaults to "stablemax"): "stablemax" or "softmax".
-        forward_dtype (`str`, *optional*): dtype of activations and of matrix products, weights being cast on use; None
-            takes the dtype of the weights. The original trains with "bfloat16".
-        task (`str`, defaults to "generic"): "sudoku", "maze", "arc" or "generic"; how answers are decoded and checked.
+        forward_dtype (`str`, *optional*): dtype of activations and matrix products, to which weights are cast on use;
+            None for the dtype of the weights. The original code trains with "bfloat16".
+        task (`str`, defaults to "generic"): "sudoku", "maze", "arc" or "generic"; decides how answers are decoded and
+            checked.
         grid_shape, box_shape (`list[int]`, *optional*): rows and columns of the board and of a Sudoku box.
     """
 
     model_type = "hrm_puzzle"
-    # A Trainer's predictions are then (logits, q_halt_logits), of one ACT step.
+    # Leaves (logits, q_halt_logits) of one ACT step as the predictions of a Trainer.
     keys_to_ignore_at_inference = [
         "lm_loss", "q_halt_loss", "q_continue_loss", "q_continue_logits", "target_q_continue", "carry", "metrics",
         "hidden_states",
     ]  # fmt: skip
     attribute_map = {"num_heads": "num_attention_heads"}
 
-    chunk_size_feed_forward: int = bounded(0, SOME)  # of the library; here for its bound
+    chunk_size_feed_forward: int = bounded(0, SOME)  # a field of transformers, redeclared with a bound
     vocab_size: int = bounded(11, COUNT)
     seq_len: int = bounded(81, COUNT)
     hidden_size: int = bounded(512, COUNT)
@@ -72,7 +74,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     grid_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
     box_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
 
-    # Trained hyper-parameters live in training/recipes; a preset is an architecture only.
+    # A preset is only an architecture; the hyperparameters for training are in training/recipes.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "hrm-27m": {},
         "hrm-27m-sudoku-full": {
@@ -88,32 +90,32 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
-            raise ValueError(f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
+            raise ValueError(f"hidden_size={width}: must be a multiple of num_attention_heads={heads}")
         self._validate_choice("pos_encodings", ("rope", "rope2d", "learned", "none"))
         if self.rotary_parts and self.head_dim % (2 * self.rotary_parts):
             raise ValueError(
-                f"pos_encodings={self.pos_encodings!r} needs a head size that is a multiple of "
-                f"{2 * self.rotary_parts}; hidden_size / heads = {self.head_dim}"
+                f"pos_encodings={self.pos_encodings!r}: hidden_size / num_attention_heads = {self.head_dim} must be a "
+                f"multiple of {2 * self.rotary_parts}"
             )
         if self.pos_encodings == "rope2d" and self.grid_shape is None:
-            raise ValueError("pos_encodings='rope2d' needs grid_shape, the rows and columns of the board")
+            raise ValueError("pos_encodings='rope2d': set grid_shape to the rows and columns of the board")
         self._validate_choice("loss_type", ("stablemax", "softmax"))
         self._validate_choice("forward_dtype", (None, "float32", "bfloat16", "float16"))
         self.validate_puzzle_row()
         if self.grid_shape is not None and self.grid_shape[0] * self.grid_shape[1] != self.seq_len:
-            raise ValueError(f"grid_shape={self.grid_shape} does not have seq_len={self.seq_len} cells")
+            raise ValueError(f"grid_shape={self.grid_shape}: must have seq_len={self.seq_len} cells")
 
     def validate_puzzle_row(self):
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
             room = f"{self.prefix_len} slots of hidden_size={self.hidden_size}"
-            raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {room}")
+            raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim}: does not fit into {room}")
 
     def _validate_choice(self, name: str, allowed: tuple):
         if getattr(self, name) not in allowed:
-            raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+            raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {allowed}")
 
     @property
     def head_dim(self) -> int:
@@ -121,7 +123,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def rotary_parts(self) -> int:
-        """Parts of a head that turn by different coordinates: 1 with "rope", 2 with "rope2d", else none."""
+        """Parts of a head rotated by different coordinates: 1 with "rope", 2 with "rope2d", else 0."""
         return {"rope": 1, "rope2d": 2}.get(self.pos_encodings, 0)
 
     @property
@@ -136,16 +138,16 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def halt_confidence(self) -> float:
-        """Least sigmoid(q_halt) at which a row may stop; settings can only raise it."""
+        """Minimum sigmoid(q_halt) at which a row may halt; solve settings can only raise it."""
         return 0.0
 
     @property
     def draws_random_numbers(self) -> bool:
-        """Whether two runs on the same board differ."""
+        """Whether two runs on the same board give different results."""
         return False
 
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of z_H and z_L of B rows, [B, T, D] each."""
+        """Return the shapes of z_H and z_L for B rows, [B, T, D] each."""
         shape = (batch_size, self.max_position_embeddings, self.hidden_size)
         return shape, shape
 
@@ -156,18 +158,18 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
 @strict
 class EquilibriumConfig(HrmPuzzleConfig):
-    r"""Fields of the Equilibrium Reasoner (EqR, arXiv 2605.21488), for models of one level that updates z_H and z_L.
+    r"""Fields of the Equilibrium Reasoner (EqR, arXiv 2605.21488), for models with one level for z_H and z_L.
 
-    With their defaults a model is what it is without them, to the bit.
+    With the defaults, results are bitwise the same as without these fields.
 
     Args:
-        update_rate (`float`, defaults to 1.0): lambda: a pass of the network moves a state to
+        update_rate (`float`, defaults to 1.0): lambda: a pass of the network f updates a state to
             (1 - lambda) z + lambda f(z).
-        noise_scale (`float`, defaults to 0.0): std of a normal added to a state after every pass, in training and in
-            evaluation.
-        random_initial_states (`bool`, defaults to False): draw fresh states for every row, from a truncated
-            normal for each element; there are no stored initial states then.
-        H_init_std, L_init_std (`float`, defaults to 1.0): std of those draws.
+        noise_scale (`float`, defaults to 0.0): std of the normal noise added to a state after every pass, in training
+            and in evaluation.
+        random_initial_states (`bool`, defaults to False): draw the initial states of every row from a truncated
+            normal, element by element; the model then stores no initial states.
+        H_init_std, L_init_std (`float`, defaults to 1.0): std of the random initial states.
     """
 
     update_rate: float | int = bounded(1.0, number(1e-6, 1.0))

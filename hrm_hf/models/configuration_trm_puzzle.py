@@ -15,14 +15,14 @@ EQR = {"update_rate": 0.95, "noise_scale": 0.01, "random_initial_states": True}
 class TrmPuzzleConfig(EquilibriumConfig):
     r"""Configuration of the Tiny Recursive Model (Jolicoeur-Martineau 2025, arXiv 2510.04871).
 
-    Fields of `HrmPuzzleConfig`, with other defaults, those of `EquilibriumConfig`, and:
+    It has the fields of `HrmPuzzleConfig`, with different defaults, those of `EquilibriumConfig`, and:
 
     Args:
-        mlp_t (`bool`, defaults to False): replace attention by a SwiGLU over the position axis, for puzzles of a fixed
-            small size (Sudoku). Use with pos_encodings="none".
+        mlp_t (`bool`, defaults to False): replace attention by a SwiGLU over the position axis, for small puzzles of
+            a fixed size (Sudoku). Use it with pos_encodings="none".
 
-    There is one network (`L_level`, `L_layers` blocks) for both updates; `H_layers` is not used. EqR is TRM with
-    lambda 0.95, noise 0.01 and random initial states, with attention and "rope2d" or with `mlp_t`.
+    One network (`L_level` with `L_layers` blocks) does both updates; `H_layers` is not used. EqR is TRM with lambda
+    0.95, noise 0.01 and random initial states, with either attention and "rope2d" or `mlp_t`.
     """
 
     model_type = "trm_puzzle"

@@ -3,10 +3,12 @@
 Two stacks of post-norm blocks update two latent states: the fast z_L at every low-level step, the slow z_H once per
 high-level cycle. Only the last update of each is differentiated (the one-step gradient, section 2 of the paper).
 
-Differences from the original code, none of which changes a number: scaled-dot-product attention through transformers'
-attention interface instead of FlashAttention; one input embedding for both forwards of a training step; in the
-second, whose only purpose is a Q value, no token logits and a last block for the first position alone; a softmax loss
-that also works uncompiled with prefix slots.
+Differences from the original code, none of which changes the results:
+
+- Attention uses transformers' attention interface instead of FlashAttention.
+- Both forwards of a training step share one input embedding. The second forward, which only computes a Q value, skips
+  the token logits and runs the last block for the first position only.
+- The softmax loss also works uncompiled with prefix slots.
 """
 
 from .configuration_hrm_puzzle import HrmPuzzleConfig
@@ -15,7 +17,7 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 
 
 class HrmPuzzleModel(PuzzleReasoner):
-    """HRM without heads. One forward is one ACT step: H_cycles * L_cycles passes of the L level, H_cycles of the H."""
+    """HRM without heads; a forward is one ACT step, with H_cycles * L_cycles low- and H_cycles high-level passes."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config)
@@ -29,7 +31,7 @@ class HrmPuzzleModel(PuzzleReasoner):
 
 
 class HrmPuzzleForSolving(PuzzleSolvingHead):
-    """HRM with a token head and a halting head; see `PuzzleSolvingHead` for one ACT step and `solve`."""
+    """HRM with a token head and a halting head; see `PuzzleSolvingHead` for the ACT step and `solve`."""
 
     reasoner_class = HrmPuzzleModel
     has_continue_value = True

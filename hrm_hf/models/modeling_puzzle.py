@@ -1,9 +1,9 @@
-"""Parts that every puzzle model shares: initialization, the reasoner's interface, and the ACT step with its losses.
+"""Base classes of all puzzle models: initialization, the reasoner's interface, and the ACT step with its losses.
 
-`PuzzleSolvingHead.forward` is ONE ACT step on a carry: it looks up puzzle rows and runs `act_step`, which compiles as
-one graph. The loop over steps is Python: the trainer's, with one optimizer step per ACT step, or `solve`.
+`PuzzleSolvingHead.forward` is ONE ACT step on a carry: it looks up puzzle rows and runs `act_step`, which compiles to
+one graph. The loop over steps is in Python: in the trainer, with one optimizer step per ACT step, or in `solve`.
 
-Left out on purpose: generation, masks and key-value caches, because these models see the complete board at once.
+There is no generation, mask or key-value cache, because these models see the complete board at once.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ from .solving_puzzle import PuzzleSolverMixin
 
 
 if TYPE_CHECKING:
-    from .pipeline_puzzle import PuzzlePipeline  # noqa: F401 - so that it travels
+    from .pipeline_puzzle import PuzzlePipeline  # noqa: F401 - saved with checkpoints
 
 MAX_BLOCKS_IN_ONE_GRAPH = 32
 
@@ -65,13 +65,13 @@ class PuzzleSolvingOutput(ModelOutput):
     """Result of one ACT step.
 
     Attributes:
-        loss: lm_loss + 0.5 * (q_halt_loss + q_continue_loss); this and its parts are sums over rows divided by B.
+        loss: lm_loss + 0.5 * (q_halt_loss + q_continue_loss); all losses are sums over rows divided by B.
         logits: [B, S, V].
         q_halt_logits, q_continue_logits: float32 [B].
-        target_q_continue: [B], in training of models with a continue value.
-        carry: the new `ActCarry`; hand it to the next call.
-        metrics: sums over the rows that halted in this call, with their `count`.
-        hidden_states: (z_L, z_H) if asked for.
+        target_q_continue: [B], when training a model with a continue value.
+        carry: the new `ActCarry`; pass it to the next call.
+        metrics: sums over the rows that halted in this call, and their `count`.
+        hidden_states: (z_L, z_H), if requested.
     """
 
     loss: torch.Tensor | None = None
@@ -95,7 +95,7 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["PuzzleBlock"]
-    # transformers 5.23 forgets vectors beside the levels when it divides a model; these follow the states.
+    # transformers 5.23 forgets these vectors when it splits a model over devices; `to` moves them to the states.
     _no_placement_params = {"model.H_init", "model.L_init", "H_init", "L_init"}
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -105,7 +105,7 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, QHead):
-            init.zeros_(module.weight)  # halting starts improbable (sigmoid(-5) < 1 %) and independent of the state
+            init.zeros_(module.weight)  # halting starts unlikely (sigmoid(-5) < 1 %) and independent of the state
             init.constant_(module.bias, -5.0)
         elif isinstance(module, nn.Linear):
             truncated_normal_(module.weight, std=module.in_features**-0.5)
@@ -128,16 +128,16 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Return the dtype of activations: `config.forward_dtype`, or that of the weights."""
+        """The dtype of activations: `config.forward_dtype`, or the dtype of the weights if that is None."""
         return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
 
     def wants_hidden_states(self, requested: bool | None) -> bool:
-        """Return whether the call asks for hidden states, or else the config."""
+        """Return the call's `output_hidden_states`, or the config's if it is None."""
         return self.config.output_hidden_states if requested is None else requested
 
 
 class PuzzleReasoner(PuzzlePreTrainedModel):
-    """Base model: input embedding and the recursion of an architecture, given by `reason`."""
+    """Base model: the input embedding, and the recursion that each architecture defines in `reason`."""
 
     embedding_class: type[PuzzleInputEmbedding] = PuzzleInputEmbedding
 
@@ -158,9 +158,10 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         z_L: torch.Tensor,
         num_queries: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One ACT step of the latent states, all [B, T, D]: the architecture's cycles and gradient routing.
+        """Update the latent states in one ACT step, with the architecture's cycles and gradients.
 
-        With `num_queries`, z_H is returned for its first positions only, which spares most of the last block.
+        x, z_H and z_L are [B, T, D]. With `num_queries`, only that many first positions of z_H are computed, which
+        saves most of the last block.
         """
         raise NotImplementedError
 
@@ -171,7 +172,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         self.embed.tokens = value
 
     def puzzle_rows(self, puzzle_identifiers: torch.Tensor | None, batch_size: int) -> torch.Tensor | None:
-        """Return rows [B, puzzle_emb_ndim] of the table; of identifier 0 (blank) if none are given."""
+        """Return rows [B, puzzle_emb_ndim] of the table; without identifiers, the row of the blank puzzle (0)."""
         if self.puzzle_emb is None:
             return None
         if puzzle_identifiers is None:
@@ -179,10 +180,10 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         return self.puzzle_emb(puzzle_identifiers)
 
     def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `initial_states` with normal noise of this std.
+        """Return `initial_states`, plus normal noise with a std of `noise`.
 
-        The head calls this between two calls of the module, when accelerate may have offloaded H_init and L_init; its
-        hook fetches them as for a call.
+        The head calls this outside the module's forward, where accelerate may have offloaded H_init and L_init; its
+        hook then loads them as it does for a forward.
         """
         hook = getattr(self, "_hf_hook", None)
         fetched = hook is not None and any(buffer.is_meta for buffer in self.buffers(recurse=False))
@@ -196,7 +197,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         return z_H, z_L
 
     def initial_states(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return z_H and z_L of fresh rows, like x [B, T, D]."""
+        """Return the initial z_H and z_L, with the shape, dtype and device of x [B, T, D]."""
         return self.H_init.to(x).expand_as(x), self.L_init.to(x).expand_as(x)
 
     @can_return_tuple
@@ -209,7 +210,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> PuzzleModelOutput:
-        """One ACT step from the given latent states, or from the initial ones. input_ids [B, S]."""
+        """Run one ACT step on input_ids [B, S], from the given latent states or from the initial ones."""
         validate_no_attentions(self, output_attentions)
         rows = self.puzzle_rows(puzzle_identifiers, input_ids.shape[0])
         x, rotary = self.embed(input_ids, rows, self.compute_dtype)
@@ -221,7 +222,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
 
 
 class EquilibriumReasoner(PuzzleReasoner):
-    """A reasoner whose one level, `L_level`, updates both states as in TRM, or as in EqR (arXiv 2605.21488).
+    """Reasoner with a single level, `L_level`, that updates both states as in TRM or EqR (arXiv 2605.21488).
 
     z <- (1 - update_rate) z + update_rate L_level(z, injection) + noise_scale * normal, in training and in evaluation.
     """
@@ -252,13 +253,13 @@ class EquilibriumReasoner(PuzzleReasoner):
 
 
 class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedModel):
-    """Token and halting heads over a `PuzzleReasoner`, with the ACT step; `solve` is that of `PuzzleSolverMixin`."""
+    """Token and halting heads on a `PuzzleReasoner`, with the ACT step; `PuzzleSolverMixin` has `solve`."""
 
     reasoner_class: type[PuzzleReasoner]
-    # HRM learns a continue value by bootstrapping from a second forward; TRM halts on the sign of q_halt alone.
+    # HRM learns a continue value by bootstrapping from a second forward; TRM halts by the sign of q_halt.
     has_continue_value: bool
     learns_to_halt = True  # False: rows halt at random in training, and q_halt has no loss
-    _keep_in_fp32_modules = ["q_head"]  # nor is it quantized: halting hangs on small differences of its values
+    _keep_in_fp32_modules = ["q_head"]  # also not quantized: halting depends on small differences
     _custom_pipelines = {
         "puzzle-solving": {"impl": "pipeline_puzzle.PuzzlePipeline", "pt": ["AutoModelForMaskedLM"], "type": "text"}
     }
@@ -270,7 +271,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         self.post_init()
 
     def make_heads(self, config: HrmPuzzleConfig) -> None:
-        """Builds what `read_out` and `q_values` read the states with."""
+        """Build the heads that `read_out` and `q_values` apply to the states."""
         self.lm_head = CastedLinear(config.hidden_size, config.vocab_size, bias=False)
         self.q_head = QHead(config.hidden_size, 2)
 
@@ -286,7 +287,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         puzzle_identifiers: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
     ) -> ActCarry:
-        """Return a carry of B halted slots; the next call starts every row on the data offered to it."""
+        """Return a carry of B halted slots, so that the next call starts every row on new data."""
         batch_size = input_ids.shape[0]
         z_H, z_L = (
             torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device)
@@ -307,15 +308,15 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> PuzzleSolvingOutput:
-        """One ACT step.
+        """Run one ACT step.
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent. labels: [B, S], -100 where ignored.
-                Only rows whose slot has halted in `carry` are taken up; the loss is that of the carried data.
-            carry: what the previous call returned; None starts every row afresh.
+                Only slots that have halted in `carry` take their new row; the loss is on the data in the carry.
+            carry: the carry that the previous call returned; None starts every row from the beginning.
 
         Raises:
-            ValueError: the batch disagrees with the config or with the carry, or attention weights are asked for.
+            ValueError: the batch does not match the config or the carry, or attention weights are requested.
         """
         validate_no_attentions(self, output_attentions)
         incoming = _incoming(input_ids, puzzle_identifiers, labels)
@@ -336,11 +337,11 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         puzzle_rows: torch.Tensor | None,
         min_steps: torch.Tensor | None,
     ) -> tuple[ActCarry, dict[str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """The tensor part of one ACT step, which compiles as one graph: nothing in it depends on values of tensors.
+        """Run the tensor part of one ACT step, which compiles to one graph without data-dependent branches.
 
         Args:
-            puzzle_rows: [B, puzzle_emb_ndim], rows of the refilled data's puzzles.
-            min_steps: int32 [B], fewest ACT steps of each slot; None where halting is not decided (evaluation).
+            puzzle_rows: [B, puzzle_emb_ndim], table rows of the puzzles after the refill.
+            min_steps: int32 [B], minimum ACT steps of each slot; None to run all steps (evaluation).
 
         Returns:
             The new carry, the fields of `PuzzleSolvingOutput`, and the undetached (z_L, z_H).
@@ -369,15 +370,15 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return ActCarry(z_H.detach(), z_L.detach(), steps, halted, data), outputs, (z_L, z_H)
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
-        """Draw the fewest ACT steps of each slot in training, int32 [B]; some slots explore further."""
+        """Draw the minimum number of ACT steps of each slot in training, int32 [B], for exploration."""
         return exploration_min_steps(carry.steps, self.config.halt_max_steps, self.config.halt_exploration_prob)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        """Return logits [B, S, V] of a state."""
+        """Return the logits [B, S, V] of a state."""
         return self.lm_head(z_H[:, self.config.prefix_len :])
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt and q_continue, float32 [B], of z_H [B, T, D]; a model may judge by the `logits` of z_H."""
+        """Return q_halt and q_continue, float32 [B], of z_H [B, T, D]; a subclass may use its `logits` instead."""
         return self.q_head(z_H[:, 0]).float().unbind(-1)
 
     def _losses_and_metrics(self, outputs, labels, halted, steps) -> dict[str, Any]:
@@ -396,15 +397,15 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return {**losses, "metrics": metrics}
 
     def compile_act_step(self, **kwargs: Any) -> None:
-        """Compile what a training step repeats; keyword arguments are those of `torch.compile`.
+        """Compile the training step; keyword arguments are passed to `torch.compile`.
 
-        A small model becomes one graph. A large one is compiled per level, because the time to compile grows with the
-        number of inlined blocks (95 s against 28 s for HRM's 48 on two cores). `solve` stays uncompiled: its batch
-        shrinks at every step.
+        A small model becomes one graph. A large one is compiled per level, because the compile time grows with the
+        number of inlined blocks (95 s instead of 28 s for HRM's 48 blocks on two cores). `solve` stays uncompiled,
+        because its batch shrinks at every step.
         """
         kwargs = {"dynamic": False, **kwargs}
         if self.config.draws_random_numbers and self.device.type == "cpu":
-            torch._inductor.config.fallback_random = True  # its own generator is several times slower there
+            torch._inductor.config.fallback_random = True  # inductor's own generator is several times slower on CPUs
         levels = [module for module in self.model.children() if isinstance(module, ReasoningLevel)]
         passes = self.config.H_cycles * (self.config.L_cycles + 1) * (1 + self.has_continue_value)
         if passes * max(len(level.layers) for level in levels) <= MAX_BLOCKS_IN_ONE_GRAPH:
@@ -414,7 +415,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             level.compile(fullgraph=True, **kwargs)
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups of a trainer: all trainable weights, and the sparsely trained puzzle table."""
+        """Return the optimizer's parameter groups: all trainable weights, and the sparsely trained puzzle table."""
         groups = [{"name": "dense", "params": [p for p in self.parameters() if p.requires_grad]}]
         if self.model.puzzle_emb is not None:
             groups.append({"name": "puzzle_emb", "params": [self.model.puzzle_emb.weight], "sparse_rows": True})
@@ -430,12 +431,12 @@ def _incoming(input_ids, puzzle_identifiers, labels) -> dict[str, torch.Tensor]:
 
 
 def _validate_carry(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> None:
-    """Raises ValueError for a batch of other shapes than those of the carry."""
+    """Raise ValueError if the shapes of the batch differ from those in the carry."""
     shapes = [{name: list(value.shape) for name, value in data.items()} for data in (carry.current_data, incoming)]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         carried, offered = (each.get(name, "nothing") for each in shapes)
         if carried != offered:
             raise ValueError(
-                f"{name}: the carry holds {carried}, this batch offers {offered}; a carry serves batches of the shape "
-                "it was made for, always with or always without labels"
+                f"{name}: the carry has shape {carried} and the batch {offered}; use a carry only with batches of one "
+                "shape, and either always or never with labels"
             )

@@ -1,24 +1,24 @@
-"""SE-RRM: a recurrent reasoner that treats symbols alike (arXiv 2603.02193, code MIT).
+"""SE-RRM: a symbol-equivariant recurrent reasoner (arXiv 2603.02193, code MIT).
 
-The state z [B, V, T, D] has a vector for every symbol v at every position t, those behind the board included.
+The state z [B, V, T, D] has a vector for every symbol v at every position t, including positions after the board.
 
     x[b, v, s] = sqrt(V) [input = v] e_v + position_s + (puzzle: g + c_v)
     z <- block_n(... block_1(z + x)), H_cycles * L_cycles times, the last L_cycles of them with gradient
-    block: attention over positions, attention over symbols, SwiGLU, each with the sum normalized after it
+    block: attention over positions, attention over symbols, SwiGLU, each followed by a residual sum and a norm
     logits[b, s, v] = w . z[b, v, s]
 
-e_v is one vector for all symbols but padding and empty, and no weight tells other symbols apart: permuting the symbols
-of a board permutes the answer. There is no halting head: the confidence of a row is the least over its cells of the
-largest softmax probability; in training rows halt at random, and after halt_max_steps.
+e_v is the same vector for all symbols except padding and empty, and no weight distinguishes the other symbols, so that
+permuting the symbols of a board permutes the answer. There is no halting head: the confidence of a row is the minimum
+over its cells of the largest softmax probability. In training, rows halt at random, or after halt_max_steps.
 
-With `mixing` other than "attention", cheap means take the place of both attentions, for CPUs and small devices:
+With `mixing` other than "attention", cheaper mixers replace both attentions, for CPUs and small devices:
 
     block: h <- RMS(h + positions(h) + W mean_v(h)); h <- RMS(h + SwiGLU(h))
 
-and with `two_states` z_H and z_L are updated as in TRM, or with the fields of EqR as there.
+With `two_states`, z_H and z_L are updated as in TRM, or as in EqR if its fields are set.
 
-Difference from the original code: the halves of a head that turn with rows and with columns are side by side, as in
-`PuzzleAttention`, so `hrm-hf convert se_rrm` permutes rows of the original's projections.
+Difference from the original code: the halves of a head that are rotated by row and by column are contiguous, as in
+`PuzzleAttention`, so `hrm-hf convert se_rrm` permutes the rows of the original projections.
 """
 
 import math
@@ -45,7 +45,7 @@ from .solving_puzzle import PuzzleSolution, StopCheck
 
 
 class SymbolInputEmbedding(PuzzleInputEmbedding):
-    """Board and puzzle row as the input x [B, V, T, D] of every pass."""
+    """Embeds the board and the puzzle row as the input x [B, V, T, D] of every pass."""
 
     def __init__(self, config: SeRrmPuzzleConfig):
         super().__init__(config)
@@ -104,13 +104,13 @@ class SymbolBlock(PuzzleBlock):
         return self.transition(rms_norm(by_position + attended, self.eps).transpose(1, 2))
 
     def transition(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Apply the SwiGLU of a block and the norm after it, [B, V, T, D]."""
-        flat = hidden_states.flatten(0, 1)  # three axes: the 8-bit product of bitsandbytes takes no more
+        """Apply the block's SwiGLU and the norm after it to [B, V, T, D]."""
+        flat = hidden_states.flatten(0, 1)  # bitsandbytes' 8-bit product takes at most three axes
         return rms_norm(hidden_states + self.mlp(flat).unflatten(0, hidden_states.shape[:2]), self.eps)
 
 
 class SymbolMeanBlock(SymbolBlock):
-    """Post-norm block over [B, V, S, D]: positions by a cheap mixer and symbols by their mean, then SwiGLU."""
+    """Post-norm block over [B, V, S, D]: mixes positions cheaply and symbols by their mean, then applies a SwiGLU."""
 
     def mix_positions(self, config, layer_idx):
         self.positions = MIXERS[config.mixing](config)
@@ -124,7 +124,7 @@ class SymbolMeanBlock(SymbolBlock):
 
 
 class SeRrmPuzzleModel(EquilibriumReasoner):
-    """SE-RRM without its head. One forward is one ACT step, the last cycle of which has a gradient."""
+    """SE-RRM without its head; a forward is one ACT step, and only its last cycle has a gradient."""
 
     config: SeRrmPuzzleConfig
     embedding_class = SymbolInputEmbedding
@@ -143,7 +143,7 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
         return self.H_init.to(x).expand_as(x), x.new_empty((x.shape[0], 0))
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        if self.config.two_states:  # num_queries counts positions, and these states have symbols first
+        if self.config.two_states:  # num_queries would cut the symbol axis, which comes before the positions
             return super().reason(x, rotary, z_H, z_L)
         H_cycles, L_cycles = self.config.H_cycles, self.config.L_cycles
         with torch.no_grad():
@@ -155,9 +155,12 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
 
 
 def canonical_symbols(input_ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rename the symbols of each board [B, S] by first occurrence, absent ones last; special ones keep their names.
+    """Renumber the symbols of each board [B, S] by first occurrence; special symbols keep their ids.
 
-    Returns the new name of every symbol, and the symbol of every new name, int64 [B, vocab_size] each.
+    Symbols that do not occur come last.
+
+    Returns:
+        The new id of every symbol, and the symbol of every new id, int64 [B, vocab_size] each.
     """
     symbols = torch.arange(vocab_size, device=input_ids.device)
     here = F.pad(input_ids.unsqueeze(1) == symbols.unsqueeze(1), (0, 1), value=True)  # [B, V, S + 1]
@@ -182,7 +185,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         self.lm_head = CastedLinear(*sizes, bias=False)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # else frozen weights change how torch multiplies
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # otherwise torch multiplies differently if weights freeze
         if self.config.equivariant_symbols:
             logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
             specials = self.config.vocab_size - self.config.state_symbols
@@ -190,7 +193,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return self.lm_head(z_H.transpose(1, 2).flatten(2))
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt, float32 [B], whose sigmoid is the least over cells of the largest probability; and zeros."""
+        """Return q_halt, float32 [B], and zeros; sigmoid(q_halt) is the confidence of the least confident cell."""
         with torch.no_grad():
             logits = self.read_out(z_H) if logits is None else logits
             least = logits.float().softmax(-1).amax(-1).amin(-1)
@@ -205,10 +208,11 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         until: StopCheck | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
-        """Run as `PuzzleSolverMixin.run`, on boards whose symbols are renamed by their first occurrence.
+        """Run as in `PuzzleSolverMixin.run`, on boards whose symbols are renumbered by first occurrence.
 
-        Boards that differ by a permutation of symbols map to the same tensor, and their answers and logits differ by
-        that permutation exactly. A puzzle table tells symbols apart: boards then keep their names.
+        Boards that differ only by a permutation of symbols therefore become the same tensor, and their answers and
+        logits differ by exactly that permutation. With a puzzle table, which distinguishes symbols, boards stay
+        unchanged.
         """
         if not self.config.equivariant_symbols or self.model.puzzle_emb is not None:
             return super().run(input_ids, puzzle_identifiers, settings, until, return_trajectory)
@@ -223,7 +227,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return solution
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
-        """Halt each row at a step with `halt_exploration_prob`: int32 [B], 0 where it does, else halt_max_steps."""
+        """Halt rows with `halt_exploration_prob`: int32 [B], 0 where a row halts now, else halt_max_steps."""
         goes_on = torch.rand(carry.steps.shape, device=carry.steps.device) >= self.config.halt_exploration_prob
         return goes_on * torch.full_like(carry.steps, self.config.halt_max_steps)
 

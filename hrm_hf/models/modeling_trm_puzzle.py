@@ -1,8 +1,8 @@
 """Tiny Recursive Model: Jolicoeur-Martineau 2025, arXiv 2510.04871.
 
-One small network updates both states: L_cycles times z_L = f(z_L, z_H + x), then z_H = f(z_H, z_L). The last of
-H_cycles such cycles is differentiated completely. The sign of q_halt decides halting; there is no continue value and
-so no second forward.
+One small network f updates both states: first z_L = f(z_L, z_H + x), L_cycles times, then z_H = f(z_H, z_L). The last
+of H_cycles such cycles is differentiated completely. The sign of q_halt decides halting; there is no continue value
+and so no second forward.
 
 With `update_rate`, `noise_scale` and `random_initial_states` it is the Equilibrium Reasoner (EqR, arXiv 2605.21488).
 
@@ -15,7 +15,7 @@ from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, rms_norm
 
 
 class PositionMixingBlock(PuzzleBlock):
-    """Post-norm block whose exchange between positions is a SwiGLU along the position axis, as in MLP-Mixer."""
+    """Post-norm block that mixes positions with a SwiGLU along the position axis, as in MLP-Mixer."""
 
     def mix_positions(self, config, layer_idx):
         self.mlp_t = SwiGLU(config.max_position_embeddings, config)
@@ -28,7 +28,7 @@ class PositionMixingBlock(PuzzleBlock):
 
 
 class TrmPuzzleModel(EquilibriumReasoner):
-    """TRM without heads. One forward is one ACT step: H_cycles * (L_cycles + 1) passes of the one level."""
+    """TRM without heads; a forward is one ACT step, with H_cycles * (L_cycles + 1) passes of its one level."""
 
     config: TrmPuzzleConfig
 
@@ -39,7 +39,7 @@ class TrmPuzzleModel(EquilibriumReasoner):
 
 
 class TrmPuzzleForSolving(PuzzleSolvingHead):
-    """TRM with a token head and a halting head; see `PuzzleSolvingHead` for one ACT step and `solve`."""
+    """TRM with a token head and a halting head; see `PuzzleSolvingHead` for the ACT step and `solve`."""
 
     config: TrmPuzzleConfig
     reasoner_class = TrmPuzzleModel

@@ -1,11 +1,12 @@
-"""Presets, checkpoints that carry their code, checks of calls, modules that stay in float32, 4-bit weights on the CPU.
+"""Helpers for all models: presets, checkpoints with code, argument checks, float32 modules, 4-bit weights on the CPU.
 
-bitsandbytes 0.50 has three faults on the CPU; its GPU code has none of them.
+bitsandbytes 0.50 has these bugs on the CPU, but not on the GPU:
 
-- If the inputs of a linear layer are not a multiple of the block (64), weights come back with a relative error of 0.2
-  to 0.6 instead of 0.09: the kernel begins a new block in each row. Read as one long row the values are right.
-- With AVX512-BF16, the first call in eval mode repacks weights for a bfloat16 product, which fails for inputs that are
-  not a multiple of 64 and outputs that are not a multiple of 32. A repacked layer passes no gradient on.
+- If the input size of a linear layer is not a multiple of the block size (64), dequantized weights have a relative
+  error of 0.2 to 0.6 instead of 0.09, because the kernel starts a new block in each row. Dequantizing the weight as
+  one long row gives the correct values.
+- With AVX512-BF16, the first call in eval mode repacks weights for a bfloat16 product. The product fails if the input
+  size is not a multiple of 64 or the output size not a multiple of 32, and a repacked layer passes on no gradient.
 """
 
 import difflib
@@ -31,7 +32,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .bounds import MISSPELLED
 
 
-# What transformers hands to a forward that takes **kwargs, whether that forward reads it or not.
+# Arguments that transformers may pass to any forward with **kwargs, whether or not the forward reads them.
 LIBRARY_ARGUMENTS = frozenset(
     (
         *TransformersKwargs.__annotations__, "cache_position", "debug_io", "debug_io_dir", "ignore_index",
@@ -41,13 +42,15 @@ LIBRARY_ARGUMENTS = frozenset(
 
 
 def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Tensor | None = None) -> None:
-    """Check the tokens of a causal language model's forward, and what it hands on to its layers.
+    """Check the tokens and keyword arguments of a causal language model's forward.
 
-    Names unlike any argument pass, as in transformers: serving engines and generation loops hand on their own.
+    As in transformers, unknown names are accepted if they resemble no argument, because serving engines and generation
+    loops pass on their own arguments.
 
     Raises:
-        TypeError: a misspelled keyword argument, which nothing reads.
-        ValueError: attention weights are asked for, and the attention function computes none; or `validate_ids`.
+        TypeError: a keyword argument is misspelled.
+        ValueError: attention weights are requested but the attention function computes none, or `input_ids` holds a
+            token outside the vocabulary.
     """
     if input_ids is not None:
         validate_ids(input_ids, model.config.vocab_size)
@@ -64,57 +67,57 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Ten
 
 
 def validate_ids(ids: torch.Tensor, vocab_size: int) -> None:
-    """Raise ValueError for a token outside the vocabulary, on an eager CPU; a GPU would have to wait."""
+    """Raise ValueError for a token outside the vocabulary; checked only on the CPU, to avoid a GPU sync."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
         return
     low, high = (value.item() for value in torch.aminmax(ids))
     if low < 0 or high >= vocab_size:
-        raise ValueError(f"input_ids={low if low < 0 else high}: tokens are 0 to {vocab_size - 1} (vocab_size)")
+        raise ValueError(f"input_ids={low if low < 0 else high}: must be in [0, {vocab_size - 1}] (vocab_size)")
 
 
 def validate_labels(labels: torch.Tensor | None, tokens: torch.Tensor | None) -> None:
-    """Raise ValueError for labels of another shape than the tokens [B, S], or than embeddings [B, S, D]."""
+    """Raise ValueError unless labels have the shape of the tokens [B, S] or embeddings [B, S, D]."""
     if labels is not None and tokens is not None and labels.shape != tokens.shape[:2]:
         shapes = f"{list(labels.shape)}; expected {list(tokens.shape[:2])}"
-        raise ValueError(f"labels has shape {shapes}, a label for each token, -100 where there is none")
+        raise ValueError(f"labels has shape {shapes}: one label per token; use -100 for tokens without a label")
 
 
 class PromptsMixin:
-    """For causal language models: `generate` rejects prompts longer than the window."""
+    """Mixin for causal language models whose `generate` rejects prompts longer than the context window."""
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any):
-        """As in transformers. Raises ValueError for a prompt [B, S] longer than the window, padding aside."""
+        """Generate as in transformers; raise ValueError if a prompt without its padding exceeds the window."""
         ids, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         window = self.config.max_position_embeddings
         if ids is not None and ids.shape[-1] > window:
             length = ids.shape[-1] if mask is None or mask.ndim != 2 else int(mask.sum(-1).max())
             if length > window:
-                text = f"has {length} tokens; the window has {window} (max_position_embeddings)"
+                text = f"has {length} tokens: the context window is {window} (max_position_embeddings)"
                 raise ValueError(f"input_ids {text}; shorten the prompt")
         return super().generate(inputs, *args, **kwargs)
 
 
-@lru_cache  # a serving engine hands on the same names at every token
+@lru_cache  # a serving engine passes the same names at every token
 def _closest_argument(name: str, model_class: type) -> str | None:
-    """Return the argument of a forward that a name is most like, None if it is unlike all of them."""
+    """Return the forward argument that is most similar to a name, or None if none is similar."""
     recorded = [f"output_{one}" for one in model_class._can_record_outputs or ()]
     known = [*inspect.signature(model_class.forward).parameters, "labels", *LIBRARY_ARGUMENTS, *recorded]
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELLED)), None)
 
 
 def validate_no_attentions(model: nn.Module, requested: bool | None) -> None:
-    """Raise ValueError if attention weights are asked for, of a model that keeps none."""
+    """Raise ValueError if attention weights are requested from a model that does not return any."""
     if model.config.output_attentions if requested is None else requested:
         raise ValueError(
-            f"output_attentions=True: {type(model).__name__} keeps no attention weights, since its layers run many "
-            "times a forward or it has none; leave it out"
+            f"output_attentions=True: {type(model).__name__} does not return attention weights, because its attention "
+            "layers run many times per forward or it has none; remove this argument"
         )
 
 
 class _Uncompiled(ContextDecorator):
-    """Nothing is compiled while any thread is inside.
+    """Context manager and decorator that disables torch.compile while any thread is inside.
 
-    The compiler's stance belongs to the process, so the last thread out restores what the first thread in found.
+    The compiler's stance is global to the process, so the last thread to leave restores the original stance.
     """
 
     def __init__(self):
@@ -137,28 +140,28 @@ uncompiled = _Uncompiled()
 
 
 class PresetsMixin:
-    """`presets()` and `from_preset(name)` for a config class with a `_presets` table: name -> fields."""
+    """Mixin with `presets()` and `from_preset(name)` for config classes that map names to fields in `_presets`."""
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     @classmethod
     def presets(cls) -> list[str]:
-        """Names that `from_preset` accepts."""
+        """Return the names that `from_preset` accepts."""
         return sorted(cls._presets)
 
     @classmethod
     def from_preset(cls, name: str, **overrides):
-        """The config of a named architecture, with `overrides` applied. Raises ValueError for an unknown name."""
+        """Return the config of a preset, with `overrides` applied; raise ValueError for an unknown name."""
         if name not in cls._presets:
-            raise ValueError(f"unknown preset {name!r} for {cls.model_type}; choose one of {cls.presets()}")
+            raise ValueError(f"name={name!r}: unknown preset of {cls.model_type}; use one of {cls.presets()}")
         return cls(**{**cls._presets[name], **overrides})
 
 
 class LlamaModulesMixin:
-    """For configs of models whose linear layers have Llama's names: PEFT then adapts what it adapts of a Llama.
+    """Mixin for configs of models whose linear layers are named as in Llama, so that PEFT has default targets.
 
-    PEFT looks a model type up in its tables after it has read the config by `to_dict`. The types are entered there,
-    and not before, because importing PEFT takes seconds.
+    PEFT calls `to_dict` of the config before it looks up the model type in its tables. The entries are added in that
+    call, because adding them earlier would mean importing PEFT, which takes seconds.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,12 +173,15 @@ class LlamaModulesMixin:
 
 
 class CheckpointCodeMixin:
-    """For pretrained-model classes; `hrm_hf.registry` fills `_auto_map` with Auto class -> "module.Class".
+    """Mixin for pretrained models that save their code and, for some heads, a pipeline with each checkpoint.
 
-    `_custom_pipelines` is config.json's entry for the pipeline that travels with a head: task -> "impl" (module and
-    class), "pt" (Auto classes of transformers), "type" of its inputs. The head's module imports the pipeline's, if
-    only for type checkers, so that it travels. `_complete_push` adds a model card and the code's license to a folder
-    (argument 1) before it is pushed to a repository (2); code without the package pushes the library's card.
+    Attributes:
+        _auto_map: Auto class -> "module.Class"; set by `hrm_hf.registry`.
+        _custom_pipelines: config.json's entry for the pipeline that is saved with a head: task -> "impl" (module and
+            class), "pt" (Auto classes of transformers), "type" (of its inputs). transformers saves the modules that
+            the head's module imports, so it imports the pipeline, if only under TYPE_CHECKING.
+        _complete_push: function that adds a model card and the code's license to a folder (first argument) before it
+            is pushed to a repository (second argument). Without the package, transformers' own card is pushed.
     """
 
     _auto_map: dict[str, str] | None = None
@@ -185,73 +191,73 @@ class CheckpointCodeMixin:
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if cls.__name__.endswith("ForCausalLM"):
-            # Trainer shifts labels for label smoothing only for the classes in this table.
+            # For label smoothing, Trainer shifts labels only for the classes in this table.
             known, model_type = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, cls.config_class.model_type
             if cls.__name__ not in known.values():
                 known[cls.__name__ if model_type in known else model_type] = cls.__name__
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: as in transformers, and for weights that accelerate keeps elsewhere where it computes.
+        """Device for inputs: as in transformers, but with offloaded weights the device on which accelerate computes.
 
-        Between two calls offloaded weights are on the meta device, and inputs sent there would lose their values.
+        Between calls, offloaded weights are on the meta device; inputs moved there would lose their values.
         """
         device = super().device
         if device.type == "meta":
             for module in self.modules():
                 hook = getattr(module, "_hf_hook", None)
-                for one in getattr(hook, "hooks", (hook,)):  # accelerate may have put several on a module
+                for one in getattr(hook, "hooks", (hook,)):  # accelerate may attach several hooks to a module
                     if getattr(one, "execution_device", None) is not None:
                         return torch.device(one.execution_device)
         return device
 
     def save_pretrained(self, save_directory, **kwargs):
-        """As in transformers."""
+        """Save as in transformers, with the `auto_map` and the custom pipelines in config.json."""
         if self._auto_map:
             self.config.auto_map = dict(self._auto_map)
         if self._custom_pipelines:
             self.config.custom_pipelines = deepcopy(self._custom_pipelines)
         super().save_pretrained(save_directory, **kwargs)
-        if self._custom_pipelines and self._auto_map:  # in the package its own pipelines serve, see BoundedFields
+        if self._custom_pipelines and self._auto_map:  # the package uses its own pipelines, see BoundedFields
             del self.config.custom_pipelines
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        """The last step of `push_to_hub` in transformers, with a card that says what the model is."""
+        """Upload as the last step of `push_to_hub` does, after adding our model card."""
         if self._complete_push:
             self._complete_push(working_dir, repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """As in transformers; 4-bit weights of bitsandbytes are then right on the CPU, too."""
+        """Load as in transformers; bitsandbytes' 4-bit weights also work on the CPU."""
         loaded = super().from_pretrained(*args, **kwargs)
-        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple if loading info is asked for
+        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple with output_loading_info
         return loaded
 
     def load_adapter(self, peft_model_id: str | None = None, *args, **kwargs):
-        """As in transformers. Raises ValueError where it would leave out a part of a DoRA adapter (5.23 does)."""
+        """Load as in transformers; raise ValueError for a DoRA adapter, which transformers 5.23 loads partly."""
         info = super().load_adapter(peft_model_id, *args, **kwargs)
         lost = [name for name in info.missing_keys if "lora_magnitude_vector" in name]
         if lost:
             raise ValueError(
-                f"{peft_model_id} is a DoRA adapter, and its lengths of rows are lost when transformers loads it "
-                f"({lost[0]}, ...): use peft's PeftModel.from_pretrained(base, {str(peft_model_id)!r}), or merge it"
+                f"peft_model_id={peft_model_id}: transformers does not load the magnitudes of a DoRA adapter "
+                f"({lost[0]}, ...); use peft's PeftModel.from_pretrained(base, {str(peft_model_id)!r}), or merge it"
             )
         return info
 
 
 class OwnModelMixin:
-    """Stands before a generic head of transformers, which builds its model, `_model_class`, by AutoModel.
+    """Mixin placed before a generic head of transformers, which builds its base model with AutoModel.
 
-    AutoModel would ask again whether to trust the code of a checkpoint. The config's class is a new one each time that
-    code is loaded, so each head registers it.
+    Registering `_model_class` keeps AutoModel from asking again whether to trust the checkpoint's code. Each head
+    registers its config class, because loading that code creates a new class every time.
     """
 
     _model_class: type
 
     def __init__(self, config):
         AutoModel.register(type(config), self._model_class, exist_ok=True)
-        self._model_class.register_for_auto_class()  # and the model, saved apart, takes its code with it
+        self._model_class.register_for_auto_class()  # the base model includes its code when saved separately
         super().__init__(config)
 
     @can_return_tuple
@@ -266,7 +272,7 @@ class OwnModelMixin:
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ):
-        """As in transformers, which forgets `num_items_in_batch`: a Trainer's divisor of the loss."""
+        """Run as in transformers, but divide the loss by `num_items_in_batch` of a Trainer, if given."""
         num_items = kwargs.pop("num_items_in_batch", None)
         given = {"use_cache": use_cache, "return_dict": True, **kwargs}
         output = super().forward(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, **given)
@@ -275,29 +281,29 @@ class OwnModelMixin:
             output.loss = self.loss_function(labels=labels, config=self.config, **given)
             of_texts = self.loss_type == "ForSequenceClassification"
             if num_items is not None and of_texts and self.config.problem_type != "single_label_classification":
-                output.loss = output.loss * (labels.numel() / num_items)  # these losses are means in transformers
+                output.loss = output.loss * (labels.numel() / num_items)  # transformers averages these losses
         return output
 
 
 class ConvolutionsMixin:
-    """For pretrained-model classes of convolutions, whose few linear layers are heads."""
+    """Mixin for pretrained convolutional models, whose only linear layers are in their heads."""
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """As in transformers. Raises ValueError for a quantization_config, which would change nothing."""
+        """Load as in transformers; raise ValueError for a quantization_config, which would have no effect."""
         if kwargs.get("quantization_config") is not None:
             raise ValueError(
-                f"{cls.__name__} is made of convolutions, and bitsandbytes and torchao quantize linear layers alone: "
-                "load it without quantization_config, with dtype=torch.bfloat16 for half the size"
+                f"quantization_config: {cls.__name__} consists of convolutions, and bitsandbytes and torchao quantize "
+                "only linear layers; remove it, or use dtype=torch.bfloat16 for half the size"
             )
         return super().from_pretrained(*args, **kwargs)
 
 
 class Float32Buffers(nn.Module):
-    """Its buffers follow `.to(device)` but not `.half()`, `.bfloat16()` or `.double()`; its parameters follow both.
+    """Module whose buffers follow `.to(device)` but keep their dtype; its parameters follow `.half()` etc. as usual.
 
-    For constants whose differences half precision loses. (`_keep_in_fp32_modules_strict` does the same for what
-    `from_pretrained(dtype=...)` reads from a file, and only for that.)
+    Use it for constants whose small differences half precision would lose. (`_keep_in_fp32_modules_strict` does the
+    same, but only for tensors that `from_pretrained(dtype=...)` reads from a file.)
     """
 
     def _apply(self, fn, recurse=True):
@@ -311,7 +317,7 @@ class Float32Buffers(nn.Module):
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer in float32, whatever the dtypes of weights and input. (Autocast is the caller's to stop.)"""
+    """Linear layer that computes in float32 for any dtype of weights and input; the caller disables autocast."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.float()
@@ -319,11 +325,11 @@ class Float32Linear(nn.Linear):
 
 
 def repair_4bit_layers(model: nn.Module) -> None:
-    """Keep the 4-bit layers of a model that was just loaded off the kernels that fail."""
+    """Make the 4-bit layers of a newly loaded model avoid bitsandbytes' broken CPU kernels."""
     if not getattr(model, "is_loaded_in_4bit", False):
         return
     for module in model.modules():
-        if type(module).__name__ != "Linear4bit":  # by name: bitsandbytes is not needed where it is not used
+        if type(module).__name__ != "Linear4bit":  # compare the name, to not import bitsandbytes
             continue
         module.support_avx512bf16_for_cpu = False
         on_cpu = module.weight.device.type == "cpu"
@@ -332,17 +338,17 @@ def repair_4bit_layers(model: nn.Module) -> None:
 
 
 def _multiply(module: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The layer's product in its compute dtype; the result has the dtype of `hidden_states`."""
+    """Apply a 4-bit layer in its compute dtype; the result has the dtype of `hidden_states`."""
     dtype = module.compute_dtype or hidden_states.dtype
     bias = None if module.bias is None else module.bias.to(dtype)
     return F.linear(hidden_states.to(dtype), dequantize_weight(module.weight).to(dtype), bias).to(hidden_states.dtype)
 
 
 def dequantize_weight(weight: torch.Tensor) -> torch.Tensor:
-    """float32 [out, in] of bitsandbytes' 4-bit `weight`, on any device and for any width."""
+    """Dequantize bitsandbytes' 4-bit `weight` to float32 [out, in], on any device and for any input size."""
     state, operators = weight.quant_state, torch.ops.bitsandbytes
     scales = state.absmax
-    if state.nested:  # scales that are themselves in 8 bits
+    if state.nested:  # the scales are quantized too, to 8 bits
         inner = state.state2
         scales = operators.dequantize_blockwise(scales, inner.absmax, inner.code, inner.blocksize, torch.float32)
         scales = scales + state.offset

@@ -1,4 +1,4 @@
-"""Parts that our pipelines share: batches of inputs that no tokenizer pads, and random numbers that repeat."""
+"""Helpers shared by our pipelines: batching without a tokenizer, and reproducible random numbers."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ import torch
 
 
 class OwnBatchesMixin:
-    """For a `transformers.Pipeline` with `_run(batch, forward_params, postprocess_params)`, which yields results.
+    """Mixin for a `transformers.Pipeline` that implements `_run(batch, forward_params, postprocess_params)`.
 
-    The library's own iteration would look for a tokenizer that pads.
+    `_run` yields one result per input. The iteration of transformers would need a tokenizer for padding.
     """
 
     _load_tokenizer = False
@@ -25,7 +25,7 @@ class OwnBatchesMixin:
         self.model.eval()
 
     def save_pretrained(self, save_directory, **kwargs: Any) -> None:
-        """Save the model, whose code brings the pipeline's, and the feature extractor."""
+        """Save the model, which includes the pipeline's code, and the feature extractor."""
         self.model.save_pretrained(save_directory, **kwargs)
         if self.feature_extractor is not None:
             self.feature_extractor.save_pretrained(save_directory, **kwargs)
@@ -50,13 +50,13 @@ class OwnBatchesMixin:
             yield from self._run(batch, forward_params, postprocess_params)
 
     def run_single(self, inputs: Any, preprocess_params, forward_params, postprocess_params) -> dict[str, Any]:
-        """Return the result of one input."""
+        """Return the result for one input."""
         return next(self.get_iterator([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
 
 
 @contextmanager
 def seeded(device: torch.device, *seed: int) -> Iterator[None]:
-    """Seed the random numbers of `device` and of the CPU in a block; those of the caller stay as they are."""
+    """Seed the random generators of `device` and the CPU inside the block, and restore their state afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         yield

@@ -1,10 +1,10 @@
-"""`pipeline(model="org/hrm-sudoku", trust_remote_code=True)`: boards in, answers out, where the package is not.
+"""`pipeline(model="org/hrm-sudoku", trust_remote_code=True)`: solve boards without the package.
 
     solve = pipeline(model="org/hrm-sudoku", trust_remote_code=True)
     solve("53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79")["text"]
 
-It knows the notation of boards and `model.solve`. The package's pipeline of the same name adds all that needs the
-rules or the symmetries of a task: checked answers, votes, search, files, ARC tasks.
+This pipeline parses boards and calls `model.solve`. The package's pipeline of the same name adds everything that needs
+the rules or the symmetries of a task: checked answers, votes, search, files, ARC tasks.
 """
 
 import math
@@ -21,21 +21,21 @@ from .settings_puzzle import SolveSettings
 
 SETTINGS = [each.name for each in fields(SolveSettings)]
 NAMES = ("puzzle", "question", "quizzes")
-MAZE = "?# SGo"  # the character of each token; padding is in no puzzle
+MAZE = "?# SGo"  # the character of each token; no puzzle contains padding ("?")
 NOISE_STREAM = 1  # as in the package: the same seed gives the same noise
 
 
 class PuzzlePipeline(OwnBatchesMixin, Pipeline):
-    """Solves puzzles with the puzzle model that it came with.
+    """Pipeline that solves puzzles with the model of its checkpoint.
 
-    A puzzle is a string (Sudoku: `.` or `0` for a blank; maze: `#`, blank, `S`, `G`, in lines or in one), rows of
-    cells, a flat list of cells, or a dict `{"puzzle": ..., "puzzle_identifier": row of the puzzle table}`. Of tasks
-    other than "sudoku" and "maze" the cells are tokens. A list of puzzles gives a list of results.
+    A puzzle is a string (Sudoku: `.` or `0` for a blank; maze: `#`, space, `S`, `G`, with or without line breaks), a
+    list of rows, a flat list of cells, or a dict `{"puzzle": ..., "puzzle_identifier": row of the puzzle table}`. The
+    cells of tasks other than "sudoku" and "maze" are token ids. A list of puzzles gives a list of results.
 
     Parameters of the constructor and of every call:
         max_steps, halt, restarts and the other fields of `SolveSettings`.
-        seed (`int`, 0): of the noise.
-        batch_size (`int`): puzzles at a time.
+        seed (`int`, 0): seed of the noise.
+        batch_size (`int`): number of puzzles per batch.
 
     Returns, per puzzle, a dict: grid (rows of the answer), text (the same as a string), steps (ACT steps), confidence
     (sigmoid of q_halt).
@@ -45,7 +45,10 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         super().__init__(model, *args, **kwargs)
         config = model.config
         side = math.isqrt(config.seq_len)
-        self.tokens, self.cells = {token: token for token in range(config.vocab_size)}, None  # of cells, and back
+        self.tokens, self.cells = (
+            {token: token for token in range(config.vocab_size)},
+            None,
+        )  # cell -> token, and token -> cell
         shape = (1, config.seq_len)
         if config.task == "sudoku":
             digits = range(1, side + 1)
@@ -59,19 +62,19 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
     def _sanitize_parameters(self, seed: int | None = None, **given: Any) -> tuple[dict, dict, dict]:
         if unknown := sorted(set(given) - set(SETTINGS)):
             raise ValueError(
-                f"{', '.join(unknown)}: the pipeline that travels with a checkpoint takes {', '.join(SETTINGS)} and "
+                f"{', '.join(unknown)}: unknown argument; a checkpoint's own pipeline takes {', '.join(SETTINGS)} and "
                 "seed; for more, pip install hrm_hf and import it"
             )
         return {}, {name: value for name, value in {**given, "seed": seed}.items() if value is not None}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Solve one puzzle, or a list, generator or `Dataset` of them; see the class."""
+        """Solve one puzzle, or a list, generator or `Dataset` of puzzles; see the class."""
         if isinstance(inputs, torch.Tensor):
             inputs = inputs.tolist()
         if isinstance(inputs, (list, tuple)):
             longest = max((len(self._flat(part)) for part in inputs if not isinstance(part, dict)), default=0)
             if longest < max(2, self.model.config.seq_len) and not any(isinstance(part, dict) for part in inputs):
-                inputs = {"puzzle": inputs}  # a list is one puzzle if no part of it could be one
+                inputs = {"puzzle": inputs}  # no element can be a puzzle, so the list is one
         return super().__call__(inputs, **kwargs)
 
     def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
@@ -81,21 +84,21 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         row = int(item.pop("puzzle_identifier", 0))
         if len(item) != 1 or not item.keys() <= set(NAMES) or not 0 <= row < max(1, config.num_puzzle_identifiers):
             raise ValueError(
-                f"a puzzle has puzzle_identifier={row} and the keys {sorted(item)}; expected 0 to "
-                f"{max(1, config.num_puzzle_identifiers) - 1}, and one of {list(NAMES)}"
+                f"puzzle_identifier={row}, keys {sorted(item)}: puzzle_identifier must be in [0, "
+                f"{max(1, config.num_puzzle_identifiers) - 1}], and the board under one of the keys {list(NAMES)}"
             )
         cells = self._flat(*item.values())
         if len(cells) != config.seq_len:
             raise ValueError(f"the puzzle has {len(cells)} cells; expected {config.seq_len}")
         for place, cell in enumerate(cells, start=1):
             if cell not in self.tokens:
-                raise ValueError(f"cell {place} is {cell!r}; expected one of {list(self.tokens)[:16]}")
+                raise ValueError(f"cell {place} is {cell!r}; must be one of {list(self.tokens)[:16]}")
         tokens = [self.tokens[cell] for cell in cells]
         return {"input_ids": torch.tensor([tokens]), "puzzle_identifiers": torch.tensor([row])}
 
     def _flat(self, item: Any) -> list:
-        """List the cells of a board, of a row, or of a part of these."""
-        if isinstance(item, str):  # open cells of a maze are spaces
+        """Flatten a board or any part of it into a list of cells."""
+        if isinstance(item, str):  # spaces are the open cells of a maze
             return list(item.replace("\n", "") if self.model.config.task == "maze" else "".join(item.split()))
         if isinstance(item, (list, tuple)):
             return [cell for part in item for cell in self._flat(part)]
@@ -113,9 +116,9 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return {"tokens": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
 
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the answer as rows and as a string, with its steps and its confidence."""
+        """Return the answer as rows and as a string, with the number of steps and the confidence."""
         grid = model_outputs["tokens"].reshape(self.grid_shape).tolist()
-        if self.cells:  # a larger vocabulary may yield tokens that are no cell: shown as padding
+        if self.cells:  # with a larger vocabulary, tokens without a cell are shown as padding
             grid = [[self.cells[token if token < len(self.cells) else 0] for token in row] for row in grid]
         if self.model.config.task == "sudoku":
             text = "".join(str(cell or ".") for row in grid for cell in row)

@@ -25,22 +25,22 @@ from .configuration_hrm_puzzle import HrmPuzzleConfig
 from .modeling_utils import validate_ids
 
 
-# Standard deviation of a unit normal truncated at +-2: dividing by it makes the truncated sample have the asked std.
+# Std of a standard normal truncated at +-2: dividing by it gives truncated samples the requested std.
 TRUNCATED_STD = 0.87962566103423978
 REDRAWS = 3
 
 
 def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
-    """Fill `tensor` with a normal truncated at two of its own scales, with standard deviation `std`."""
+    """Fill `tensor` from a normal truncated at two of its scales, so that its standard deviation is `std`."""
     scale = std / TRUNCATED_STD
     return init.trunc_normal_(tensor, mean=0.0, std=scale, a=-2 * scale, b=2 * scale)
 
 
 def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
-    """Draw from the distribution of `truncated_normal_`, in a form that compiles to fast code.
+    """Draw from the distribution of `truncated_normal_` in a way that compiles to fast code.
 
-    Numbers beyond two scales are redrawn up to three times; one of 230,000 is beyond even then, and clamped. (The
-    inverse of the error function, which would be exact, takes a compiled step longer than a pass on a CPU.)
+    Values beyond two scales are redrawn up to three times; the one in 230,000 that still exceeds them is clamped.
+    (The inverse error function would be exact, but on a CPU it takes longer than a compiled pass of the network.)
     """
     draw = torch.randn_like(tensor, dtype=torch.float32)
     for _ in range(REDRAWS):
@@ -49,18 +49,18 @@ def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
 
 
 def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS normalization of the last axis without gain, in float32. (Written out: torch's own is slower on the CPU.)"""
+    """Apply RMS normalization without gain to the last axis, in float32; torch's own is slower on the CPU."""
     wide = hidden_states.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(hidden_states.dtype)
 
 
 def swiglu_width(size: int, expansion: float) -> int:
-    """Return the hidden width of a SwiGLU: two thirds of `expansion * size`, up to a multiple of 256."""
+    """Return the hidden width of a SwiGLU: two thirds of `expansion * size`, rounded up to a multiple of 256."""
     return -(-round(expansion * size * 2 / 3) // 256) * 256
 
 
 class CastedLinear(nn.Linear):
-    """A linear layer whose weights follow the dtype of its input."""
+    """Linear layer that casts its weights to the dtype of its input."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(hidden_states.dtype)
@@ -68,15 +68,15 @@ class CastedLinear(nn.Linear):
 
 
 def linear_class(config: HrmPuzzleConfig) -> type[nn.Linear]:
-    """Return the blocks' linear class: `CastedLinear`, or nn.Linear where the config has a quantization_config.
+    """Return the linear class of the blocks: `CastedLinear`, or nn.Linear if the config has a quantization_config.
 
-    bitsandbytes replaces nn.Linear and none of its subclasses; its layers follow the dtype of their input.
+    bitsandbytes replaces nn.Linear but not its subclasses; its layers also follow the dtype of their input.
     """
     return CastedLinear if getattr(config, "quantization_config", None) is None else nn.Linear
 
 
 class QHead(CastedLinear):
-    """Q values of halting (row 0) and continuing (row 1); they start at 0 with bias -5."""
+    """Q values of halting (row 0) and continuing (row 1); the weights start at 0 and the biases at -5."""
 
 
 class PuzzleAttention(nn.Module):
@@ -104,7 +104,7 @@ class PuzzleAttention(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor] | None,
         num_queries: int | None = None,
     ) -> torch.Tensor:
-        """Map hidden_states [B, T, D] to [B, num_queries or T, D], of the first `num_queries` positions."""
+        """Map hidden_states [B, T, D] to [B, num_queries, D], its first positions, or to all T with None."""
         heads = self.num_heads
         qkv = self.qkv_proj(hidden_states).unflatten(-1, (3 * heads, self.head_dim))
         query_key, value = qkv.split((2 * heads, heads), dim=2)
@@ -147,7 +147,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
         self.mlp = SwiGLU(config.hidden_size, config, getattr(config, "intermediate_size", None))
 
     def mix_positions(self, config: HrmPuzzleConfig, layer_idx: int) -> None:
-        """Build the layer that exchanges information between positions; attention here."""
+        """Build the layer that mixes information between positions; this class uses attention."""
         self.self_attn = PuzzleAttention(config, layer_idx)
 
     def forward(
@@ -162,7 +162,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
 
 
 class ReasoningLevel(nn.Module):
-    """A stack of blocks that refines a latent state after one injection of the other state at its entry."""
+    """Stack of blocks that refines a latent state; the other state is added to its input."""
 
     def __init__(self, config: HrmPuzzleConfig, num_layers: int, block: type[PuzzleBlock] = PuzzleBlock):
         super().__init__()
@@ -175,7 +175,10 @@ class ReasoningLevel(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor] | None,
         num_queries: int | None = None,
     ) -> torch.Tensor:
-        """hidden_states, injection: [B, T, D]. The result has the first `num_queries` positions, or all T."""
+        """Refine hidden_states [B, T, D] after adding `injection` [B, T, D].
+
+        The result has the first `num_queries` positions, or all T.
+        """
         hidden_states = hidden_states + injection
         for layer in self.layers[:-1]:
             hidden_states = layer(hidden_states, rotary)
@@ -192,9 +195,9 @@ def one_step_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run H_cycles of L_cycles low-level updates and one high-level update; the last of each has a gradient.
+    """Run H_cycles of L_cycles low-level updates and one high-level update; only the last of each has a gradient.
 
-    x, z_H and z_L are [B, T, D]; `num_queries` limits the positions of the last z_H. Source: section 2 of the HRM
+    x, z_H and z_L are [B, T, D]; `num_queries` limits the positions of the final z_H. Source: section 2 of the HRM
     paper, "one-step gradient".
     """
     H_cycles, L_cycles = cycles
@@ -218,9 +221,9 @@ def last_cycle_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run H_cycles of L_cycles updates of z_L and one of z_H by the same level; only the last cycle has a gradient.
+    """Run H_cycles, each with L_cycles updates of z_L and one of z_H; only the last cycle has a gradient.
 
-    See `one_step_gradient`. Source: the TRM paper, arXiv 2510.04871.
+    One level updates both states. Arguments are as in `one_step_gradient`. Source: the TRM paper, arXiv 2510.04871.
     """
     H_cycles, L_cycles = cycles
 
@@ -236,14 +239,14 @@ def last_cycle_gradient(
 
 
 class PuzzleInputEmbedding(nn.Module):
-    """Puzzle row (in P prefix slots) and tokens, as the scaled input x [B, P + S, D] of every level call."""
+    """Embeds the puzzle row (in P prefix slots) and the tokens as the input x [B, P + S, D] of every level call."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
         self.config = config
         self.make_tables(config)
         if config.rotary_parts:
-            # Tables, not frequencies: a compiled step would otherwise recompute the sines in every block.
+            # Tables instead of frequencies: a compiled step would recompute the sines in every block.
             shape = (1, config.max_position_embeddings, 1, config.head_dim)
             self.cos = nn.Buffer(torch.empty(shape), persistent=False)
             self.sin = nn.Buffer(torch.empty(shape), persistent=False)
@@ -255,7 +258,7 @@ class PuzzleInputEmbedding(nn.Module):
             self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def coordinates(self) -> list[torch.Tensor]:
-        """Return by what the parts of a head turn at each position, [T] each: number, or row and column."""
+        """Return the coordinates that rotate the parts of a head, [T] each: the position, or row and column."""
         config = self.config
         if config.pos_encodings == "rope":
             return [torch.arange(config.prefix_len + config.seq_len)]
@@ -263,7 +266,7 @@ class PuzzleInputEmbedding(nn.Module):
         return [F.pad(part, (config.prefix_len, 0)) for part in (cells // columns, cells % columns)]
 
     def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [1, T, 1, head_dim] in float32."""
+        """Return cos and sin, [1, T, 1, head_dim] each, in float32."""
         config = self.config
         rotary = LlamaRotaryEmbedding(
             LlamaConfig(
@@ -287,31 +290,31 @@ class PuzzleInputEmbedding(nn.Module):
             rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))
             x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
         if config.pos_encodings == "learned":
-            # A call, not the bare weight: accelerate loads an offloaded module when it is called.
+            # Call the module instead of reading its weight: accelerate loads offloaded modules when they are called.
             positions = self.positions(torch.arange(x.shape[1], device=x.device))
-            x = math.sqrt(0.5) * (x + positions.to(dtype))  # keeps the variance of one embedding
+            x = math.sqrt(0.5) * (x + positions.to(dtype))  # keeps the variance of a single embedding
         return math.sqrt(config.hidden_size) * x, self.rotary()
 
     def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the tables for the attention of a pass."""
+        """Return the cos and sin tables for attention, or None without rotary positions."""
         return (self.cos, self.sin) if self.config.rotary_parts else None
 
     def validate_length(self, input_ids: torch.Tensor) -> None:
-        """Raise ValueError for anything but [batch, seq_len] of tokens."""
+        """Raise ValueError unless `input_ids` holds valid tokens of shape [batch, seq_len]."""
         if input_ids.dim() != 2 or input_ids.shape[1] != self.config.seq_len:
-            raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [batch, {self.config.seq_len}]")
+            raise ValueError(f"input_ids has shape {list(input_ids.shape)}: must be [batch, {self.config.seq_len}]")
         validate_ids(input_ids, self.config.vocab_size)
 
 
-# Cheap exchange between the positions of a board, in place of attention (`SeRrmPuzzleConfig.mixing`): maps states
-# [N, S, D] to the terms added to them. Source: ours; `PositionSwiGLU` is TRM's mlp_t.
+# Cheap alternatives to attention between the positions of a board (`SeRrmPuzzleConfig.mixing`). Each maps states
+# [N, S, D] to the residual that is added to them. They are ours, except `PositionSwiGLU`, which is TRM's mlp_t.
 
 
 class UnitMeans(nn.Module):
-    """For every cell, linear maps of the means over its row, its column and its box.
+    """Linear maps of the means over the row, the column and the box (the units) of every cell.
 
-    Means and their return to the cells are products with `members` [units, S], which holds 1 where a cell is in a
-    unit: on a CPU four times faster than means over axes of the board.
+    Both the means and their distribution to the cells are matrix products with `members` [units, S], which is 1 where
+    a cell belongs to a unit. On a CPU this is four times faster than means over the axes of the board.
     """
 
     def __init__(self, config: HrmPuzzleConfig):
@@ -324,7 +327,7 @@ class UnitMeans(nn.Module):
         self.members = nn.Buffer(torch.empty(sum(self.counts), rows * columns), persistent=False)
 
     def member_table(self) -> torch.Tensor:
-        """Return float32 [units, S], 1 where a cell is in a unit; rows, then columns, then boxes."""
+        """Return float32 [units, S], 1 where a cell belongs to a unit; units are rows, then columns, then boxes."""
         (rows, columns), (box_rows, box_columns) = self.grid_shape, self.box_shape
         cells = torch.arange(rows * columns)
         row, column = cells // columns, cells % columns
@@ -339,7 +342,7 @@ class UnitMeans(nn.Module):
 
 
 class Neighbours(nn.Module):
-    """For every cell, linear maps of the cells above, below, left and right, which are zero beyond the border."""
+    """Linear map of the cells above, below, left and right of every cell; cells beyond the border are zero."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
@@ -353,7 +356,7 @@ class Neighbours(nn.Module):
 
 
 class PositionSwiGLU(SwiGLU):
-    """A SwiGLU over the position axis."""
+    """SwiGLU over the position axis."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config.seq_len, config, config.position_intermediate_size)

@@ -1,15 +1,15 @@
-"""The puzzle table: one trained row per puzzle identifier, and the methods of a head that count and resize it."""
+"""The puzzle table, with one trained row per puzzle identifier, and the methods that count and resize it."""
 
 import torch
 from torch import nn
 
 
 class PuzzleEmbedding(nn.Module):
-    """Table of one row per puzzle identifier, trained sparsely by sign descent.
+    """Table with one row per puzzle identifier, trained sparsely by sign descent.
 
-    The table is a buffer: it is no parameter, so that the dense optimizer, DDP and the moving average of weights leave
-    its (possibly a million) rows alone. In training, the rows in use are a leaf of the graph; their gradient arrives
-    as a sparse `table.grad`, which is what `hrm_hf.trainer.optim.SignSGD` reads.
+    The table is a buffer and not a parameter, so that the dense optimizer, DDP and weight averaging skip its rows, of
+    which there may be a million. In training, the rows in use are a leaf of the graph, and their gradient is added to
+    a sparse `table.grad`, which `hrm_hf.trainer.optim.SignSGD` reads.
     """
 
     def __init__(self, num_puzzles: int, ndim: int):
@@ -17,7 +17,7 @@ class PuzzleEmbedding(nn.Module):
         self.weight = nn.Buffer(torch.zeros(num_puzzles, ndim))
 
     def _apply(self, fn, recurse=True):
-        """Move the table in place, as torch moves parameters: an optimizer may hold it already."""
+        """Move the table in place, as torch moves parameters, because an optimizer may already reference it."""
         table = self.weight
         super()._apply(fn, recurse)
         if self.weight is not table and not table.is_meta and not self.weight.is_meta:
@@ -25,11 +25,13 @@ class PuzzleEmbedding(nn.Module):
         return self
 
     def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
-        """Return rows [B, ndim] of the identifiers [B]; ValueError for one outside the table, on an eager CPU."""
+        """Return the rows [B, ndim] of identifiers [B]; on an uncompiled CPU, raise ValueError for unknown ones."""
         if puzzle_identifiers.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (value.item() for value in torch.aminmax(puzzle_identifiers))
             if low < 0 or high >= len(self.weight):
-                raise ValueError(f"puzzle identifiers span {low}..{high}; the table has {len(self.weight)} rows")
+                raise ValueError(
+                    f"puzzle_identifiers={low}..{high}: must be in [0, {len(self.weight) - 1}], the rows of the table"
+                )
         rows = self.weight[puzzle_identifiers]
         if self.training and torch.is_grad_enabled():
             table, ids = self.weight, puzzle_identifiers.long()
@@ -44,22 +46,22 @@ def _add_sparse_grad(table: torch.Tensor, ids: torch.Tensor, grad: torch.Tensor)
 
 
 class PuzzleTableMixin:
-    """Count, resize and reset the puzzle table `self.model.puzzle_emb` of a head; new puzzles need new rows."""
+    """Mixin for heads that counts, resizes and resets the puzzle table `self.model.puzzle_emb`."""
 
     def num_parameters(
         self, only_trainable: bool = False, exclude_embeddings: bool = False, include_puzzle_table: bool = False
     ) -> int:
-        """Count parameters as in transformers, on request with the puzzle table, which is a buffer."""
+        """Count parameters as in transformers, optionally with the puzzle table, which is a buffer."""
         total = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
         if include_puzzle_table and self.model.puzzle_emb is not None:
             total += self.model.puzzle_emb.weight.numel()
         return total
 
     def resize_puzzle_embeddings(self, num_puzzles: int) -> None:
-        """Change the number of puzzle identifiers; new rows start at the mean of the present ones."""
+        """Change the number of puzzle identifiers; new rows start at the mean of the existing rows."""
         table = self._puzzle_table()
         if num_puzzles < 1:
-            raise ValueError(f"num_puzzles={num_puzzles}: must be at least 1, the row of the blank identifier")
+            raise ValueError(f"num_puzzles={num_puzzles}: must be at least 1, for the blank identifier")
         new = table.mean(0, keepdim=True).expand(max(0, num_puzzles - len(table)), -1)
         self.model.puzzle_emb.weight = nn.Buffer(torch.cat((table[:num_puzzles], new)))
         self.config.num_puzzle_identifiers = num_puzzles
@@ -75,9 +77,9 @@ class PuzzleTableMixin:
         table.copy_(table[torch.tensor(places, device=table.device)])
 
     def adapt_puzzle_embeddings(self, num_puzzles: int, how: str) -> None:
-        """Fit the table to a data set of `num_puzzles` identifiers before fine-tuning.
+        """Resize or reset the table for a data set with `num_puzzles` identifiers, before fine-tuning.
 
-        `how` is "keep" for the same identifiers, "reset" for new puzzles, or "extend" to add rows for more.
+        `how` is "keep" if the identifiers are the same, "reset" for new puzzles, and "extend" to add rows.
         """
         if self.model.puzzle_emb is None:
             return
@@ -88,8 +90,8 @@ class PuzzleTableMixin:
                 self.reset_puzzle_embeddings()
         elif how != "keep" or num_puzzles != present:
             raise ValueError(
-                f"puzzle_embeddings={how!r}: the model has {present} puzzle identifiers, the data {num_puzzles}; use "
-                '"reset" for new puzzles, "extend" if the data add puzzles to the known ones, "keep" for the same'
+                f"puzzle_embeddings={how!r}: the model has {present} puzzle identifiers and the data {num_puzzles}; "
+                'use "reset" for new puzzles, "extend" if the data adds puzzles, or "keep" for the same puzzles'
             )
 
     def _puzzle_table(self) -> torch.Tensor:

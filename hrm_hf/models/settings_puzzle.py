@@ -1,11 +1,11 @@
-"""Settings of `model.solve` for puzzles. Imports no torch: the command line reads its options from here."""
+"""Settings of `model.solve` for puzzles; without torch, because the command line reads its options from here."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
 
-DEFAULT_NOISE = 0.2  # of restarts; the initial latent states themselves have a std of 1
+DEFAULT_NOISE = 0.2  # std for restarts; the initial latent states have a std of 1
 
 
 def _setting(help: str, default: Any, min: float | None = None, max: float | None = None) -> Any:
@@ -14,40 +14,40 @@ def _setting(help: str, default: Any, min: float | None = None, max: float | Non
 
 @dataclass(kw_only=True)
 class SolveSettings:
-    """How a puzzle model solves a batch of boards; each field's metadata has its help and its inclusive bounds.
+    """Settings for solving a batch of boards; the metadata of each field has a help text and inclusive bounds.
 
     Notes:
-        min_confidence: a model prefers to halt when the answer is more likely right than not; a higher bar trades
-            steps for accuracy.
-        halt: with "fixed", all boards take `max_steps`, as in the original's evaluation.
-        noise: the default is 0.2 with restarts, unless the model itself draws random numbers.
-        restarts: a board whose answer no further run can change gets no further run.
+        min_confidence: a model prefers to halt once its answer is more likely right than wrong; a higher threshold
+            takes more steps and makes answers more accurate.
+        halt: with "fixed", all boards take `max_steps`, as in the evaluation of the original code.
+        noise: defaults to 0.2 with restarts, unless the model itself draws random numbers, and to 0 without.
+        restarts: a board is not run again once no further run can change its answer.
         choose: see `AnswerPool`. With "rules", a run ends at the first step whose answer the rules accept.
-        exit_when_still: compared with `PuzzleSolution.residual`, with halt="fixed" too. With noise at every step, no
-            state is stiller than the noise.
+        exit_when_still: threshold for `PuzzleSolution.residual`, also with halt="fixed". With noise at every step,
+            the residual never falls below the noise.
     """
 
     max_steps: int | None = _setting(
-        "Most steps, halt_max_steps of the config by default; more than trained may help.", None, 1
+        "Maximum number of steps. [default: halt_max_steps of the config; more steps can help]", None, 1
     )
-    min_steps: int = _setting("Fewest steps.", 1, 1)
-    min_confidence: float = _setting("Lowest confidence, sigmoid(q_halt), at which to stop.", 0.0, 0, 1)
-    halt: Literal["q", "fixed"] = _setting("q: stop when the model prefers to; fixed: use all steps.", "q")
-    restarts: int = _setting("Runs of each puzzle; all but the first have noise.", 1, 1)
-    noise: float | None = _setting("Std of the noise. [default: 0.2, where it is needed]", None, 0)
+    min_steps: int = _setting("Minimum number of steps.", 1, 1)
+    min_confidence: float = _setting("Minimum confidence, sigmoid(q_halt), at which to stop.", 0.0, 0, 1)
+    halt: Literal["q", "fixed"] = _setting("q: stop when the model prefers to halt; fixed: use all steps.", "q")
+    restarts: int = _setting("Runs per puzzle; all runs but the first add noise.", 1, 1)
+    noise: float | None = _setting("Std of the noise. [default: 0.2 if restarts need it, else 0]", None, 0)
     noise_at: Literal["start", "every_step"] = _setting(
-        "Add the noise to the initial states, or before every step.", "start"
+        "start: add noise to the initial states; every_step: add it before every step.", "start"
     )
     choose: Literal["q", "residual", "vote", "rules"] = _setting(
-        "Run to keep: the most confident, the stillest, the most frequent answer, or the first that obeys the rules.",
+        "Answer to keep: highest q, smallest residual, most votes, or the first that obeys the rules.",
         "q",
     )
     exit_when_still: float | None = _setting(
-        "Also stop when the last steps move the state by less than this share of its norm, such as 0.001.", None, 0, 1
+        "Also stop when the state changes by less than this fraction of its norm, e.g. 0.001.", None, 0, 1
     )
 
     def __post_init__(self) -> None:
-        """Raise ValueError for the first value outside of its bounds or choices."""
+        """Raise ValueError for the first value that is out of bounds or not a valid choice."""
         for each in fields(SolveSettings):
             value, low, high = getattr(self, each.name), each.metadata["min"], each.metadata["max"]
             if get_origin(each.type) is Literal:
@@ -59,10 +59,10 @@ class SolveSettings:
                 raise ValueError(f"{each.name}={value!r}: must be {expected}")
 
     def resolved(self, config: Any) -> "SolveSettings":
-        """Return a copy with the config's values where none are given.
+        """Return a copy with missing values filled in from the config.
 
         Raises:
-            ValueError: more steps are required than allowed, or all restarts would give the same answer.
+            ValueError: min_steps exceeds max_steps, or all restarts would give the same answer.
         """
         max_steps = config.halt_max_steps if self.max_steps is None else self.max_steps
         if self.min_steps > max_steps:

@@ -1,8 +1,8 @@
-"""Adaptive solving of puzzles: ACT steps until each board has its answer, several runs, and the choice among them.
+"""Adaptive puzzle solving: run ACT steps until each board halts, restart, and choose among the answers.
 
-Runs differ by noise on the latent states (PTRM, arXiv 2605.19943, where the highest q wins) or by random initial
-states (EqR, arXiv 2605.21488, where the smallest residual does). B boards of S cells, V tokens; N answers, several to
-a board.
+Runs differ by noise on the latent states (PTRM, arXiv 2605.19943, which keeps the highest q) or by random initial
+states (EqR, arXiv 2605.21488, which keeps the smallest residual). B is the number of boards, S the cells of a board, V
+the vocabulary size, and N the number of answers, of which a board may have several.
 """
 
 import math
@@ -17,13 +17,13 @@ from .modeling_utils import uncompiled, validate_ids
 from .settings_puzzle import SolveSettings
 
 
-RESIDUAL_WINDOW = 3  # last steps over which a residual is the mean
-CACHED_BYTES = 4 * 2**20  # of latent states that are read and written fast on a CPU
-TOKENS_PER_CALL = 65_536  # elsewhere, so that restarts of large puzzles fit into memory
+RESIDUAL_WINDOW = 3  # a residual is the mean over this many last steps
+CACHED_BYTES = 4 * 2**20  # on a CPU: bytes of latent states that fit into its cache
+TOKENS_PER_CALL = 65_536  # on other devices, so that restarts of large puzzles fit into memory
 
-# Whether the rules of a task accept answers: boards and answers, token ids [N, S] both, to bool [N].
+# Maps boards and answers, token ids [N, S] each, to bool [N]: whether the rules of the task accept the answers.
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Whether answers end a run: index [N] of its rows and answers [N, S], to bool [N].
+# Maps row indices [N] of a run and their answers [N, S] to bool [N]: whether the run of these rows ends.
 StopCheck = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -32,12 +32,12 @@ class PuzzleSolution:
     """Answers of `solve`.
 
     Attributes:
-        predictions: token ids [B, S]. steps: ACT steps used [B]. q_halt: logit [B] of the answer being right.
+        predictions: token ids [B, S]. steps: ACT steps used [B]. q_halt: logit [B] that the answer is correct.
         logits: [B, S, V] of the answer.
-        trajectory, q_trajectory: predictions [steps, B, S] and q_halt [steps, B] after each step, on request; a
+        trajectory, q_trajectory: predictions [steps, B, S] and q_halt [steps, B] after each step, if requested; a
             finished row repeats its answer.
-        residual: [B], the mean over the last three steps of ||z_t - z_{t-1}|| / ||z_t|| (z_H), if a setting needs it.
-        steps_of_all_runs: ACT steps [B] of all restarts of a board.
+        residual: [B], mean of ||z_t - z_{t-1}|| / ||z_t|| over the last three steps (z = z_H), if a setting needs it.
+        steps_of_all_runs: ACT steps [B] of all runs of a board, if it was restarted.
     """
 
     predictions: torch.Tensor
@@ -51,26 +51,26 @@ class PuzzleSolution:
 
     @classmethod
     def empty(cls, boards: torch.Tensor, x: torch.Tensor, vocab_size: int, residual: bool) -> "PuzzleSolution":
-        """Return a solution of boards [B, S] to fill in, with the dtype and device of their embedding x."""
+        """Return an empty solution for boards [B, S], with the dtype and device of their embedding x."""
         numbers = x.new_zeros(len(boards), dtype=torch.float32)
         logits = x.new_empty((*boards.shape, vocab_size))
         predictions = torch.empty_like(boards, dtype=torch.long)
         return cls(predictions, numbers.int(), numbers, logits, residual=numbers.clone() if residual else None)
 
     def select(self, rows: torch.Tensor) -> "PuzzleSolution":
-        """Return the answers of an index [N] of rows."""
+        """Return the answers of the given rows, an index [N]."""
         return _each_field(lambda value, axis: value.index_select(axis, rows), self)
 
 
 class AnswerPool:
-    """Answers of several runs to boards [B, S]; those that can no longer win are dropped.
+    """Answers of several runs on boards [B, S]; answers that can no longer win are dropped.
 
-    An answer that the rules accept beats every other. Among equals in that, `choose` decides:
+    An answer that the rules accept beats every other answer. Otherwise, `choose` decides:
 
     - "q": the highest q_halt;
     - "residual": the smallest residual;
-    - "vote": the answer that most runs gave, between equal counts that of the highest q_halt;
-    - "rules": the first that the rules accept, and where they accept none, the highest q_halt.
+    - "vote": the most frequent answer; ties go to the highest q_halt;
+    - "rules": the first answer that the rules accept, or the highest q_halt if they accept none.
     """
 
     def __init__(self, input_ids: torch.Tensor, first: PuzzleSolution, choose: str, accepts: Accepts | None = None):
@@ -82,7 +82,7 @@ class AnswerPool:
         self.add(torch.arange(len(input_ids), device=input_ids.device), first)
 
     def add(self, boards: torch.Tensor, found: PuzzleSolution) -> None:
-        """Add the answers of another run, in the order of runs, to an index [N] of boards."""
+        """Add the answers of a further run on the boards with index `boards` [N]."""
         accepted = torch.zeros_like(boards, dtype=torch.bool)
         if self.accepts is not None:
             accepted = self.accepts(self.input_ids[boards], found.predictions)
@@ -93,7 +93,7 @@ class AnswerPool:
         self._drop_losers()
 
     def undecided(self, runs_left: int) -> torch.Tensor:
-        """Return the index of the boards whose answer `runs_left` more runs might change."""
+        """Return the indices of the boards whose answer could still change within `runs_left` more runs."""
         all_boards = torch.arange(len(self.input_ids), device=self.boards.device)
         if runs_left == 0:
             return all_boards[:0]
@@ -109,26 +109,26 @@ class AnswerPool:
         return all_boards
 
     def solution(self) -> PuzzleSolution:
-        """Return the answer to each board."""
+        """Return the best answer for each board."""
         return replace(self.found.select(self._best()), steps_of_all_runs=self.steps)
 
     def _drop_losers(self) -> None:
-        """Keep the best answer to each board, or in a vote the surest of each group of equal answers."""
+        """Keep the best answer for each board; with "vote", the best of each group of equal answers."""
         names = self.boards.unsqueeze(1)
         if self.choose == "vote":
             names = torch.cat((names, self.found.predictions), dim=1)
         groups = torch.unique(names, dim=0, return_inverse=True)[1]
         self.votes = torch.zeros_like(groups).index_add_(0, groups, self.votes)[groups]
-        kept = _first_of_each(groups, self._order()).sort().values  # in the order of runs
+        kept = _first_of_each(groups, self._order()).sort().values  # back in the order of the runs
         self.boards, self.accepted, self.votes = self.boards[kept], self.accepted[kept], self.votes[kept]
         self.found = self.found.select(kept)
 
     def _best(self) -> torch.Tensor:
-        """Return the index [B] of the best answer to each board."""
+        """Return the index [B] of the best answer for each board."""
         return _first_of_each(self.boards, self._order())
 
     def _order(self) -> torch.Tensor:
-        """Return the index of all answers, best first; equals in the order of runs."""
+        """Return the indices of all answers, best first; ties stay in the order of the runs."""
         score = -self.found.residual if self.choose == "residual" else self.found.q_halt
         if self.choose == "rules":
             score = score.masked_fill(self.accepted, torch.inf)
@@ -139,7 +139,7 @@ class AnswerPool:
 
 
 def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return for each number in `groups` [N], ascending, the entry that `order` [N] names first."""
+    """Return the entry of each group that comes first in `order` [N]; groups [N] in ascending order."""
     order = order[torch.argsort(groups[order], stable=True)]
     sorted_groups = groups[order]
     first = torch.ones_like(sorted_groups, dtype=torch.bool)
@@ -148,7 +148,7 @@ def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def _concatenate(one: PuzzleSolution, other: PuzzleSolution) -> PuzzleSolution:
-    """Join the answers of both, those of `one` first; the shorter trajectories repeat their last step."""
+    """Concatenate two solutions; the shorter trajectory repeats its last step."""
     if one.trajectory is not None:
         length = max(len(one.trajectory), len(other.trajectory))
         one, other = _pad_trajectory(one, length), _pad_trajectory(other, length)
@@ -161,7 +161,7 @@ def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """Return `change(value, axis of the rows, values of others)` of each field that has a value."""
+    """Apply `change(value, row axis, values of others)` to each field that is not None."""
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:
@@ -177,13 +177,13 @@ def relative_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 class PuzzleSolverMixin:
-    """`solve` of a puzzle head: a loop over ACT steps in Python, uncompiled, since its batch shrinks at every step."""
+    """Mixin with `solve` for puzzle heads: an uncompiled loop over ACT steps, whose batch shrinks at every step."""
 
     @property
     def boards_per_call(self) -> int:
-        """Return how many boards `solve` is best given at a time.
+        """The recommended number of boards per call of `solve`.
 
-        On a CPU, boards with 4 MiB of state, which stays in its cache; elsewhere 65,536 cells, which fit into memory.
+        On a CPU, boards with 4 MiB of state, which stay in its cache; elsewhere 65,536 cells, which fit into memory.
         """
         if self.device.type != "cpu":
             return max(1, TOKENS_PER_CALL // self.config.seq_len)
@@ -199,18 +199,21 @@ class PuzzleSolverMixin:
         return_trajectory: bool = False,
         **settings: Any,
     ) -> PuzzleSolution:
-        """Run ACT steps until every row has its answer; a finished row leaves the batch and costs nothing more.
+        """Run ACT steps until every row has halted; finished rows leave the batch and cost no more compute.
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
-            accepts: returns which answers obey the rules of the task; these beat all others.
-            return_trajectory: keep the predictions after every step.
+            accepts: function that tells which answers obey the rules of the task; they are preferred over all others.
+            return_trajectory: whether to return the predictions after every step.
             settings: fields of `SolveSettings`, such as max_steps, min_steps, halt, restarts.
+
+        Raises:
+            ValueError: a setting is invalid, or choose="rules" without `accepts`.
         """
         settings = SolveSettings(**settings).resolved(self.config)
         validate_ids(input_ids, self.config.vocab_size)
         if settings.choose == "rules" and accepts is None:
-            raise ValueError('choose="rules": needs accepts, which tells whether answers obey the rules of the task')
+            raise ValueError('choose="rules": needs accepts, a function that checks answers by the rules of the task')
 
         def run(rows: torch.Tensor, noise: float | None) -> PuzzleSolution:
             boards = input_ids[rows]
@@ -240,17 +243,17 @@ class PuzzleSolverMixin:
         until: StopCheck | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
-        """Run resolved settings once on boards [N, S]; a row also stops when `until` accepts its answer."""
+        """Run boards [N, S] once with resolved settings; a row also stops when `until` returns True for it."""
         puzzle_rows = self.model.puzzle_rows(puzzle_identifiers, len(input_ids))
         x, rotary = self.model.embed(input_ids, puzzle_rows, self.compute_dtype)
         z_H, z_L = self.model.fresh_states(x, settings.noise)
         with_residual = settings.choose == "residual" or settings.exit_when_still is not None
         solution = PuzzleSolution.empty(input_ids, x, self.config.vocab_size, with_residual)
         active = torch.arange(len(input_ids), device=x.device)
-        moves = torch.empty(len(input_ids), 0, device=x.device)  # of the states in the last steps, [active, steps]
+        moves = torch.empty(len(input_ids), 0, device=x.device)  # state changes in the last steps, [active, steps]
         after_steps = []
         for step in range(1, settings.max_steps + 1):
-            if settings.noise and settings.noise_at == "every_step" and step > 1:  # fresh states have had theirs
+            if settings.noise and settings.noise_at == "every_step" and step > 1:  # fresh states have noise already
                 z_H, z_L = (z + settings.noise * torch.randn_like(z) for z in (z_H, z_L))
             before = z_H
             z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
@@ -278,7 +281,7 @@ class PuzzleSolverMixin:
         return solution
 
     def _stops(self, settings, step: int, q_halt, q_continue, moves) -> torch.Tensor:
-        """Return which rows stop after a step by the model's preference or as their states are still, bool [N]."""
+        """Check which rows stop after a step, bool [N]: the model prefers to halt, or the state barely changes."""
         stops = torch.zeros_like(q_halt, dtype=torch.bool)
         if settings.halt == "q":
             prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)

@@ -1,4 +1,4 @@
-"""Fields of every model of maps: the maps, the targets and their posterior, and fields of mass maps."""
+"""Config fields that all models of sky maps share, and fields of the mass-mapping models."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -15,37 +15,38 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Fields shared by `hrm_cosmo` and its CNN baseline.
 
     Maps:
-        image_size (`int`, defaults to 64): pixels a side.
-        num_channels (`int`, defaults to 1): channels of `pixel_values`, the mask's included.
-        mask_channel (`bool`, defaults to `False`): the last channel says which pixels are observed (1) and which not.
-        padding_mode (`str`, defaults to "zeros"): "circular" for maps whose opposite edges meet.
-        pixel_mean, pixel_std (`list[float]`, *optional*): of each map channel over the training set, never over one
-            map: that would delete the amplitude. The feature extractor applies them; here they are a record.
+        image_size (`int`, defaults to 64): side of a map in pixels.
+        num_channels (`int`, defaults to 1): channels of `pixel_values`, including the mask.
+        mask_channel (`bool`, defaults to `False`): whether the last channel is a mask (1: observed, 0: not observed).
+        padding_mode (`str`, defaults to "zeros"): "zeros", or "circular" for periodic maps.
+        pixel_mean, pixel_std (`list[float]`, *optional*): mean and standard deviation of each map channel over the
+            training set. (Over a single map, they would remove the amplitude.) The feature extractor applies them; the
+            config only records them.
     Targets:
-        target_names (`list[str]`, defaults to `["omega_m", "sigma_8"]`): free parameters, the order of the labels.
-            `id2label` and `label2id` are made of them.
+        target_names (`list[str]`, defaults to `["omega_m", "sigma_8"]`): free parameters in the order of the labels;
+            `id2label` and `label2id` are derived from them.
         derived_s8 (`bool`, defaults to `True`): also report s_8 = sigma_8 (omega_m / 0.3)^0.5, which is not free.
-        prior_bounds (`list[list[float]]`, *optional*): [low, high] of each target under a flat prior. With them the
-            posterior is a density on the box; without, on all numbers.
-        target_mean, target_std (`list[float]`, *optional*): scaling of the targets where there are no bounds.
+        prior_bounds (`list[list[float]]`, *optional*): [low, high] of each target under a flat prior. With bounds, the
+            posterior is a density on this box; without, on all real numbers.
+        target_mean, target_std (`list[float]`, *optional*): scaling of the targets if there are no bounds.
     Posterior:
-        covariance (`str`, defaults to "cholesky"): "diag" or "cholesky", of each Gaussian.
-        num_components (`int`, defaults to 1): Gaussians in the mixture.
+        covariance (`str`, defaults to "cholesky"): covariance of each Gaussian, "diag" or "cholesky".
+        num_components (`int`, defaults to 1): number of Gaussians in the mixture.
         min_log_std, max_log_std (`float`, defaults to -5 and 2): limits of the log standard deviations.
-        posterior_scale (`float`, defaults to 1): factor on all standard deviations of the mixture; fitted to held-out
-            maps after training, which makes a network sure of itself (`PosteriorHead.best_scale`).
-        nll_loss_weight, mse_loss_weight (`float`, defaults to 1 and 0): of the two parts of the loss.
-        initializer_range (`float`, *optional*): standard deviation of new weights; None scales by the inputs.
+        posterior_scale (`float`, defaults to 1): factor on all standard deviations of the mixture. It is fitted to
+            held-out maps after training, to correct overconfidence (`PosteriorHead.best_scale`).
+        nll_loss_weight, mse_loss_weight (`float`, defaults to 1 and 0): weights of the two parts of the loss.
+        initializer_range (`float`, *optional*): standard deviation of new weights; None scales it by the input size.
     """
 
     model_type = "cosmo_regression"
-    # A Trainer's predictions are then means and standard deviations: of the labels, and of s_8.
+    # Leaves the means and standard deviations of the labels and of s_8 as the predictions of a Trainer.
     keys_to_ignore_at_inference = [
         "nll_loss", "mse_loss", "halt_loss", "log_weights", "loc", "scale_tril", "halt_logits", "steps",
         "segment_means", "metrics", "hidden_states",
     ]  # fmt: skip
 
-    chunk_size_feed_forward: int = bounded(0, SOME)  # of the library; here for its bound
+    chunk_size_feed_forward: int = bounded(0, SOME)  # a field of transformers, redeclared with a bound
     image_size: int = bounded(64, whole(1, 65_536))
     num_channels: int = bounded(1, whole(1, 4096))
     mask_channel: bool = False
@@ -70,40 +71,40 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.target_names is None:
             self.target_names = ["omega_m", "sigma_8"]
-        targets = f"target_names={self.target_names}: the labels are the targets, so give target_names instead"
+        targets = f"does not match target_names={self.target_names}, which define the labels; set target_names instead"
         if kwargs.get("num_labels") not in (None, len(self.target_names)):
-            raise ValueError(f"num_labels={kwargs['num_labels']}, but {targets}")
+            raise ValueError(f"num_labels={kwargs['num_labels']}: {targets}")
         if self.id2label is not None and list(self.id2label.values()) != self.target_names:
-            raise ValueError(f"id2label={self.id2label}, but {targets}")
+            raise ValueError(f"id2label={self.id2label}: {targets}")
         super().__post_init__(**kwargs)
         self.id2label = dict(enumerate(self.target_names))
         self.label2id = {name: index for index, name in self.id2label.items()}
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         for name, allowed in {
             "padding_mode": ("circular", "zeros"),
             "covariance": ("diag", "cholesky"),
             "problem_type": ("regression",),
         }.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {allowed}")
         if self.num_map_channels < 1:
-            raise ValueError(f"num_channels={self.num_channels}: expected at least one map besides the mask")
+            raise ValueError(f"num_channels={self.num_channels}: must be at least 2 with mask_channel=True")
         if self.derived_s8 and not {"omega_m", "sigma_8"} <= set(self.target_names):
-            raise ValueError(f"derived_s8 needs omega_m and sigma_8 in target_names={self.target_names}")
+            raise ValueError(f"derived_s8=True: needs omega_m and sigma_8 in target_names={self.target_names}")
         lengths = dict.fromkeys(("prior_bounds", "target_mean", "target_std"), (len(self.target_names), "targets"))
         lengths |= dict.fromkeys(("pixel_mean", "pixel_std"), (self.num_map_channels, "maps"))
         for name, (length, what) in lengths.items():
             if (value := getattr(self, name)) is not None and len(value) != length:
-                raise ValueError(f"{name} has {len(value)} entries for {length} {what}")
+                raise ValueError(f"{name} has {len(value)} entries: must have {length}, one for each of the {what}")
         for name, bounds in zip(self.target_names, self.prior_bounds or (), strict=False):
             if len(bounds) != 2 or not bounds[0] < bounds[1]:
-                raise ValueError(f"prior_bounds of {name} must be [low, high], not {bounds}")
+                raise ValueError(f"prior_bounds of {name}={bounds}: must be [low, high] with low < high")
 
     @property
     def num_map_channels(self) -> int:
-        """Number of channels without the mask."""
+        """Number of channels, not counting the mask."""
         return self.num_channels - self.mask_channel
 
     @property
@@ -116,16 +117,16 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 class MassMappingConfig(CosmoRegressionConfig):
     r"""Fields shared by `hrm_mass_mapping` and its U-Net baseline.
 
-    Maps, targets and posterior are those of `CosmoRegressionConfig`; the channels are g1 and g2 of each plane of
-    sources in turn, and optionally the mask.
+    It has the fields of `CosmoRegressionConfig`. The channels are g1 and g2 of each source plane in turn, and
+    optionally the mask.
 
     Args:
         kappa_std (`list[float]`, *optional*): standard deviation of the convergence in each plane over the training
-            set, the unit of the model's maps; 1 if None.
-        num_error_rings (`int`, defaults to 12): rings of multipoles for which the power of the map's error is
-            predicted.
-        map_loss_weight (`float`, defaults to 1): of the map's likelihood in pixels.
-        harmonic_loss_weight (`float`, defaults to 1): of its likelihood by multipole.
+            set, which is the unit of the model's maps; 1 if None.
+        num_error_rings (`int`, defaults to 12): number of multipole rings for which the model predicts the power of
+            the map's error.
+        map_loss_weight (`float`, defaults to 1): weight of the map's likelihood in pixels.
+        harmonic_loss_weight (`float`, defaults to 1): weight of the map's likelihood by multipole.
     """
 
     model_type = "mass_mapping"
@@ -142,13 +143,15 @@ class MassMappingConfig(CosmoRegressionConfig):
     harmonic_loss_weight: float | int = bounded(1.0, LOSS_WEIGHT)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         super().validate_architecture()
         if self.num_map_channels % 2:
             channels = f"num_channels={self.num_channels} with mask_channel={self.mask_channel}"
-            raise ValueError(f"{channels} leaves {self.num_map_channels} maps; expected an even number: g1 and g2")
+            raise ValueError(f"{channels}: leaves {self.num_map_channels} maps; must be even, for pairs of g1 and g2")
         if self.kappa_std is not None and len(self.kappa_std) != self.num_planes:
-            raise ValueError(f"kappa_std has {len(self.kappa_std)} entries for {self.num_planes} planes")
+            raise ValueError(
+                f"kappa_std has {len(self.kappa_std)} entries: must have {self.num_planes}, one per plane"
+            )
 
     @property
     def num_planes(self) -> int:

@@ -1,4 +1,4 @@
-"""Configuration of the convolutional baseline for cosmological parameters, and its sizes."""
+"""Configuration of the convolutional baseline for cosmological parameters."""
 
 from typing import Any, ClassVar
 
@@ -12,13 +12,14 @@ from .configuration_cosmo import CosmoRegressionConfig
 class CosmoCnnConfig(CosmoRegressionConfig):
     r"""Configuration of `cosmo_cnn`: a residual network without recurrence, the baseline of `hrm_cosmo`.
 
-    The fields for maps, targets and posterior are those of `CosmoRegressionConfig`.
+    It has the fields of `CosmoRegressionConfig` for maps, targets and posterior, and:
 
     Args:
         embedding_size (`int`, defaults to 24): channels of the stem, which keeps the resolution.
-        hidden_sizes (`list[int]`, defaults to `[32, 64, 128]`): channels of each stage; each halves the side.
+        hidden_sizes (`list[int]`, defaults to `[32, 64, 128]`): channels of each stage; each stage halves the
+            resolution.
         depths (`list[int]`, defaults to 1 for each): residual blocks of each stage.
-        hidden_act (`str`, defaults to "relu"): activation, as in transformers.
+        hidden_act (`str`, defaults to "relu"): name of the activation function, as in transformers.
     """
 
     model_type = "cosmo_cnn"
@@ -44,14 +45,14 @@ class CosmoCnnConfig(CosmoRegressionConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         super().validate_architecture()
         if len(self.depths) != len(self.hidden_sizes):
             raise ValueError(
-                f"depths={self.depths} must hold a number for each of {len(self.hidden_sizes)} hidden_sizes"
+                f"depths={self.depths}: must have {len(self.hidden_sizes)} entries, one for each of hidden_sizes"
             )
         if self.image_size < 2 ** len(self.hidden_sizes):
-            raise ValueError(f"image_size={self.image_size} leaves nothing after {len(self.hidden_sizes)} halvings")
+            raise ValueError(f"image_size={self.image_size}: too small for {len(self.hidden_sizes)} stages")
 
 
 __all__ = ["CosmoCnnConfig"]

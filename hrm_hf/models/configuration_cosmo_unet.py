@@ -1,4 +1,4 @@
-"""Configuration of the U-Net baseline for mass maps, and its sizes."""
+"""Configuration of the U-Net baseline for mass maps."""
 
 from typing import Any, ClassVar
 
@@ -12,11 +12,11 @@ from .configuration_cosmo import MassMappingConfig
 class CosmoUnetConfig(MassMappingConfig):
     r"""Configuration of `cosmo_unet`: a U-Net without recurrence, the baseline of `hrm_mass_mapping`.
 
-    The fields for maps, targets and posterior are those of `MassMappingConfig`.
+    It has the fields of `MassMappingConfig` for maps, targets and posterior, and:
 
     Args:
-        hidden_sizes (`list[int]`, defaults to `[16, 32, 40, 50]`): channels of each level, the first at full
-            resolution; each halves the side.
+        hidden_sizes (`list[int]`, defaults to `[16, 32, 40, 50]`): channels of each level. The first level has full
+            resolution; each further level halves it.
     """
 
     model_type = "cosmo_unet"
@@ -35,11 +35,13 @@ class CosmoUnetConfig(MassMappingConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         super().validate_architecture()
         halvings = len(self.hidden_sizes) - 1
         if self.image_size % 2**halvings:
-            raise ValueError(f"image_size={self.image_size} cannot be halved {halvings} times, once a level")
+            raise ValueError(
+                f"image_size={self.image_size}: must be a multiple of {2**halvings}, to halve it per level"
+            )
 
 
 __all__ = ["CosmoUnetConfig"]

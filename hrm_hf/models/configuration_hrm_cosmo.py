@@ -1,4 +1,4 @@
-"""Configuration of the hierarchical recurrent regressor of cosmological parameters, and its sizes."""
+"""Configuration of the hierarchical recurrent model that infers cosmological parameters from maps."""
 
 from typing import Any, ClassVar
 
@@ -12,28 +12,30 @@ from .configuration_cosmo import CosmoRegressionConfig
 class HrmCosmoConfig(CosmoRegressionConfig):
     r"""Configuration of `hrm_cosmo`: a convolutional stem, and HRM's two levels over its tokens.
 
-    The fields for maps, targets and posterior are those of `CosmoRegressionConfig`.
+    It has the fields of `CosmoRegressionConfig` for maps, targets and posterior, and:
 
     Args:
-        stem (`str`, defaults to "conv"): "conv", or "patch" for one linear layer of each patch, as in ViT.
-        stem_channels (`list[int]`, defaults to `[16, 48, 96, 96]`): channels after each stage; each halves the
-            side. With "patch" only their number counts: a patch has 2^stages pixels a side.
+        stem (`str`, defaults to "conv"): "conv", or "patch" for a linear projection of patches, as in ViT.
+        stem_channels (`list[int]`, defaults to `[16, 48, 96, 96]`): channels after each stage; each stage halves the
+            resolution. With "patch", only the number of stages matters: a patch is 2^stages pixels wide.
         use_summary_tokens (`bool`, defaults to `True`): add the mean of each stage's features over the map as a token.
         use_power_spectrum (`bool`, defaults to `True`): add binned log power spectra of the maps to the CLS token.
-        num_ps_bins (`int`, defaults to 12): rings of that spectrum, up to the Nyquist frequency.
+        num_ps_bins (`int`, defaults to 12): number of bins of the power spectrum, up to the Nyquist frequency.
         use_histogram (`bool`, defaults to `True`): also add histograms and moments at four scales.
-        statistics_dropout (`float`, defaults to 0.3): on the hidden layer that reads both.
+        statistics_dropout (`float`, defaults to 0.3): dropout on the hidden layer that reads these statistics.
         max_map_distance (`float`, *optional*): limit of `HrmCosmoForRegression.map_distance`; the posterior of a map
-            beyond it is not trustworthy. Training sets it so that one in 200 held-out maps is beyond.
-        pos_encodings (`str`, defaults to "none"): "none" (the sky has no preferred place) or "learned".
-        hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4): of both levels.
-        expansion (`float`, defaults to 4): the SwiGLU width is round(expansion * D * 2 / 3), up to a multiple of 256.
+            beyond it is not trustworthy. Training sets it to the value that one in 200 held-out maps exceeds.
+        pos_encodings (`str`, defaults to "none"): "none" (the sky has no preferred position) or "learned".
+        hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4): as in transformers, for both
+            levels.
+        expansion (`float`, defaults to 4): the SwiGLU width is round(expansion * D * 2 / 3), rounded up to a multiple
+            of 256.
         H_layers, L_layers (`int`, defaults to 1): blocks of the high- and of the low-level module.
         H_cycles, L_cycles (`int`, defaults to 2): high-level cycles per segment, low-level steps per cycle.
-        halt_max_steps (`int`, defaults to 4): segments in training, and at most in inference.
-        halt_threshold (`float`, defaults to 0.01): adaptive halting stops a map when the expected gain in nats from
-            more segments is below this.
-        halt_loss_weight (`float`, defaults to 0.1): of the loss of the expected gain.
+        halt_max_steps (`int`, defaults to 4): number of segments in training, and by default the maximum in inference.
+        halt_threshold (`float`, defaults to 0.01): adaptive halting stops a map when the expected gain from further
+            segments, in nats, is below this threshold.
+        halt_loss_weight (`float`, defaults to 0.1): weight of the loss of the expected gain.
         rms_norm_eps (`float`, defaults to 1e-5): epsilon of the gain-free RMS norms.
     """
 
@@ -79,24 +81,24 @@ class HrmCosmoConfig(CosmoRegressionConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         super().validate_architecture()
         for name, allowed in {"stem": ("conv", "patch"), "pos_encodings": ("none", "learned")}.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {allowed}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
+                f"hidden_size={self.hidden_size}: must be a multiple of num_attention_heads={self.num_attention_heads}"
             )
         if self.image_size % self.patch_size:
             raise ValueError(
-                f"image_size={self.image_size} is not a multiple of {self.patch_size}, the pixels of a token's side "
-                f"after {len(self.stem_channels)} stages"
+                f"image_size={self.image_size}: must be a multiple of {self.patch_size}, the patch size after "
+                f"{len(self.stem_channels)} stages"
             )
 
     @property
     def patch_size(self) -> int:
-        """Pixels a side of a token's patch."""
+        """Side of a token's patch in pixels."""
         return 2 ** len(self.stem_channels)
 
     @property

@@ -1,4 +1,4 @@
-"""Configuration of the hierarchical recursive Go coder, and its sizes."""
+"""Configuration of the hierarchical recursive Go coder."""
 
 from typing import Any, ClassVar
 
@@ -16,34 +16,33 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     r"""Configuration of `hrm_go_coder`: a planner, a generator that attends to it, and a refinement head.
 
     Body:
-        vocab_size (`int`, defaults to 50000): of the one table of embeddings, which is the output head too.
+        vocab_size (`int`, defaults to 50000): size of the embedding table, which is also the output head.
         hidden_size (`int`, defaults to 256), intermediate_size (`int`, defaults to 704), num_attention_heads (`int`,
             defaults to 8), num_key_value_heads, rms_norm_eps, attention_dropout, rope_parameters, initializer_range:
             as in Llama, for both stacks.
         planner_layers (`int`, defaults to 4), generator_layers (`int`, defaults to 8): blocks of each stack.
         planner_cycles (`int`, defaults to 1), generator_cycles (`int`, defaults to 1): how often a stack is applied
-            with the same weights (the recursion of HRM and TRM): depth for computation, not for parameters.
-        hidden_dropout (`float`, defaults to 0.0): on the output of each branch.
-        max_position_embeddings (`int`, defaults to 2048): longest stream in tokens, with all attempts.
+            with the same weights (the recursion of HRM and TRM); this adds computation but no parameters.
+        hidden_dropout (`float`, defaults to 0.0): dropout on the output of each branch.
+        max_position_embeddings (`int`, defaults to 2048): maximum tokens of a stream, including all attempts.
         unified (`bool`, defaults to `False`): planner and generator share one stack of `planner_layers` blocks without
-            cross-attention and without refinement head: the shape of a Llama, for GGUF.
-        tagged (`bool`, defaults to `True`): the vocabulary starts with `SPECIAL_TOKENS` of
-            `processing_hrm_go_coder.py`. False makes every token code, whatever its id: raw text with any other
-            tokenizer.
+            cross-attention or refinement head. The model then has the shape of a Llama and can be exported to GGUF.
+        tagged (`bool`, defaults to `True`): whether the vocabulary starts with `SPECIAL_TOKENS` of
+            `processing_hrm_go_coder.py`. With False, all tokens are code, for raw text with any tokenizer.
     Generation:
-        problem_budget (`int`, defaults to 256), context_budget (`int`, defaults to 512): tokens of a problem and of a
-            context; what `generate_with_refinement` gets above that is cut, as it was in training.
-        plan_budget (`int`, defaults to 512), code_budget (`int`, defaults to 1024): most new tokens of a plan and of
-            an attempt.
-        max_refinement_iterations (`int`, defaults to 5): most attempts of `generate_with_refinement`.
-        refinement_threshold (`float`, defaults to 0.9): the least probability of DONE at which it stops.
-        repetition_guard (`bool`, defaults to `True`): plans and code may not repeat themselves more than real code.
+        problem_budget (`int`, defaults to 256), context_budget (`int`, defaults to 512): maximum tokens of a problem
+            and of a context; `generate_with_refinement` truncates them as in training.
+        plan_budget (`int`, defaults to 512), code_budget (`int`, defaults to 1024): maximum new tokens of a plan and
+            of an attempt.
+        max_refinement_iterations (`int`, defaults to 5): maximum number of attempts in `generate_with_refinement`.
+        refinement_threshold (`float`, defaults to 0.9): minimum probability of DONE at which it stops.
+        repetition_guard (`bool`, defaults to `True`): keep plans and code from repeating more than real code does.
     Losses:
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
-        refinement_loss_weight (`float`, defaults to 0.2).
-        refinement_class_weights (`list[float]`, defaults to `[1, 1, 1]`): of CONTINUE, REFINE, DONE.
-        decision_temperature (`float`, defaults to 1): the refinement head's logits are divided by it, which
-            calibrates its probabilities (Guo et al. 2017, section 4.2).
+        refinement_loss_weight (`float`, defaults to 0.2): weights of the three parts of the loss.
+        refinement_class_weights (`list[float]`, defaults to `[1, 1, 1]`): weights of CONTINUE, REFINE and DONE.
+        decision_temperature (`float`, defaults to 1): divisor of the refinement head's logits, which calibrates its
+            probabilities (Guo et al. 2017, section 4.2).
     """
 
     model_type = "hrm_go_coder"
@@ -52,9 +51,9 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         "metrics",
     ]  # fmt: skip
     base_model_tp_plan = None
-    base_model_pp_plan = None  # both stacks read the same embeddings, which no plan can name
+    base_model_pp_plan = None  # a plan cannot express that both stacks read the same embeddings
 
-    # Of the library; here for their bounds.
+    # Fields of transformers, redeclared with bounds.
     chunk_size_feed_forward: int = bounded(0, SOME)
     num_key_value_heads: int | None = bounded(None, COUNT)
     head_dim: int | None = bounded(None, COUNT)
@@ -93,7 +92,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     refinement_class_weights: list[float] | None = bounded(None, number(0, 1e6, lists=(len(DECISIONS),) * 2))
     decision_temperature: float | int = bounded(1.0, number(1e-3, 1e3))
 
-    # Millions of parameters in comments.
+    # Comments give the millions of parameters.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "test": {  # 0.31
             "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4,
@@ -114,26 +113,26 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
-        # Key-value slots of one cycle; caches count by it.
+        # Key-value slots of one cycle; caches read this field.
         self.num_hidden_layers = self.planner_layers + 2 * self.generator_layers
         if self.refinement_class_weights is None:
             self.refinement_class_weights = [1.0] * len(DECISIONS)
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         super().validate_architecture()
         if self.unified != (self.generator_layers == 0):
             raise ValueError(
-                f"unified={self.unified}, generator_layers={self.generator_layers}: a unified model has no generator "
-                "layers; every other model needs some"
+                f"unified={self.unified}, generator_layers={self.generator_layers}: must be 0 in a unified model, and "
+                "at least 1 otherwise"
             )
         if self.unified and self.generator_cycles != 1:
-            raise ValueError(f"generator_cycles={self.generator_cycles}: a unified model has no generator")
+            raise ValueError(f"generator_cycles={self.generator_cycles}: must be 1 with unified=True")
 
     @property
     def cache_slots(self) -> dict[str, int]:
-        """First slot of each kind in a key-value cache: planner, generator, cross, phase; and their number, end."""
+        """First cache slot of each kind ("planner", "generator", "cross", "phase"), and the total number ("end")."""
         planner, generator = self.planner_layers * self.planner_cycles, self.generator_layers * self.generator_cycles
         if self.unified:
             return {"planner": 0, "generator": planner, "cross": planner, "phase": planner, "end": planner}
@@ -143,7 +142,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
 
     @property
     def per_layer_config(self) -> list["HrmGoCoderConfig"]:
-        """An entry for each cache slot: by its length transformers' caches count them."""
+        """One entry per cache slot; transformers' caches use its length as the number of slots."""
         return [self] * self.cache_slots["end"]
 
 

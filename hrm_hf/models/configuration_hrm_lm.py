@@ -12,7 +12,7 @@ from .modeling_utils import LlamaModulesMixin, PresetsMixin
 EXITS = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
 STACKS = ("L_module", "H_module", "prelude", "coda")
 TP_PLAN = {**LlamaConfig.base_model_tp_plan, "layers.*.self_attn.gate_proj": "colwise"}
-# A flat loop trained by the loss of its last pass; its gate is trained afterwards (`--train_gate_only`).
+# A flat loop, trained on the loss of its last pass; the gate is trained afterwards (`--train_gate_only`).
 LOOP = {
     "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": 4, "initial_state": "zero",
     "detach_between_segments": False, "deep_supervision": "last", "q_loss_weight": 0.0, "ponder_loss_weight": 0.0,
@@ -21,7 +21,7 @@ LOOP = {
 
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
-    """Fields of a preset: `layers` are (high, low) of two stacks, or (prelude, loop, coda) of a flat loop."""
+    """Return the fields of a preset; `layers` is (high, low) for two stacks, (prelude, loop, coda) for a flat loop."""
     flat = len(layers) == 3
     names = ("prelude_layers", "num_l_layers", "coda_layers") if flat else ("num_h_layers", "num_l_layers")
     own = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
@@ -32,31 +32,31 @@ def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields)
 class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of `hrm_lm`: a causal language model that thinks in segments, with a halting decision per token.
 
-    Shapes and blocks (fields without a line here are Llama's):
-        num_h_layers, num_l_layers: blocks of the high- and the low-level stack; num_h_layers=0 is a flat loop over the
-            low-level stack. prelude_layers, coda_layers: blocks before and after them, run once a token.
+    Shapes and blocks (fields not listed here are as in Llama):
+        num_h_layers, num_l_layers: blocks of the high- and the low-level stack; num_h_layers=0 makes a flat loop over
+            the low-level stack. prelude_layers, coda_layers: blocks before and after the recurrence, run once a token.
         norm_position: RMS norms before each branch and at the exit of a stack ("pre_exit"), also after each branch
-            ("sandwich"), or after each sum ("post"); norm_affine gives them gains.
+            ("sandwich"), or after each sum ("post"). norm_affine: whether these norms have gains.
         attention_gate, qk_norm: sigmoid gate on the attention output; RMS norm of queries and keys.
         initializer_range, embedding_scale: None for LeCun's 1 / sqrt(fan in), and for 1 / std of the embeddings.
     Recurrence:
-        H_cycles, L_cycles: high-level cycles a segment, low-level passes a cycle.
-        bp_steps: last stack passes of a segment that carry gradients, high-level stack first; None for all.
-        detach_between_segments: no gradients between segments; if False, only the last bp_segments carry gradients.
-        initial_state: of the low-level stack: "fixed" is an untrained random vector, "random" one for each token.
-        step_vectors, pass_gains: a vector added to the input of each pass; factors on its branches.
-        mhc_flows: of a flat loop, residual streams that hyper-connections mix between passes.
-        segment_sampling: segments in training: halt_max_steps, or drawn with that mean for each forward or token;
-            segment_sampling_sigma is the spread of the logarithm of the rate.
-    Halting (early_exit.py has the losses and their fields):
-        halt_max_steps, halt_min_steps: most and fewest segments of a token; a most of 1 builds no gate.
-        halt_exploration_prob: share of tokens that get a random minimum in training.
+        H_cycles, L_cycles: high-level cycles per segment, low-level passes per cycle.
+        bp_steps: number of last stack passes per segment with gradients, high-level stack first; None for all.
+        detach_between_segments: cut gradients between segments; if False, only the last bp_segments have gradients.
+        initial_state: of the low-level stack; "fixed" is an untrained random vector, "random" is drawn per token.
+        step_vectors, pass_gains: per pass, a vector that is added to the input, and factors on the branches.
+        mhc_flows: number of residual streams that hyper-connections mix between the passes of a flat loop.
+        segment_sampling: number of segments in training: halt_max_steps ("fixed"), or drawn with this mean per forward
+            or per token; segment_sampling_sigma is the std of the logarithm of the rate.
+    Halting (see early_exit.py for the losses and their fields):
+        halt_max_steps, halt_min_steps: maximum and minimum segments of a token; a maximum of 1 builds no gate.
+        halt_exploration_prob: share of tokens that draw a random minimum in training.
         initial_halt_prob: probability that the gate of a new model halts after a segment.
-        halt_margin (0.0): a token halts if q_halt - q_continue is above it, with exit_criterion="q".
-        exit_criterion, exit_threshold: what halts a token; None for the criterion's own threshold.
-        convergence_threshold: relative change of a state that counts as converged, in metrics only.
-        kv_layout: keys and values of each visit of a layer ("per_segment", exact), of the last segment, or one slot a
-            layer ("last_visit"); the latter two are approximate and do not grow with halt_max_steps.
+        halt_margin (0.0): with exit_criterion="q", a token halts if q_halt - q_continue exceeds this margin.
+        exit_criterion, exit_threshold: the rule that halts a token; None for the criterion's default threshold.
+        convergence_threshold: relative change below which a state counts as converged, in metrics only.
+        kv_layout: cache each visit of a layer ("per_segment", exact), only the last segment ("last_segment"), or one
+            slot per layer ("last_visit"); the latter two are approximate and do not grow with halt_max_steps.
     """
 
     model_type = "hrm_lm"
@@ -67,7 +67,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
     base_model_tp_plan = {f"{stack}.{name}": rule for stack in STACKS for name, rule in TP_PLAN.items()}
     base_model_fsdp_plan = dict.fromkeys(["embed_tokens", *(f"{s}.layers.*" for s in STACKS)], "free_full_weight")
 
-    chunk_size_feed_forward: int = bounded(0, SOME)  # of the library; here for its bound
+    chunk_size_feed_forward: int = bounded(0, SOME)  # a field of transformers, redeclared with a bound
     vocab_size: int = bounded(50304, COUNT)
     hidden_size: int = bounded(512, COUNT)
     intermediate_size: int = bounded(1792, COUNT)
@@ -151,9 +151,9 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         if self.flat_loop and self.H_cycles != 1:
-            raise ValueError(f"H_cycles={self.H_cycles}: must be 1 without a high-level stack; set L_cycles instead")
+            raise ValueError(f"H_cycles={self.H_cycles}: must be 1 with num_h_layers=0; set L_cycles instead")
         self.check_bp_steps(self.bp_steps)
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads
         if heads % key_heads:
@@ -165,32 +165,32 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
         if self.bp_segments is not None and self.detach_between_segments:
             raise ValueError(f"bp_segments={self.bp_segments}: needs detach_between_segments=False")
         if self.halt_min_steps > self.halt_max_steps:
-            raise ValueError(f"halt_min_steps={self.halt_min_steps}: above halt_max_steps={self.halt_max_steps}")
+            raise ValueError(f"halt_min_steps={self.halt_min_steps}: must be <= halt_max_steps={self.halt_max_steps}")
 
     def check_bp_steps(self, bp_steps: int) -> None:
-        """Raise ValueError for a number of stack passes with gradients that leaves a stack without any."""
+        """Raise ValueError if `bp_steps` leaves a stack without gradients or exceeds the stack passes."""
         fewest, most = 1 if self.flat_loop else 2, self.stack_passes
         if not fewest <= bp_steps <= most:
             raise ValueError(f"bp_steps={bp_steps}: must be in [{fewest}, {most}]; use None for all stack passes")
 
     @property
     def flat_loop(self) -> bool:
-        """Whether one stack is repeated, without a second one above it."""
+        """Whether the model repeats a single stack, without a high-level stack."""
         return self.num_h_layers == 0
 
     @property
     def stack_passes(self) -> int:
-        """Passes through a stack in one segment: H_cycles * (L_cycles + 1), or L_cycles in a flat loop."""
+        """Number of stack passes per segment: H_cycles * (L_cycles + 1), or L_cycles in a flat loop."""
         return self.H_cycles * (self.L_cycles + (not self.flat_loop))
 
     @property
     def segment_visits(self) -> int:
-        """Layer visits of one segment, each with keys and values of its own."""
+        """Number of layer visits per segment; each visit has its own keys and values."""
         return self.H_cycles * (self.L_cycles * self.num_l_layers + self.num_h_layers)
 
     @property
     def num_hidden_layers(self) -> int:
-        """Slots of the key-value cache (the name by which transformers' caches ask), not the number of blocks."""
+        """Number of key-value cache slots, not of blocks; transformers' caches read it under this name."""
         once = self.prelude_layers + self.coda_layers
         if self.kv_layout == "last_visit":
             return once + self.num_h_layers + self.num_l_layers

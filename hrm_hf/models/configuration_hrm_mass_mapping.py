@@ -1,4 +1,4 @@
-"""Configuration of the recurrent model that makes mass maps of noisy, masked shear, and its sizes."""
+"""Configuration of the recurrent model that makes mass maps from noisy, masked shear."""
 
 from typing import Any, ClassVar
 
@@ -13,13 +13,14 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
     r"""Configuration of `hrm_mass_mapping`: a low level of convolutions over pixels, a high level of attention.
 
-    The fields for maps are those of `MassMappingConfig`; those of the stem, its statistics, the high level, cycles and
-    halting are those of `HrmCosmoConfig`. The halting threshold is a share of the map's squared error.
+    It has the fields of `MassMappingConfig` for maps, and those of `HrmCosmoConfig` for the stem, its statistics, the
+    high level, cycles and halting. The halting threshold is a fraction of the map's squared error. It also has:
 
     Args:
-        cell_size (`int`, defaults to 2): pixels a side of a cell of the low level.
-        cell_channels (`int`, defaults to 32): its channels.
-        num_proposals (`int`, defaults to 4): maps that it proposes beside those the operator gives.
+        cell_size (`int`, defaults to 2): side of a cell of the low level in pixels.
+        cell_channels (`int`, defaults to 32): channels of the low level.
+        num_proposals (`int`, defaults to 4): number of maps that the low level proposes in addition to those from the
+            forward operator.
         num_gain_nodes (`int`, defaults to 16): multipoles between which the gain of each proposal is interpolated.
     """
 
@@ -48,12 +49,12 @@ class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         super().validate_architecture()
         if self.patch_size % self.cell_size:
             raise ValueError(
-                f"cell_size={self.cell_size} does not divide the {self.patch_size} pixels of a token's side "
-                f"({len(self.stem_channels)} stages of the stem)"
+                f"cell_size={self.cell_size}: must divide {self.patch_size}, the patch size after "
+                f"{len(self.stem_channels)} stages"
             )
 
 

@@ -1,4 +1,4 @@
-"""Configuration of RLM-mHC: a Llama body on hyper-connected residual streams, and the sizes of its training guide."""
+"""Configuration of RLM-mHC, a Llama with hyper-connected residual streams, and the sizes of its training guide."""
 
 import math
 from typing import Any, ClassVar, Literal
@@ -13,30 +13,30 @@ from .modeling_utils import LlamaModulesMixin, PresetsMixin
 
 @strict
 class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
-    r"""Configuration of `rlm_mhc`: Llama whose residual stream is n streams mixed by mHC (Xie et al. 2026).
+    r"""Configuration of `rlm_mhc`: a Llama whose residual stream consists of n streams mixed by mHC (Xie et al. 2026).
 
-    Fields without a line here are Llama's. Names in parentheses are those of the RLM-mHC training guide or of
-    deepseek_v4; both names work, and a config that gives them different values is rejected.
+    Fields not listed here are Llama's. Names in parentheses are aliases from the RLM-mHC training guide or from
+    deepseek_v4; a config that gives a field and its alias different values is rejected.
 
     Body:
         hidden_size ("hidden_dim"), num_hidden_layers ("num_layers"), num_attention_heads ("num_heads"),
             max_position_embeddings ("max_seq_len"): as in Llama; hidden_size is the width C of a stream.
-        intermediate_size ("ffn_dim"): width of the SwiGLU. The guide's default; multiples of 64 run faster, see the
-            "-aligned" presets.
-        hidden_dropout ("dropout"): on the output of each branch.
+        intermediate_size ("ffn_dim"): width of the SwiGLU. The default is the guide's; multiples of 64 run faster, see
+            the "-aligned" presets.
+        hidden_dropout ("dropout"): dropout on the output of each branch.
     Streams:
-        mhc_enabled: False gives Llama, with its names of weights.
-        mhc_flows ("hc_mult"): streams n. mhc_sinkhorn_iters ("hc_sinkhorn_iters"), mhc_eps ("hc_eps"): of Sinkhorn's
-            normalization.
-        mhc_alpha_init: how much the maps depend on the token at the start.
-        mhc_res_mode: how streams mix: "sinkhorn", "birkhoff" (exactly doubly stochastic, at most 4 streams),
+        mhc_enabled: False gives a plain Llama, with the same weight names.
+        mhc_flows ("hc_mult"): number n of streams.
+        mhc_sinkhorn_iters ("hc_sinkhorn_iters"), mhc_eps ("hc_eps"): iterations and epsilon of Sinkhorn normalization.
+        mhc_alpha_init: how much the maps initially depend on the token.
+        mhc_res_mode: how streams are mixed: "sinkhorn", "birkhoff" (exactly doubly stochastic, at most 4 streams),
             "identity" (not at all) or "unconstrained" (plain hyper-connections).
-        mhc_reduce: how streams end: "mean", "sum", or "head" (learned weights).
-        mhc_stream_init: how they start: "copy" the embedding, or "scaled" by a learned factor for each stream, 0.6^i
-            for stream i at the start.
-    Recursion (an extension; neither the guide's model nor mHC has it):
+        mhc_reduce: how streams are merged at the end: "mean", "sum", or "head" (learned weights).
+        mhc_stream_init: how streams start: "copy" of the embedding, or "scaled" by a learned factor for each stream,
+            initially 0.6^i for stream i.
+    Recursion (an extension that neither the guide's model nor mHC has):
         num_loops: passes through the middle layers loop_start <= i < loop_end, each with its own keys and values; by
-            default all but the first and the last layer.
+            default all layers except the first and the last.
     """
 
     model_type = "rlm_mhc"
@@ -51,9 +51,9 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
         "hc_sinkhorn_iters": "mhc_sinkhorn_iters",
         "hc_eps": "mhc_eps",
     }
-    base_model_pp_plan = None  # between embeddings and layers streams are made, which no plan can name
+    base_model_pp_plan = None  # a plan cannot express the step from embeddings to streams
 
-    # Of the library; here for their bounds.
+    # Fields of transformers, redeclared with bounds.
     chunk_size_feed_forward: int = bounded(0, SOME)
     num_key_value_heads: int | None = bounded(None, COUNT)
     head_dim: int | None = bounded(None, COUNT)
@@ -85,7 +85,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     loop_start: int | None = bounded(None, SOME)
     loop_end: int | None = bounded(None, SOME)
 
-    # The guide's sizes, by its names; millions of parameters (tied, mHC on) in comments.
+    # The guide's sizes; comments give its names and the millions of parameters (tied embeddings, with mHC).
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "small": {  # "125M": 111.3
             "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048,
@@ -101,11 +101,11 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __new__(cls, *args, **kwargs):
-        # Before anything is assigned: later on, a value that was given and a default look the same.
+        # Check before fields are assigned, because afterwards a default cannot be told from a given value.
         for alias, name in cls.attribute_map.items():
             if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
                 raise ValueError(
-                    f"{alias}={kwargs[alias]!r} and {name}={kwargs[name]!r} name one field; give one of them"
+                    f"{alias}={kwargs[alias]!r}, {name}={kwargs[name]!r}: two names of the same field; give only one"
                 )
         return super().__new__(cls)
 
@@ -119,22 +119,22 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of `@strict` validation: relations between fields."""
+        """Validate relations between fields, as a part of `@strict` validation."""
         super().validate_architecture()
         if self.mhc_enabled and self.mhc_res_mode == "birkhoff" and self.mhc_flows > 4:
             raise ValueError(
-                f"mhc_flows={self.mhc_flows}: birkhoff mode needs mhc_flows! = {math.factorial(self.mhc_flows)} "
-                "logits a token; use at most 4 streams, or mhc_res_mode='sinkhorn'"
+                f"mhc_flows={self.mhc_flows}: mhc_res_mode='birkhoff' would need {math.factorial(self.mhc_flows)} "
+                "logits per token; use at most 4 streams, or mhc_res_mode='sinkhorn'"
             )
         if self.num_loops > 1 and not 0 <= self.loop_start < self.loop_end <= self.num_hidden_layers:
             raise ValueError(
-                f"num_loops={self.num_loops} needs 0 <= loop_start < loop_end <= num_hidden_layers; got loop_start="
+                f"num_loops={self.num_loops}: needs 0 <= loop_start < loop_end <= num_hidden_layers; got loop_start="
                 f"{self.loop_start}, loop_end={self.loop_end}, num_hidden_layers={self.num_hidden_layers}"
             )
 
     @property
     def layer_order(self) -> list[int]:
-        """Indices of the layers in the order they run; the position in this list is the cache slot."""
+        """Indices of the layers in execution order; the position in this list is the cache slot."""
         if self.num_loops == 1:
             return list(range(self.num_hidden_layers))
         begin, middle = range(self.loop_start), range(self.loop_start, self.loop_end)
@@ -142,7 +142,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
 
     @property
     def per_layer_config(self) -> list["RlmMhcConfig"]:
-        """An entry for each visit of a layer: by its length transformers' caches count their slots."""
+        """One entry per layer visit; transformers' caches use its length as the number of slots."""
         return [self] * len(self.layer_order)
 
 

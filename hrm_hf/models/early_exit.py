@@ -1,11 +1,11 @@
-"""Halting of single tokens in models that think in segments: exit criteria, and the losses that train the gate.
+"""Per-token halting in models that think in segments: exit criteria, and the losses that train the halting gate.
 
-Each forward makes a criterion and asks it after each segment. It decides for a token from that token's own states
-only, so that a decision depends neither on later tokens nor on other rows. B rows, T tokens, V vocabulary.
+Each forward creates a criterion and evaluates it after each segment. The criterion reads only a token's own states, so
+that its decision does not depend on later tokens or other rows. B rows, T tokens, V vocabulary size.
 
-Losses (`segment_losses`): N labelled tokens, M segments that ran. a[n, m] = 1 while token n was thinking in segment
-m = 1..M; h_n is the segment it halted in. Every sum over tokens is divided by one number (the labelled tokens of the
-whole optimizer step), so that accumulation and data parallelism change nothing.
+Losses (`segment_losses`): N labeled tokens, M segments that ran. a[n, m] = 1 if token n was active in segment m =
+1..M; h_n is the segment in which it halted. All sums over tokens have the same divisor (the number of labeled tokens
+in the optimizer step), so that gradient accumulation and data parallelism do not change the losses.
 
     lm_loss               = mean CE[n, h_n]
     deep_supervision_loss = sum_m w_m mean a[n, m] CE[n, m] / sum_m w_m,   w_m = m or 1 (ds_schedule)
@@ -14,10 +14,10 @@ whole optimizer step), so that accumulation and data parallelism change nothing.
     ponder_loss           = E[m] / M, or KL(p || truncated geometric), or -H(p), with
                             p_m = lambda_m prod_{k<m} (1 - lambda_k), lambda = s(q_halt - q_cont), p_M the rest
 
-R = 1 where halting was right (q_target): the likeliest token is the right one ("correct"), or no later segment gained
-loss_gain_threshold nats ("loss_gain", known only where the token went on; to halt after segment M is right). s is the
-sigmoid. With "loss_gain" continuing tends to the value 1 - cost * (M - m): the gate is a threshold on the chance that
-there is nothing to gain.
+R = 1 where halting was right (q_target): the most likely token is correct ("correct"), or no later segment gained
+loss_gain_threshold nats ("loss_gain"; known only if the token continued, and 1 after segment M). s is the sigmoid.
+With "loss_gain", the continue value tends to 1 - cost * (M - m), so the gate puts a threshold on the probability that
+there is nothing left to gain.
 
 Sources: Wang et al. 2025, arXiv 2506.21734 ("q", Q-learning, deep supervision); Zhu et al. 2025, "Scaling Latent
 Reasoning via Looped Language Models" (Ouro: the exit rule "cdf", loss gain); Geiping et al. 2025, arXiv 2502.05171
@@ -36,17 +36,17 @@ from torch.utils.checkpoint import checkpoint
 from .act import IGNORE_INDEX
 
 
-LOGITS_AT_ONCE = 2**24  # values; more are computed in chunks, and again in the backward pass
-GEOMETRIC_PRIOR = 0.5  # chance to halt after each segment, of the "geometric_kl" ponder loss
+LOGITS_AT_ONCE = 2**24  # values; above this, logits are computed in chunks, and recomputed in the backward pass
+GEOMETRIC_PRIOR = 0.5  # prior probability of halting after each segment, for ponder_type="geometric_kl"
 
 
 @dataclass
 class SegmentState:
-    """The states that a criterion may look at after a segment.
+    """The inputs of a criterion after a segment.
 
     Attributes:
-        hidden, previous: states [B, T, D] after this segment and after the one before (None after the first).
-        q_logits: [B, T, 2], halting and continuing value; None for a model without a halting head.
+        hidden, previous: states [B, T, D] after this segment and the previous one (None after the first segment).
+        q_logits: [B, T, 2], halt and continue values; None for a model without a halting head.
         logits: maps hidden [B, T, D] to next-token logits [B, T, V].
     """
 
@@ -57,8 +57,13 @@ class SegmentState:
 
 
 class ExitKind(NamedTuple):
-    """What is known of a criterion: its thresholds (default None: it has none), whether it reads the halting head,
-    which training teaches, and whether it reads the logits of every segment."""
+    """Properties of an exit criterion.
+
+    Attributes:
+        default_threshold, highest_threshold: default and upper limit of its threshold; a default of None means none.
+        learned: whether it reads the halting head, which has to be trained.
+        of_distributions: whether it reads the logits of every segment.
+    """
 
     default_threshold: float | None = None
     highest_threshold: float = torch.inf
@@ -79,20 +84,21 @@ EXIT_CRITERIA = {
 
 
 class ExitCriterion:
-    """Halts tokens whose value (a method below, [B, T]) is under a threshold, or for a probability at least at it.
+    """Halts tokens by comparing a value [B, T] (see the methods) with a threshold.
 
-    "q" halts where the value of halting exceeds that of continuing by more than `margin`; "fixed" never halts.
+    "cdf" and "confidence" halt at or above the threshold, the other criteria below it. "q" halts where the halt value
+    exceeds the continue value by more than `margin`. "fixed" never halts.
     """
 
     def __init__(self, name: str, threshold: float | None = None, margin: float = 0.0):
         if name not in EXIT_CRITERIA:
-            raise ValueError(f"exit_criterion={name!r} is not one of {tuple(EXIT_CRITERIA)}")
+            raise ValueError(f"exit_criterion={name!r}: must be one of {tuple(EXIT_CRITERIA)}")
         self.name, self.margin = name, margin
         self.threshold = EXIT_CRITERIA[name].default_threshold if threshold is None else threshold
-        self.last: torch.Tensor | None = None  # of the segment before
+        self.last: torch.Tensor | None = None  # value after the previous segment
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """Return the tokens that halt, bool [B, T]."""
+        """Return which tokens halt, bool [B, T]."""
         if self.name == "q":
             return state.q_logits[..., 0] - state.q_logits[..., 1] > self.margin
         value = None if self.name == "fixed" else getattr(self, f"_{self.name}")(state)
@@ -101,17 +107,17 @@ class ExitCriterion:
         return value >= self.threshold if self.name in ("cdf", "confidence") else value < self.threshold
 
     def _cdf(self, state: SegmentState) -> torch.Tensor:
-        """The gate's probability of having halted by now, 1 - prod(1 - lambda)."""
+        """Return the gate's probability of having halted by now, 1 - prod(1 - lambda)."""
         going_on = torch.sigmoid(state.q_logits[..., 1] - state.q_logits[..., 0])
         self.last = going_on if self.last is None else self.last * going_on
         return 1 - self.last
 
     def _latent_diff(self, state: SegmentState) -> torch.Tensor:
-        """The change of the state as a share of its norm."""
+        """Return the change of the state relative to its norm."""
         return relative_change(state.hidden, state.previous)
 
     def _second_diff(self, state: SegmentState) -> torch.Tensor | None:
-        """The difference of the last two changes of the state as a share of its norm, from segment 3 on."""
+        """Return the difference of the last two state changes relative to the norm; None before segment 3."""
         if state.previous is None:
             return None
         change = state.hidden - state.previous
@@ -119,37 +125,37 @@ class ExitCriterion:
         return None if last is None else (change - last).norm(dim=-1) / state.hidden.norm(dim=-1)
 
     def _kl(self, state: SegmentState) -> torch.Tensor | None:
-        """KL(p_m || p_{m-1}) of the next-token distributions, in nats."""
+        """Return KL(p_m || p_{m-1}) of the next-token distributions, in nats."""
         now = state.logits(state.hidden).float().log_softmax(-1)
         last, self.last = self.last, now
         return None if last is None else (now.exp() * (now - last)).sum(-1)
 
     def _entropy_diff(self, state: SegmentState) -> torch.Tensor | None:
-        """The change of the entropy of the next-token distribution, in nats."""
+        """Return the change of the entropy of the next-token distribution, in nats."""
         log_p = state.logits(state.hidden).float().log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
         last, self.last = self.last, entropy
         return None if last is None else (entropy - last).abs()
 
     def _confidence(self, state: SegmentState) -> torch.Tensor:
-        """The probability of the most likely next token."""
+        """Return the probability of the most likely next token."""
         return state.logits(state.hidden).float().softmax(-1).amax(-1)
 
 
 class DrawnExit:
-    """Halts each token after its drawn number of segments [B, T], in training by `segment_sampling="per_token"`."""
+    """Halts each token after its random number of segments [B, T]; for training with segment_sampling="per_token"."""
 
     def __init__(self, segments: torch.Tensor):
         self.segments, self.done = segments, 0
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """Return the tokens that halt, bool [B, T]."""
+        """Return which tokens halt, bool [B, T]."""
         self.done += 1
         return self.segments <= self.done
 
 
 def relative_change(hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
-    """||h_m - h_{m-1}|| / ||h_m||, [B, T]; infinite after the first segment."""
+    """Return ||h_m - h_{m-1}|| / ||h_m||, [B, T]; infinite after the first segment."""
     if previous is None:
         return torch.full_like(hidden[..., 0], torch.inf)
     return (hidden - previous).norm(dim=-1) / hidden.norm(dim=-1)
@@ -163,16 +169,17 @@ def segment_losses(
     logits: torch.Tensor | None = None,
     num_items: torch.Tensor | int | None = None,
 ) -> dict:
-    """`loss`, its terms and `metrics`, as the fields of `HrmLmCausalLMOutput`.
+    """Return `loss`, its terms and `metrics` as a dict with the field names of `HrmLmCausalLMOutput`.
 
     The loss is the weighted sum of the terms in training, and `lm_loss` in evaluation.
 
     Args:
-        plan: the `SegmentPlan` of the forward; with `gate_only` the loss is the gate's alone, with the weight 1.
+        plan: the `SegmentPlan` of the forward; with `gate_only`, the loss is only that of the gate, with weight 1.
+        head: function from states [N, D] to logits [N, V].
         outputs: an `HrmLmModelOutput`, with the states of all segments if the plan learns from them.
         targets: [B, T], shifted.
-        logits: [B, T, V] of the last states, computed again if None.
-        num_items: divisor of the sums over tokens; None for the labelled tokens.
+        logits: [B, T, V] of the last states; None to compute them here.
+        num_items: divisor of the sums over tokens; None for the number of labeled tokens.
     """
     config = plan.config
     states = outputs.segment_hidden_states or (outputs.last_hidden_state,)
@@ -191,7 +198,7 @@ def segment_losses(
     M = len(states)
     nll, correct = [final_nll.detach()] * M, [final_correct] * M
     supervised = [_at(halted_in == m + 1, final).sum() for m in range(M)]
-    for m in range(M - 1):  # the tokens that went on; for the others this segment's state is the final one
+    for m in range(M - 1):  # only tokens that continued; the final state of the others is handled above
         going_on = (halted_in > m + 1).nonzero().squeeze(-1)
         if not len(going_on):
             continue
@@ -204,7 +211,7 @@ def segment_losses(
 
     terms = {"lm_loss": final_nll.sum() / num_items, "deep_supervision_loss": final.sum() * 0.0}
     if config.deep_supervision == "all" and config.halt_max_steps > 1:
-        # Weights of all M segments, whichever ran: how far other tokens think must not change a token's loss.
+        # Normalize by all M segments, even if fewer ran: a token's loss must not depend on how long others think.
         weights = [m + 1.0 if config.ds_schedule == "linear" else 1.0 for m in range(max(M, config.halt_max_steps))]
         terms["deep_supervision_loss"] = sum(w * s for w, s in zip(weights, supervised)) / sum(weights) / num_items
     loss = config.lm_loss_weight * final.sum() / num_items
@@ -213,11 +220,11 @@ def segment_losses(
     nll, correct = torch.stack(nll, dim=1), torch.stack(correct, dim=1)
     metrics = _metrics(config, states, valid, halted_in, nll, correct)
     if config.halt_max_steps > 1 and config.deep_supervision == "last" and q_logits is None:
-        del metrics["ce_first"], metrics["convergence_rate"]  # nothing is known of earlier segments
+        del metrics["ce_first"], metrics["convergence_rate"]  # the states of earlier segments are unknown
     if q_logits is not None:
         q = q_logits[valid]
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
-        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # all tokens had halted: values are held
+        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # all tokens had halted: repeat values
         gate["ponder_loss"] = ponder_loss(config, torch.cat([q, unrun], dim=1))
         metrics |= gate_metrics
         terms |= {name: value.sum() / num_items for name, value in gate.items()}
@@ -231,9 +238,14 @@ def segment_losses(
 def halting_value_losses(
     config, q: torch.Tensor, halted_in: torch.Tensor, nll: torch.Tensor, correct: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Losses [N] of both halting values, each a mean over the M segments that could be supervised, and metrics.
+    """Return the losses [N] of both halting values, averaged over segments, and metrics.
 
-    q [N, M, 2], halted_in int [N] (1..M), nll [N, M] and correct bool [N, M] (those of the halting segment after it).
+    Segments without a known target count as 0.
+
+    Args:
+        q: [N, M, 2], halt and continue values.
+        halted_in: int [N], the segment (1..M) in which each token halted.
+        nll, correct: [N, M] and bool [N, M]; after halting, those of the halting segment.
     """
     M = q.shape[1]
     segment = torch.arange(1, M + 1, device=q.device)
@@ -249,8 +261,8 @@ def halting_value_losses(
     with torch.no_grad():
         value = torch.sigmoid(q)
         best = value.amax(-1)
-        if M == config.halt_max_steps:  # after the last segment there is nothing but to halt
-            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # and nothing to regret
+        if M == config.halt_max_steps:  # after the last segment, a token can only halt
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # which is right by definition
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {
@@ -266,7 +278,10 @@ def halting_value_losses(
 
 
 def halting_distribution(q: torch.Tensor) -> torch.Tensor:
-    """p[n, m], the chance that the gate s(q_halt - q_continue) halts after segment m; sums to 1. q [N, M, 2]."""
+    """Return the probability p [N, M] that the gate s(q_halt - q_continue) halts after segment m, for q [N, M, 2].
+
+    The probabilities of a token sum to 1.
+    """
     gate = torch.sigmoid(q[..., 0] - q[..., 1])
     gate = torch.cat([gate[:, :-1], torch.ones_like(gate[:, :1])], dim=1)
     before = torch.cat([torch.ones_like(gate[:, :1]), (1 - gate[:, :-1]).cumprod(1)], dim=1)
@@ -274,7 +289,7 @@ def halting_distribution(q: torch.Tensor) -> torch.Tensor:
 
 
 def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
-    """The price of compute per token [N], from the gate that really halts. q [N, M, 2]."""
+    """Return the ponder loss per token [N], the price of compute, from the halting values q [N, M, 2]."""
     p = halting_distribution(q)
     segment = torch.arange(1, p.shape[1] + 1, device=p.device, dtype=p.dtype)
     if config.ponder_type == "expected_steps":
@@ -287,9 +302,9 @@ def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
 
 
 def _token_losses(head, hidden, target, smoothing: float, size: int, logits: torch.Tensor | None = None) -> tuple:
-    """Negative log-likelihood, the same with smoothing, and whether the likeliest token is right, of each token [n].
+    """Return NLL, NLL with label smoothing, and whether the most likely token is correct, per token [n].
 
-    hidden [n, D], target [n]; `logits` [n, V] if they are computed already, else for `size` tokens at a time.
+    hidden is [n, D], target [n]. `logits` [n, V] are computed for `size` tokens at a time if they are None.
     """
 
     def of_logits(logits, target):
@@ -309,7 +324,7 @@ def _token_losses(head, hidden, target, smoothing: float, size: int, logits: tor
 
 @torch.no_grad()
 def _metrics(config, states, valid, halted_in, nll, correct) -> dict[str, torch.Tensor]:
-    """0-d tensors over the labelled tokens; zero if there are none. nll, correct [N, M]."""
+    """Return metrics over the labeled tokens as 0-d tensors, zero if there are none; nll and correct are [N, M]."""
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         return values.float().sum() / max(len(values), 1)

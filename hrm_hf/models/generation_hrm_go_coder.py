@@ -1,15 +1,15 @@
-"""How the Go coder writes: a hidden plan, then code.
+"""Text generation of the Go coder, which first writes a hidden plan and then code.
 
-`generate` is that of transformers on a tagged stream. The tags of a prompt decide how it is read:
+`generate` runs transformers' `generate` on a tagged stream. The tags of a prompt decide how it is read:
 
-    no tag                              code to be continued: <PROBLEM>prompt</PROBLEM>, plan, <CODE>prompt...
+    no tag                              code to continue: <PROBLEM>prompt</PROBLEM>, plan, <CODE>prompt...
     ends in </PROBLEM>, </CONTEXT> or   a task: plan, <CODE>...; the chat template ends in <PLAN>
-      in the <PLAN> behind it
-    <PR_TITLE>..., <PR_BODY>...         a task, as the original's prompts
-    anything else                       a stream of the training format: plain autoregression, nothing inserted
+      in the <PLAN> after one of them
+    <PR_TITLE>..., <PR_BODY>...         a task, like the prompts of the original code
+    anything else                       a stream in the training format: plain autoregression, nothing inserted
 
-In the first three cases plan and tags stay hidden: the result, and all that criteria and processors of a caller see,
-is the prompt and the code after it. `generate_with_refinement` is in `refinement_hrm_go_coder.py`.
+In the first three cases the plan and the tags stay hidden: the result is the prompt and the code after it, and so is
+the text that a caller's criteria and processors see. `generate_with_refinement` is in `refinement_hrm_go_coder.py`.
 """
 
 import copy
@@ -43,15 +43,15 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # behind inputs and generation_config
-LEAST_CODE = 16  # tokens for which a further attempt is worth starting
-LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary tables of a batch in which one row is longer than in training
-SHORTEST_STATIC = 128  # tokens of a static cache; the next is twice as long
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # after inputs and generation_config
+LEAST_CODE = 16  # minimum tokens left for code to start another attempt
+LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose tables depend on the longest row of the batch
+SHORTEST_STATIC = 128  # tokens of the shortest static cache; the next length is twice that
 STEP = TOKEN_IDS["<STEP>"]
-LONGEST_CYCLE = 64  # tokens: some six lines of code
-# How long a stretch may be that repeats, token by token, what is one cycle before. Of real code, 1,748 programs,
-# functions and tests with tables in three vocabularies of 1,024 to 10,374 tokens, has at most 20 equal tokens (digits
-# of a number), 114 tokens of a cycle of 2 to 19, and 5.9 copies of a longer one (rows of a table).
+LONGEST_CYCLE = 64  # tokens, about six lines of code
+# Maximum length of text that repeats with a period of one cycle. Real code (1,748 programs, functions and table-driven
+# tests, with three vocabularies of 1,024 to 10,374 tokens) has at most 20 equal tokens in a row (digits of a number),
+# 114 tokens with a cycle of 2 to 19 tokens, and 5.9 copies of a longer cycle (rows of a table).
 SAME_TOKEN = 24
 SHORT_CYCLES = 128
 COPIES = 6
@@ -61,13 +61,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GoCoderGenerateOutput(GenerateBeamDecoderOnlyOutput):
-    """The output of transformers for the code alone, with the plan and the hidden stream.
+    """The output of transformers for the code, with the plan and the hidden stream.
 
-    `sequences` [B, S] is prompt and code, with </s> instead of </CODE>. `scores` and `logits` have an entry for each
-    token of the code, with those of </CODE> under </s>. Attentions and hidden states are those of the hidden stream.
+    `sequences` [B, S] are prompt and code, with </s> instead of </CODE>. `scores` and `logits` have an entry for each
+    token of the code; the value of </CODE> is at </s>. Attentions and hidden states are those of the hidden stream.
 
     Attributes:
-        plan_ids: the plan of each row, a list of ids without its tags.
+        plan_ids: the plan of each row, a list of ids without the enclosing tags.
         streams: [B, T], the hidden streams with plan and code, padded on the left.
     """
 
@@ -77,12 +77,12 @@ class GoCoderGenerateOutput(GenerateBeamDecoderOnlyOutput):
 
 @dataclass
 class Task:
-    """One prompt and the segments written for it.
+    """A prompt and the segments generated for it.
 
     Attributes:
         head: ids up to and including </PROBLEM> or </CONTEXT>.
         prefix: ids of the given beginning of the code.
-        plan: ids of the current plan with its tags.
+        plan: ids of the current plan, including its tags.
         history: segments after the head: earlier plans, attempts and verdicts, and the current plan.
     """
 
@@ -96,7 +96,7 @@ class Task:
 
 
 class RowLimits(StoppingCriteria):
-    """Ends each row at its own length in columns, prompt and padding included; beams of a row are adjacent."""
+    """Stops each row at its own length, which includes prompt and padding; the beams of a row are adjacent."""
 
     def __init__(self, lengths: Sequence[int]):
         self.lengths = torch.tensor(lengths)
@@ -107,7 +107,7 @@ class RowLimits(StoppingCriteria):
 
 
 class CodeStreamer(BaseStreamer):
-    """Passes the visible prompt instead of the hidden stream, and no tags, to a user's streamer."""
+    """Streamer that passes the visible prompt and the code, but no tags, to a user's streamer."""
 
     def __init__(self, streamer: BaseStreamer, prompt: torch.Tensor | None):
         self.streamer, self.prompt = streamer, prompt
@@ -126,7 +126,7 @@ class CodeStreamer(BaseStreamer):
 
 
 class GoCoderGenerationMixin(GenerationMixin):
-    """`generate` of `HrmGoCoderForCausalLM`, also used by its loop of attempts."""
+    """Mixin with `generate` of `HrmGoCoderForCausalLM`, which the refinement loop also uses."""
 
     @torch.no_grad()
     def generate(
@@ -139,39 +139,39 @@ class GoCoderGenerationMixin(GenerationMixin):
         repetition_guard: bool | None = None,
         **kwargs: Any,
     ):
-        """Generate as in transformers; a prompt without a plan gets a hidden one (see the module's docstring).
+        """Generate as in transformers, but write a hidden plan first (see the module's docstring).
 
         Args:
-            inputs: prompt ids [B, S]; also as `input_ids`.
-            generation_config: as in transformers. Without a length, `code_budget` new tokens; plans have
-                `plan_budget` besides.
-            plan_first: False continues every prompt as it is.
-            return_plan: return `GoCoderGenerateOutput`, as `return_dict_in_generate` does.
+            inputs: prompt ids [B, S]; also accepted as `input_ids`.
+            generation_config: as in transformers. If it sets no length, at most `code_budget` new tokens of code are
+                written; a plan can have another `plan_budget` tokens.
+            plan_first: False continues every prompt unchanged, without a plan.
+            return_plan: return `GoCoderGenerateOutput`, like `return_dict_in_generate`.
             repetition_guard: whether to keep plan and code from repeating themselves (`repetition_guards`); the
-                config's by default. A stream that is continued as it is needs its guards in `logits_processor`.
+                config's by default. If prompts are continued unchanged, pass the guards as `logits_processor`.
 
         Raises:
-            ValueError: streams and prompts in one batch; a prompt too long for the model; `repetition_guard=True` for
-                a stream that is continued as it is.
+            ValueError: the batch mixes streams and prompts, a prompt is too long for the model, or
+                `repetition_guard=True` with prompts that are continued unchanged.
         """
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         rows = None
-        # An assistant drafts the stream of another model, as far as that has come.
+        # An assistant model only continues the stream of another model.
         drafts = generation_config is not None and generation_config.is_assistant
         begins = kwargs.get("past_key_values") is None
         if plan_first and self.config.tagged and begins and not drafts:
             if kwargs.get("inputs_embeds") is not None:
                 logger.warning(
-                    "inputs_embeds show no tags: they are continued as code, without a plan, and what is written may "
-                    "hold tags. Give input_ids alone for a plan, or plan_first=False if this is meant"
+                    "inputs_embeds are continued as code without a plan, because their tags are unknown, and the "
+                    "output can contain tags. Pass only input_ids for a plan, or plan_first=False to hide this warning"
                 )
             elif torch.is_tensor(ids):
                 rows = self._tasks(ids, kwargs.get("attention_mask"))
         if rows is None:
             if repetition_guard:
                 raise ValueError(
-                    "repetition_guard=True guards a plan and a code that are begun here, and this prompt is continued "
-                    "as it is; give logits_processor=repetition_guards(tokens of the prompt) instead"
+                    "repetition_guard=True: not available for a prompt that is continued unchanged; pass "
+                    "logits_processor=repetition_guards(number of prompt tokens) instead"
                 )
             return super().generate(inputs, generation_config, *args, **kwargs)
         kwargs.pop("input_ids", None)
@@ -181,7 +181,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         return self._generate_planned(ids, rows, generation_config, return_plan, **kwargs)
 
     def _tasks(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[Task] | None:
-        """Return the rows of a batch as tasks, or None if they are streams."""
+        """Return the rows of a batch as tasks, or None if they are tagged streams."""
         if ids.dim() != 2 or ids.dtype.is_floating_point:
             return None
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask
@@ -192,7 +192,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             return None
         if any(streams):
             raise ValueError(
-                f"prompt {streams.index(True)} of the batch is a tagged stream and others are not; generate them apart"
+                f"prompt {streams.index(True)} of the batch is a tagged stream, unlike others; use separate batches"
             )
         return rows
 
@@ -207,11 +207,11 @@ class GoCoderGenerationMixin(GenerationMixin):
         settings.max_length = None
         wants_dict = settings.return_dict_in_generate or return_plan
         copies = settings.num_return_sequences or 1
-        if (settings.num_beams or 1) == 1 and copies > 1:  # samples: each thinks for itself
+        if (settings.num_beams or 1) == 1 and copies > 1:  # samples: each gets its own plan
             rows = [copy.deepcopy(row) for row in rows for _ in range(copies)]
             settings.num_return_sequences = 1
         streamer = kwargs.pop("streamer", None)
-        own_ends = settings.eos_token_id or []  # the config's </s>, or what a caller ends with
+        own_ends = settings.eos_token_id or []  # the config's </s>, or the caller's
         own_ends = [own_ends] if isinstance(own_ends, int) else own_ends
         self._write_plans(rows, settings, kwargs)
         prompts = [[*row.stream(), *row.plan, CODE, *row.prefix] for row in rows]
@@ -219,7 +219,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         room = self.config.max_position_embeddings - start
         if requested is not None and requested > room > 0:
             logger.warning(
-                "%d new tokens were asked for, and at most %d are written: prompt and plan take %d of the model's %d "
+                "max_new_tokens=%d: at most %d new tokens fit, because prompt and plan take %d of the model's %d "
                 "positions (max_position_embeddings)",
                 requested, room, start, self.config.max_position_embeddings,
             )  # fmt: skip
@@ -247,7 +247,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         settings.min_new_tokens, settings.stop_strings, settings.min_length = None, None, 0
         kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY} | {"planner_only": True}
         prompts = [[*row.stream(), PLAN] for row in rows]
-        # After the plan come its end, <CODE>, the given beginning and the new code.
+        # The plan is followed by its end tag, <CODE>, the given beginning of the code, and the new code.
         room = self.config.max_position_embeddings - 2 - LEAST_CODE
         rooms = [room - len(prompt) - len(row.prefix) for prompt, row in zip(prompts, rows)]
         budgets = [max(1, min(self.config.plan_budget, room)) for room in rooms]
@@ -259,15 +259,15 @@ class GoCoderGenerationMixin(GenerationMixin):
     def _continue(
         self, prompts, settings, budgets: list[int], ends: set[int], tags: set[int], repetition_guard=None, **kwargs
     ):
-        """Run transformers' generate on prompts of different lengths; only `tags` and EOS can be written of all tags.
+        """Run transformers' `generate` on prompts of different lengths; the only tags it can write are `tags` and EOS.
 
-        A row gets at most its own of `budgets` new tokens, and no more than the model's positions allow.
+        Each row gets at most its entry of `budgets` new tokens, and at most as many as the model has positions for.
         """
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest >= limit:
             raise ValueError(
-                f"a prompt needs {longest} tokens with its plan, and the model has {limit} positions "
-                "(max_position_embeddings); shorten it"
+                f"the longest prompt has {longest} tokens with its plan, but the model only has {limit} positions "
+                "(max_position_embeddings); shorten the prompt"
             )
         settings = copy.deepcopy(settings)
         together = self.config.rope_parameters["rope_type"] in LENGTH_DEPENDENT
@@ -294,9 +294,9 @@ class GoCoderGenerationMixin(GenerationMixin):
         return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
 
     def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
-        """Prepare a cache of one of few lengths, as steps are compiled once for each length.
+        """Prepare a cache whose length is a power of two, because each length compiles the decoding step again.
 
-        transformers keeps the longest cache, so that plans would be compiled again after the first code.
+        transformers would keep the longest cache, so that plans would be compiled again after the first code.
         """
         self._previous_max_cache_length = -1
         length = max(SHORTEST_STATIC, 1 << (max_cache_len - 1).bit_length())
@@ -304,7 +304,7 @@ class GoCoderGenerationMixin(GenerationMixin):
 
 
 def _read_prompt(prompt: list[int]) -> Task | None:
-    """Return a prompt as a task, or None if it is a stream."""
+    """Return a prompt as a task, or None if it is a tagged stream."""
     text = [token for token in prompt if token not in NO_TAGS]
     tags = {token for token in text if token < len(SPECIAL_TOKENS)}
     bos = TOKEN_IDS[BOS]
@@ -319,7 +319,7 @@ def _read_prompt(prompt: list[int]) -> Task | None:
 
 
 def for_ids_alone(settings):
-    """Return a copy of generation settings that returns only one sequence per prompt."""
+    """Return a copy of generation settings that only returns ids, one sequence per prompt."""
     settings = copy.deepcopy(settings)
     settings.num_return_sequences = 1
     for name in ("return_dict_in_generate", *(name for name in vars(settings) if name.startswith("output_"))):
@@ -328,7 +328,7 @@ def for_ids_alone(settings):
 
 
 def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:
-    """Wrap criteria, processors and prefix function so that they see `prompts` [B, W] for `start` hidden tokens."""
+    """Wrap criteria, processors and prefix function to see `prompts` [B, W] instead of the first `start` tokens."""
 
     def visible(streams: torch.Tensor) -> torch.Tensor:  # [B * beams, T]
         shown = prompts.to(streams.device).repeat_interleave(len(streams) // len(prompts), dim=0)
@@ -352,12 +352,12 @@ def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> d
 
 
 def _with_visible_end(written: torch.Tensor) -> torch.Tensor:
-    """Replace </CODE> by </s>, the end that users of any tokenizer expect."""
+    """Replace </CODE> by </s>, the usual end of a sequence."""
     return torch.where(written == END_CODE, TOKEN_IDS[EOS], written)
 
 
 def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indices: torch.Tensor | None) -> None:
-    """Swap the scores [B * beams, V] of </CODE> and </s> in place where </CODE> was written."""
+    """Swap the scores [B * beams, V] of </CODE> and </s> in place at the steps that wrote </CODE>."""
     ends = [TOKEN_IDS[EOS], END_CODE]
     places = (written == END_CODE).nonzero().tolist()
     rows = {(step, row if beam_indices is None else int(beam_indices[row, step])) for row, step in places}
@@ -366,27 +366,27 @@ def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indi
 
 
 def until(tokens: Sequence[int], ends: Container[int], kept: int = 0) -> list[int]:
-    """Return the tokens before the first end, and `kept` more."""
+    """Return the tokens before the first token in `ends`, and `kept` more."""
     return next((list(tokens[: i + kept]) for i, token in enumerate(tokens) if token in ends), list(tokens))
 
 
 # ---- guards against text that repeats itself, for any causal language model ----
 
-# transformers has a penalty for every token that occurred (`repetition_penalty`) and a ban on every n-gram that did
-# (`no_repeat_ngram_size`). Both forbid good code: of 164 functions that people wrote, 60 have some ten tokens twice.
-# Here only text that follows *itself* is forbidden, where it is longer than in real code.
+# transformers can penalize every token that has occurred (`repetition_penalty`) and ban every n-gram that has occurred
+# (`no_repeat_ngram_size`). Both forbid good code: 60 of 164 functions written by people repeat some sequence of ten
+# tokens. These guards only forbid text that directly repeats *itself*, if the repetition is longer than in real code.
 
 
 def longest_stretch(period: int) -> int:
-    """How many tokens in a row may repeat themselves with a period of so many tokens, the first copy included."""
+    """Return the maximum length of text that repeats with this period, in tokens, including the first copy."""
     return SAME_TOKEN if period == 1 else max(SHORT_CYCLES, COPIES * period)
 
 
 class _WrittenText(LogitsProcessor):
-    """Base class of processors that forbid tokens by the text written after the prompt.
+    """Base class of logits processors that forbid tokens based on the text generated after the prompt.
 
     Args:
-        prompt_length: given tokens of each row, padding included.
+        prompt_length: number of prompt tokens of each row, including padding.
     """
 
     def __init__(self, prompt_length: int):
@@ -400,19 +400,19 @@ class _WrittenText(LogitsProcessor):
         forbidden = torch.zeros_like(scores, dtype=torch.bool)
         forbidden[tuple(zip(*found))] = True
         left = scores.masked_fill(forbidden, -torch.inf)
-        # A row in which nothing would be left stays as it is, because sampling from nothing is an error.
+        # If all tokens of a row would be forbidden, leave the row unchanged: sampling would raise an error.
         return torch.where(left.amax(dim=-1, keepdim=True) == -torch.inf, scores, left)
 
 
 class RepetitionGuard(_WrittenText):
-    """Forbids the token with which a cycle of up to `LONGEST_CYCLE` tokens would be longer than `longest_stretch`."""
+    """Forbids tokens that would extend a repetition of up to `LONGEST_CYCLE` tokens beyond `longest_stretch`."""
 
     def forbidden(self, ids: list[int]) -> set[int]:
         return repeated_too_often(ids[-longest_stretch(LONGEST_CYCLE) :])
 
 
 def repeated_too_often(ids: list[int]) -> set[int]:
-    """The tokens behind `ids` with which a stretch would be longer than it may."""
+    """Return the next tokens that would extend a repetition at the end of `ids` beyond `longest_stretch`."""
     found = set()
     for period in range(1, LONGEST_CYCLE + 1):
         stretch = longest_stretch(period)
@@ -422,9 +422,9 @@ def repeated_too_often(ids: list[int]) -> set[int]:
 
 
 class DistinctSteps(_WrittenText):
-    """Lets no step of a plan end with the tokens of an earlier one: the step continues until it differs.
+    """Keeps a plan from repeating a step: a step that equals an earlier one cannot end until it differs.
 
-    The prompt ends in <PLAN>. Code has no steps, so nothing is forbidden there.
+    The prompt ends with <PLAN>. Code has no steps, so nothing is forbidden there.
     """
 
     def forbidden(self, ids: list[int]) -> Iterable[int]:
@@ -435,5 +435,5 @@ class DistinctSteps(_WrittenText):
 
 
 def repetition_guards(prompt_length: int) -> LogitsProcessorList:
-    """The guards of a plan or a code in the Go coder's stream, written behind `prompt_length` given tokens."""
+    """Return the guards for a plan or code that the Go coder writes after a prompt of `prompt_length` tokens."""
     return LogitsProcessorList([RepetitionGuard(prompt_length), DistinctSteps(prompt_length)])

@@ -1,4 +1,4 @@
-"""What the Go coder reads off its stream, whether an attempt is done, and its language modeling loss without logits.
+"""Parts of the Go coder: the refinement head, helpers that locate plans and code, and a cross-entropy without logits.
 
 `processing_hrm_go_coder.py` lists the tags that open code and plans.
 """
@@ -18,13 +18,13 @@ from .processing_hrm_go_coder import (
 
 
 IGNORED = -100
-LOSS_CHUNK = 512  # positions whose logits exist at a time; 100 MB of float32 logits at 50,000 tokens
+LOSS_CHUNK = 512  # positions whose logits are computed at once; 100 MB in float32 with 50,000 tokens
 
 
 class HrmGoCoderFeedbackEncoder(nn.Module):
-    """Encodes what a validator said as a vector: its two verdicts, the category of the error and where it is.
+    """Encodes validator feedback as a vector: two verdicts, the category of the error, and its line.
 
-    Without a validator the vector is a learned one of its own, not that of a validator without complaints.
+    Without a validator, the vector is a separate learned one, which differs from that of feedback without errors.
     """
 
     def __init__(self, config: HrmGoCoderConfig):
@@ -37,9 +37,9 @@ class HrmGoCoderFeedbackEncoder(nn.Module):
         self.no_validator = nn.Parameter(torch.empty(config.hidden_size))
 
     def forward(self, feedback_ids: torch.Tensor) -> torch.Tensor:
-        """[..., C] of feedback ids [..., 4] (`Feedback.token_ids`): syntax, tests, category, line bucket."""
+        """Encode feedback ids [..., 4] of `Feedback.token_ids` (syntax, tests, category, line bucket) as [..., C]."""
         syntax, tests, category, line = feedback_ids.unbind(dim=-1)
-        # 0 unknown, 1 good, 2 bad become 0, 1, -1.
+        # Map 0 (unknown), 1 (good) and 2 (bad) to 0, 1 and -1.
         flags = torch.stack([syntax, tests], dim=-1)
         flags = torch.where(flags == 2, -1, flags).to(self.no_validator.dtype)
         encoded = self.projection(torch.cat([self.flags(flags), self.category(category)], dim=-1))
@@ -49,7 +49,7 @@ class HrmGoCoderFeedbackEncoder(nn.Module):
 
 
 class HrmGoCoderRefinementHead(nn.Module):
-    """Whether an attempt is to be continued, refined or done, from what is known at its </CODE>."""
+    """Classifies an attempt at its </CODE> as CONTINUE, REFINE or DONE."""
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__()
@@ -58,7 +58,7 @@ class HrmGoCoderRefinementHead(nn.Module):
         self.classes = nn.Linear(config.hidden_size // 2, len(DECISIONS))
 
     def forward(self, planner, generator, plan, feedback) -> torch.Tensor:
-        """Logits [..., 3] of planner and generator states, the mean state of the plan, and feedback, each [..., C]."""
+        """Return logits [..., 3] from planner state, generator state, mean plan state and feedback, each [..., C]."""
         features = torch.cat([planner, generator, plan, feedback], dim=-1)
         return self.classes(self.dropout(nn.functional.gelu(self.hidden(features))))
 
@@ -66,7 +66,7 @@ class HrmGoCoderRefinementHead(nn.Module):
 def decision_loss(
     logits: torch.Tensor, labels: torch.LongTensor, class_weights: list[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Class-weighted cross-entropy of logits [B, K, 3] with labels [B, K], and the number of labels that count."""
+    """Return the class-weighted cross-entropy of logits [B, K, 3] and labels [B, K], and the number of labels."""
     weight, flat = logits.new_tensor(class_weights, dtype=torch.float), labels.flatten()
     known = flat != IGNORED
     total = nn.functional.cross_entropy(
@@ -76,7 +76,7 @@ def decision_loss(
 
 
 def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positions: torch.LongTensor) -> torch.Tensor:
-    """Mean planner state [B, K, C] over the last plan before each position; zeros without one."""
+    """Return the mean planner state [B, K, C] over the last plan before each position; zeros without a plan."""
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
     openers = last_openers(input_ids)[0]
     plans = torch.where(input_ids == TOKEN_IDS["<PLAN>"], indices, -1).cummax(dim=1).values
@@ -87,7 +87,7 @@ def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positi
 
 
 def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Index [B, T] of the last opener up to each position, -1 for none; and which positions open code [B, T]."""
+    """Return the index [B, T] of the last opener up to each position (-1 for none), and which positions open code."""
     opens_code = input_ids == TOKEN_IDS["<CODE>"]
     opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, RESERVED))
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -95,21 +95,21 @@ def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def within(input_ids: torch.Tensor, tags: tuple[str, ...]) -> torch.Tensor:
-    """Which ids lie from the first to the last of `tags`."""
+    """Return which ids are in the range from the first to the last of `tags`."""
     return (input_ids >= TOKEN_IDS[tags[0]]) & (input_ids <= TOKEN_IDS[tags[-1]])
 
 
 def at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """values [B, T, C] at positions [B, K] -> [B, K, C]."""
+    """Gather values [B, T, C] at positions [B, K]; the result is [B, K, C]."""
     return values.gather(1, positions.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
 
 
 # ---- cross-entropy without logits ----
 
-# A head over 50,000 tokens makes logits many times larger than all else in a small model. Here they exist for a chunk
-# of positions at a time; the forward computes loss and gradients of a chunk together and keeps the gradients alone, so
-# that nothing is computed twice. The idea is that of "Cut Your Losses" (Wijmans et al. 2024, arXiv 2411.09009) and
-# Liger (arXiv 2410.10989), in plain torch for any device.
+# With 50,000 tokens, the logits are much larger than all other tensors of a small model. Here they only exist for one
+# chunk of positions at a time. The forward computes the loss and the gradients of a chunk together and keeps only the
+# gradients, so that nothing is computed twice. The idea is from "Cut Your Losses" (Wijmans et al. 2024, arXiv
+# 2411.09009) and Liger (arXiv 2410.10989); this version is plain torch for any device.
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -151,7 +151,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, token_weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """sum_i token_weights[i] * CE(hidden[i] @ weight.T, targets[i]), and each CE without a gradient.
+    """Return sum_i token_weights[i] * CE(hidden[i] @ weight.T, targets[i]), and each CE without a gradient.
 
     Args:
         hidden: [N, C].

@@ -1,6 +1,6 @@
-"""Manifold-constrained hyper-connections (mHC): the residual stream widened to n streams that a learned map mixes.
+"""Manifold-constrained hyper-connections (mHC): n residual streams that are mixed by learned maps.
 
-At a site (an attention or a feed-forward branch F), with the streams x of a token in R^{n x C}:
+At a site (an attention or feed-forward branch F), with the streams x of a token in R^{n x C}:
 
     v      = RMSNorm(flatten(x))                                   over all n C values, without gain
     pre    = sigmoid(scale[0] * (fn v)_pre + base_pre) + eps       [n]
@@ -8,21 +8,22 @@ At a site (an attention or a feed-forward branch F), with the streams x of a tok
     comb   = Sinkhorn(scale[2] * (fn v)_comb + base_comb)          [n, n], first index the source stream
     x_next = H_res x + post F(pre x)          with H_res = comb^T
 
-Sinkhorn keeps H_res (nearly) doubly stochastic, so that a product of many of them neither grows nor fades: its row
+Sinkhorn keeps H_res (nearly) doubly stochastic, so that a product of many maps neither grows nor vanishes: its row
 sums are the forward gain, its column sums the backward gain.
 
 Sources: Xie et al. 2026, "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880, equations 4 to 9. Names,
-layouts and the place of eps are those of `deepseek_v4` in transformers, so that its weights load here directly. Other
-residual maps: "birkhoff" (mHC-lite, arXiv 2601.05732), "identity" (H_res = I), "unconstrained" (hyper-connections,
-arXiv 2409.19606, without the tanh; it is there to show what the constraint prevents).
+layouts and the position of eps follow `deepseek_v4` in transformers, so that its weights load directly. Other residual
+maps are "birkhoff" (mHC-lite, arXiv 2601.05732), "identity" (H_res = I) and "unconstrained" (hyper-connections, arXiv
+2409.19606, without the tanh), which shows what the constraint prevents.
 
-Coefficients are computed in float32 (float64 for float64 streams) with autocast off; streams are mixed in their own
+Coefficients are computed in float32 (float64 for float64 streams) without autocast; streams are mixed in their own
 dtype. There are no fused GPU kernels.
 
-Gains (`MhcMetricsMixin`) say how much a signal can grow on its way through the streams: forward the largest absolute
-row sum of H_res, backward the largest absolute column sum; both are 1 for a doubly stochastic map. Composite gains are
-those of the product of all maps up to a site. The maps of a model are averaged over tokens before sums are taken. The
-paper calls this "Amax Gain Magnitude"; the smallest column sum is ours, since a gain hides what fades.
+Gains (`MhcMetricsMixin`) measure how much a signal can grow on its way through the streams. The forward gain is the
+largest absolute row sum of H_res, the backward gain the largest absolute column sum; both are 1 for a doubly
+stochastic map. Composite gains are those of the product of all maps up to a site. Maps are averaged over tokens before
+the sums are taken. The paper calls this "Amax Gain Magnitude". The smallest column sum is our addition, because gains
+do not show vanishing signals.
 """
 
 import math
@@ -33,22 +34,22 @@ import torch
 from torch import nn
 
 
-SITES = ("attention", "feed_forward")  # of hyper-connections in a layer, in the order they run
+SITES = ("attention", "feed_forward")  # the hyper-connections of a layer, in execution order
 
 
 class HyperConnection(nn.Module):
-    """One site: reads a branch's input from n streams of width C, and writes its output back.
+    """Hyper-connection of one site: reads a branch's input from n streams of width C, and writes its output back.
 
     Args:
         hidden_size: width C.
-        num_streams: streams n; 1 is a plain residual connection whose branch is gated.
-        sinkhorn_iters: normalizations of rows and columns, in "sinkhorn" mode.
-        eps: floor of Sinkhorn's entries and sums and of `pre`. Rows and columns of H_res then sum to 1 - eps; 0 makes
-            them exact, at the price of no floor for sharp logits.
+        num_streams: number n of streams; 1 gives a plain residual connection with a gated branch.
+        sinkhorn_iters: number of row and column normalizations in "sinkhorn" mode.
+        eps: floor of `pre` and of Sinkhorn's entries and sums. The rows and columns of H_res then sum to 1 - eps; with
+            0 the sums are exact, but sharp logits have no floor.
         norm_eps: epsilon of the RMS norm.
         res_mode: "sinkhorn", "birkhoff" (at most four streams), "identity" or "unconstrained".
-        alpha_init: the initial `scale`: how much the maps depend on the token at the start.
-        initializer_range: std of `fn` at the start.
+        alpha_init: initial `scale`, i.e. how much the maps initially depend on the token.
+        initializer_range: initial std of `fn`.
 
     Parameters (deepseek_v4's): `fn` [2n + r, n C], `base` [2n + r], `scale` [3], ordered pre, post, comb. The comb
     part has r = n * n entries (row-major, source stream first), n! in "birkhoff" mode (permutations in lexicographic
@@ -82,17 +83,17 @@ class HyperConnection(nn.Module):
 
     @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return new values of parameters and buffers: pre starts at 1/n, post at 1, an unconstrained H_res at I."""
+        """Return initial parameters and buffers; pre starts at 1/n, post at 1, an unconstrained H_res at I."""
         n = self.num_streams
         base = torch.zeros_like(self.base)
         base[:n] = pre_bias(n)
         if self.res_mode == "unconstrained":
             base[2 * n :] = torch.eye(n).flatten()
         constants = {}
-        if self.res_mode == "birkhoff":  # every permutation matrix is a column
+        if self.res_mode == "birkhoff":  # each column is a flattened permutation matrix
             orders = torch.tensor(list(permutations(range(n))))
             constants["permutations"] = nn.functional.one_hot(orders, n).flatten(1).T.float()
-        # `fn` must not be zero: with equal bases nothing else would ever tell the streams apart.
+        # `fn` must not be zero: all streams have the same base, so they could never become different.
         return constants | {
             "fn": torch.randn_like(self.fn) * self.initializer_range,
             "base": base,
@@ -100,7 +101,7 @@ class HyperConnection(nn.Module):
         }
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The branch's input [B, S, C], `post` [B, S, n] and H_res [B, S, n, n] for streams [B, S, n, C]."""
+        """Return the branch's input [B, S, C], `post` [B, S, n] and H_res [B, S, n, n] for streams [B, S, n, C]."""
         with without_autocast(streams):
             pre, post, h_res = self.coefficients(streams)
             return weighted_sum(pre, streams), post, h_res
@@ -108,7 +109,7 @@ class HyperConnection(nn.Module):
     def merge(
         self, streams: torch.Tensor, branch: torch.Tensor, post: torch.Tensor, h_res: torch.Tensor
     ) -> torch.Tensor:
-        """The next streams H_res x + post F, [B, S, n, C] in the dtype of `streams`; `branch` is F [B, S, C]."""
+        """Return the next streams H_res x + post F [B, S, n, C] in the dtype of `streams`; F [B, S, C] is `branch`."""
         dtype = streams.dtype
         with without_autocast(streams):
             post, branch = post.to(dtype).unsqueeze(-1), branch.to(dtype).unsqueeze(-2)
@@ -119,7 +120,7 @@ class HyperConnection(nn.Module):
             return torch.matmul(h_res.to(dtype), streams).addcmul_(post, branch)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n], in float32 or float64."""
+        """Return `pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n] in float32 or float64."""
         shape, n = streams.shape[:2], self.num_streams
         projected = normed_projection(streams, self.fn, self.norm_eps)
         dtype = projected.dtype
@@ -127,23 +128,23 @@ class HyperConnection(nn.Module):
         pre, post, comb = raw.split(self.sizes)
         pre = torch.sigmoid(pre) + self.eps
         post = 2 * torch.sigmoid(post)
-        # Contiguous: a batched product of strided tiny matrices is a slow loop over the batch.
+        # Contiguous, because torch multiplies a batch of tiny strided matrices in a slow loop.
         h_res = self._residual_map(comb).permute(2, 0, 1).contiguous()
         return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
 
     def get_connection_matrix(self, streams: torch.Tensor | None = None) -> torch.Tensor:
-        """H_res: of each token [B, S, n, n] for streams [B, S, n, C], or without streams the static part [n, n]."""
+        """Return H_res [B, S, n, n] for streams [B, S, n, C]; without streams, its static part [n, n]."""
         if streams is not None:
             return self.coefficients(streams)[2]
         base = self.base.to(torch.promote_types(self.base.dtype, torch.float32))
         return self._residual_map(base[2 * self.num_streams :].unsqueeze(-1))[..., 0]
 
     def _per_entry(self, scale: torch.Tensor) -> torch.Tensor:
-        """`scale` repeated to one factor for each row of `fn`, [2n + r, 1]."""
+        """Repeat `scale` to one factor for each row of `fn`, [2n + r, 1]."""
         return torch.cat([scale[part].expand(size) for part, size in enumerate(self.sizes) if size]).unsqueeze(-1)
 
     def _residual_map(self, raw: torch.Tensor) -> torch.Tensor:
-        """H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]."""
+        """Return H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]."""
         n = self.num_streams
         if self.res_mode == "identity":
             return torch.eye(n, dtype=raw.dtype, device=raw.device).unsqueeze(-1).expand(n, n, raw.shape[-1])
@@ -156,7 +157,7 @@ class HyperConnection(nn.Module):
 
 
 class HyperHead(nn.Module):
-    """Reduces n streams to one by learned weights sigmoid(...) + eps, as deepseek_v4 does before its last norm.
+    """Reduces n streams to one with learned weights sigmoid(...) + eps, as deepseek_v4 does before its final norm.
 
     Parameters: `hc_fn` [n, n C], `hc_base` [n], `hc_scale` [1]. The weights start at 1/n.
     """
@@ -180,7 +181,7 @@ class HyperHead(nn.Module):
 
     @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return new values by parameter name."""
+        """Return initial values by parameter name."""
         return {
             "hc_fn": torch.randn_like(self.hc_fn) * self.initializer_range,
             "hc_base": torch.full_like(self.hc_base, pre_bias(len(self.hc_base))),
@@ -188,7 +189,7 @@ class HyperHead(nn.Module):
         }
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """One stream [B, S, C] from [B, S, n, C]."""
+        """Reduce streams [B, S, n, C] to one stream [B, S, C]."""
         with without_autocast(streams):
             projected = normed_projection(streams, self.hc_fn, self.norm_eps)
             dtype = projected.dtype
@@ -197,7 +198,7 @@ class HyperHead(nn.Module):
 
 
 class mHCLayer(HyperConnection):
-    """A site by the name and arguments of the RLM-mHC training guide."""
+    """`HyperConnection` with the name and arguments of the RLM-mHC training guide."""
 
     def __init__(self, hidden_dim: int, num_flows: int = 4, sinkhorn_iters: int = 20):
         super().__init__(hidden_dim, num_flows, sinkhorn_iters)
@@ -207,24 +208,24 @@ class mHCLayer(HyperConnection):
 
 
 def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
-    """fn RMSNorm(flatten(x)), [rows of fn, tokens], in float32 (float64 for float64 streams [B, S, n, C])."""
+    """Return fn RMSNorm(flatten(x)) [rows of fn, tokens] of streams x [B, S, n, C] in float32 (or float64)."""
     dtype = torch.promote_types(streams.dtype, torch.float32)
     x, fn = streams.flatten(2).flatten(0, 1).to(dtype), fn.to(dtype)
     return _NormedProjection.apply(x, fn, eps) if torch.is_grad_enabled() else _project(x, fn, eps)[0]
 
 
 def _project(x: torch.Tensor, fn: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """fn RMSNorm(x) [rows of fn, tokens] for x [tokens, n C], and the factors [tokens] by which x is normalized."""
+    """Return fn RMSNorm(x) [rows of fn, tokens] for x [tokens, n C], and the normalization factors [tokens]."""
     norm = torch.linalg.vector_norm(x, dim=-1)
     factor = torch.rsqrt(norm * norm / x.shape[-1] + eps)
     return torch.mm(fn, x.T) * factor, factor
 
 
 class _NormedProjection(torch.autograd.Function):
-    """fn RMSNorm(x) for x [tokens, n C], with the division by the norm after the product (section 4.3 of the paper).
+    """fn RMSNorm(x) for x [tokens, n C], dividing by the norm after the product (section 4.3 of the paper).
 
-    The normalized streams are then never written, neither here nor in the backward pass. Tokens come last in the
-    result: elementwise work on the few coefficients runs over long rows.
+    This way the normalized streams are never stored, neither here nor in the backward pass. Tokens are the last axis
+    of the result, so that elementwise operations on the few coefficients run over long rows.
     """
 
     @staticmethod
@@ -242,30 +243,30 @@ class _NormedProjection(torch.autograd.Function):
 
 
 def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
-    """sum_i weights[..., i] streams[..., i, :], in the dtype of `streams`."""
-    if torch.compiler.is_compiling():  # a compiler fuses this into one pass; uncompiled it would write every product
+    """Return sum_i weights[..., i] streams[..., i, :] in the dtype of `streams`."""
+    if torch.compiler.is_compiling():  # compiled, this is one fused pass; uncompiled, it would store every product
         return (weights.to(streams.dtype).unsqueeze(-1) * streams).sum(dim=-2)
     return torch.matmul(weights.to(streams.dtype).unsqueeze(-2), streams).squeeze(-2)
 
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """A nearly doubly stochastic matrix for each token, [n, n, tokens] like `logits`, of which the second axis is
-    softmaxed first and the first axis normalized last.
+    """Return a nearly doubly stochastic matrix for each token, [n, n, tokens] like `logits`.
 
-    Every entry is raised by `eps` once and every sum in each of the `iterations`, as deepseek_v4 does. A tiny number
-    replaces an `eps` of 0, because a column that underflowed must not become 0 / 0; it is negligible in other sums.
+    First a softmax is applied over the second axis; the last normalization is over the first axis. As in deepseek_v4,
+    `eps` is added once to every entry, and to every sum in each of the `iterations`. An `eps` of 0 is replaced by a
+    tiny number, so that a column that underflowed does not become 0 / 0; it is negligible in other sums.
     """
     eps = max(eps, torch.finfo(logits.dtype).tiny ** 0.5)
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return _sinkhorn(logits, iterations, eps)[0]
     comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
-    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # equal, and a call of NumPy takes half of the time
+    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # same result, but NumPy calls take half the time
         return torch.from_numpy(_normalize(comb.numpy(), iterations, eps)[0])
     return _normalize(comb, iterations, eps)[0]
 
 
 def _normalize(comb, iterations: int, eps: float):
-    """Normalize matrices [n, n, tokens] of torch or NumPy in place; also return the sums that each step divided by."""
+    """Normalize torch or NumPy matrices [n, n, tokens] in place, and return them and the divisors of each step."""
     sums = []
     for step in range(2 * iterations - 1):
         total = comb.sum(step % 2, keepdims=True)
@@ -275,8 +276,8 @@ def _normalize(comb, iterations: int, eps: float):
     return comb, sums
 
 
-# An opaque operator: a compiler would take 15 seconds a site for some 120 elementwise steps, and autograd would
-# keep all of them. The backward pass undoes the divisions instead of storing their results.
+# A custom operator, because compiling some 120 elementwise steps would take 15 seconds per site, and autograd would
+# store every step. The backward pass reverts the divisions instead of storing their results.
 
 
 @torch.library.custom_op("hrm_hf::sinkhorn", mutates_args=())
@@ -327,12 +328,12 @@ def without_autocast(x: torch.Tensor):
 
 
 def pre_bias(n: int) -> float:
-    """The logit of 1/n, from which reading weights start; for one stream, a logit whose sigmoid is 1 in any dtype."""
+    """Return the logit of 1/n, the initial `pre`; for one stream, a logit whose sigmoid is 1 in any dtype."""
     return -math.log(n - 1) if n > 1 else 40.0
 
 
 def assign_initial_values(module: nn.Module) -> None:
-    """Write `module.initial_values()` into its parameters and buffers, without gradient."""
+    """Copy `module.initial_values()` into its parameters and buffers, without gradients."""
     with torch.no_grad():
         for name, value in module.initial_values().items():
             getattr(module, name).copy_(value)
@@ -342,47 +343,47 @@ def assign_initial_values(module: nn.Module) -> None:
 
 
 def forward_gain(matrix: torch.Tensor) -> torch.Tensor:
-    """Largest absolute row sum of [..., n, n]: the largest factor on a value going forward."""
+    """Return the largest absolute row sum of [..., n, n], the maximum amplification in the forward pass."""
     return matrix.sum(-1).abs().amax(-1)
 
 
 def backward_gain(matrix: torch.Tensor) -> torch.Tensor:
-    """Largest absolute column sum of [..., n, n]: the largest factor on a gradient going backward."""
+    """Return the largest absolute column sum of [..., n, n], the maximum amplification of gradients."""
     return matrix.sum(-2).abs().amax(-1)
 
 
 def min_column_sum(matrix: torch.Tensor) -> torch.Tensor:
-    """Smallest column sum of [..., n, n]: below 1, a stream that fades backward."""
+    """Return the smallest column sum of [..., n, n]; below 1, the gradient of a stream vanishes."""
     return matrix.sum(-2).amin(-1)
 
 
 def composite_maps(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Running products H_l ... H_1, newest on the left, of maps [..., n, n] in the order they ran."""
+    """Return the running products H_l ... H_1, newest on the left, of maps [..., n, n] in execution order."""
     return list(accumulate(matrices, lambda product, matrix: matrix @ product))
 
 
 class MhcMetricsMixin:
-    """Gains of a model whose layers have `attn_hc` and `ffn_hc`."""
+    """Mixin with the gains of a model whose layers have `attn_hc` and `ffn_hc`."""
 
     def get_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[tuple[float, float]]:
-        """Return (gain of the attention's map, gain of the feed-forward's map) of each layer in the order they run.
+        """Return the gains of the attention map and the feed-forward map of each layer, in execution order.
 
-        1.0 is ideal; above 2.0 the training guide speaks of possible instability. [] without mHC.
+        1.0 is ideal; the training guide warns of instability above 2.0. The list is empty without mHC.
 
         Args:
-            input_ids: tokens [B, S] whose maps are averaged; without any, the static part of the maps.
-            inputs: further arguments of the forward; the average skips padding by `attention_mask`.
+            input_ids: tokens [B, S] over which maps are averaged; None for the static part of the maps.
+            inputs: further arguments of the forward; `attention_mask` excludes padding from the average.
         """
         sites = self.get_detailed_mhc_metrics(input_ids, **inputs)
         gains = [max(site["forward"], site["backward"]) for site in sites]
         return list(zip(gains[::2], gains[1::2]))
 
     def get_detailed_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[dict]:
-        """Return a dict for each site in the order they run, for arguments as in `get_mhc_metrics`.
+        """Return a dict for each site in execution order; arguments are as in `get_mhc_metrics`.
 
-        Keys: `layer`, `site` ("attention" or "feed_forward"); `forward`, `backward` (gains), `min_column` (smallest
-        column sum) and `largest_entry` of its own map; the first three also with `composite_`, of the product of all
-        maps up to this one.
+        Keys: `layer`, `site` ("attention" or "feed_forward"), and of the site's map `forward`, `backward` (gains),
+        `min_column` (smallest column sum) and `largest_entry`; `composite_forward`, `composite_backward` and
+        `composite_min_column` are those of the product of all maps up to this site.
         """
         pairs = self._maps(input_ids, inputs)
         products = composite_maps([matrix for matrix, _ in pairs])
@@ -402,7 +403,7 @@ class MhcMetricsMixin:
 
     @torch.no_grad()
     def _maps(self, input_ids, inputs) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """H_res of each site that runs, with the weights [B, S] of its tokens (None for static maps)."""
+        """Return H_res of each site in execution order, with the weights [B, S] of its tokens (None if static)."""
         base = self.base_model
         if not self.config.mhc_enabled:
             return []
@@ -410,7 +411,7 @@ class MhcMetricsMixin:
             layers = [base.layers[layer] for layer in self.config.layer_order]
             return [(hc.get_connection_matrix(), None) for layer in layers for hc in (layer.attn_hc, layer.ffn_hc)]
         training = base.training
-        base.eval()  # no dropout, and no checkpointing, under which hooks see the maps twice
+        base.eval()  # no dropout, and no gradient checkpointing, under which hooks would see the maps twice
         try:
             matrices = base(input_ids, **inputs, use_cache=False, output_mhc_matrices=True).mhc_matrices
         finally:

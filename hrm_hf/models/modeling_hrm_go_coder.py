@@ -1,21 +1,22 @@
 """The hierarchical recursive Go coder: one token stream, two stacks, and a decision after every attempt.
 
-    states of the planner   = planner(embed(ids))                        causal, over the whole stream
+    states of the planner   = planner(embed(ids))                        causal, over the complete stream
     states of the generator = generator(embed(ids), planner states)      causal, over code; reads the planner
     logits                  = lm_head(generator state in code, planner state elsewhere)
 
-`processing_hrm_go_coder.py` says what is code. Code sees code, and of the planner the states at earlier planner
-positions and at its own; nothing sees what comes later, so that labels are ordinary shifted tokens and a cache is
-exact. The phases of cached tokens are kept in the cache as one more slot of width 1, so that whatever reorders, crops
-or copies a cache treats them alike. Without a cache the generator runs on code positions alone.
+`processing_hrm_go_coder.py` defines which tokens are code. A code position attends to earlier code, to the planner
+states at earlier planner positions and to the planner state at its own position. Nothing attends to later positions,
+so that labels are ordinary shifted tokens and a cache is exact. The cache has an additional slot of width 1 for the
+phases of its tokens, so that reordering, cropping or copying a cache keeps them consistent. Without a cache, the
+generator only runs on code positions.
 
-Attention, feed-forward, norms and rotary positions are transformers' Llama; names of weights too, so that the planner
-stack alone is a Llama.
+Attention, feed-forward, norms, rotary positions and weight names are those of transformers' Llama, so that the planner
+alone is a Llama.
 
-Different from matoval/go_coder_llm_pipeline, whose training guide gave the sizes and losses: there the planner is
-bidirectional and both losses compare a token with itself, so that it learns to copy; the generator never sees the
-problem, nor the decision the code. The refinement head and the loss are in `heads_hrm_go_coder.py`, generation in
-`generation_hrm_go_coder.py` and `refinement_hrm_go_coder.py`.
+Difference from matoval/go_coder_llm_pipeline, whose training guide defines sizes and losses: there, the planner is
+bidirectional and both losses compare a token with itself, so that the model learns to copy; the generator never sees
+the problem, and the decision never sees the code. The refinement head and the loss are in `heads_hrm_go_coder.py`,
+generation is in `generation_hrm_go_coder.py` and `refinement_hrm_go_coder.py`.
 """
 
 from collections.abc import Callable
@@ -69,10 +70,10 @@ from .refinement_hrm_go_coder import GoCoderRefinementMixin
 
 @dataclass
 class HrmGoCoderModelOutput(BaseModelOutputWithPast):
-    """States of both stacks [B, S, C], which of them a position uses (`phases`, bool [B, S], True for the generator),
-    and the decision's logits [B, K, 3] if positions were given.
+    """Output of `HrmGoCoderModel`.
 
-    The generator's states are those of code positions; elsewhere they mean nothing, and a unified model has none.
+    planner_states and generator_states are [B, S, C]; the latter are only valid at code positions, and a unified model
+    has none. phases, bool [B, S], are True where the generator is used. refinement_logits: [B, K, 3], if requested.
     """
 
     planner_states: torch.FloatTensor | None = None
@@ -84,11 +85,11 @@ class HrmGoCoderModelOutput(BaseModelOutputWithPast):
 
 @dataclass
 class HrmGoCoderOutput(CausalLMOutputWithPast):
-    """The loss, and what a training step needs beside it; `logits` are None in training, where they are never made.
+    """Output of `HrmGoCoderForCausalLM`; `logits` are None in training, where they are never computed.
 
-    `loss` is the weighted sum of the three losses in training. In evaluation it is the mean negative log-likelihood of
-    all labelled tokens. `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0
-    without any; `metrics` has those numbers of tokens ("plan_tokens", "code_tokens", "decisions").
+    `loss` is the weighted sum of the three losses in training, and the mean negative log-likelihood of all labeled
+    tokens in evaluation. `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0 if
+    there are none; `metrics` has the numbers of these tokens ("plan_tokens", "code_tokens", "decisions").
     """
 
     plan_loss: torch.FloatTensor | None = None
@@ -102,16 +103,16 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
 
 
 class HrmGoCoderCrossAttention(LlamaAttention):
-    """Attention of code positions to the planner's states. Positions are those of the one stream, for both sides."""
+    """Cross-attention from code positions to planner states; both use their positions in the stream."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.is_causal = False  # which states may be read is in the mask
+        self.is_causal = False  # the mask determines which states can be read
 
     def keys_and_values(
         self, states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [B, heads, S, head_dim] of planner states [B, S, C]."""
+        """Return keys and values [B, heads, S, head_dim] of planner states [B, S, C]."""
         shape = (*states.shape[:-1], -1, self.head_dim)
         keys = self.k_proj(states).view(shape).transpose(1, 2)
         values = self.v_proj(states).view(shape).transpose(1, 2)
@@ -125,7 +126,7 @@ class HrmGoCoderCrossAttention(LlamaAttention):
         attention_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attends from hidden_states [B, T, C] to keys and values of S >= T stream positions."""
+        """Attend from hidden_states [B, T, C] to keys and values of S >= T stream positions."""
         shape = hidden_states.shape[:-1]
         query = self.q_proj(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
         query = _rotated(query, *position_embeddings)
@@ -140,12 +141,12 @@ class HrmGoCoderCrossAttention(LlamaAttention):
 
 
 def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """States [B, heads, T, head_dim] turned by their positions, as Llama turns queries and keys together."""
+    """Apply rotary positions to states [B, heads, T, head_dim], as Llama does to queries and keys together."""
     return states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
 
 
 class HrmGoCoderPlannerLayer(GradientCheckpointingLayer):
-    """Llama's layer, with dropout on its branches."""
+    """Llama layer with dropout on its branches."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__()
@@ -162,7 +163,7 @@ class HrmGoCoderPlannerLayer(GradientCheckpointingLayer):
 
 
 class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
-    """Self-attention over code, attention to the planner, feed-forward."""
+    """Self-attention over code, cross-attention to the planner, feed-forward."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__()
@@ -177,7 +178,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        keys: torch.Tensor,  # of the planner, apart: reentrant checkpointing sees no gradient through a tuple
+        keys: torch.Tensor,  # of the planner; not in a tuple, which would hide gradients from reentrant checkpointing
         values: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
@@ -205,7 +206,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
 
 
 class HrmGoCoderPlanner(nn.Module):
-    """A causal stack over the whole stream: it reads problem, context, attempts and feedback, and writes plans."""
+    """Causal stack over the complete stream, which reads problem, context, attempts and feedback, and writes plans."""
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__()
@@ -214,7 +215,7 @@ class HrmGoCoderPlanner(nn.Module):
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, hidden_states: torch.Tensor, past_key_values: Cache | None = None, **kwargs) -> torch.Tensor:
-        """States [B, T, C] of embeddings [B, T, C]."""
+        """Map embeddings [B, T, C] to states [B, T, C]."""
         for cycle in range(self.config.planner_cycles):
             for index, layer in enumerate(self.layers):
                 slot = cycle * len(self.layers) + index
@@ -223,7 +224,7 @@ class HrmGoCoderPlanner(nn.Module):
 
 
 class HrmGoCoderGenerator(nn.Module):
-    """A causal stack over code, which reads the planner's states by cross-attention."""
+    """Causal stack over code, which reads the planner's states by cross-attention."""
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__()
@@ -236,7 +237,7 @@ class HrmGoCoderGenerator(nn.Module):
     def keys_and_values(
         self, planner_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], cache: Cache | None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of each layer's cross-attention, past positions included. The same in every cycle."""
+        """Return keys and values of each layer's cross-attention, including past positions; all cycles share them."""
         first = self.config.cache_slots["cross"]
         pairs = [layer.cross_attn.keys_and_values(planner_states, position_embeddings) for layer in self.layers]
         return pairs if cache is None else [cache.update(*pair, first + index) for index, pair in enumerate(pairs)]
@@ -249,7 +250,7 @@ class HrmGoCoderGenerator(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """States [B, T, C] of embeddings [B, T, C], given keys and values of `keys_and_values`."""
+        """Map embeddings [B, T, C] to states [B, T, C]; `memory` is the result of `keys_and_values`."""
         first = self.config.cache_slots["generator"]
         for cycle in range(self.config.generator_cycles):
             for index, layer in enumerate(self.layers):
@@ -292,7 +293,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             self.generator = HrmGoCoderGenerator(config)
             self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
             self.refinement_head = HrmGoCoderRefinementHead(config)
-            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # nor are they quantized
+            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also not quantized
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -321,7 +322,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)
         kwargs |= {"past_key_values": cache, "use_cache": use_cache}
         alone = planner_only or self.generator is None
-        # Before the planner writes its slots: a mask is sized by what the cache holds so far.
+        # The size of the mask depends on the cache, so create it before the planner writes to the cache.
         mask = create_causal_mask(
             self.config, inputs_embeds, attention_mask, cache, position_ids, allow_is_causal_skip=alone
         )
@@ -344,34 +345,34 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         )  # fmt: skip
 
     def _start(self, input_ids, inputs_embeds, cache, position_ids, use_cache):
-        """Embeddings [B, T, C], the cache if there is one, the number of tokens in it, and positions [B or 1, T]."""
+        """Return embeddings [B, T, C], the cache (or None), its number of tokens, and positions [B or 1, T]."""
         if (input_ids is None) ^ (inputs_embeds is not None):
-            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         seen = 0 if cache is None else cache.get_seq_length()
-        seen = seen.clone() if torch.is_tensor(seen) else seen  # a static cache counts on in place
+        seen = seen.clone() if torch.is_tensor(seen) else seen  # a static cache counts in place
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         return inputs_embeds, cache, seen, position_ids
 
     def _validate_cache(self, cache: Cache | None) -> None:
-        """Raise ValueError for the cache of prefix tuning, if it lacks slots or the phases of its tokens."""
+        """Raise ValueError for a cache from prefix tuning that lacks slots or the phases of its tokens."""
         slots = self.config.cache_slots
         if self.config.unified or not isinstance(cache, Cache) or not cache.layers:
             validate_slots(cache, slots["end"])
         elif len(cache.layers) < slots["end"] or getattr(cache.layers[slots["phase"]].keys, "shape", [1])[-1] != 1:
             raise ValueError(
-                "past_key_values: a cache without the phases of its tokens. Prefix tuning makes none, so it does not "
-                "work with a Go coder of two stacks; use LoRA or prompt tuning"
+                "past_key_values: the cache lacks the phases of its tokens. Prefix tuning cannot create them, so it "
+                "does not work with a Go coder with two stacks; use LoRA or prompt tuning"
             )
 
     # ---- phases ----
 
     def _phases(self, input_ids, inputs_embeds, cache) -> tuple[torch.Tensor, torch.Tensor]:
-        """True for code: of the new positions [B, T], and of all that the cache then has, [B, S]."""
+        """Return bool masks of code for the new positions [B, T], and for all positions in the cache [B, S]."""
         batch, length = inputs_embeds.shape[:2]
         before = self._phase_before(cache, batch, inputs_embeds.device)
         if self.config.tagged and input_ids is not None:
@@ -386,7 +387,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return phases, kept[:, 0, :, 0] > 0.5
 
     def _phase_before(self, cache, batch: int, device) -> torch.Tensor:
-        """Phase of the last cached token [B, 1]; what has no opener is code."""
+        """Return the phase of the last cached token [B, 1]; tokens before the first opener are code."""
         slot = self.config.cache_slots["phase"]
         code = torch.ones(batch, 1, dtype=torch.bool, device=device)
         if cache is None or self.config.unified or slot >= len(cache.layers) or not cache.layers[slot].is_initialized:
@@ -400,9 +401,9 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     # ---- the generator ----
 
     def _code_positions(self, phases, attention_mask, kwargs) -> torch.Tensor | None:
-        """Code positions [B, Tc] of each row in order, as many as the row with most has, on which the generator runs.
+        """Return the positions [B, Tc] on which the generator runs; Tc is the most code positions of any row.
 
-        None for all positions: with a cache, for compilers, and where states of all positions are recorded.
+        None stands for all positions: with a cache, in compiled code, and if states or attentions are recorded.
         """
         names = ("output_hidden_states", "output_attentions")
         recorded = any(kwargs.get(name) or getattr(self.config, name, False) for name in names)
@@ -414,9 +415,9 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return None if most == code.shape[1] else (~code).byte().argsort(dim=1, stable=True)[:, :most]
 
     def _generate(self, inputs_embeds, planner_states, rotary, masks, code, kwargs) -> torch.Tensor:
-        """The generator's states [B, T, C]; zeros outside of `code`.
+        """Return the generator's states [B, T, C]; zeros outside of `code`.
 
-        A row with fewer code positions than Tc ends in others, which no code sees.
+        Rows with fewer than Tc code positions are filled up with other positions, which no code attends to.
         """
         memory, (own, cross) = self.generator.keys_and_values(planner_states, rotary, kwargs["past_key_values"]), masks
         if code is None:
@@ -435,7 +436,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     # ---- the decision ----
 
     def _decide(self, planner_states, generator_states, input_ids, positions, feedback_ids) -> torch.Tensor:
-        """Logits [B, K, 3] at </CODE> positions [B, K]. The whole stream up to them must be in `input_ids`."""
+        """Return logits [B, K, 3] at </CODE> positions [B, K]; `input_ids` must hold the complete stream before."""
         if feedback_ids is None:
             feedback_ids = torch.tensor(NO_FEEDBACK, device=positions.device).expand(*positions.shape, -1)
         plan = plan_means(planner_states, input_ids, positions)
@@ -445,7 +446,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
 
 
 def _restricted(mask: torch.Tensor, keys: torch.Tensor, seen: int | torch.Tensor) -> torch.Tensor:
-    """A causal mask [B, 1, T, S], bool or additive, without the keys [B, S] that are False, but for one's own."""
+    """Restrict a causal mask [B, 1, T, S], bool or additive, to `keys`, bool [B, S], and each query's own position."""
     indices = torch.arange(keys.shape[1], device=keys.device)
     queries = torch.arange(mask.shape[-2], device=keys.device) + seen
     allowed = keys[:, None, None, :] | (indices == queries.unsqueeze(-1))
@@ -455,35 +456,35 @@ def _restricted(mask: torch.Tensor, keys: torch.Tensor, seen: int | torch.Tensor
 
 
 class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, GoCoderGenerationMixin):
-    r"""The Go coder with its language modeling head. Beside the usual arguments its forward takes:
+    r"""The Go coder with its language modeling head.
 
-    labels: [B, S], compared with the logits one position earlier; -100 is not learned. A target counts to the
-        refinement loss if it is a decision token, else to the code or plan loss by the stack that predicts it.
-    decision_positions: [B, K], where attempts end (</CODE>), for the refinement head; needs `input_ids`.
-    feedback_ids: [B, K, 4], see `Feedback.token_ids`; without, nobody validated.
-    planner_only: all logits are the planner's and the generator does not run: for writing plans, with a cache that
-        nothing else uses.
-    shift_labels: [B, S], labels that are shifted already, instead of `labels`.
-    decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 for none; required in training with decision_positions.
-    refinement_scale: factor of the refinement loss in training, which a trainer warms up.
+    Additional arguments of the forward:
+        labels: [B, S], compared with the logits one position earlier; -100 is ignored. Decision tokens count towards
+            the refinement loss, other tokens towards the code or plan loss, depending on the stack that predicts them.
+        decision_positions: [B, K], where attempts end (</CODE>), for the refinement head; needs `input_ids`.
+        feedback_ids: [B, K, 4], see `Feedback.token_ids`; None means that there was no validator.
+        planner_only: run only the planner, which gives all logits: for writing plans, with a separate cache.
+        shift_labels: [B, S], labels that are already shifted, instead of `labels`.
+        decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 none; needed in training with decision_positions.
+        refinement_scale: factor of the refinement loss in training, which a trainer warms up.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
-    accepts_loss_kwargs = False  # its parts have different denominators: one number of items cannot normalize them
+    accepts_loss_kwargs = False  # the parts of the loss have different divisors, so there is no single number of items
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)
         self.model = HrmGoCoderModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # Not quantized either: what a quantizer leaves out is matched from the beginning of its name.
+        # Also not quantized. Quantizers match names from their beginning, hence the prefix.
         self._keep_in_fp32_modules = [f"model.{name}" for name in self.model._keep_in_fp32_modules]
         self.post_init()
 
     @staticmethod
     def parameter_group(name: str) -> str:
-        """ "planner", "generator", "refinement" or "shared": what the parameter of this full name belongs to."""
+        """Return the group of a parameter by its full name: "planner", "generator", "refinement" or "shared"."""
         groups = {"planner": "planner", "generator": "generator"}
         groups |= {"refinement_head": "refinement", "feedback_encoder": "refinement"}
         return next((groups[part] for part in name.split(".") if part in groups), "shared")
@@ -522,30 +523,30 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         return HrmGoCoderOutput(**losses, logits=logits, **{name: outputs[name] for name in passed if name in outputs})
 
     def _head_is_plain(self) -> bool:
-        """Whether the loss may read the head's weights: no adapter, no hook, not sharded by DeepSpeed or FSDP."""
+        """Check that the loss can read the head's weights: no adapter, no hook, not sharded by DeepSpeed or FSDP."""
         head = self.lm_head
         plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
         return plain and type(head.weight) is nn.Parameter and head.weight.numel() > 0
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
-        """Take what only the loss reads out of `kwargs`: shifted labels, and the arguments of `_losses`."""
-        # No arguments of their own: a Trainer would ask for them, and give no loss without.
+        """Pop the arguments of the loss from `kwargs`; return shifted labels and keyword arguments of `_losses`."""
+        # They are not named arguments of forward, because a Trainer would then require them for a loss.
         targets = kwargs.pop("shift_labels", None)
         how = {"labels": kwargs.pop("decision_labels", None), "scale": kwargs.pop("refinement_scale", 1.0)}
         validate_call(self, kwargs)
         if self.training and decision_positions is not None and how["labels"] is None:
             raise ValueError(
-                "decision_labels=None: decision_positions need them in training. A Trainer drops columns that forward "
-                "does not name; set remove_unused_columns=False"
+                "decision_labels=None: required in training with decision_positions. A Trainer drops columns that are "
+                "not named arguments of forward; set remove_unused_columns=False"
             )
         if planner_only and not (targets is labels is decision_positions is None):
-            raise ValueError("planner_only=True: labels and decisions need the generator; leave them out")
+            raise ValueError("planner_only=True: labels and decision_positions need the generator; remove them")
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         return targets, how
 
     def _losses(self, states, logits, targets, outputs, labels=None, scale: float = 1.0) -> dict[str, Any]:
-        """The loss and its parts, of targets [B, T] and decision labels [B, K]; `scale` is of the refinement loss."""
+        """Return the losses of targets [B, T] and decision labels [B, K]; `scale` multiplies the refinement loss."""
         config = self.config
         learned = targets != IGNORED
         targets, code = targets[learned], outputs.phases[learned]
@@ -555,7 +556,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         members = torch.stack([~code & ~decides, code & ~decides, decides])
         counts = members.sum(dim=1)
         head_loss, decisions = self._head_loss(outputs.refinement_logits, labels, counts)
-        # The decision is learned twice, by the head and as a token: each half, or the one that is there whole.
+        # A decision is learned both by the head and as a token. Each has half the weight, or all if there is only one.
         halves = ((counts[2] > 0).float() + (decisions > 0).float()).clamp(min=1)
         refinement = config.refinement_loss_weight * scale
         factors = counts.new_tensor([config.plan_loss_weight, config.code_loss_weight, refinement], dtype=torch.float)
@@ -577,36 +578,36 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         }
 
     def _head_loss(self, logits, labels, counts) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of the refinement head, and over how many decisions it is a mean."""
+        """Return the mean loss of the refinement head, and the number of decisions it averages over."""
         if logits is not None and labels is not None:
             return decision_loss(logits, labels, self.config.refinement_class_weights)
         nothing = counts.new_zeros(())
-        # With a graph to every weight, for processes that wait for each other's gradients.
+        # Keep every weight in the graph, because distributed processes wait for each other's gradients.
         heads = [self.model.refinement_head, self.model.feedback_encoder] if torch.is_grad_enabled() else []
         unused = [p.sum() for head in heads if head is not None for p in head.parameters()]
         return sum(unused, nothing.float()) * 0.0, nothing
 
 
 class OneStackMixin(OwnModelMixin):
-    """For classifiers: which of two stacks speaks for a token is said by tags, and texts to be labelled have none."""
+    """Mixin that rejects two stacks in classifiers: tags select the stack, and texts to classify have no tags."""
 
     _model_class = HrmGoCoderModel
 
     def __init__(self, config: HrmGoCoderConfig):
         if not config.unified:
             raise ValueError(
-                "unified=False: a Go coder of two stacks has no classifier; use a unified one (preset 'unified': "
-                "unified=True, generator_layers=0)"
+                "unified=False: classifiers need a Go coder with one stack; use the preset 'unified' (unified=True, "
+                "generator_layers=0)"
             )
         super().__init__(config)
 
 
 class HrmGoCoderForSequenceClassification(OneStackMixin, GenericForSequenceClassification, HrmGoCoderPreTrainedModel):
-    """`logits` [B, num_labels] of the last token that is no padding: a classifier, or a reward model."""
+    """Classifier or reward model: `logits` [B, num_labels] of the last non-padding token."""
 
 
 class HrmGoCoderForTokenClassification(OneStackMixin, GenericForTokenClassification, HrmGoCoderPreTrainedModel):
-    """`logits` [B, T, num_labels] of every token."""
+    """Token classifier: `logits` [B, T, num_labels] of every token."""
 
 
 __all__ = [

@@ -1,31 +1,32 @@
 """`hrm_lm`: the Hierarchical Reasoning Model as a causal language model with adaptive computation per token.
 
-Two stacks of transformer blocks are applied over and over. In a segment
+Two stacks of transformer blocks are applied repeatedly. A segment is
 
     repeat H_cycles times:
         repeat L_cycles times:  z_L = L(z_L + z_H + x)
         z_H = H(z_H + z_L)
 
-with x the token embeddings, z_H = x and z_L a fixed random vector at the start. A flat loop has one stack:
+where x are the token embeddings; at the start, z_H = x and z_L is a fixed random vector. A flat loop has one stack:
 
     repeat L_cycles times:  z = L(z + x)
 
-Further blocks may run before it (the prelude, which makes x of the embeddings) and after it (the coda, which reads the
-last state); passes may have their own vectors and gains, and hyper-connections may mix several streams between passes.
-After segment m = 1..M every token has logits head(z_H) and two values (halt, continue) from its own state. A token
-that halts keeps z_H, z_L, keys and values, in training as in decoding, and later tokens read those. Training has a
-loss at every segment (deep supervision) and gradients through the last stack passes of a segment only.
+Additional blocks can run before it (the prelude, which computes x from the embeddings) and after it (the coda, which
+reads the last state). Passes can have their own vectors and gains, and hyper-connections can mix several streams
+between passes. After each segment m = 1..M, every token has logits head(z_H) and two values (halt, continue) computed
+from its own state. A token that halts keeps its z_H, z_L, keys and values, both in training and in decoding, and later
+tokens read them. Training has a loss at every segment (deep supervision), and gradients only flow through the last
+stack passes of a segment.
 
-Attention functions, rotary positions and the feed-forward network are transformers'. What differs from Llama: keys and
-values go to the slot of this visit (`recurrent_cache.py`), attention has a sigmoid gate, RMS norms have no gain, and a
-stack ends in a norm.
+Attention functions, rotary positions and the feed-forward network come from transformers. Unlike in Llama, keys and
+values go to the cache slot of the current visit (`recurrent_cache.py`), attention has a sigmoid gate, RMS norms have
+no gain, and a stack ends with a norm.
 
 Sources: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734 (recurrence, ACT); Sapient's HRM-Text
 (pre-norm stacks with one exit norm, gated attention, truncated gradients); Geiping et al. 2025, arXiv 2502.05171
-(prelude, loop and coda, sandwich norms, number of passes drawn at random, gradients through the last ones); Xie et al.
-2026, arXiv 2512.24880 (hyper-connections). Different from the 50M/100M models of the training guide: attention is
-causal, halting works and is per token, so that neither later tokens nor other rows change it, labels are shifted once,
-one tied head serves all segments, and the halting loss does not backpropagate into the language model.
+(prelude, loop and coda, sandwich norms, random number of passes, gradients through the last passes); Xie et al. 2026,
+arXiv 2512.24880 (hyper-connections). Unlike in the 50M/100M models of the training guide, attention is causal, halting
+works and is decided per token independently of later tokens and other rows, labels are shifted once, all segments
+share one tied head, and the halting loss does not backpropagate into the language model.
 """
 
 import math
@@ -66,8 +67,8 @@ from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin
 from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_segments
 
 
-Q_INIT_BIAS = -5.0  # of the halting value, far from a decision (HRM paper)
-# Arguments of `plan_segments` that HrmLmModel takes by keyword, and what both outputs have.
+Q_INIT_BIAS = -5.0  # initial bias of the halting value, far from a decision (HRM paper)
+# Arguments of `plan_segments` that HrmLmModel takes by keyword, and the fields that both outputs share.
 PLAN_ARGUMENTS = ("schedule", "num_segments", "exit_criterion", "exit_threshold", "logits_fn")
 COMMON = ("past_key_values", "hidden_states", "attentions", "q_logits", "halt_steps")
 
@@ -77,9 +78,9 @@ class HrmLmModelOutput(BaseModelOutputWithPast):
     """Output of `HrmLmModel`. `last_hidden_state` [B, T, D] is each token's state at its halting segment.
 
     Attributes:
-        q_logits: [B, T, m, 2] halting and continuing values after each segment that ran; None for M = 1.
-        halt_steps: int [B, T], segments each token took.
-        segment_hidden_states: tuple of [B, T, D] after each segment that ran, frozen once halted; on request.
+        q_logits: [B, T, m, 2], halt and continue values after each segment that ran; None for M = 1.
+        halt_steps: int [B, T], number of segments of each token.
+        segment_hidden_states: tuple of [B, T, D] after each segment that ran, unchanged once halted; if requested.
     """
 
     q_logits: torch.Tensor | None = None
@@ -92,11 +93,11 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     """Output of `HrmLmForCausalLM`.
 
     Attributes:
-        loss: in training the weighted sum of the terms below, in evaluation `lm_loss`. All are in nats and 0-d.
+        loss: weighted sum of the terms below in training, `lm_loss` in evaluation. All are 0-d and in nats.
         lm_loss: cross entropy at each token's halting segment, without label smoothing.
         deep_supervision_loss, q_halt_loss, q_continue_loss, ponder_loss: see `early_exit`.
         logits: [B, T, V] at each token's halting segment.
-        q_logits: [B, T, m, 2]; halt_steps: int [B, T]; segment_logits: [B, m, T, V], on request. m segments ran.
+        q_logits: [B, T, m, 2]; halt_steps: int [B, T]; segment_logits: [B, m, T, V], if requested. m segments ran.
         metrics: 0-d tensors: avg_steps, convergence_rate, token_accuracy, perplexity, ...
     """
 
@@ -112,12 +113,12 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
 
 
 def rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:
-    """RMS norm of a width, with gains if the config asks for them."""
+    """Return an RMS norm of the given width, with gains if `config.norm_affine`."""
     return nn.RMSNorm(width, eps=config.rms_norm_eps, elementwise_affine=config.norm_affine)
 
 
 class HrmLmAttention(nn.Module):
-    """Causal attention with rotary positions, grouped keys, and optionally a sigmoid gate and normalized queries."""
+    """Causal grouped-query attention with rotary positions; a sigmoid gate and QK norm are optional."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -145,7 +146,7 @@ class HrmLmAttention(nn.Module):
         first_visit: int,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden_states [B, T, D]; `first_visit` is the visit number of the first layer of this stack pass."""
+        """Attend from hidden_states [B, T, D]; `first_visit` is the visit number of this stack pass's first layer."""
         input_shape = hidden_states.shape[:-1]
         heads = (*input_shape, -1, self.head_dim)
         query, key = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
@@ -173,7 +174,7 @@ class HrmLmAttention(nn.Module):
 
 
 class HrmLmDecoderLayer(GradientCheckpointingLayer):
-    """Attention and SwiGLU, normalized before each branch, also after it ("sandwich"), or after each sum ("post")."""
+    """Attention and SwiGLU with a norm before each branch, before and after it ("sandwich"), or after the sum."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -190,7 +191,7 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, gains: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
-        """[B, T, D] to [B, T, D]. gains: [2], what is added to the factors 1 of both branches in this pass."""
+        """Map [B, T, D] to [B, T, D]; in this pass, the two branches are scaled by 1 + `gains` [2]."""
         if self.post_norm:
             mixed, _ = self.self_attn(hidden_states, **kwargs)
             hidden_states = self.input_layernorm(hidden_states + self._branch(mixed, 0, gains))
@@ -202,7 +203,7 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
         return hidden_states + self._branch(mixed, 1, gains)
 
     def _branch(self, output: torch.Tensor, branch: int, gains: torch.Tensor | None) -> torch.Tensor:
-        """A branch's output [B, T, D] as it is added to the residual stream."""
+        """Apply norm, gain and dropout to a branch's output [B, T, D] before it is added to the residual."""
         if self.branch_norms is not None:
             output = self.branch_norms[branch](output)
         if gains is not None:
@@ -211,9 +212,9 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
 
 
 class HrmLmStack(nn.Module):
-    """Blocks in sequence. The exit norm bounds a state that comes back many times.
+    """Blocks in sequence, followed by a norm that bounds the state over many passes.
 
-    `num_passes` have their own parameters, as the config says: a vector added to the input, and gains of the branches.
+    If the config says so, each of `num_passes` passes has a vector added to its input, and gains for its branches.
     """
 
     def __init__(self, config: HrmLmConfig, num_layers: int, num_passes: int = 0):
@@ -230,12 +231,12 @@ class HrmLmStack(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
-        """[B, T, D] to [B, T, D], in a pass counted from 0 over all segments."""
-        pass_number = min(pass_number, self.num_passes - 1)  # more passes than in training: as the last one
+        """Map [B, T, D] to [B, T, D]; passes are counted from 0 over all segments."""
+        pass_number = min(pass_number, self.num_passes - 1)  # passes beyond those in training reuse the last one
         if self.step_vectors is not None:
             hidden_states = hidden_states + self.step_vectors[pass_number]
         if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
-            hidden_states.requires_grad_()  # a reentrant checkpoint gives no gradients where no input needs one
+            hidden_states.requires_grad_()  # reentrant checkpointing needs an input that requires a gradient
         gains = [None] * len(self.layers) if self.pass_gains is None else self.pass_gains[pass_number]
         for layer, layer_gains in zip(self.layers, gains):
             hidden_states = layer(hidden_states, layer_gains, **kwargs)
@@ -243,13 +244,13 @@ class HrmLmStack(nn.Module):
 
 
 class HrmLmQHead(nn.Linear):
-    """Halting and continuing value of a token, in float32 at least: they differ by less than bfloat16 resolves.
+    """Halt and continue values of a token, at least in float32: bfloat16 cannot resolve their difference.
 
-    A class of its own, because its weights start at zero and its biases at `initial_halt_prob`.
+    This is a class because it has its own initialization: zero weights, and biases that give `initial_halt_prob`.
     """
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[B, T, D] to [B, T, 2]."""
+        """Map [B, T, D] to [B, T, 2]."""
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         with torch.autocast(hidden_states.device.type, enabled=False):
             return nn.functional.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
@@ -263,7 +264,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
     supports_gradient_checkpointing = True
     _no_split_modules = ["HrmLmDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values", "key_values", "plan", "logits_fn"]
-    # A vector beside the stacks: transformers 5.23 forgets it when it divides a model, and it follows the states.
+    # transformers 5.23 forgets this vector when it splits a model over devices; `to` moves it to the states.
     _no_placement_params = {"model.z_L_init", "z_L_init"}
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -276,7 +277,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         config = self.config
         if config.halt_max_steps == 1:
             self._keep_in_fp32_modules = set()  # there is no gate
-        # Nor do plans of how to divide a model name stacks that it lacks.
+        # The plans for tensor parallelism and FSDP must not name stacks that the model lacks.
         stacks = {"H_module": not config.flat_loop, "prelude": config.prelude_layers, "coda": config.coda_layers}
         absent = [f"{stack}.layers" for stack, layers in stacks.items() if not layers]
         for name in ("_tp_plan", "_fsdp_plan"):
@@ -310,21 +311,21 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
 
 
 class HrmLmModel(HrmLmPreTrainedModel):
-    """The recurrence and the halting decisions, without the language-model head.
+    """The recurrence and the halting decisions, without the language modeling head.
 
     Arguments of the forward on T new tokens, given the past ones in `past_key_values`:
         input_ids: [B, T], or inputs_embeds: [B, T, D], not yet scaled.
         attention_mask: [B, past + T], 0 for padding; or any mask transformers takes.
-        plan: a `SegmentPlan`; without one it is made of `num_segments`, `exit_criterion`, `exit_threshold`,
-            `logits_fn` and `schedule`, see `plan_segments`.
+        plan: a `SegmentPlan`; None makes one from `num_segments`, `exit_criterion`, `exit_threshold`, `logits_fn` and
+            `schedule`, see `plan_segments`.
         output_segment_hidden_states: whether to return the states of every segment.
 
     Attributes:
-        compiled_segment: `torch.compile(HrmLmModel.segment)`, or None. Training without a cache then runs it instead
-            of `segment`. A graph of the whole forward would be compiled again for each number of segments.
+        compiled_segment: `torch.compile(HrmLmModel.segment)`, or None. If set, training without a cache runs it
+            instead of `segment`. Compiling the complete forward would recompile for each number of segments.
     """
 
-    _keep_in_fp32_modules = ["q_head"]  # nor is it quantized
+    _keep_in_fp32_modules = ["q_head"]  # also not quantized
     compiled_segment: Callable | None = None
 
     def __init__(self, config: HrmLmConfig):
@@ -362,7 +363,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         output_segment_hidden_states: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmLmModelOutput:
-        """Prelude, segments until every token has halted, coda."""
+        """Run the prelude, segments until every token has halted, and the coda."""
         given = {name: kwargs.pop(name) for name in PLAN_ARGUMENTS if name in kwargs}
         validate_call(self, kwargs, input_ids)
         x = self.embed(input_ids, inputs_embeds)
@@ -380,7 +381,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, segments_to_keep)
             with torch.set_grad_enabled(plan.has_gradients(m)):
                 new = run(state, x, key_values=key_values, gradient_passes=plan.gradient_passes, **passes)
-            # `hidden` keeps the graph of the segment a token halted in; the states passed on are cut from it.
+            # `hidden` keeps the graph of the segment in which a token halted; the states passed on are detached.
             previous, hidden = hidden, tokens.keep(self.read(new), hidden)
             state = tokens.next_state(new, state)
             if output_segment_hidden_states:
@@ -396,13 +397,13 @@ class HrmLmModel(HrmLmPreTrainedModel):
         )
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Scaled embeddings [B, T, D]. Raises ValueError unless exactly one of both is given."""
+        """Return scaled embeddings [B, T, D]; raise ValueError unless exactly one argument is given."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give exactly one of input_ids and inputs_embeds")
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
         return (self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds) * self.config.embedding_scale
 
     def pass_arguments(self, x, attention_mask, position_ids, cache: Cache | None, kwargs: dict) -> dict[str, Any]:
-        """Arguments that every pass through a stack shares, for x [B, T, D]."""
+        """Return the arguments that all stack passes share, for x [B, T, D]."""
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + past).unsqueeze(0)
@@ -417,14 +418,17 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return {"attention_mask": mask, "position_embeddings": embeddings, "position_ids": position_ids, **kwargs}
 
     def leave(self, states: list[torch.Tensor], cache: Cache | None, passes: dict[str, Any]) -> list[torch.Tensor]:
-        """States of some segments behind the coda. Later tokens read the last one's keys and values."""
+        """Apply the coda to the states of each segment; later tokens read the keys and values of the last one."""
         if self.coda is None:
             return states
         key_values = OnceCache(cache, self.config.num_hidden_layers - self.config.coda_layers)
         return [self.coda(z, key_values=key_values, first_visit=0, **passes) for z in states]
 
     def initial_state(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The state before the first pass: (z_H, z_L) [B, T, D], or (z,) of a flat loop, also streams [B, T, n, D]."""
+        """Return the state before the first pass: (z_H, z_L), or (z,) in a flat loop.
+
+        All are [B, T, D]; with hyper-connections, z are streams [B, T, n, D].
+        """
         if self.config.initial_state == "random" and self.training:
             start = torch.randn_like(x)
         else:
@@ -436,20 +440,20 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return (start,)
 
     def read(self, state: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """[B, T, D], what the head (or the coda) is given of a state."""
+        """Return the part of a state that the head (or the coda) reads, [B, T, D]."""
         return state[0] if self.connection is None else self.state_norm(state[0].mean(dim=-2))
 
     def segment(
         self, state: tuple[torch.Tensor, ...], x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor, ...]:
-        """The state after one more segment; `gradient_passes` says which of its stack passes carry gradients."""
+        """Return the state after one more segment; `gradient_passes` tells which stack passes have gradients."""
         run = self._loop if self.config.flat_loop else self._cycles
         return run(*state, x, gradient_passes, **passes)
 
     def _loop(
         self, z: torch.Tensor, x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor]:
-        """L_cycles passes through the one stack of a flat loop."""
+        """Run L_cycles passes through the single stack of a flat loop."""
         config, gradients = self.config, torch.is_grad_enabled()
         before = passes["key_values"].segment * config.L_cycles
         for low in range(config.L_cycles):
@@ -466,7 +470,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
     def _cycles(
         self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """H_cycles * (L_cycles + 1) passes through two stacks."""
+        """Run H_cycles * (L_cycles + 1) passes through two stacks."""
         config, gradients = self.config, torch.is_grad_enabled()
         before = passes["key_values"].segment * config.H_cycles
         visit = 0
@@ -484,17 +488,17 @@ class HrmLmModel(HrmLmPreTrainedModel):
 
 
 class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
-    """`hrm_lm` with its language-model head, the losses of training, and generation.
+    """`hrm_lm` with its language modeling head, training losses and generation.
 
-    Arguments of the forward beside those of transformers:
+    Additional arguments of the forward:
         labels: [B, T] aligned with input_ids (shifted here, once); -100 is ignored. `shift_labels` [B, T] are labels
             that are already shifted.
         num_segments, exit_criterion, exit_threshold, schedule: see `plan_segments`.
         output_segment_logits: whether to return the logits of every segment.
-        num_items_in_batch: divisor of sums over tokens; the labelled tokens of this call by default.
+        num_items_in_batch: divisor of the sums over tokens; by default the number of labeled tokens in this call.
     """
 
-    _keep_in_fp32_modules = ["model.q_head"]  # names are matched from their beginning
+    _keep_in_fp32_modules = ["model.q_head"]  # transformers matches names from their beginning
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
@@ -523,7 +527,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         output_segment_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmLmCausalLMOutput:
-        """Next-token logits at each token's halting segment, and the losses if there are labels."""
+        """Return next-token logits at each token's halting segment, and the losses if labels are given."""
         validate_call(self, kwargs)
         targets, num_items = _shifted(labels, kwargs), kwargs.pop("num_items_in_batch", None)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
@@ -531,7 +535,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         plan = self.plan(tokens, schedule, num_segments, exit_criterion, exit_threshold)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:
-            use_cache = bool(use_cache)  # by default none: it would keep M times the visits of every layer for nothing
+            use_cache = bool(use_cache)  # off by default: a cache of M times all layer visits would be useless
         kwargs |= {"use_cache": use_cache, "plan": plan, "output_segment_hidden_states": every}
         outputs: HrmLmModelOutput = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, **kwargs
@@ -546,28 +550,28 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         return HrmLmCausalLMOutput(**terms, logits=logits, **{name: getattr(outputs, name) for name in COMMON})
 
     def plan(self, tokens, *options) -> SegmentPlan:
-        """Plan a forward on `tokens`, whose exit criteria may ask this head for logits; see `plan_segments`."""
+        """Plan a forward on `tokens` with `plan_segments`; exit criteria may use the logits of this head."""
         logits_fn = lambda hidden: self.lm_head(hidden)  # noqa: E731 - accelerate's hooks would move a module
         return plan_segments(self.config, tokens, self.training, *options, logits_fn)
 
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Labels [B, T] of the next tokens, which a caller may have shifted already; None if there are none."""
-    shifted = kwargs.pop("shift_labels", None)  # no argument of its own: a trainer would ask for it
+    """Return next-token labels [B, T], which the caller may have shifted already, or None without labels."""
+    shifted = kwargs.pop("shift_labels", None)  # not a named argument, because trainers would then require it
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted
 
 
 class HrmLmForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, HrmLmPreTrainedModel):
-    """`logits` [B, num_labels] of the last token that is no padding, where it halts: for classes or rewards."""
+    """Classifier or reward model: `logits` [B, num_labels] of the last non-padding token, where it halts."""
 
     _model_class = HrmLmModel
     _keep_in_fp32_modules = ["model.q_head"]
 
 
 class HrmLmForTokenClassification(OwnModelMixin, GenericForTokenClassification, HrmLmPreTrainedModel):
-    """`logits` [B, T, num_labels] of every token, where it halts."""
+    """Token classifier: `logits` [B, T, num_labels] of every token, where it halts."""
 
     _model_class = HrmLmModel
     _keep_in_fp32_modules = ["model.q_head"]

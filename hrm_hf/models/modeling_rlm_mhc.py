@@ -1,18 +1,18 @@
-"""RLM-mHC: a Llama whose residual stream is n streams, mixed by manifold-constrained hyper-connections (mHC).
+"""RLM-mHC: a Llama with n residual streams that manifold-constrained hyper-connections (mHC) mix.
 
     x = expand(embed(ids))                                  [B, S, n, C], once
     for each layer, for each F of (attention, feed-forward):
         x = H_res x + post F(norm(pre x))                   `hyper_connections.py`
     logits = lm_head(norm(reduce(x)))
 
-Only that loop is new; attention, feed-forward, norms, rotary positions, masks and caches are transformers' Llama.
-Without mHC (`mhc_enabled=False`) names of weights and results are Llama's; mHC adds
-`layers.N.{attn_hc,ffn_hc}.{fn,base,scale}`, and `hc_head.*` or `stream_scale` if the config asks for them.
+Only this loop is new; attention, feed-forward, norms, rotary positions, masks and caches are transformers' Llama.
+Without mHC (`mhc_enabled=False`), weight names and results are Llama's. mHC adds the weights
+`layers.N.{attn_hc,ffn_hc}.{fn,base,scale}`, and depending on the config `hc_head.*` and `stream_scale`.
 
-Different from petostouf/rlm-mhc, whose training guide names the sizes: its layers expand and contract inside a block,
-so that they are one matrix; here the streams live from the embedding to the last norm, as in arXiv 2512.24880.
-`num_loops` > 1 runs the middle layers several times, an extension after Hyperloop Transformers (arXiv 2604.21254);
-unlike there, mHC is at every site and a loop has no parameters of its own.
+Difference from petostouf/rlm-mhc, whose training guide defines the sizes: there, layers expand and contract streams
+within a block, which amounts to a single matrix; here, the streams last from the embedding to the final norm, as in
+arXiv 2512.24880. `num_loops` > 1 runs the middle layers several times, an extension inspired by Hyperloop Transformers
+(arXiv 2604.21254); unlike there, every site has mHC, and loops have no additional parameters.
 """
 
 from collections.abc import Callable
@@ -43,18 +43,18 @@ from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, va
 from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view, validate_slots
 
 
-STREAM_DECAY = 0.6  # of the stream factors' initial values
-COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # of both outputs
+STREAM_DECAY = 0.6  # ratio of the initial factors of neighboring streams
+COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # fields of both outputs
 
 
 @dataclass
 class RlmMhcModelOutput(BaseModelOutputWithPast):
-    """Llama's output, with more on request.
+    """Llama's output, with optional fields for the streams.
 
     Attributes:
-        hidden_states: [B, S, C] that each layer reads, in the order they ran, and the last, normed state.
-        streams: by `output_streams=True`; the streams [B, S, n, C] behind each layer.
-        mhc_matrices: by `output_mhc_matrices=True`; H_res [B, S, n, n] of each site in the order they ran.
+        hidden_states: the input [B, S, C] of each layer in execution order, and the final normalized state.
+        streams: with `output_streams=True`, the streams [B, S, n, C] after each layer.
+        mhc_matrices: with `output_mhc_matrices=True`, H_res [B, S, n, n] of each site in execution order.
     """
 
     streams: tuple[torch.Tensor, ...] | None = None
@@ -70,7 +70,7 @@ class RlmMhcOutput(CausalLMOutputWithPast):
 
 
 class RlmMhcDecoderLayer(GradientCheckpointingLayer):
-    """Llama's layer on streams [B, S, n, C], or on [B, S, C] without mHC."""
+    """Llama layer on streams [B, S, n, C], or on [B, S, C] without mHC."""
 
     def __init__(self, config: RlmMhcConfig, layer_idx: int):
         super().__init__()
@@ -103,7 +103,7 @@ class RlmMhcDecoderLayer(GradientCheckpointingLayer):
 
 
 class PlainConnection(nn.Module):
-    """A site without mHC, as Llama's: the branch reads the state [B, S, C], and its output is added."""
+    """Site without mHC, as in Llama: the branch reads the state [B, S, C], and its output is added to it."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return x, None, None
@@ -121,7 +121,7 @@ def build_connection(config: RlmMhcConfig) -> HyperConnection | PlainConnection:
 
 
 def shared_options(config: RlmMhcConfig) -> dict[str, float]:
-    """Return what connections and the head have in common."""
+    """Return the arguments that connections and the head share."""
     own = {"eps": config.mhc_eps, "norm_eps": config.rms_norm_eps, "alpha_init": config.mhc_alpha_init}
     return own | {"initializer_range": config.initializer_range}
 
@@ -138,7 +138,7 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {
-        # What a layer reads is the first output of its first site; behind the last layer comes the norm.
+        # The input of a layer is the first output of its first site; the final state is the output of the norm.
         "hidden_states": [
             OutputRecorder(nn.Module, layer_name="attn_hc", capture_initial_hidden_state=False),
             OutputRecorder(LlamaRMSNorm, layer_name="norm", capture_initial_hidden_state=False),
@@ -150,7 +150,7 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
 
     @property
     def visits_layers_again(self) -> bool:
-        """As in the mixin."""
+        """Whether a layer stores keys and values more than once per token."""
         return self.config.num_loops > 1
 
     @torch.no_grad()
@@ -183,7 +183,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         self.post_init()
 
     def expand(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Streams [B, S, n, C] from embeddings [B, S, C]; without mHC the embeddings themselves."""
+        """Expand embeddings [B, S, C] to streams [B, S, n, C]; without mHC, return the embeddings."""
         if not self.config.mhc_enabled:
             return embeddings
         if self.stream_scale is not None:
@@ -191,7 +191,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         return embeddings.unsqueeze(-2).expand(-1, -1, self.config.mhc_flows, -1)
 
     def reduce(self, streams: torch.Tensor) -> torch.Tensor:
-        """One state [B, S, C] from the streams [B, S, n, C], before the last norm."""
+        """Reduce the streams [B, S, n, C] to one state [B, S, C], before the final norm."""
         if not self.config.mhc_enabled:
             return streams
         if self.hc_head is not None:
@@ -212,7 +212,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
     ) -> RlmMhcModelOutput:
         validate_call(self, kwargs, input_ids)
         if (input_ids is None) ^ (inputs_embeds is not None):
-            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:
@@ -287,40 +287,45 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_llama(cls, llama: LlamaForCausalLM, **overrides) -> "RlmMhcForCausalLM":
-        """Make a model with the weights of `llama` whose logits equal Llama's, for further training with mHC.
+        """Build a model with the weights and the logits of a Llama, for further training with mHC.
 
-        The maps start independent of the token (`scale` = 0): reading 1/n, writing 1, mixing doubly stochastic, so
-        that all streams stay equal. `scale` learns from the first step, because `fn` is random. `mhc_eps` is 0: any
-        other value takes its share from every row of H_res. `overrides` are fields of `RlmMhcConfig`.
+        The maps are initially independent of the token (`scale` = 0): they read with 1/n, write with 1 and mix doubly
+        stochastically, so that all streams stay equal. `scale` still learns from the first step, because `fn` is
+        random. `mhc_eps` is 0, because other values reduce the row sums of H_res below 1.
+
+        Args:
+            llama: the Llama model.
+            overrides: fields of `RlmMhcConfig`.
 
         Raises:
-            ValueError: `mhc_reduce="sum"` or `mhc_stream_init="scaled"`, which change the size of a state.
+            ValueError: `mhc_reduce="sum"` or `mhc_stream_init="scaled"`, which change the scale of the states, or a
+                model with other weights than a Llama of this config.
         """
         given = {"mhc_eps": 0.0, "mhc_alpha_init": 0.0, **overrides}
         for name, value in (("mhc_reduce", "sum"), ("mhc_stream_init", "scaled")):
             if given.get(name) == value:
-                raise ValueError(f"{name}={value!r} cannot reproduce Llama; leave it out of from_llama")
+                raise ValueError(f"{name}={value!r}: cannot reproduce Llama's logits; remove it from from_llama")
         shared = {field.name for field in fields(RlmMhcConfig)} - {"architectures", "transformers_version"}
         kept = {name: value for name, value in llama.config.to_dict().items() if name in shared}
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):
-                assign_initial_values(module)  # again, now in the dtype of `llama`: float64 bases are not float32 ones
+                assign_initial_values(module)  # again in the dtype of `llama`, because rounded biases are not exact
         missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
         missing = [name for name in missing if "_hc." not in name and ".hc_head." not in name]
         if missing or unexpected:
-            raise ValueError(f"not a Llama of this shape: missing {missing}, unexpected {unexpected}")
+            raise ValueError(f"llama: its weights do not match its config; missing {missing}, unexpected {unexpected}")
         return model
 
 
 class RlmMhcForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, RlmMhcPreTrainedModel):
-    """`logits` [B, num_labels] of the last token that is no padding: a classifier, or a reward model."""
+    """Classifier or reward model: `logits` [B, num_labels] of the last non-padding token."""
 
     _model_class = RlmMhcModel
 
 
 class RlmMhcForTokenClassification(OwnModelMixin, GenericForTokenClassification, RlmMhcPreTrainedModel):
-    """`logits` [B, T, num_labels] of every token."""
+    """Token classifier: `logits` [B, T, num_labels] of every token."""
 
     _model_class = RlmMhcModel
 

@@ -1,4 +1,4 @@
-"""The token stream of the Go coder: its special tokens, its segments, and the verdicts of validators.
+"""The token stream of the Go coder: special tokens, segments, and validator feedback.
 
     <s> <PROBLEM>title, body</PROBLEM> [<CONTEXT><FILE>path</FILE>text before</CONTEXT>]
     <PLAN><INTENT:ADD><TARGET:func>name<STEP>text<STEP>text</PLAN>
@@ -8,8 +8,8 @@
 
 <RETRY> (class CONTINUE) is followed by new code for the same plan, <REFINE> by a new plan, <DONE> by the end. A token
 belongs to the phase of the last opener up to and including itself: <CODE> opens the generator's phase, every other
-opener the planner's. Tokens before the first opener belong to the generator, so plain Go text is code. Every function
-here encodes text by `encode_text`, which never turns user text into a special token.
+opener the planner's. Tokens before the first opener belong to the generator, so that plain Go text is code. All
+functions in this module encode text with `encode_text`, which never turns user text into special tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,19 +20,19 @@ from typing import Any
 UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
 INTENTS = ("FIX", "ADD", "REFACTOR", "OPTIMIZE", "UPDATE", "REMOVE", "PRESERVE")
 TARGET_KINDS = ("func", "method", "type", "interface", "var")
-# The class of a decision is its index.
+# The index in this tuple is the class of the decision.
 DECISIONS = ("CONTINUE", "REFINE", "DONE")
 CONTINUE, REFINE, DONE = range(3)
 DECISION_TOKENS = ("<RETRY>", "<REFINE>", "<DONE>")
-# Openers of the planner's phase; <CODE> alone opens the generator's.
+# Openers of the planner's phase; only <CODE> opens the generator's phase.
 PLANNER_OPENERS = (
     "<REPO>", "<PR_TITLE>", "<PR_BODY>", "<FILE>", "<COMMENTS>", "<PROBLEM>", "<CONTEXT>", "<STRUCTURE>", "<PLAN>",
     "<VALIDATE>",
 )  # fmt: skip
-RESERVED = ("<BEFORE>", "<AFTER>")  # nothing writes them; they keep the ids of tokenizers
+RESERVED = ("<BEFORE>", "<AFTER>")  # unused, but kept so that token ids do not change
 CLOSERS = ("</PROBLEM>", "</CONTEXT>", "</FILE>", "</PLAN>", "</CODE>", "</VALIDATE>")
 MARKS = ("<STEP>", "<SYNTAX_OK>", "<SYNTAX_ERR>", "<TEST_PASS>", "<TEST_FAIL>")
-# A tokenizer of ours has these first, so that an id is an index of this list.
+# Our tokenizers start with these tokens, so that an id is an index of this tuple.
 SPECIAL_TOKENS = (
     UNK, BOS, EOS, PAD, *PLANNER_OPENERS[:4], *RESERVED, *PLANNER_OPENERS[4:], "<CODE>", *CLOSERS, *MARKS,
     *DECISION_TOKENS,
@@ -40,35 +40,35 @@ SPECIAL_TOKENS = (
 )  # fmt: skip
 TOKEN_IDS = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
 
-# Categories of errors; the id of a category is its index. 1 to 6 are syntax errors, 7 and 8 type errors.
+# Error categories; the id of a category is its index. 1 to 6 are syntax errors, 7 and 8 type errors.
 CATEGORIES = (
-    "none",  # nothing is wrong
+    "none",  # no error
     "unexpected token",
     "missing closing",  # brace, bracket or parenthesis; or the text ends too early
     "missing comma or newline",
     "unterminated literal",
     "missing operand or type",
-    "misplaced statement",  # a statement or declaration where there can be none
+    "misplaced statement",  # a statement or declaration in an invalid place
     "undefined name",
-    "mismatched types",  # and every other type error
-    "other",  # a failed test, a time limit, and what fits nowhere else
+    "mismatched types",  # and all other type errors
+    "other",  # a failed test, a timeout, and all other errors
 )
-LINE_BUCKETS = 32  # of the feedback encoder's embedding of where an error is
-LEAST_TEXT = 16  # tokens that a truncated problem or context must keep
-MAX_MESSAGE = 120  # characters of a validator's message that enter the stream
+LINE_BUCKETS = 32  # number of error positions that the feedback encoder distinguishes
+LEAST_TEXT = 16  # minimum tokens that truncation leaves of a problem or context
+MAX_MESSAGE = 120  # maximum characters of a validator's message in the stream
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """A validator's verdict on one attempt; None stands for parts that it did not check.
+    """Validator feedback on one attempt; None stands for parts that were not checked.
 
     Attributes:
         syntax_ok: whether the code parses.
         types_ok: whether the code type-checks.
         tests_pass: whether its tests pass.
         category: one of CATEGORIES.
-        line: line of the first error in the given code, from 1.
-        message: the first error, one line.
+        line: line of the first error in the code, from 1.
+        message: the first error, on one line.
     """
 
     syntax_ok: bool | None = None
@@ -84,7 +84,7 @@ class Feedback:
 
     @classmethod
     def of_record(cls, values: dict[str, Any]) -> "Feedback":
-        """Return the feedback of a record; fields that are missing or null are unknown."""
+        """Build the feedback from a record; missing and null fields keep their defaults."""
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names and value is not None})
 
@@ -94,14 +94,14 @@ class Feedback:
         return False in (self.syntax_ok, self.types_ok, self.tests_pass)
 
     def of_syntax(self) -> "Feedback":
-        """Return the verdict of a validator that checks syntax alone."""
+        """Return the feedback that a validator for syntax only would give."""
         return self if self.syntax_ok is False else Feedback(syntax_ok=self.syntax_ok)
 
     def token_ids(self, lines: int) -> list[int]:
-        """Return the feedback encoder's ids [syntax, tests, category, line bucket] for an attempt of `lines` lines.
+        """Return the ids [syntax, tests, category, line bucket] for the feedback encoder.
 
-        syntax and tests are 0 unknown, 1 good, 2 bad; both 0 mean "no validator". A type error is encoded as a failed
-        test with its own category.
+        syntax and tests are 0 (unknown), 1 (good) or 2 (bad); 0 for both means that there was no validator. A type
+        error is encoded as a failed test, but with its own category. `lines` is the number of lines of the attempt.
         """
         tests = self.tests_pass if self.types_ok is not False else False
         bucket = 0 if self.line is None else min(LINE_BUCKETS - 1, (self.line - 1) * LINE_BUCKETS // max(lines, 1))
@@ -113,23 +113,23 @@ NO_FEEDBACK = [0, 0, 0, 0]
 
 
 def is_go_tokenizer(tokenizer: Any) -> bool:
-    """Whether a vocabulary starts with the special tokens of the Go coder's stream."""
+    """Check whether a tokenizer's vocabulary starts with the special tokens of the Go coder."""
     vocabulary = tokenizer.get_vocab()
     return all(vocabulary.get(token) == index for token, index in TOKEN_IDS.items())
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of user text, in which tags are ordinary characters."""
+    """Encode user text to ids; tags in the text become ordinary characters."""
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
 
 
 def problem_segment(tokenizer: Any, title: str, body: str = "") -> list[int]:
-    """<PROBLEM>title, an empty line, body</PROBLEM>; without what is empty."""
+    """Return <PROBLEM>title, an empty line, body</PROBLEM>; empty parts are omitted."""
     return _segment(tokenizer, "PROBLEM", "\n\n".join(part for part in (title, body) if part))
 
 
 def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
-    """<CONTEXT><FILE>path</FILE>text</CONTEXT>, without <FILE> if there is no path; nothing for an empty context."""
+    """Return <CONTEXT><FILE>path</FILE>text</CONTEXT>, without <FILE> if `path` is empty; [] if both are empty."""
     if not path and not before:
         return []
     named = _segment(tokenizer, "FILE", path) if path else []
@@ -137,7 +137,7 @@ def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
 
 
 def cut_middle(context: list[int], room: int) -> list[int]:
-    """Truncate a context segment to `room` ids of path, beginning and end; return nothing if too little is left."""
+    """Truncate the middle of a context segment to fit `room` ids; return [] if too little text would be left."""
     if len(context) <= room:
         return context
     file_end = TOKEN_IDS["</FILE>"]
@@ -152,7 +152,7 @@ def cut_middle(context: list[int], room: int) -> list[int]:
 def fit_task(
     problem: list[int], context: list[int], problem_budget: int, context_budget: int, room: int | None = None
 ) -> list[int]:
-    """Return <s>, problem and context, each truncated to its budget and together to `room` ids."""
+    """Return <s>, problem and context, each truncated to its budget, and to `room` ids in total."""
     room = 1 + problem_budget + context_budget if room is None else room
     limit = min(problem_budget, room - 1)
     problem = problem if len(problem) <= limit else [*problem[: limit - 1], problem[-1]]
@@ -160,10 +160,10 @@ def fit_task(
 
 
 def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Iterable[str]) -> list[int]:
-    """<PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN>, of targets "kind:name".
+    """Return <PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN>; targets are given as "kind:name".
 
     Raises:
-        ValueError: an intent that is not in INTENTS, or a kind that is not in TARGET_KINDS.
+        ValueError: the intent is not in INTENTS, or a kind is not in TARGET_KINDS.
     """
     if intent not in INTENTS:
         raise ValueError(f"intent={intent!r}: must be one of {', '.join(INTENTS)}")
@@ -179,16 +179,16 @@ def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Ite
 
 
 def code_segment(tokenizer: Any, prefix: str, body: str) -> tuple[list[int], int]:
-    """Return <CODE>prefix body</CODE>, and how many of its first ids are given (<CODE> and the prefix).
+    """Return <CODE>prefix body</CODE>, and the number of ids of <CODE> and the prefix.
 
-    Prefix and body are encoded separately, as a prompt and its continuation.
+    Prefix and body are encoded separately, like a prompt and its continuation.
     """
     given = [TOKEN_IDS["<CODE>"], *encode_text(tokenizer, prefix)]
     return [*given, *encode_text(tokenizer, body), TOKEN_IDS["</CODE>"]], len(given)
 
 
 def validation_segment(tokenizer: Any, feedback: Feedback | None) -> list[int]:
-    """<VALIDATE>, what was found, </VALIDATE>; empty inside if there was no validator."""
+    """Return <VALIDATE>feedback</VALIDATE>, with nothing between the tags if there was no validator."""
     ids = [TOKEN_IDS["<VALIDATE>"]]
     if feedback is not None:
         if feedback.syntax_ok is not None:
@@ -203,12 +203,12 @@ def validation_segment(tokenizer: Any, feedback: Feedback | None) -> list[int]:
 
 
 def decision_segment(tokenizer: Any, feedback: Feedback | None, decision: int) -> list[int]:
-    """The verdict on an attempt as of `validation_segment`, and the token of the decision, an index of DECISIONS."""
+    """Return the `validation_segment` of an attempt and the token of the decision, an index of DECISIONS."""
     return [*validation_segment(tokenizer, feedback), TOKEN_IDS[DECISION_TOKENS[decision]]]
 
 
 def parse_plan(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
-    """Parse ids of a plan into {"intent": str | None, "targets": [...], "steps": [...]}."""
+    """Parse the ids of a plan into {"intent": str | None, "targets": [...], "steps": [...]}."""
     plan: dict[str, Any] = {"intent": None, "targets": [], "steps": []}
     parts: list[tuple[str, list[int]]] = []
     for token in ids:

@@ -1,18 +1,18 @@
-"""Keys and values of decoders that visit a layer several times a token: one slot of the cache for each visit.
+"""Key-value caching for decoders that visit a layer several times per token, with one cache slot for each visit.
 
-`LayerCacheView` leads what a layer stores to the slot of its visit. `RecurrentCache` does so for a decoder that thinks
-in segments: within a segment, visits are numbered
+`LayerCacheView` redirects the keys and values of a layer to the slot of the current visit. `RecurrentCache` does this
+for a decoder that thinks in segments. Within a segment, visits are numbered
 
     visit(h, l, layer) = h * cycle + l * num_l_layers + layer          low-level pass l of cycle h
     visit(h, H, layer) = h * cycle + L_cycles * num_l_layers + layer   the high-level pass that ends cycle h
     with cycle = L_cycles * num_l_layers + num_h_layers
 
-and the slot of a visit is `segment * segment_visits + visit` ("per_segment"), `visit` ("last_segment": a segment
-overwrites the one before), or the layer itself ("last_visit": each visit overwrites the last). Layers that run once a
-token have the slots around these: those of the prelude come first, those of the coda last (`OnceCache`).
+and the slot of a visit is `segment * segment_visits + visit` ("per_segment"), `visit` ("last_segment": each segment
+overwrites the previous one), or the layer's own slot ("last_visit": each visit overwrites the previous one). Layers
+that run once per token have slots before (prelude) and after (coda) these; see `OnceCache`.
 
-The freeze rule, the same in training and decoding: a token that has halted keeps the keys and values of its last
-segment, and later tokens that think longer read those. The cache itself is transformers'.
+Training and decoding have the same freeze rule: a token that has halted keeps the keys and values of its last segment,
+and later tokens that think longer read them. The cache itself is transformers'.
 """
 
 from collections.abc import Callable
@@ -22,57 +22,57 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
 class LayerCacheView:
-    """A cache seen from one visit of a layer: what the layer stores under its own index goes to the visit's slot.
+    """View of a cache for one visit of a layer: updates under the layer's own index go to the visit's slot.
 
-    `read` gives what the layer is to see of keys or values [B, heads, S, head_dim]; all of them by default.
+    `read` selects the part of keys or values [B, heads, S, head_dim] that the layer sees; all of them by default.
     """
 
     def __init__(self, cache: Cache, slot: int, read: Callable[[torch.Tensor], torch.Tensor] | None = None):
         self.cache, self.slot, self.read = cache, slot, read
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As a cache's, with the visit's slot instead of `layer_idx`."""
+        """Update the cache in the visit's slot instead of `layer_idx`."""
         keys, values = self.cache.update(key, value, self.slot)
         return (keys, values) if self.read is None else (self.read(keys), self.read(values))
 
 
 def layer_cache_view(cache: Cache | None, slot: int, read: Callable | None = None) -> LayerCacheView | None:
-    """The view of one visit; None without a cache."""
+    """Return the view of one visit, or None without a cache."""
     return None if cache is None else LayerCacheView(cache, slot, read)
 
 
 def validate_slots(cache: Cache | None, slots: int) -> None:
-    """Raise ValueError for a cache that was made with fewer slots than a model has."""
-    made = len(cache.layers) if isinstance(cache, Cache) else 0  # those of serving engines have no layers
+    """Raise ValueError for a cache with fewer slots than the model needs."""
+    made = len(cache.layers) if isinstance(cache, Cache) else 0  # caches of serving engines have no `layers`
     if 0 < made < slots:
         raise ValueError(
-            f"past_key_values: {made} layers, but the model keeps keys and values of {slots} visits of its layers; "
-            f"for prefix tuning, set num_layers={slots} in the PrefixTuningConfig"
+            f"past_key_values: has {made} layers, but the model needs {slots}, one for each visit of a layer; for "
+            f"prefix tuning, set num_layers={slots} in the PrefixTuningConfig"
         )
 
 
 class OnceCache:
-    """The keys and values of layers that are visited once a token (prelude, coda), from `first_slot` of the cache."""
+    """Keys and values of layers that are visited once per token (prelude, coda), in slots from `first_slot` on."""
 
     def __init__(self, cache: Cache | None, first_slot: int):
         self.cache, self.first_slot = cache, first_slot
         self.written: set[int] = set()
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `RecurrentCache.update`; a second visit in the same forward overwrites the first."""
+        """Update as in `RecurrentCache.update`; a second visit in the same forward overwrites the first."""
         if self.cache is None:
             return key, value
         return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
 
 
 class RecurrentCache:
-    """The keys and values of one segment of one forward.
+    """Keys and values of one segment of one forward.
 
     Args:
-        cache: where past tokens are kept, or None.
-        active: bool [B, T], tokens that still think, or None for all of them.
-        before: the previous segment's object, or None in the first.
-        segments_to_keep: how many segments may be read by later ones; 0 where no token can halt before others.
+        cache: the cache with past tokens, or None.
+        active: bool [B, T], tokens that have not halted, or None if all are active.
+        before: the object of the previous segment, or None in the first segment.
+        segments_to_keep: number of segments that later segments may read; 0 if no token can halt before others.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class RecurrentCache:
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.written: set[int] = set() if before is None else before.written
         if before is not None and not torch.is_grad_enabled():
-            before.before = None  # only a recomputed forward (gradient checkpointing) looks further back
+            before.before = None  # only gradient checkpointing, which recomputes forwards, needs older segments
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [B, heads, past + T, head_dim] that this visit attends to, given those of T new tokens."""
+        """Add keys and values of T new tokens; return all this visit attends to, [B, heads, past + T, head_dim]."""
         if self.active is not None and self.before is not None:
             kept_key, kept_value = self.before.kept[visit]
             key, value = torch.where(self.active, key, kept_key), torch.where(self.active, value, kept_value)
@@ -105,7 +105,7 @@ class RecurrentCache:
         return write_slot(self.cache, self.written, key, value, self._slot(visit), self.config.kv_layout)
 
     def copy_to_later_segments(self) -> None:
-        """After the last segment, copy the stored keys and values into the slots of segments that did not run."""
+        """Copy the stored keys and values into the slots of segments that did not run, after the last segment."""
         if self.cache is None or self.config.kv_layout != "per_segment":
             return
         visits = self.config.segment_visits
@@ -127,8 +127,11 @@ class RecurrentCache:
 def write_slot(
     cache: Cache, written: set[int], key: torch.Tensor, value: torch.Tensor, slot: int, kv_layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All keys and values of a slot, those of T new tokens behind the past ones; `written` says which slots of this
-    forward have them already, to be replaced. "per_segment" does so in a coda that gives logits of every segment."""
+    """Append keys and values of T new tokens to a slot of the cache, and return all keys and values in the slot.
+
+    `written` holds the slots that already have the new tokens of this forward; in these, they are replaced. With
+    kv_layout="per_segment" this only happens in a coda that computes the logits of every segment.
+    """
     if slot in written:
         layer, tokens = cache.layers[slot], key.shape[-2]
         if type(layer) is StaticLayer:
@@ -137,43 +140,43 @@ def write_slot(
             layer.crop(-tokens)
         else:
             raise TypeError(
-                f"kv_layout={kv_layout!r} overwrites cache slots, which {type(layer).__name__} does not support; use "
+                f"kv_layout={kv_layout!r}: overwrites cache slots, which {type(layer).__name__} does not support; use "
                 "a DynamicCache or StaticCache, or kv_layout='per_segment' without output_segment_logits"
             )
     written.add(slot)
     return cache.update(key, value, slot)
 
 
-# How the names of these servers' attention functions begin (vLLM 0.33; SGLang's main branch of 2026).
+# Prefixes of the names of these servers' attention functions (vLLM 0.33; SGLang's main branch of 2026).
 FOREIGN_CACHES = ("vllm", "sglang")
 
 
 class VisitedLayersMixin:
-    """For causal LMs whose layers are visited several times a token: rejects caches that have one place a layer.
+    """Mixin for causal LMs that visit layers several times per token; it rejects caches with one slot per layer.
 
-    Continuous batching, vLLM and SGLang keep keys and values by the layer's own number; visits of one layer would
-    silently overwrite each other. Such a model must not set `_supports_attention_backend` either; vLLM 0.33 asks for
-    it, but also takes models without it.
+    Continuous batching, vLLM and SGLang store keys and values by layer number, so the visits of a layer would silently
+    overwrite each other. Such a model must not set `_supports_attention_backend` either; vLLM 0.33 documents it as a
+    requirement but also accepts models without it.
     """
 
     @property
     def visits_layers_again(self) -> bool:
-        """Whether a layer stores keys and values more than once a token."""
+        """Whether a layer stores keys and values more than once per token."""
         return True
 
     def init_continuous_batching(self, *args, **kwargs):
-        """As in transformers, if no layer is visited twice. Raises ValueError otherwise."""
+        """Initialize as in transformers; raise ValueError if layers are visited several times per token."""
         if self.visits_layers_again:
             raise ValueError(
-                f"{type(self).__name__} visits its layers several times a token, and continuous batching has one "
-                "place a layer for keys and values: use generate, or serve it without --continuous-batching"
+                f"{type(self).__name__} visits its layers several times per token, but continuous batching stores "
+                "keys and values once per layer; use generate, or serve it without --continuous-batching"
             )
         return super().init_continuous_batching(*args, **kwargs)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         if self.visits_layers_again and str(attn_implementation).startswith(FOREIGN_CACHES):
             raise ValueError(
-                f"attn_implementation={attn_implementation!r} keeps one place a layer for keys and values, and "
-                f"{type(self).__name__} visits its layers several times a token: serve it with hrm-hf serve"
+                f"attn_implementation={attn_implementation!r}: stores keys and values once per layer, but "
+                f"{type(self).__name__} visits its layers several times per token; serve it with hrm-hf serve"
             )
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""The Go coder's loop of attempts: plan, write, validate, decide, repair.
+"""The Go coder's refinement loop: plan, write, validate, decide, repair.
 
-`generate_with_refinement` begins as `generate` does. A validator checks each attempt, then the refinement head (or, in
-a unified model, the decision token) decides. Attempt and verdict stay in the stream of the next attempt, while there
-is room. CONTINUE is followed by new code for the same plan, REFINE by a new plan and code for it.
+`generate_with_refinement` begins like `generate`. A validator checks each attempt, then the refinement head (in a
+unified model, the decision token) decides. Attempt and feedback stay in the stream for the next attempt, as long as
+they fit. CONTINUE is followed by new code for the same plan, REFINE by a new plan and code for it.
 """
 
 import copy
@@ -47,11 +47,11 @@ class Attempt:
     """One attempt of `generate_with_refinement`.
 
     Attributes:
-        code: the code, its given beginning included.
-        plan: its plan, as `parse_plan` returns it.
-        feedback: verdict of the validator; None without one.
+        code: the code, including its given beginning.
+        plan: the plan of the code, as `parse_plan` returns it.
+        feedback: the validator's feedback; None without a validator.
         decision, done_probability: one of DECISIONS, and the probability of DONE.
-        new_tokens: tokens written for its code, </CODE> included.
+        new_tokens: number of tokens generated for the code, including </CODE>.
     """
 
     code: str
@@ -67,11 +67,11 @@ class RefinementOutput:
     """Result of `generate_with_refinement`, with a list entry for each prompt.
 
     Attributes:
-        codes: code of the last attempt whose feedback has no failure, else of the last attempt.
+        codes: code of the last attempt that did not fail validation, or of the last attempt if all failed.
         plans: text of the plan of each attempt.
         attempts: all attempts in order.
         iterations: number of attempts.
-        stopped: "done" (by the model's decision), "iterations" or "context" (a limit was reached).
+        stopped: "done" (the model's decision), or the limit that was reached: "iterations" or "context".
     """
 
     codes: list[str]
@@ -93,7 +93,7 @@ class _Row(Task):
 
 @dataclass
 class RefinementSettings:
-    """Settings of `generate_with_refinement`: of its loop, and of each stage as for `generate`."""
+    """Settings of `generate_with_refinement`: for the loop, and for each call of `generate`."""
 
     iterations: int
     threshold: float
@@ -102,15 +102,15 @@ class RefinementSettings:
     generation: Any
     kwargs: dict[str, Any]
     budget: int  # new tokens of an attempt
-    streamer: BaseStreamer | None = None  # of the first attempt, token by token
+    streamer: BaseStreamer | None = None  # streams the first attempt token by token
 
     def __post_init__(self):
         if not 1 <= self.iterations <= 5:
-            raise ValueError(f"max_refinement_iterations={self.iterations}: must be in 1..5")
+            raise ValueError(f"max_refinement_iterations={self.iterations}: must be in [1, 5]")
 
 
 class GoCoderRefinementMixin:
-    """`generate_with_refinement` of `HrmGoCoderForCausalLM`, which also needs `GoCoderGenerationMixin`."""
+    """Mixin with `generate_with_refinement` for models that also have `GoCoderGenerationMixin`."""
 
     @torch.no_grad()
     def generate_with_refinement(
@@ -126,32 +126,32 @@ class GoCoderRefinementMixin:
         streamer: BaseStreamer | None = None,
         **generate_kwargs: Any,
     ) -> RefinementOutput:
-        """Plan, write, validate, decide and repair, until done or out of budget.
+        """Plan, write, validate, decide and repair until the model is done or reaches a limit.
 
-        P(DONE) >= `refinement_threshold` ends the attempts, unless the validator found a failure. Otherwise the
-        likelier of CONTINUE (new code for the same plan) and REFINE (a new plan and code for it) follows.
+        The loop ends when P(DONE) >= `refinement_threshold`, unless validation failed. Otherwise the more likely of
+        CONTINUE (new code for the same plan) and REFINE (a new plan and code for it) follows.
 
         Args:
             prompts: descriptions of the code.
-            tokenizer: tokenizer of the model.
-            validator: returns a `Feedback` for each new code sample of a round; None leaves all to the model.
-            max_refinement_iterations: most attempts, 1 to 5; the config's by default.
-            refinement_threshold: the config's by default.
-            code_prefixes: beginning of each code sample (a signature), part of every attempt; empty by default.
-            contexts: (path, text) of each prompt. The end of a problem and the middle of a context are truncated to
+            tokenizer: the model's tokenizer.
+            validator: function that returns a `Feedback` for each code sample of a round; None for no validation.
+            max_refinement_iterations: maximum number of attempts, 1 to 5; the config's by default.
+            refinement_threshold: minimum P(DONE) to stop; the config's by default.
+            code_prefixes: beginning of the code for each prompt, e.g. a signature, which all attempts keep.
+            contexts: (path, text) for each prompt. The end of a problem and the middle of a context are truncated to
                 the config's budgets.
-            streamer: gets the first attempt of a single prompt while it is written, then its end. If another attempt
-                is chosen, it follows as a text of its own. With beams it gets the chosen attempt alone.
-            generate_kwargs: as for `generate`, for each stage; `max_new_tokens` is the budget of an attempt. Logits
-                processors, stopping criteria and the like apply to code, not to plans.
+            streamer: receives the first attempt while it is written; only for a single prompt. If a later attempt is
+                chosen, it follows as a separate text. With beam search, only the chosen attempt is streamed.
+            generate_kwargs: arguments for each call of `generate`; `max_new_tokens` is the budget of an attempt.
+                Logits processors, stopping criteria etc. apply to code, not to plans.
 
         Raises:
-            ValueError: prefixes or contexts that are not one for each prompt; a streamer with several prompts; a model
-                without tags.
+            ValueError: there is not one prefix or context for each prompt, a streamer is given with several prompts,
+                or the model has no tags.
         """
         rows = self._refinement_rows(prompts, tokenizer, code_prefixes, contexts)
         if streamer is not None and len(rows) != 1:
-            raise ValueError(f"streamer: shows one prompt, not {len(rows)}; leave it out")
+            raise ValueError(f"streamer: works with one prompt, got {len(rows)}; remove it")
         generation = copy.deepcopy(generate_kwargs.pop("generation_config", None) or self.generation_config)
         kwargs = generation.update(**generate_kwargs)
         budget, generation.max_length = generation.max_new_tokens or self.config.code_budget, None
@@ -168,7 +168,7 @@ class GoCoderRefinementMixin:
         passed = [[each for each in row.attempts if not (each.feedback and each.feedback.failed)] for row in rows]
         chosen = [(good or row.attempts)[-1] for good, row in zip(passed, rows)]
         if streamer is not None and (live is None or chosen[0].code != rows[0].attempts[0].code):
-            given = tokenizer.decode(rows[0].prefix)  # a part of its own, which a streamer may skip
+            given = tokenizer.decode(rows[0].prefix)  # separate, because a streamer may skip the prompt
             for part in (given, chosen[0].code[len(given) :]):
                 streamer.put(torch.tensor(encode_text(tokenizer, part)))
             streamer.end()
@@ -182,11 +182,11 @@ class GoCoderRefinementMixin:
 
     def _refinement_rows(self, prompts, tokenizer, prefixes, contexts) -> list[_Row]:
         if not self.config.tagged:
-            raise ValueError("tagged=False: refinement needs a model with tags in its config")
+            raise ValueError("tagged=False: refinement needs a model whose config has tagged=True")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         for name, values in (("code_prefixes", prefixes), ("contexts", contexts)):
             if values is not None and len(values) != len(prompts):
-                raise ValueError(f"{name}: {len(values)} given for {len(prompts)} prompts; give one for each")
+                raise ValueError(f"{name}: got {len(values)} for {len(prompts)} prompts; pass one for each prompt")
         budgets = self.config.problem_budget, self.config.context_budget
         rows = []
         for index, prompt in enumerate(prompts):
@@ -196,18 +196,18 @@ class GoCoderRefinementMixin:
         return rows
 
     def _drop_old_attempts(self, rows: list[_Row]) -> None:
-        """Forget old attempts of a stream that is too long for another one; stop rows that are still too long."""
+        """Drop old attempts from streams that have no room for another one; stop rows that are still too long."""
         for row in rows:
             room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
             if row.attempts and len(row.stream()) > room:
-                # The next attempt mostly needs the last plan, attempt and verdict.
+                # The last plan, attempt and feedback matter most for the next attempt.
                 row.history = [row.plan, *row.history[-2:]]
                 row.stopped = "context" if len(row.stream()) > room else None
 
     # ---- one attempt ----
 
     def _attempt(self, rows: list[_Row], settings: RefinementSettings) -> None:
-        """Write, validate and decide on one attempt of each row."""
+        """Write and validate one attempt of each row, and decide how to continue."""
         unplanned = [row for row in rows if row.needs_plan]
         if unplanned:
             self._write_plans(unplanned, settings.generation, settings.kwargs)
@@ -220,12 +220,12 @@ class GoCoderRefinementMixin:
             self._decide(row, text, new_tokens, found, settings)
 
     def _write_code(self, rows: list[_Row], settings: RefinementSettings) -> list[tuple[str, list[int], int]]:
-        """Write code for each row: as text, as a segment, and the number of new tokens."""
+        """Write code for each row; return it as text and as a segment, with the number of new tokens."""
         streamer = None
         if settings.streamer is not None and not rows[0].attempts:
             streamer = CodeStreamer(settings.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))
         prompts = [[*row.stream(), CODE, *row.prefix] for row in rows]
-        # </CODE> needs a position too, also after truncated code.
+        # Reserve a position for </CODE>, even after truncated code.
         rooms = [min(settings.budget, self.config.max_position_embeddings - len(prompt) - 1) for prompt in prompts]
         allowed = [max(1, room) for room in rooms]
         written = self._continue(
@@ -244,7 +244,7 @@ class GoCoderRefinementMixin:
     def _decide(
         self, row: _Row, text: str, new_tokens: int, feedback: Feedback | None, settings: RefinementSettings
     ) -> None:
-        """Record the attempt that ends the row's stream, and prepare the row for the model's decision."""
+        """Decide on the attempt at the end of the row's stream, record it, and prepare the row for what follows."""
         probabilities = self._decision(row, feedback, text, settings.tokenizer)
         decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
         if probabilities[DONE] >= settings.threshold and not (feedback is not None and feedback.failed):
@@ -256,7 +256,7 @@ class GoCoderRefinementMixin:
         row.needs_plan = decision == REFINE
 
     def _decision(self, row: _Row, feedback: Feedback | None, text: str, tokenizer: Any) -> list[float]:
-        """Return the probabilities of CONTINUE, REFINE and DONE after the attempt that ends the row's stream."""
+        """Return the probabilities of CONTINUE, REFINE and DONE for the attempt at the end of the row's stream."""
         stream = row.stream()
         if self.model.refinement_head is None:
             stream += validation_segment(tokenizer, feedback)
@@ -278,5 +278,7 @@ def _verdicts(validator, texts: list[str]) -> list[Feedback | None]:
         return [None] * len(texts)
     feedback = list(validator(texts))
     if len(feedback) != len(texts):
-        raise ValueError(f"validator: gave {len(feedback)} verdicts for {len(texts)} codes; return one for each")
+        raise ValueError(
+            f"validator: returned {len(feedback)} feedbacks for {len(texts)} code samples; return one for each"
+        )
     return feedback

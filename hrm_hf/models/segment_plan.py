@@ -1,7 +1,7 @@
-"""The plan of a forward in segments: how many run, which carry gradients, and which tokens may halt.
+"""The plan of a forward in segments: how many run, which have gradients, and which tokens may halt.
 
-`plan_segments` decides once, before the first segment. A trainer passes a `SegmentSchedule` for what differs during a
-run from its end; the config describes the end. `ThinkingTokens` follows the plan from segment to segment.
+`plan_segments` makes the plan before the first segment, and `ThinkingTokens` follows it from segment to segment. The
+config describes the fully trained model; a trainer passes a `SegmentSchedule` for what is different before that.
 
 Sources: Geiping et al. 2025, arXiv 2502.05171 (number of segments drawn at random); Wang et al. 2025, arXiv 2506.21734
 (random minimum of segments).
@@ -19,21 +19,21 @@ from .early_exit import EXIT_CRITERIA, DrawnExit, ExitCriterion, SegmentState
 from .recurrent_cache import validate_slots
 
 
-# Limit of a drawn number of segments, times the mean: one draw must not fill the memory. In a large batch some token
-# always draws the maximum, so the limit per token is lower.
+# Limit of a random number of segments, as a multiple of the mean, so that one draw cannot exhaust the memory. In a
+# large batch, some token always draws the maximum, so the limit per token is lower.
 MOST_SAMPLED, MOST_SAMPLED_PER_TOKEN = 4, 2
 
 
 @dataclass
 class SegmentSchedule:
-    """What training changes for a while; the defaults are the config's values. Inference reads `gate_only` alone.
+    """Temporary overrides of the config in training; inference reads only `gate_only`.
 
     Attributes:
-        bp_steps: stack passes of a segment that carry gradients.
-        segments: segments of each token.
-        halting: whether tokens may halt. Halting from the first step trains later segments on few tokens, before they
-            are better than the first. The halting values are trained either way.
-        gate_only: the loss is the halting gate's alone.
+        bp_steps: stack passes per segment with gradients; None for the config's.
+        segments: segments of each token; None for the config's.
+        halting: whether tokens may halt. With halting from the first step, later segments would see few tokens before
+            they are better than the first segment. The halting values are trained in any case.
+        gate_only: use only the loss of the halting gate.
     """
 
     bp_steps: int | None = None
@@ -44,15 +44,15 @@ class SegmentSchedule:
 
 @dataclass
 class SegmentPlan:
-    """Decisions of one forward.
+    """Plan of one forward.
 
     Attributes:
-        segments: most segments of this forward; drawn: whether their number was drawn.
-        exit_rule: object with `check(SegmentState)`, bool [B, T].
-        bp_steps: stack passes of a segment that carry gradients.
-        without_gradients: number of first segments that carry none.
-        explores: whether tokens draw a minimum of segments.
-        logits_fn: hidden states to next-token logits, for exit criteria of distributions.
+        segments: maximum number of segments; drawn: whether this number was drawn at random.
+        exit_rule: object with `check(SegmentState)`, which returns bool [B, T].
+        bp_steps: stack passes per segment with gradients.
+        without_gradients: number of initial segments without gradients.
+        explores: whether tokens draw a random minimum of segments.
+        logits_fn: function from hidden states to next-token logits, for exit criteria that compare distributions.
     """
 
     config: Any
@@ -68,10 +68,10 @@ class SegmentPlan:
 
     @property
     def gradient_passes(self) -> tuple[bool, ...]:
-        """Whether each stack pass of a segment, in their order, carries gradients: the last `bp_steps` do.
+        """Whether each stack pass of a segment, in order, has gradients: the last `bp_steps` passes do.
 
-        Of two stacks, the passes of the high-level stack come first. Booleans, because a compiled segment makes an
-        integer that changes symbolic, and cannot switch gradients by it.
+        With two stacks, passes of the high-level stack are preferred. These are booleans, because torch.compile makes
+        a changing integer symbolic, and cannot switch gradients with it.
         """
         config = self.config
         if config.flat_loop:
@@ -87,28 +87,28 @@ class SegmentPlan:
 
     @property
     def learns_from_all_segments(self) -> bool:
-        """Whether the losses read every segment: deep supervision and the gate's losses do."""
+        """Whether the losses read every segment, as deep supervision and the losses of the gate do."""
         config = self.config
         gate = config.q_loss_weight > 0 or config.ponder_loss_weight > 0 or self.gate_only
         return config.halt_max_steps > 1 and (config.deep_supervision == "all" or gate)
 
     def has_gradients(self, segment: int) -> bool:
-        """Whether a segment, counted from 1, carries gradients."""
+        """Return whether a segment, counted from 1, has gradients."""
         return torch.is_grad_enabled() and segment > self.without_gradients
 
     def cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
-        """The cache of this forward: the given one, a new one, or None.
+        """Return the cache of this forward: the given one, a new one, or None.
 
-        A forward that draws its number of segments makes none, because it may run more segments than the cache has
-        slots for. Raises ValueError if the given cache has too few slots.
+        With a random number of segments no cache is created, because the forward may run more segments than the cache
+        has slots for. Raises ValueError if the given cache has too few slots.
         """
         config = self.config
         if given is None and use_cache and not self.drawn:
             given = DynamicCache(config=config)
         if given is not None and self.segments > config.halt_max_steps and config.kv_layout == "per_segment":
             raise ValueError(
-                f"num_segments={self.segments}: the cache has slots for halt_max_steps={config.halt_max_steps}; use "
-                "kv_layout='last_segment', or use_cache=False"
+                f"num_segments={self.segments}: the cache only has slots for halt_max_steps={config.halt_max_steps} "
+                "segments; use kv_layout='last_segment' or use_cache=False"
             )
         validate_slots(given, config.num_hidden_layers)
         return given
@@ -124,18 +124,19 @@ def plan_segments(
     exit_threshold: float | None = None,
     logits_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> SegmentPlan:
-    """Plan a forward on `tokens` [B, T, ...], of which shape and device are read.
+    """Plan a forward on `tokens` [B, T, ...]; only their shape and device are used.
 
     Args:
-        schedule: what training changes for a while.
-        num_segments: most segments; the config's halt_max_steps by default, or in training what its segment_sampling
-            draws.
+        schedule: temporary overrides in training.
+        num_segments: maximum number of segments; by default the config's halt_max_steps, or in training the number
+            drawn by its segment_sampling.
         exit_criterion: a name in `EXIT_CRITERIA`, or an object with `check`; the config's by default. Criteria that
-            need no training act in inference only; training then runs every segment.
-        logits_fn: hidden states to logits, for the criteria that compare distributions.
+            are not learned apply only in inference; training then runs every segment.
+        exit_threshold: threshold of the criterion; the config's by default.
+        logits_fn: function from hidden states to logits, for criteria that compare distributions.
 
     Raises:
-        ValueError: a value that is out of range, an unknown criterion, or one that lacks `logits_fn`.
+        ValueError: a value is out of range, the criterion is unknown, or it needs `logits_fn`.
     """
     schedule = schedule or SegmentSchedule()
     bp_steps = config.bp_steps if schedule.bp_steps is None else schedule.bp_steps
@@ -166,9 +167,9 @@ def plan_segments(
 
 
 def drawn_segments(config, tokens: torch.Tensor) -> torch.Tensor | None:
-    """Number of segments as `segment_sampling` draws it, [] or [B, T]; None for "fixed".
+    """Draw the number of segments by `config.segment_sampling`, [] or [B, T]; None for "fixed".
 
-    Poisson with a log-normal rate, whose mean is one less than halt_max_steps; at least one segment runs.
+    It is 1 plus a Poisson number with a log-normal rate, whose mean is halt_max_steps - 1.
     """
     if config.segment_sampling == "fixed":
         return None
@@ -181,7 +182,7 @@ def drawn_segments(config, tokens: torch.Tensor) -> torch.Tensor | None:
 
 
 def exit_rule(config, criterion, threshold: float | None, logits_fn, training: bool, halting: bool):
-    """The object that decides which tokens halt; arguments as in `plan_segments`."""
+    """Return the object that decides which tokens halt; arguments are as in `plan_segments`."""
     criterion = config.exit_criterion if criterion is None else criterion
     if not isinstance(criterion, str):
         return criterion
@@ -192,22 +193,22 @@ def exit_rule(config, criterion, threshold: float | None, logits_fn, training: b
         return ExitCriterion("fixed")
     if kind.of_distributions and logits_fn is None:
         raise ValueError(
-            f"exit_criterion={criterion!r}: compares next-token distributions; call HrmLmForCausalLM, or give "
-            "HrmLmModel a logits_fn"
+            f"exit_criterion={criterion!r}: needs next-token distributions; call HrmLmForCausalLM, or pass logits_fn "
+            "to HrmLmModel"
         )
     return rule
 
 
 @dataclass
 class ThinkingTokens:
-    """The T new tokens of B rows on their way through the segments of a plan.
+    """Progress of the T new tokens of B rows through the segments of a plan.
 
     Attributes:
-        active: bool [B, T], tokens that still think; padding never does.
-        steps: int [B, T], segments each token has taken.
-        fewest: least segments of each token; some tokens explore further in training.
-        thinking: `active` while a segment runs, None if all tokens think.
-        q_logits, states: of each segment that ran, [B, T, 2] and [B, T, D].
+        active: bool [B, T], tokens that have not halted; padding is never active.
+        steps: int [B, T], number of segments each token has taken.
+        fewest: minimum segments of each token; higher for tokens that explore in training.
+        thinking: `active` in the current segment, or None if all tokens are active.
+        q_logits, states: [B, T, 2] and [B, T, D] of each segment that ran.
     """
 
     plan: SegmentPlan
@@ -220,7 +221,7 @@ class ThinkingTokens:
 
     @classmethod
     def start(cls, plan: SegmentPlan, x: torch.Tensor, attention_mask: torch.Tensor | None) -> "ThinkingTokens":
-        """The tokens of embeddings x [B, T, D]; a 2-d mask [B, past + T] tells which are padding."""
+        """Start on embeddings x [B, T, D]; a 2-d mask [B, past + T] marks padding with 0."""
         active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if attention_mask is not None and attention_mask.dim() == 2:
             active = attention_mask[:, -x.shape[1] :].bool()
@@ -232,34 +233,34 @@ class ThinkingTokens:
         return cls(plan, active, steps, fewest)
 
     def segments_to_keep(self, cache: Cache | None) -> int:
-        """Number of segments whose keys later segments may read; 0 if no token can halt before others.
+        """Return for how many segments to keep keys and values; 0 if no token can halt before others.
 
-        Keys are held from within a segment, which a checkpoint inside a compiled segment does not allow.
+        Segments store the keys themselves, which checkpointing inside a compiled segment does not allow.
         """
         alone = cache is None and getattr(self.plan.exit_rule, "name", None) == "fixed" and _all(self.active)
         return 0 if alone else max(self.plan.segments, self.plan.config.halt_max_steps)
 
     def begin(self, segment: int) -> torch.Tensor | None:
-        """Count a segment, from 1, and return which tokens think in it, None for all."""
+        """Begin a segment, counted from 1, and return the tokens that are active in it, or None for all."""
         self.thinking = None if segment == 1 or _all(self.active) else self.active
         self.steps = self.steps + self.active
         return self.thinking
 
     def keep(self, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-        """`new` of the tokens that think, `old` of the others; both [B, T, ...]."""
+        """Return `new` for active tokens and `old` for the others; both are [B, T, ...]."""
         if self.thinking is None:
             return new
         return torch.where(self.thinking.view(*self.thinking.shape, *[1] * (new.dim() - 2)), new, old)
 
     def next_state(self, new: tuple[torch.Tensor, ...], old: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The state for the next segment, cut from the graph of this one if the config says so."""
+        """Return the state for the next segment, detached if `config.detach_between_segments`."""
         kept = tuple(self.keep(*pair) for pair in zip(new, old))
         return tuple(z.detach() for z in kept) if self.plan.config.detach_between_segments else kept
 
     def halt(self, segment: int, hidden: torch.Tensor, previous: torch.Tensor, q: torch.Tensor | None) -> bool:
-        """Halt tokens after a segment, counted from 1; True if it was the last one.
+        """Halt tokens after a segment, counted from 1, and return whether it was the last segment.
 
-        hidden, previous: states [B, T, D] after this segment and before it; q: [B, T, 2], None without a gate.
+        hidden, previous: states [B, T, D] after this segment and before it. q: [B, T, 2], or None without a gate.
         """
         if q is not None:
             self.q_logits.append(q)
@@ -271,11 +272,11 @@ class ThinkingTokens:
         return not torch.compiler.is_compiling() and not bool(self.active.any())
 
     def outputs(self) -> dict[str, torch.Tensor | None]:
-        """Halting values [B, T, m, 2] of the m segments that ran, None without a gate, and steps [B, T] from 1."""
+        """Return the halting values [B, T, m, 2] of the m segments that ran, and the steps [B, T], at least 1."""
         q_logits = torch.stack(self.q_logits, dim=2) if self.q_logits else None
         return {"q_logits": q_logits, "halt_steps": self.steps.clamp(min=1)}
 
 
 def _all(active: torch.Tensor) -> bool:
-    """Whether every token still thinks; not asked under torch.compile, where the answer would break the graph."""
+    """Check whether all tokens are active; always False under torch.compile, because it would break the graph."""
     return not torch.compiler.is_compiling() and bool(active.all())

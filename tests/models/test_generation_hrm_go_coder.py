@@ -326,7 +326,7 @@ def test_prompts_without_room_are_rejected_and_outputs_are_cut_with_a_warning(ca
     output = model.generate(ids, do_sample=False, max_new_tokens=60, return_plan=True)
     room = 64 - (2 * 15 + len(output.plan_ids[0]) + 6)
     assert output.sequences.shape[1] - 15 == room
-    assert "60 new tokens" in caplog.text and f"at most {room} " in caplog.text
+    assert "max_new_tokens=60" in caplog.text and f"at most {room} " in caplog.text
     caplog.clear()
     for fitting in ({"max_new_tokens": room}, {}):  # without a number of one's own, what fits is meant
         assert model.generate(ids, do_sample=False, **fitting).shape[1] - 15 == room and not caplog.records

@@ -1,6 +1,7 @@
-"""From maps to tokens: a convolutional (or patch) stem, means of its features, and statistics of the map.
+"""Layers that turn maps into tokens: a convolutional (or patch) stem, means of its features, and map statistics.
 
-No layer normalizes over a map, because its amplitude is the signal. B maps of C channels, side S; D is the width.
+No layer normalizes over a map, because its amplitude is the signal. B is the number of maps, C their channels, S their
+side in pixels, and D the width of the model.
 """
 
 import math
@@ -18,9 +19,9 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 from .modeling_utils import Float32Buffers, Float32Linear
 
 
-SCALES = (1, 2, 4, 8)  # pixels a side over which histograms and moments average
-THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in units of the set's spread
-VARIANCE_FLOOR = 1e-3  # of the statistics' principal components, to not amplify noise
+SCALES = (1, 2, 4, 8)  # maps are averaged over squares of these sides in pixels, for histograms and moments
+THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in std of the training set
+VARIANCE_FLOOR = 1e-3  # added to the variances of the principal components, to not amplify noise
 
 
 class StemStage(GradientCheckpointingLayer):
@@ -28,7 +29,7 @@ class StemStage(GradientCheckpointingLayer):
 
     def __init__(self, c_in: int, c_out: int, padding_mode: str):
         super().__init__()
-        middle = max(1, c_out // 2)  # channels cost most at full resolution
+        middle = max(1, c_out // 2)  # fewer channels at full resolution, where they are most expensive
         self.wraps = padding_mode == "circular"
         padding = 0 if self.wraps else 1
         self.conv = nn.Conv2d(c_in, middle, 3, padding=padding)
@@ -41,32 +42,33 @@ class StemStage(GradientCheckpointingLayer):
 
 
 def validate_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConfig) -> None:
-    """Raise ValueError unless maps are floats [B, C, S, S] of the config's channels and size."""
+    """Raise ValueError unless maps are floats [B, C, S, S] with the config's channels and size."""
     shape = (config.num_channels, config.image_size, config.image_size)
-    expected = f"expected [batch, {', '.join(map(str, shape))}]"
+    expected = f"must be [batch, {', '.join(map(str, shape))}]"
     if pixel_values is None:
-        raise ValueError(f"pixel_values is missing; {expected}")
+        raise ValueError(f"pixel_values=None: {expected}")
     if tuple(pixel_values.shape[1:]) != shape:
-        raise ValueError(f"pixel_values has shape {list(pixel_values.shape)}; {expected}")
+        raise ValueError(f"pixel_values has shape {list(pixel_values.shape)}: {expected}")
     if not pixel_values.is_floating_point():
-        raise ValueError(f"pixel_values are {pixel_values.dtype}; expected floats of CosmoMapFeatureExtractor")
+        raise ValueError(f"pixel_values has dtype {pixel_values.dtype}: must be float; use CosmoMapFeatureExtractor")
 
 
 def wrap(maps: torch.Tensor) -> torch.Tensor:
-    """Pad one periodic pixel on each side; F.pad(mode="circular") is slower backward on CPUs."""
+    """Pad one pixel on each side periodically; on CPUs, the backward pass of F.pad(mode="circular") is slower."""
     maps = torch.cat((maps[..., -1:], maps, maps[..., :1]), dim=-1)
     return torch.cat((maps[..., -1:, :], maps, maps[..., :1, :]), dim=-2)
 
 
 class MapStatistics(Float32Buffers):
-    """Summary statistics of maps as features with mean 0 and covariance 1 over the training set.
+    """Summary statistics of maps, whitened to mean 0 and covariance 1 over the training set.
 
-    Per map: log power in rings of equal width in log |k|; and, at four scales, the share of pixels below thresholds,
-    the log of the standard deviation, skewness and kurtosis. Per pair of maps: their correlation in the rings.
-    Unobserved pixels do not count, and power is over the observed share.
+    Per map, these are the log power in rings of equal width in log |k|, and at four scales the fraction of pixels
+    below thresholds, the log standard deviation, skewness and kurtosis. Per pair of maps, it is their correlation in
+    each ring. Unobserved pixels do not count, and the power is divided by the observed fraction.
 
-    Neighboring statistics are nearly equal and maps differ in their differences, which gradient descent finds late
-    without decorrelation. `fit` takes the transformation and the units of the thresholds from the training set.
+    Whitening helps because neighboring statistics are nearly equal: the information is in their differences, which
+    gradient descent would only find late. `fit` computes the transformation and the units of the thresholds from the
+    training set.
     """
 
     def __init__(self, config: HrmCosmoConfig):
@@ -87,7 +89,7 @@ class MapStatistics(Float32Buffers):
         self.reset()
 
     def reset(self, std: float | None = None) -> None:
-        """Fill the buffers, also for a model that was built without memory."""
+        """Fill the buffers, also after the model was built on the meta device."""
         init.copy_(self.rings, ring_weights(self.size, self.bins))
         init.copy_(self.thresholds, torch.tensor(THRESHOLDS))
         init.zeros_(self.mean)
@@ -96,7 +98,7 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def fit(self, batches: Sequence[torch.Tensor]) -> None:
-        """Take the transformation from batches of training maps, which are read twice."""
+        """Compute the transformation from batches of training maps, over which it iterates several times."""
         spreads = [self._moments(batch, scale)[1].mean(0) for scale in self.scales for batch in batches]
         if self.scales:
             self.spread.copy_(torch.stack(spreads).view(len(self.scales), len(batches), -1).mean(1).sqrt())
@@ -108,12 +110,12 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Turn pixel_values [B, C, S, S] into features [B, F], without gradient."""
+        """Return features [B, F] of pixel_values [B, C, S, S], without gradients."""
         return self._whitened(pixel_values).clamp(-10, 10)
 
     @torch.no_grad()
     def distance(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return each map's Mahalanobis distance over the root of the number of statistics, [B]."""
+        """Return each map's Mahalanobis distance [B], divided by the square root of the number of statistics."""
         return self._whitened(pixel_values).square().mean(1).sqrt()
 
     def _whitened(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -121,12 +123,12 @@ class MapStatistics(Float32Buffers):
             return (self.features(pixel_values) - self.mean) @ self.whitening
 
     def features(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return the features [B, F] in their own units."""
+        """Return the features [B, F] before whitening."""
         parts = [self._shape(pixel_values, index) for index in range(len(self.scales))]
         return torch.cat(([self._power(pixel_values)] if self.bins else []) + parts, dim=1)
 
     def _power(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return half the log power in units of white noise of variance 1, and correlations."""
+        """Return half the log power, relative to white noise of variance 1, and correlations."""
         maps, share = pixel_values[:, : self.maps].float(), 1.0
         if self.masked:
             mask = pixel_values[:, -1:].float()
@@ -140,7 +142,7 @@ class MapStatistics(Float32Buffers):
         return torch.cat(features, dim=1).flatten(1)
 
     def _shape(self, pixel_values: torch.Tensor, index: int) -> torch.Tensor:
-        """Return shares below thresholds and moments at one scale, [B, maps * features]."""
+        """Return the fractions of pixels below thresholds and the moments at one scale, [B, maps * features]."""
         centred, variance, weight, count = self._moments(pixel_values, self.scales[index])
         scaled = centred / self.spread[index].view(-1, 1)
         below = [(weight * (scaled < threshold)).sum(-1) / count for threshold in self.thresholds]
@@ -151,10 +153,11 @@ class MapStatistics(Float32Buffers):
         return torch.stack((*below, std.log(), torch.asinh(skewness), torch.asinh(kurtosis)), dim=-1).flatten(1)
 
     def _moments(self, pixel_values: torch.Tensor, scale: int) -> tuple[torch.Tensor, ...]:
-        """Average maps over `scale` pixels a side.
+        """Average maps over squares of `scale` pixels and return their moments.
 
-        Returns the centered pixels [B, maps, P], their variance [B, maps], the weight of each pixel (0 if less than
-        half of it is observed), and the sum of the weights.
+        Returns:
+            The centered pixels [B, maps, P], their variance [B, maps], the weight of each pixel (0 if less than half
+            of it is observed), and the sum of the weights.
         """
         maps = pixel_values[:, : self.maps].float()
         if self.masked:
@@ -170,16 +173,16 @@ class MapStatistics(Float32Buffers):
 
 
 def ring_weights(size: int, bins: int) -> torch.Tensor:
-    """Return the weight of each mode of `rfft2` in each ring's mean power, [modes, rings].
+    """Return the weight of each mode of `rfft2` in the mean power of each ring, [modes, rings].
 
-    Rings have equal width in log |k| from the fundamental to the Nyquist frequency; rings without a mode are dropped.
+    Rings have equal width in log |k| from the fundamental to the Nyquist frequency; rings without modes are dropped.
     """
     if not bins:
         return torch.empty(size * (size // 2 + 1), 0, device="cpu")
-    real = {"dtype": torch.float64, "device": "cpu"}  # also for a model that is built without memory
+    real = {"dtype": torch.float64, "device": "cpu"}  # even if the model is built on the meta device
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
-    weight = torch.full((size, size // 2 + 1), 2.0, **real)  # each mode stands for its conjugate too
+    weight = torch.full((size, size // 2 + 1), 2.0, **real)  # each mode also represents its conjugate
     weight[:, 0] = 1
     if size % 2 == 0:
         weight[:, -1] = 1
@@ -191,7 +194,7 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
 
 
 class ZeroLinear(Float32Linear):
-    """A linear layer in float32 that starts at 0."""
+    """Linear layer in float32 whose weights and biases start at 0."""
 
     def reset(self, std: float | None = None) -> None:
         init.zeros_(self.weight)
@@ -199,7 +202,7 @@ class ZeroLinear(Float32Linear):
 
 
 class CosmoStem(nn.Module):
-    """Tokens x [B, tokens, D]: CLS with the statistics of the map, means of each stage, then the map row by row."""
+    """Turns maps into tokens [B, tokens, D]: CLS with the map statistics, the mean of each stage, then the patches."""
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__()
@@ -228,16 +231,16 @@ class CosmoStem(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         validate_maps(pixel_values, self.config)
-        dtype = self.cls.dtype  # that of weights may be an integer's, of quantized ones
-        cls = self.cls.expand(pixel_values.shape[0], -1)  # len() would be a constant in torch.export
+        dtype = self.cls.dtype  # the weights may be quantized to integers
+        cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))
-            # Turning and shifting maps does not change them, so augmentation does not keep them from overfitting.
+            # Dropout, because these statistics can overfit: rotating and shifting maps does not change them.
             cls = cls + self.statistics_out(F.dropout(hidden, self.config.statistics_dropout, self.training))
         tokens = [cls.unsqueeze(1)]
         features, means = pixel_values.to(dtype), []
         if self.training and any(stage.gradient_checkpointing for stage in self.stages):
-            # Re-entrant checkpointing leaves a layer without gradients unless one of its inputs has one.
+            # Reentrant checkpointing gives a layer no gradients unless one of its inputs requires them.
             features = features.detach().requires_grad_()
         for stage in self.stages:
             features = stage(features)
@@ -245,6 +248,6 @@ class CosmoStem(nn.Module):
         tokens.extend(summary(mean).unsqueeze(1) for summary, mean in zip(self.summaries, means, strict=False))
         grid = self.project(features.flatten(2).mT) if self.stages else self.project(features).flatten(2).mT
         if self.config.pos_encodings == "learned":
-            # A call, not the bare weight: calling a module brings back offloaded weights.
+            # Call the module instead of reading its weight: accelerate loads offloaded modules when they are called.
             grid = grid + self.positions(torch.arange(grid.shape[1], device=grid.device))
         return torch.cat((*(token.to(grid.dtype) for token in tokens), grid), dim=1)

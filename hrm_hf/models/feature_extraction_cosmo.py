@@ -1,7 +1,7 @@
-"""`CosmoMapFeatureExtractor`: turn maps of the sky, as arrays or files, into `pixel_values`.
+"""`CosmoMapFeatureExtractor`, which turns sky maps (arrays or files) into `pixel_values`.
 
-Maps are scaled by mean and standard deviation of the data set, never of the map, whose amplitude is the signal. They
-are not resized, because the model has learned the angular size of a pixel.
+Maps are scaled by the mean and the standard deviation of the data set, never of a single map, because the amplitude of
+a map is the signal. Maps are not resized, because the model has learned the angular size of a pixel.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from transformers import BatchFeature, FeatureExtractionMixin
 
 STRETCHES = ("linear", "asinh")
 FILE_KINDS = (".npy", ".npz", ".fits", ".fits.gz", ".fit")
-LEAST = -1.6e30  # HEALPix's UNSEEN, of unobserved pixels, is -1.6375e30
+LEAST = -1.6e30  # HEALPix marks unobserved pixels with UNSEEN = -1.6375e30
 MAP_NAMES, MASK_NAMES = ("map", "maps", "kappa"), ("mask", "masks")
 
 
@@ -22,10 +22,11 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
     """Scale maps by the statistics of a training set, and append the mask as a channel.
 
     Args:
-        image_size: pixels a side.
-        pixel_mean, pixel_std: of the training set, per map channel, in the unit of the maps.
-        mask_channel: whether the model has one more channel for the mask (1: observed, 0: not).
-        stretch: "linear", (map - mean) / std; or "asinh" of that, which compresses bright pixels.
+        image_size: side of a map in pixels.
+        pixel_mean, pixel_std: mean and standard deviation of each map channel over the training set, in the unit of
+            the maps.
+        mask_channel: whether the model has an additional channel for the mask (1: observed, 0: not observed).
+        stretch: "linear" for (map - mean) / std, or "asinh" for the asinh of that, which compresses bright pixels.
     """
 
     model_input_names = ["pixel_values"]
@@ -44,46 +45,47 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         self.pixel_mean = [0.0] if pixel_mean is None else [float(value) for value in pixel_mean]
         self.pixel_std = [1.0] * len(self.pixel_mean) if pixel_std is None else [float(value) for value in pixel_std]
         if len(self.pixel_mean) != len(self.pixel_std):
-            raise ValueError(f"pixel_std={self.pixel_std} must have {len(self.pixel_mean)} entries, as pixel_mean")
+            raise ValueError(f"pixel_std={self.pixel_std}: must have {len(self.pixel_mean)} entries, like pixel_mean")
         if not np.isfinite(self.pixel_mean).all() or not all(0 < value < np.inf for value in self.pixel_std):
-            raise ValueError(f"pixel_mean={self.pixel_mean} must be finite, and pixel_std={self.pixel_std} positive")
+            raise ValueError(f"pixel_mean={self.pixel_mean}, pixel_std={self.pixel_std}: must be finite and positive")
         if stretch not in STRETCHES:
-            raise ValueError(f"stretch={stretch!r} is not one of {', '.join(STRETCHES)}")
+            raise ValueError(f"stretch={stretch!r}: must be one of {', '.join(STRETCHES)}")
 
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> "CosmoMapFeatureExtractor":
-        """Build the extractor of a model's config."""
+        """Build the feature extractor for a model's config."""
         mean = config.pixel_mean or [0.0] * config.num_map_channels
         return cls(config.image_size, mean, config.pixel_std, config.mask_channel, **kwargs)
 
     @property
     def num_map_channels(self) -> int:
-        """Number of channels without the mask."""
+        """Number of channels, not counting the mask."""
         return len(self.pixel_mean)
 
     def __call__(self, maps: Any, mask: Any = None, return_tensors: str | None = "pt") -> BatchFeature:
         """Check and scale maps.
 
         Args:
-            maps: one map or several: an array or tensor [H, W], [C, H, W] or [B, C, H, W] (with one channel also
-                [B, H, W]), nested lists of these, the path of a .npy, .npz or .fits file, or a list of any of them.
-            mask: observed pixels, [H, W] for all maps or [B, H, W]; None for the mask in the file or of a masked
-                array, or everything. Unobserved pixels may hold anything.
+            maps: one or several maps: an array or tensor [H, W], [C, H, W] or [B, C, H, W] (with one channel also
+                [B, H, W]), nested lists of numbers, the path of a .npy, .npz or .fits file, or a list of any of these.
+            mask: observed pixels, [H, W] for all maps or [B, H, W]. None uses the mask in the file or of the masked
+                array, or treats all pixels as observed. Unobserved pixels may have any value.
 
         Returns:
             `pixel_values` float32 [B, C (+ 1), H, W].
 
         Raises:
-            ValueError: an invalid shape, mask or pixel. FileNotFoundError: no such file.
+            ValueError: a shape, mask or pixel is invalid.
+            FileNotFoundError: a file does not exist.
         """
         values, masks = self.read(maps, mask)
         return BatchFeature({"pixel_values": self.scale(values, masks)}, tensor_type=return_tensors)
 
     def scale(self, maps: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
-        """Scale maps float32 [B, C, H, W] and append their masks, bool [B, H, W] or None, without any check."""
+        """Scale maps float32 [B, C, H, W] and append their masks, bool [B, H, W] or None, without checks."""
         mean, std = (
-            torch.tensor(figures, dtype=torch.float32, device=maps.device)[:, None, None]
-            for figures in (self.pixel_mean, self.pixel_std)
+            torch.tensor(values, dtype=torch.float32, device=maps.device)[:, None, None]
+            for values in (self.pixel_mean, self.pixel_std)
         )
         scaled = (maps - mean) / std
         if self.stretch == "asinh":
@@ -98,7 +100,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
     # ---- reading and checking ----
 
     def read(self, maps: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return checked maps float32 [B, C, H, W] in their own unit, and masks bool [B, H, W] or None."""
+        """Read and check maps; return them unscaled, float32 [B, C, H, W], and masks, bool [B, H, W] or None."""
         parts = [self._one(item, place) for item, place in _items(maps)]
         values = np.concatenate([part for part, _, _ in parts])
         places = [
@@ -117,7 +119,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         return torch.from_numpy(np.where(masks[:, None], values, np.float32(0))), torch.from_numpy(masks)
 
     def _one(self, item: Any, place: str) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """Return maps [B, C, H, W] of one item, the mask [B, H, W] in its file, and its place in errors."""
+        """Return the maps [B, C, H, W] and the mask [B, H, W] of one item, and its location for error messages."""
         mask = None
         if isinstance(item, (str, Path)):
             place = f"{place}{item}: "
@@ -126,8 +128,8 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         if hidden.any():
             if not self.mask_channel:
                 raise ValueError(
-                    f"{place}{hidden.sum()} pixels are masked, and this model takes no mask: fill them, or train with "
-                    "masked maps"
+                    f"{place}{hidden.sum()} pixels are masked, but this model has mask_channel=False; fill them, or "
+                    "train with masked maps"
                 )
             hidden = self._shaped(np.broadcast_to(hidden, np.shape(item)), place)
             values, mask = np.where(hidden, np.nan, values), ~hidden.any(1)
@@ -145,23 +147,23 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         if values.ndim != 4 or values.shape[1:] != (channels, size, size) or not len(values):
             one = f"[{size}, {size}] or [1, {size}, {size}]" if channels == 1 else f"[{channels}, {size}, {size}]"
             raise ValueError(
-                f"{place}maps have the shape {list(shape)}; expected {one}, or several, [maps, {channels}, ...]; "
-                "cut patches of that size and of the angular scale of the training maps"
+                f"{place}maps have shape {list(shape)}: must be {one}, or [maps, {channels}, ...] for several; cut "
+                "patches of this size, with the angular scale of the training maps"
             )
         return values
 
     def _masks(self, mask: Any, count: int, places: list[str]) -> np.ndarray:
         if not self.mask_channel:
-            raise ValueError("a mask was given, and this model takes none: leave it out, or train with masked maps")
+            raise ValueError("mask: this model has mask_channel=False; remove the mask, or train with masked maps")
         values = mask.detach().cpu().numpy() if torch.is_tensor(mask) else np.ma.filled(mask, 0)
         size = self.image_size
         if values.ndim == 4 and values.shape[1] == 1:
             values = values[:, 0]
         if values.shape not in ((size, size), (count, size, size)):
-            found = f"the mask has the shape {list(values.shape)}"
-            raise ValueError(f"{places[0]}{found}; expected [{size}, {size}] or [{count}, {size}, {size}]")
+            found = f"the mask has shape {list(values.shape)}"
+            raise ValueError(f"{places[0]}{found}: must be [{size}, {size}] or [{count}, {size}, {size}]")
         if values.dtype != bool and not np.isin(values, (0, 1)).all():
-            raise ValueError(f"{places[0]}a mask holds 1 (observed) and 0 alone, this one {np.unique(values)[:5]}")
+            raise ValueError(f"{places[0]}mask has values {np.unique(values)[:5]}: must be 1 (observed) or 0")
         values = np.broadcast_to(values.astype(bool), (count, size, size)).copy()
         for place, observed in zip(places, values):
             if not observed.any():
@@ -170,21 +172,23 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
 
 
 def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read maps and optional mask from a .npy, .npz (`map`, `mask`) or FITS file (image, `MASK`).
+    """Read maps and an optional mask from a .npy, .npz (`map`, `mask`) or FITS file (image, `MASK`).
 
     Raises:
-        FileNotFoundError: no such file. ImportError: FITS without astropy. ValueError: an invalid file.
+        FileNotFoundError: the file does not exist.
+        ImportError: it is a FITS file, and astropy is not installed.
+        ValueError: it is not a valid map file.
     """
     path = Path(path)
     if not path.name.lower().endswith(FILE_KINDS):
-        raise ValueError(f"{path} is no map file; expected one of {', '.join(FILE_KINDS)}")
+        raise ValueError(f"{path} is not a map file; it must end with one of {', '.join(FILE_KINDS)}")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; expected a map file ({', '.join(FILE_KINDS)})")
+        raise FileNotFoundError(f"{path} does not exist; pass the path of a map file ({', '.join(FILE_KINDS)})")
     try:
         return _read_numpy(path) if path.suffix.lower() in (".npy", ".npz") else _read_fits(path)
     except ImportError as error:
         raise ImportError(f'{path} needs astropy: pip install ".[cosmology]" in hrm_hf') from error
-    except Exception as error:  # numpy, zipfile, zlib and astropy raise many kinds for a corrupted file
+    except Exception as error:  # for corrupted files, numpy, zipfile, zlib and astropy raise many types
         raise ValueError(f"{path} cannot be read as maps: {error or type(error).__name__}") from error
 
 
@@ -197,7 +201,7 @@ def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             next((found[name] for name in names if name in found), None) for names in (MAP_NAMES, MASK_NAMES)
         )
         if maps is None:
-            raise ValueError(f"it holds {found.files[:20]}, and none of {', '.join(MAP_NAMES)}")
+            raise ValueError(f"it has the arrays {found.files[:20]}, but none named {', '.join(MAP_NAMES)}")
     return maps, mask
 
 
@@ -212,13 +216,13 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         maps = next((_with_gaps(unit.data, unit.header.get("BAD_DATA")) for unit in named or others), None)
         mask = next((unit.data for unit in images if unit.name.lower() in MASK_NAMES), None)
     if maps is None:
-        found = f"it holds the table {tables[0]}: a HEALPix map? cut patches first" if tables else "it holds none"
-        raise ValueError(f"no image with a map; {found}")
+        found = f" but a table {tables[0]}; if this is a HEALPix map, cut patches from it" if tables else ""
+        raise ValueError(f"it has no image{found}")
     return _native(maps), None if mask is None else _native(mask)
 
 
 def _with_gaps(data: np.ndarray, bad: Any) -> np.ndarray:
-    """Replace the value that a header calls BAD_DATA, if it has one, by NaN."""
+    """Replace the header's BAD_DATA value, if it has one, by NaN."""
     return data if bad is None else np.where(np.isclose(data, bad, rtol=1e-5, atol=0), np.nan, data)
 
 
@@ -228,7 +232,7 @@ def _native(data: np.ndarray) -> np.ndarray:
 
 
 def _items(maps: Any) -> list[tuple[Any, str]]:
-    """Return the items of a list of maps or files with their places for errors; anything else is one item."""
+    """Return the items of a list of maps or files, with their locations for error messages."""
     listed = isinstance(maps, (list, tuple)) and len(maps)
     if listed and isinstance(maps[0], (str, Path, np.ndarray, torch.Tensor)):
         return [(item, f"item {i}: " if len(maps) > 1 else "") for i, item in enumerate(maps)]
@@ -239,14 +243,14 @@ def _numbers(item: Any, place: str) -> np.ndarray:
     try:
         values = item.detach().cpu().float().numpy() if torch.is_tensor(item) else np.asarray(item)
     except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{place}is no regular array of numbers ({error})") from error
+        raise ValueError(f"{place}the map is not a regular array of numbers ({error})") from error
     if values.dtype.kind not in "fiu":
-        raise ValueError(f"{place}holds values of type {values.dtype}; expected real numbers")
+        raise ValueError(f"{place}the map has values of type {values.dtype}: must be real numbers")
     return values
 
 
 def _masked(item: Any) -> np.ndarray:
-    """Return which values of a masked array, or of a list of them, are masked: of its shape, or a single False."""
+    """Return the mask of a masked array or of a list of them: an array of its shape, or a single False."""
     if isinstance(item, (list, tuple)):
         parts = [_masked(each) for each in item]
         if not any(part.any() for part in parts):
@@ -263,7 +267,7 @@ def _validate_finite(values: np.ndarray, masks: np.ndarray | None, places: list[
         row, channel, y, x = np.argwhere(bad)[0]
         kinds = "NaN, UNSEEN, infinite or too large for float32"
         count = f"{bad[row].sum()} of {bad[row].size} pixels are not finite ({kinds})"
-        hint = "; give a mask of observed pixels if they are gaps" if masks is None else " although it is observed"
+        hint = "; pass a mask if these pixels are unobserved" if masks is None else ", although observed"
         raise ValueError(f"{places[row]}{count}, the first at [{channel}, {y}, {x}]{hint}")
 
 

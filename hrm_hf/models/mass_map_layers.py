@@ -1,6 +1,7 @@
-"""Parts of models that make mass maps: filters by multipole, the likelihood of a map, their output.
+"""Parts that mass-mapping models share: filters by multipole, the likelihood of a map, and the output.
 
-Convergence maps in a model are in units of `config.kappa_std` and have mean 0. B maps of P planes, S pixels a side.
+Within a model, convergence maps are in units of `config.kappa_std` and have mean 0. B is the number of maps, P their
+planes, and S their side in pixels.
 """
 
 import math
@@ -18,7 +19,7 @@ from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorMixin
 
 
 if TYPE_CHECKING:
-    from .pipeline_mass_mapping import MassMappingPipeline  # noqa: F401 - so that it travels
+    from .pipeline_mass_mapping import MassMappingPipeline  # noqa: F401 - saved with checkpoints
 
 LOG_STD_LIMIT = 5.0  # predicted standard deviations are within e^-5 and e^5 of the maps' own
 
@@ -29,9 +30,9 @@ class MassMappingOutput(CosmoRegressionOutput):
 
     Attributes:
         map_loss: negative log likelihood of the true map in nats per pixel, after the last segment.
-        harmonic_loss: the same of its modes, in nats per mode, with the error's power by ring of multipoles.
-        kappa: convergence [B, P, S, S], each plane of mean 0. kappa_std: standard deviation of its error.
-        segment_maps: `kappa` after each segment [B, segments, P, S, S]; a halted map repeats itself.
+        harmonic_loss: the same for the modes of the map, in nats per mode, with the error's power in each ring.
+        kappa: convergence [B, P, S, S], with mean 0 in each plane. kappa_std: standard deviation of its error.
+        segment_maps: `kappa` after each segment [B, segments, P, S, S]; halted maps repeat their last map.
     """
 
     map_loss: torch.Tensor | None = None
@@ -43,7 +44,7 @@ class MassMappingOutput(CosmoRegressionOutput):
 
 @dataclass
 class MapEstimate:
-    """A map [B, P, S, S], the log std of its error, and the log power of its error in rings [B, P, R]."""
+    """Estimated map [B, P, S, S], log std of its error [B, P, S, S], and log power of the error in rings [B, P, R]."""
 
     kappa: torch.Tensor
     log_std: torch.Tensor
@@ -63,7 +64,7 @@ def shear_and_mask(pixel_values: torch.Tensor, config: MassMappingConfig) -> tup
 
 
 def soft_limited(log_std: torch.Tensor) -> torch.Tensor:
-    """Limit values to `LOG_STD_LIMIT`, with a gradient everywhere."""
+    """Limit values smoothly to +-`LOG_STD_LIMIT`, so that gradients never vanish completely."""
     return LOG_STD_LIMIT * torch.tanh(log_std / LOG_STD_LIMIT)
 
 
@@ -73,10 +74,10 @@ def map_units(config: MassMappingConfig, like: torch.Tensor) -> torch.Tensor:
 
 
 class MultipoleGains(Float32Buffers):
-    """Sum maps [B, C, S, S], each times a gain by multipole, to maps [B, P, S, S] of mean 0.
+    """Combines maps [B, C, S, S], weighted with a gain per multipole, into maps [B, P, S, S] with mean 0.
 
-    Gains are given at nodes from the fundamental frequency to the corner of the modes, and linear between them in the
-    logarithm of the multipole.
+    Gains are given at nodes from the fundamental frequency to the corner of Fourier space, and interpolated linearly
+    in the logarithm of the multipole.
     """
 
     def __init__(self, size: int, nodes: int):
@@ -89,14 +90,14 @@ class MultipoleGains(Float32Buffers):
         init.copy_(self.hats, hat_functions(self.size, self.nodes))
 
     def forward(self, maps: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
-        """Filter maps [B, C, S, S] by gains [B, P, C, nodes]."""
+        """Filter maps [B, C, S, S] with gains [B, P, C, nodes]."""
         modes = torch.fft.rfft2(maps.float()).flatten(2)
         summed = ((gains @ self.hats) * modes.unsqueeze(1)).sum(2)
         return torch.fft.irfft2(summed.unflatten(-1, (self.size, -1)), s=(self.size, self.size))
 
 
 def hat_functions(size: int, nodes: int) -> torch.Tensor:
-    """Return the weight of each node at each mode of `rfft2`, [nodes, modes], 0 at the mean."""
+    """Return the interpolation weight of each node at each mode of `rfft2`, [nodes, modes]; 0 for the mean."""
     real = {"dtype": torch.float64, "device": "cpu"}
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
@@ -106,7 +107,7 @@ def hat_functions(size: int, nodes: int) -> torch.Tensor:
 
 
 class MapLikelihood(Float32Buffers):
-    """The two Gaussian likelihoods of a map, in nats."""
+    """Two Gaussian likelihoods of a map, by pixel and by multipole, in nats."""
 
     def __init__(self, config: MassMappingConfig):
         super().__init__()
@@ -120,29 +121,30 @@ class MapLikelihood(Float32Buffers):
         init.copy_(self.rings, ring_weights(self.size, self.bins))
 
     def log_power(self, maps: torch.Tensor) -> torch.Tensor:
-        """Return the log mean power of maps in each ring [B, C, R], 0 for white noise of variance 1."""
+        """Return the log of the mean power of maps in each ring [B, C, R]; 0 for white noise of variance 1."""
         modes = torch.fft.rfft2(maps.float(), norm="ortho").flatten(2)
         with torch.autocast(maps.device.type, enabled=False):  # half precision would round the power by 0.4 %
             power = (modes.real.square() + modes.imag.square()) @ self.rings
         return torch.log(power.clamp_min(1e-8))
 
     def pixels(self, estimate: MapEstimate, truth: torch.Tensor) -> torch.Tensor:
-        """Return the negative log likelihood of true maps [B, P, S, S] in nats per pixel [B]."""
+        """Return the negative log likelihood [B] of true maps [B, P, S, S] in nats per pixel."""
         error = (truth - estimate.kappa).square()
         nll = estimate.log_std + 0.5 * error * torch.exp(-2 * estimate.log_std)
         return nll.mean((1, 2, 3)) + 0.5 * math.log(2 * math.pi)
 
     def harmonic(self, estimate: MapEstimate, truth: torch.Tensor) -> torch.Tensor:
-        """Return the same of the error's modes with the predicted power of each ring [B].
+        """Return the negative log likelihood [B] of the error's modes, given the predicted power of each ring.
 
-        All rings count equally: weighted by their modes, the smallest scales, which are noise, would dominate.
+        All rings have equal weight. If they were weighted by their number of modes, the smallest scales, which are
+        noise, would dominate.
         """
         found = self.log_power(truth - estimate.kappa)
         return 0.5 * (estimate.log_power + torch.exp(found - estimate.log_power)).mean((1, 2))
 
 
 class MassMappingMixin(PosteriorMixin):
-    """Output and losses of a head whose `model.likelihood` is a `MapLikelihood`."""
+    """Mixin with the output and the losses of a head whose `model.likelihood` is a `MapLikelihood`."""
 
     _custom_pipelines = {
         "mass-mapping": {
@@ -155,7 +157,7 @@ class MassMappingMixin(PosteriorMixin):
     def maps_and_posteriors(
         self, estimates: list[MapEstimate], posteriors: list[Posterior], used: torch.Tensor
     ) -> MassMappingOutput:
-        """Return the output without losses, in physical units."""
+        """Return the output in physical units, without losses."""
         units = map_units(self.config, used)
         maps = torch.stack([estimate.kappa for estimate in estimates], dim=1) * units
         fields = {"kappa": maps[:, -1], "kappa_std": estimates[-1].log_std.exp() * units, "segment_maps": maps}
@@ -169,12 +171,13 @@ class MassMappingMixin(PosteriorMixin):
         labels: torch.Tensor | None,
         kappa: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Add losses (means over segments) and metrics of the given truth.
+        """Add losses (means over segments) and metrics for the given labels and true maps.
 
-        `labels` may be the true maps, as image-to-image data sets call them.
+        The true maps can also be passed as `labels`, as image-to-image data sets do.
 
-        Returns the squared error of each map after each segment over the training set's variance, [B, segments],
-        without gradient; None without kappa.
+        Returns:
+            The squared error of each map after each segment, relative to the variance of the training set,
+            [B, segments], without gradients; None if no true maps are given.
         """
         config, likelihood, errors = self.config, self.model.likelihood, None
         parts, output.metrics = [], {}
@@ -185,7 +188,7 @@ class MassMappingMixin(PosteriorMixin):
             parts += [config.nll_loss_weight * nll, config.mse_loss_weight * mse]
         if kappa is not None:
             if kappa.shape != output.kappa.shape:
-                raise ValueError(f"kappa has shape {list(kappa.shape)}; expected {list(output.kappa.shape)}")
+                raise ValueError(f"kappa has shape {list(kappa.shape)}: must be {list(output.kappa.shape)}")
             truth = kappa.float()
             truth = (truth - truth.mean((2, 3), keepdim=True)) / map_units(config, truth)
             pixels = torch.stack([likelihood.pixels(estimate, truth) for estimate in estimates], dim=1)

@@ -1,10 +1,10 @@
-"""A residual network that regresses cosmological parameters from maps: the baseline without recurrence.
+"""A residual network that infers cosmological parameters from maps: the baseline without recurrence.
 
-The blocks are those of transformers' ResNet (He et al. 2015, arXiv 1512.03385). Changed for maps: the stem is a 3x3
-convolution at full resolution, because pooling would average away the small scales that hold most information;
-convolutions may wrap around periodic edges; and batch norms use the maps of all processes, so that training does not
-depend on how a batch is divided. Posterior head, losses and output are those of `hrm_cosmo`, so that the two differ
-only in their trunk.
+The blocks are those of transformers' ResNet (He et al. 2015, arXiv 1512.03385), with these changes for maps: the stem
+is a 3x3 convolution at full resolution, because pooling would remove the small scales, which contain most information;
+convolutions can wrap around periodic edges; and batch norms use the maps of all processes, so that training does not
+depend on how a batch is split. Posterior head, losses and output are those of `hrm_cosmo`, so that the two models
+differ only in their backbone.
 """
 
 from typing import TYPE_CHECKING
@@ -25,11 +25,11 @@ from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
 
 
 if TYPE_CHECKING:
-    from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - so that it travels
+    from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - saved with checkpoints
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """Sum a tensor and its gradients over all processes; torch.distributed.nn's version is deprecated."""
+    """Sums a tensor and its gradients over all processes; torch.distributed.nn's version is deprecated."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ class SumOverProcesses(torch.autograd.Function):
 
 
 class ProcessBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm over the maps of all processes in training, unlike nn.SyncBatchNorm also on the CPU."""
+    """Batch norm over the maps of all processes in training; unlike nn.SyncBatchNorm, it also works on the CPU."""
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -59,10 +59,10 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
         return torch.addcmul(shift.view(-1, 1, 1), maps, scale.view(-1, 1, 1)).to(maps.dtype)
 
     def _statistics(self, maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return mean and biased variance of each channel [C] over all processes, and the number of values."""
+        """Return the mean and the biased variance of each channel [C] over all processes, and the value count."""
         variance, mean = torch.var_mean(maps.float(), dim=(0, 2, 3), correction=0)
         channels, count = len(mean), mean.new_full((1,), maps.numel() / maps.shape[1])
-        # One row per process instead of sums of squares, whose difference would lose digits where means are large.
+        # One row per process: a difference of summed squares would lose precision if means are large.
         rows = mean.new_zeros(dist.get_world_size(), 2 * channels + 1)
         rows[dist.get_rank()] = torch.cat((mean, variance, count))
         means, variances, counts = SumOverProcesses.apply(rows).split((channels, channels, 1), dim=1)
@@ -72,7 +72,7 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
 
 
 class CosmoCnnPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Initialization: He's for convolutions (fan out), as in ResNet; the head's own for the posterior."""
+    """Initialization: He for convolutions (fan out), as in ResNet; the posterior head initializes itself."""
 
     config_class = CosmoCnnConfig
     base_model_prefix = "model"
@@ -99,7 +99,7 @@ def _wrap_maps(layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Ten
 
 
 class CosmoCnnModel(CosmoCnnPreTrainedModel):
-    """Stem and residual stages: maps [B, C, S, S] to features [B, F] averaged over the map."""
+    """Stem and residual stages, from maps [B, C, S, S] to features [B, F] averaged over the map."""
 
     def __init__(self, config: CosmoCnnConfig):
         super().__init__(config)
@@ -113,7 +113,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         if config.padding_mode == "circular":  # ResNet has no option for it
             for module in self.modules():
                 if isinstance(module, ResNetConvLayer):
-                    # Not the convolution's own padding_mode, which an adapter does not copy.
+                    # Adapters do not copy a convolution's padding_mode, so pad with a hook.
                     module.convolution.padding = (0, 0)
                     module.register_forward_pre_hook(_wrap_maps)
         self.post_init()
@@ -125,7 +125,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Return features of each pixel after the last stage, and their mean as `pooler_output` [B, F]."""
+        """Return the features of each pixel after the last stage, and their mean as `pooler_output` [B, F]."""
         validate_no_attentions(self, output_attentions)
         validate_maps(pixel_values, self.config)
         if output_hidden_states is None:
@@ -140,7 +140,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
 
 
 class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
-    """Posterior of the parameters of each map, in one step."""
+    """Infers the posterior of the parameters of each map in a single step."""
 
     _keep_in_fp32_modules_strict = ["posterior_head"]
 
@@ -158,7 +158,7 @@ class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> CosmoRegressionOutput:
-        """Predict posteriors, and score them if labels are given.
+        """Predict posteriors, and compute losses if labels are given.
 
         Args:
             pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.

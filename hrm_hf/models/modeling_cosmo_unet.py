@@ -1,9 +1,10 @@
-"""A U-Net that makes mass maps of shear in one pass: the baseline without recurrence.
+"""A U-Net that makes mass maps from shear in one pass: the baseline without recurrence.
 
-The network is that of Ronneberger et al. 2015 (arXiv 1505.04597), used on weak lensing by Jeffrey et al. 2020 (arXiv
-1908.00543, DeepMass). As there, it gets a first estimate of the map with the data, here the adjoint A^T d. It has no
-normalization layers, because the amplitude is the signal, and convolutions wrap around periodic edges. Likelihoods,
-posterior head and output are those of `hrm_mass_mapping`, so that the two differ only in their trunk.
+The network is that of Ronneberger et al. 2015 (arXiv 1505.04597), applied to weak lensing by Jeffrey et al. 2020
+(arXiv 1908.00543, DeepMass). As in DeepMass, the input includes a first estimate of the map, here the adjoint A^T d.
+There are no normalization layers, because the amplitude is the signal, and convolutions wrap around periodic edges.
+Likelihoods, posterior head and output are those of `hrm_mass_mapping`, so that the two models differ only in their
+backbone.
 """
 
 from itertools import pairwise
@@ -33,7 +34,7 @@ from .shear_operator import adjoint_shear
 
 
 class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Initialization (He's for convolutions) and saving."""
+    """Initialization (He for convolutions) and saving."""
 
     config: CosmoUnetConfig
     base_model_prefix = "model"
@@ -53,7 +54,7 @@ class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTraine
 
 
 class UnetLevel(nn.Module):
-    """Two 3x3 convolutions at one resolution: [B, c_in, S, S] to [B, c_out, S, S]."""
+    """Two 3x3 convolutions at one resolution, from [B, c_in, S, S] to [B, c_out, S, S]."""
 
     def __init__(self, c_in: int, c_out: int, wraps: bool):
         super().__init__()
@@ -69,7 +70,7 @@ class UnetLevel(nn.Module):
 
 
 class CosmoUnetModel(CosmoUnetPreTrainedModel):
-    """Levels down and up again: shear maps [B, C, S, S] to features of each pixel and of the whole map."""
+    """Levels down and up, from shear maps [B, C, S, S] to features of each pixel and of the complete map."""
 
     def __init__(self, config: CosmoUnetConfig):
         super().__init__(config)
@@ -87,10 +88,10 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Return features [B, F, S, S], and as `pooler_output` the mean of the lowest level [B, W].
+        """Return features [B, F, S, S], and the mean of the lowest level [B, W] as `pooler_output`.
 
         Args:
-            pixel_values: [B, 2P (+ 1), S, S], as `CosmoMapFeatureExtractor` makes them.
+            pixel_values: [B, 2P (+ 1), S, S], as `CosmoMapFeatureExtractor` returns them.
             output_hidden_states: also return the features of each level on the way down.
         """
         validate_no_attentions(self, output_attentions)
@@ -103,8 +104,8 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
         for number, level in enumerate(self.down):
             features = level(F.avg_pool2d(features, 2) if number else features)
             passed.append(features)
-        for level, beside in zip(reversed(self.up), reversed(passed[:-1]), strict=True):
-            features = level(torch.cat((beside, F.interpolate(features, scale_factor=2.0)), dim=1))
+        for level, skip in zip(reversed(self.up), reversed(passed[:-1]), strict=True):
+            features = level(torch.cat((skip, F.interpolate(features, scale_factor=2.0)), dim=1))
         requested = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return BaseModelOutputWithPoolingAndNoAttention(
             last_hidden_state=features,
@@ -114,7 +115,7 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
 
 
 class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
-    """Maps with their errors, and the posterior of cosmological parameters, in one step."""
+    """Makes mass maps with errors, and infers the posterior of cosmological parameters, in a single step."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "errors"]
 
@@ -136,7 +137,7 @@ class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """Estimate maps and parameters; arguments are those of `HrmCosmoForMassMapping.forward`."""
+        """Estimate maps and parameters; arguments are as in `HrmCosmoForMassMapping.forward`."""
         features = self.model(pixel_values, output_hidden_states, output_attentions, return_dict=True)
         estimated, log_std = self.maps(features.last_hidden_state).float().split(self.config.num_planes, dim=1)
         with torch.autocast(estimated.device.type, enabled=False):

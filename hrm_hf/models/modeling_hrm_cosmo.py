@@ -1,11 +1,11 @@
-"""A hierarchical recurrent regressor of cosmological parameters: HRM's two levels over the tokens of a map.
+"""A hierarchical recurrent model that infers cosmological parameters: HRM's two levels over the tokens of a map.
 
-A stem turns a map into tokens once. Then segments of H_cycles * L_cycles low-level and H_cycles high-level updates
-refine the two states; only the last update of each is differentiated (the one-step gradient of Wang et al. 2025,
-arXiv 2506.21734), and the posterior after each segment has its own loss (deep supervision). A head predicts how many
-nats the remaining segments would gain; adaptive halting stops a map when it is too few.
+A stem turns a map into tokens once. Segments of H_cycles * L_cycles low-level and H_cycles high-level updates then
+refine the two states. Only the last update of each is differentiated (the one-step gradient of Wang et al. 2025, arXiv
+2506.21734), and the posterior after each segment has its own loss (deep supervision). A head predicts how many nats
+the remaining segments would gain; adaptive halting stops a map when the expected gain is too small.
 
-Unlike for puzzles, a training step runs all segments of a batch, because the stem costs as much as they do.
+Unlike for puzzles, a training step runs all segments of a batch, because the stem is as expensive as the segments.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +26,14 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 
 
 if TYPE_CHECKING:
-    from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - so that it travels
+    from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - saved with checkpoints
 
-GAIN_LIMITS = (-1.0, 3.0)  # nats, so that no single map dominates the loss of the expected gain
+GAIN_LIMITS = (-1.0, 3.0)  # in nats, so that a single map cannot dominate the loss of the expected gain
 
 
 @dataclass
 class HrmCosmoModelOutput(ModelOutput):
-    """States [B, tokens, D] after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H)."""
+    """States [B, tokens, D] after a segment; `last_hidden_state` is z_H, `hidden_states` are (z_L, z_H)."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
@@ -74,7 +74,7 @@ class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 
 
 class HrmCosmoModel(HrmCosmoPreTrainedModel):
-    """Stem and recurrence without heads. `forward` runs one segment; `embed` makes the tokens it reads."""
+    """Stem and recurrence without heads; `embed` makes tokens, and `forward` runs one segment on them."""
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__(config)
@@ -100,7 +100,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         """Run one segment on maps, or on `tokens` of `embed`, from the states z_H, z_L (zeros if None)."""
         validate_no_attentions(self, output_attentions)
         if (pixel_values is None) == (tokens is None):
-            raise ValueError("give either pixel_values or tokens, which embed(pixel_values) returns")
+            raise ValueError("pass either pixel_values, or tokens from embed(pixel_values)")
         x = self.embed(pixel_values) if tokens is None else tokens
         z_H, z_L = (torch.zeros_like(x) if z is None else z.detach() for z in (z_H, z_L))
         cycles = (self.config.H_cycles, self.config.L_cycles)
@@ -115,25 +115,27 @@ def _tensors(state: ModelOutput) -> dict[str, torch.Tensor]:
 
 
 class RecurrentHeadMixin:
-    """Shared by recurrent heads: a `halt_head`, the loop over segments, statistics in `model.stem`."""
+    """Mixin for recurrent heads with a `halt_head`: the loop over segments, halting, and map statistics."""
 
     def run_segments(
         self, segment: Callable[[torch.Tensor | None, Any], Any], max_steps: int | None, halt: str
     ) -> tuple[list[Any], torch.Tensor]:
-        """Run the segments of a batch, with halt="adaptive" only for maps that have not halted.
+        """Run the segments of a batch; with halt="adaptive", only on maps that have not halted.
 
         Args:
-            segment: runs one segment of the rows [N] (all if None) from their state (None at first), and returns the
-                next state, an output with z_H.
+            segment: function that runs one segment on rows [N] (None for all) from their state (None at first), and
+                returns the next state, an output with z_H.
+            max_steps: number of segments; `config.halt_max_steps` by default.
+            halt: "fixed" or "adaptive".
 
         Returns:
-            The state after each segment, where a halted map repeats itself, and the segments of each map [B].
+            The state after each segment (halted maps repeat theirs), and the number of segments of each map [B].
         """
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
-            raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
+            raise ValueError(f'max_steps={max_steps}, halt={halt!r}: must be at least 1, and "fixed" or "adaptive"')
         if halt == "adaptive" and self.training:
-            raise ValueError('halt="adaptive" is for inference: call model.eval(), or use halt="fixed"')
+            raise ValueError('halt="adaptive": works in inference only; call model.eval(), or use halt="fixed"')
         states = [segment(None, None)]
         while halt == "fixed" and len(states) < steps:
             states.append(segment(None, states[-1]))
@@ -154,35 +156,36 @@ class RecurrentHeadMixin:
         return states, used
 
     def expected_gain(self, z_H: torch.Tensor) -> torch.Tensor:
-        """Predict the gain [B]; the state is detached, so that this does not change the answer."""
+        """Predict the gain [B] of further segments; the state is detached, so that training this leaves it alone."""
         with torch.autocast(z_H.device.type, enabled=False):
             return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
     def add_halt_loss(self, output: CosmoRegressionOutput, gained: torch.Tensor) -> None:
-        """Add the loss of the predicted gains, given the true gains after each segment [B, segments]."""
+        """Add the loss of the predicted gains; `gained` are the true gains after each segment [B, segments]."""
         output.halt_loss = (output.halt_logits - gained).square().mean()
         output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
         output.metrics["steps"] = output.steps.float().mean()
 
     def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
-        """Scale the statistics by batches of some thousand training maps, once before training."""
+        """Fit the scaling of the statistics to batches of a few thousand training maps, once before training."""
         if self.model.stem.statistics is not None:
             self.model.stem.statistics.fit(batches)
 
     def map_distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
-        """Return how far the statistics of each map are from those of the training maps, float32 [B].
+        """Return the distance of each map's statistics from those of the training maps, float32 [B].
 
-        This is the Mahalanobis distance over the root of the number of statistics, about 1 for a training map; None
-        for a model without statistics. Beyond `config.max_map_distance` a posterior can be confident and wrong.
+        This is the Mahalanobis distance divided by the square root of the number of statistics, about 1 for a training
+        map. Beyond `config.max_map_distance`, a posterior can be confident and wrong. Returns None for a model without
+        statistics.
         """
         statistics = self.model.stem.statistics
         return None if statistics is None else statistics.distance(pixel_values)
 
 
 class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
-    """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
+    """Infers the posterior of cosmological parameters from maps; `PosteriorHead` defines its variables."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # in addition to those of the base model
     # This list excludes modules from quantization; transformers allows no name in both.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
@@ -209,8 +212,8 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
             pixel_values: [B, C, S, S] as `CosmoMapFeatureExtractor` scales them, the mask last if there is one.
             labels: [B, T] in physical units, in the order of `config.target_names`.
             max_steps: segments, `config.halt_max_steps` by default.
-            halt: "fixed" runs all segments, "adaptive" stops a map when the expected gain is below
-                `config.halt_threshold` (not in training).
+            halt: "fixed" runs all segments; "adaptive" (only in inference) stops a map when its expected gain is below
+                `config.halt_threshold`.
             output_hidden_states: also return (z_L, z_H) [B, tokens, D] after the last segment.
         """
         validate_no_attentions(self, output_attentions)

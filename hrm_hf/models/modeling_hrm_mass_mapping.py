@@ -1,20 +1,20 @@
-"""Mass maps and cosmological parameters from noisy, masked shear, by HRM's two levels around the forward operator.
+"""Mass maps and cosmological parameters from noisy, masked shear, with HRM's two levels around the forward operator.
 
-The data are d = A kappa + n, with A the shear of a convergence map under the survey's mask (`shear_operator`). Every
-segment m begins with the residual of its map,
+The data are d = A kappa + n, where A gives the shear of a convergence map under the survey's mask (`shear_operator`).
+Every segment m begins with the residual of its map,
 
     r = d - A kappa_m,    b = A^T r,
 
-and ends with kappa_(m+1) = kappa_m + sum over proposals u of gain_u(ell) * u, where the proposals are b, kappa_m
-itself, the last change, and maps of the low level. With only b, kappa_m and the gains of a spectrum this iteration
-converges to the Wiener filter of a masked field (messenger field: Elsner & Wandelt 2013, A&A 549, A111); the high
+and ends with kappa_(m+1) = kappa_m + sum over proposals u of gain_u(ell) * u, where the proposals are b, kappa_m, the
+last change, and maps of the low level. With only b, kappa_m and gains from a known spectrum, this iteration would
+converge to the Wiener filter of a masked field (messenger field: Elsner & Wandelt 2013, A&A 549, A111); here, the high
 level has to infer the spectrum. Between r and the new map are HRM's two levels (Wang et al. 2025, arXiv 2506.21734):
-the low level convolves cells of pixels, the high level attends to the tokens of patches and to CLS, which reads
-statistics of the shear. CLS determines the gains, the error's power and the posterior of the parameters.
+the low level convolves cells of pixels; the high level attends to the tokens of patches and to CLS, which reads
+statistics of the shear. CLS determines the gains, the power of the error and the posterior of the parameters.
 
-Changed from HRM: a complete segment is differentiated, not only its last update, because it has few; states and map
-are detached between segments, and each has its own loss (deep supervision). Halting compares the expected reduction of
-the map's squared error with a threshold.
+Differences from HRM: all updates of a segment are differentiated, not only the last, because there are few; states and
+map are detached between segments, and each segment has its own loss (deep supervision). Halting compares the expected
+reduction of the map's squared error with a threshold.
 """
 
 import math
@@ -46,14 +46,14 @@ from .puzzle_layers import ReasoningLevel, rms_norm
 from .shear_operator import adjoint_shear, shear_from_convergence
 
 
-FIRST_GAIN = 0.3  # of b before training
-PROPOSAL_GAIN = 0.1  # of the low level's maps before training
-LOG_STD_SCALE = 0.1  # of the cells' log_std: before training the error is nearly the same everywhere
+FIRST_GAIN = 0.3  # initial gain of b
+PROPOSAL_GAIN = 0.1  # initial gain of the low level's maps
+LOG_STD_SCALE = 0.1  # factor on the cells' log_std, so that the initial error is nearly the same everywhere
 
 
 @dataclass
 class HrmMassMappingModelOutput(ModelOutput):
-    """The state after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H) if requested.
+    """State after a segment; `last_hidden_state` is z_H, `hidden_states` are (z_L, z_H) if requested.
 
     z_H: [B, tokens, D]. z_L: [B, C, cells, cells]. kappa, change: the map and its change [B, P, S, S], in units of
     `config.kappa_std`. log_std, log_power: see `MapEstimate`.
@@ -85,7 +85,7 @@ class MapBlock(GradientCheckpointingLayer):
 
 
 class MapLevel(nn.Module):
-    """The low level: refines the states of cells [B, C, h, w] after one injection."""
+    """The low level, which refines the states of cells [B, C, h, w] after adding an injection."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -99,9 +99,9 @@ class MapLevel(nn.Module):
 
 
 class GainHead(Float32Linear):
-    """The gain of each map in the change of each plane at each node, from CLS: [B, P, maps, nodes].
+    """Predicts from CLS the gain of each map in the change of each plane at each node, [B, P, maps, nodes].
 
-    Before training, b and the low level's maps of a plane change that plane only, a little.
+    Initially, the gains are small, and b and the low level's maps of a plane only change that plane.
     """
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -121,7 +121,7 @@ class GainHead(Float32Linear):
 
 
 class MapReadout(nn.Module):
-    """From both states to the change of the map and its error."""
+    """Reads the change of the map and its error from both states."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -135,7 +135,7 @@ class MapReadout(nn.Module):
     def forward(
         self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return change, `log_std` and `log_power`, from maps b, kappa and last change [B, 3P, S, S]."""
+        """Return change, `log_std` and `log_power`; `maps` are b, kappa and the last change [B, 3P, S, S]."""
         config, planes = self.config, self.config.num_planes
         proposed = F.pixel_shuffle(self.cells(z_L), config.cell_size).float()
         proposals, log_std = proposed.split((config.num_proposals * planes, planes), dim=1)
@@ -154,7 +154,7 @@ class HrmMassMappingPreTrainedModel(HrmCosmoPreTrainedModel):
 
 
 class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
-    """The recurrence without the posterior. `forward` runs one segment; `embed` makes the tokens it reads."""
+    """The recurrence without the posterior; `embed` makes tokens, and `forward` runs one segment on them."""
 
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
@@ -190,7 +190,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> HrmMassMappingModelOutput:
-        """Run one segment on shear maps [B, C, S, S] and their tokens, from a state (an empty map if None)."""
+        """Run one segment on shear maps [B, C, S, S] and their tokens, from a state (None for an empty map)."""
         validate_no_attentions(self, output_attentions)
         x = self.embed(pixel_values) if tokens is None else tokens
         z_H, z_L, kappa, change = self._begin(x, state)
@@ -207,7 +207,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         return HrmMassMappingModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states, **maps)
 
     def _begin(self, x: torch.Tensor, state: HrmMassMappingModelOutput | None) -> tuple[torch.Tensor, ...]:
-        """Return the first z_H, z_L, kappa and change, without gradients."""
+        """Return z_H, z_L, kappa and change at the start of a segment, without gradients."""
         if state is not None:
             return tuple(values.detach() for values in (state.z_H, state.z_L, state.kappa, state.change))
         config = self.config
@@ -238,10 +238,10 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 
 
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
-    """Maps with their errors, and the posterior of cosmological parameters, from shear."""
+    """Makes mass maps with errors, and infers the posterior of cosmological parameters, from shear."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
-    # Names are matched from their beginning.
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # in addition to those of the base model
+    # transformers matches names from their beginning.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -262,15 +262,15 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """Run all segments of a batch of shear maps; `loss` is that of the given labels, kappa, or both.
+        """Run all segments of a batch of shear maps; `loss` covers labels, kappa, or both, as given.
 
         Args:
             pixel_values: [B, 2P (+ 1), S, S] as `CosmoMapFeatureExtractor` scales them: g1 and g2 of each plane, and
                 the mask.
             labels: [B, T] in physical units, in the order of `config.target_names`.
-            kappa: true convergence [B, P, S, S]; its mean does not count.
-            max_steps, halt: as in `HrmCosmoForRegression.forward`; a map halts when the remaining segments are
-                expected to reduce its squared error by a smaller share than `config.halt_threshold`.
+            kappa: true convergence [B, P, S, S]; its mean is ignored.
+            max_steps, halt: as in `HrmCosmoForRegression.forward`. A map halts when the remaining segments are
+                expected to reduce its squared error by a smaller fraction than `config.halt_threshold`.
             output_hidden_states: also return (z_L, z_H) after the last segment.
         """
         validate_no_attentions(self, output_attentions)
@@ -288,7 +288,7 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         if wants_hidden_states(self.config, output_hidden_states):
             output.hidden_states = (states[-1].z_L, states[-1].z_H)
         errors = self.add_losses(output, estimates, posteriors, labels, kappa)
-        if errors is not None:  # the share of the squared error that later segments remove
+        if errors is not None:  # the fraction of the squared error that later segments remove
             self.add_halt_loss(output, (1 - errors[:, -1:] / errors).clamp(-1, 1))
         return output
 

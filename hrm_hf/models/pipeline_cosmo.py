@@ -21,31 +21,32 @@ from .posterior_head import CosmoRegressionOutput
 
 logger = logging.get_logger(__name__)
 
-POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # of a model's output
+POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # fields of a model's output
 INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
 
 
 class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
-    """Infer cosmological parameters with any regressor of the package.
+    """Pipeline that infers cosmological parameters with any of the package's regression models.
 
-    A map is an array or tensor [H, W] or [C, H, W], nested lists of that, the path of a .npy, .npz or .fits file with
-    one map, or a dict `{"map": ..., "mask": ...}` of these, the mask True where the sky is observed. A list of maps, a
-    generator of them, an array [B, C, H, W] or a file with several gives a list of results.
+    A map is an array or tensor [H, W] or [C, H, W], nested lists of numbers, the path of a .npy, .npz or .fits file
+    with one map, or a dict `{"map": ..., "mask": ...}` of these, where the mask is True in observed pixels. A list or
+    generator of maps, an array [B, C, H, W], or a file with several maps gives a list of results.
 
     Parameters of the constructor and of every call:
-        max_steps (`int`): maximum number of segments, by default `config.halt_max_steps`; more is allowed.
-        halt (`str`, "fixed"): "fixed" uses all segments, "adaptive" stops when little gain is expected.
-        num_samples (`int`, 2000): draws from each posterior, from which the intervals are computed.
-        return_samples (`bool`, False): adds "samples", float32 [num_samples, parameters], columns as the names.
-        seed (`int`, 0): of the draws, which do not depend on other maps of the batch.
-        batch_size (`int`): maps at a time.
+        max_steps (`int`): maximum number of segments; `config.halt_max_steps` by default, but more are possible.
+        halt (`str`, "fixed"): "fixed" runs all segments, "adaptive" stops when little gain is expected.
+        num_samples (`int`, 2000): number of posterior samples, from which the intervals are computed.
+        return_samples (`bool`, False): add "samples", float32 [num_samples, parameters], with columns in the order of
+            the names.
+        seed (`int`, 0): seed of the samples, which do not depend on other maps in the batch.
+        batch_size (`int`): number of maps per batch.
 
     Returns, per map, a dict:
-        a dict for each of `config.reported_names`, in physical units: mean, std, and the central credible intervals
+        for each of `config.reported_names`, a dict in physical units: mean, std, and the central credible intervals
         interval_68 and interval_95, [low, high].
-        steps: segments used.
+        steps: number of segments.
         map_distance, max_map_distance: distance of the map's statistics from those of the training maps, and the limit
-            that one in 200 of these exceeds, if the model has one. Maps beyond it log a warning.
+            that one in 200 training maps exceeds, if the model has one. A warning is logged for maps beyond it.
     """
 
     _load_feature_extractor = True
@@ -59,7 +60,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         seed: int | None = None,
     ) -> tuple[dict, dict, dict]:
         if num_samples is not None and num_samples < 2:
-            raise ValueError(f"num_samples={num_samples}; expected at least 2")
+            raise ValueError(f"num_samples={num_samples}: must be at least 2")
         forward = {"max_steps": max_steps, "halt": halt}
         postprocess = {"num_samples": num_samples, "return_samples": return_samples, "seed": seed}
         parts = ({}, forward, postprocess)
@@ -76,14 +77,14 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return super().__call__(items[0] if single else items, **kwargs)
 
     def _read(self, inputs: Any) -> list[dict[str, torch.Tensor]]:
-        """Return one dict with a checked map for each map of `inputs`."""
+        """Return a dict with the checked map for each map in `inputs`."""
         if isinstance(inputs, (list, tuple)) and isinstance(inputs[0], dict):
             return [item for one in inputs for item in self._read(one)]
         mask = None
         if isinstance(inputs, dict):
             unknown = set(inputs) - {"map", "mask"}
             if unknown or "map" not in inputs:
-                raise ValueError(f"a dict has the keys {sorted(inputs)}; expected map, and maybe mask")
+                raise ValueError(f"keys {sorted(inputs)}: a dict must have the key map, and optionally mask")
             inputs, mask = inputs["map"], inputs.get("mask")
         pixel_values = self.feature_extractor(inputs, mask)["pixel_values"]
         return [{"pixel_values": one[None]} for one in pixel_values]
@@ -94,7 +95,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
             return input_
         items = self._read(input_)
         if len(items) != 1:
-            raise ValueError(f"an item holds {len(items)} maps; expected one")
+            raise ValueError(f"an item has {len(items)} maps: must be one; pass several maps as a list")
         return items[0]
 
     def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict]:
@@ -107,9 +108,9 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return self._answers(self.model(**input_tensors, **forward_params), input_tensors, POSTERIOR)
 
     def _answers(self, outputs: Any, input_tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> dict:
-        """Return these tensors of a model's output, and the segments and distances of the maps.
+        """Return the named tensors of a model's output, and the number of segments and the distance of each map.
 
-        Warn about maps that are not like the training maps, if the model has a limit of distances.
+        If the model has a distance limit, warn about maps that are unlike the training maps.
         """
         parts = {name: outputs[name].float() for name in names if name in outputs} | {"steps": outputs["steps"]}
         limit = getattr(self.model.config, "max_map_distance", None)
@@ -118,9 +119,9 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         distance = self.model.map_distance(input_tensors["pixel_values"])
         if beyond := int((distance > limit).sum()):
             logger.warning(
-                f"{beyond} of {len(distance)} maps are not like the training maps: their statistics are up to "
-                f"{distance.max().item():.2f} from those, where all but one in 200 are within {limit:.2f}. Their "
-                "posteriors can be sure and wrong; see map_distance of each."
+                f"{beyond} of {len(distance)} maps are unlike the training maps: the distance of their statistics is "
+                f"up to {distance.max().item():.2f}, but only one in 200 training maps exceeds {limit:.2f}. Their "
+                "posteriors can be confident and wrong; see map_distance of each result."
             )
         return parts | {"map_distance": distance}
 
@@ -152,7 +153,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
 
 
 def _is_many(inputs: Any) -> bool:
-    """Tell whether the result is a list even for one map."""
+    """Check whether the result is a list even if there is only one map."""
     if isinstance(inputs, dict):
         return _is_many(inputs["map"])
     if isinstance(inputs, (str, Path)):

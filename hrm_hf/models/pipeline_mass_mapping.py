@@ -11,20 +11,20 @@ import torch
 from .pipeline_cosmo import POSTERIOR, CosmologyRegressionPipeline
 
 
-MAPS = ("kappa", "kappa_std", "segment_maps")  # of a model's output
+MAPS = ("kappa", "kappa_std", "segment_maps")  # fields of a model's output
 
 
 class MassMappingPipeline(CosmologyRegressionPipeline):
-    """Make mass maps with any mass mapper of the package.
+    """Pipeline that makes mass maps with any of the package's mass-mapping models.
 
-    Inputs and parameters are those of `CosmologyRegressionPipeline`; a map is shear, [2P, H, W]: g1 and g2 of each
+    Inputs and parameters are those of `CosmologyRegressionPipeline`; a map is shear [2P, H, W], g1 and g2 of each
     plane in turn, with its mask.
 
-    Parameters of the constructor and of every call, besides:
-        return_segments (`bool`, False): adds "segment_maps", float32 [segments, P, H, W].
+    Additional parameters of the constructor and of every call:
+        return_segments (`bool`, False): add "segment_maps", float32 [segments, P, H, W].
 
     Returns, per map, the dict of `CosmologyRegressionPipeline`, and:
-        kappa: the convergence, dimensionless, float32 [P, H, W], or [H, W] of one plane; its mean is 0.
+        kappa: the dimensionless convergence with mean 0, float32 [P, H, W], or [H, W] for a single plane.
         kappa_std: the standard deviation of each pixel's error, in the same shape.
     """
 
@@ -39,7 +39,7 @@ class MassMappingPipeline(CosmologyRegressionPipeline):
     def postprocess(
         self, model_outputs: dict[str, torch.Tensor], return_segments: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the maps of one item and its posterior."""
+        """Return the maps and the posterior of one item."""
         kappa, std, segments = (model_outputs.pop(name)[0].cpu() for name in MAPS)
         planes = slice(None) if len(kappa) > 1 else 0
         maps = {"kappa": kappa[planes].numpy(), "kappa_std": std[planes].numpy()}

@@ -1,12 +1,12 @@
-"""The posterior of cosmological parameters as a network's output: a mixture of Gaussians on the box of a flat prior.
+"""The posterior of cosmological parameters as the output of a network: a mixture of Gaussians within a flat prior.
 
-With a flat prior on [low, high] a target y is mapped to u = sqrt(2) erfinv(2 (y - low) / (high - low) - 1), a standard
-normal under the prior: an uninformative map has the posterior N(0, 1) exactly, and no probability is outside the box.
-Without bounds u = (y - mean) / std.
+With a flat prior on [low, high], a target y is mapped to u = sqrt(2) erfinv(2 (y - low) / (high - low) - 1), which is
+standard normal under the prior. An uninformative map therefore has exactly the posterior N(0, 1), and there is no
+probability outside of the bounds. Without bounds, u = (y - mean) / std.
 
-B is the batch, T the free targets, K the Gaussians of the mixture, R the reported parameters (s_8 included).
-Sources: Bishop 1994 for mixture density networks; Jeffrey & Wandelt 2020 (arXiv 2011.05991) for regression in
-cosmology with moments.
+B is the batch size, T the number of free targets, K of Gaussians in the mixture, and R of reported parameters
+(including s_8). Sources: Bishop 1994 for mixture density networks; Jeffrey & Wandelt 2020 (arXiv 2011.05991) for
+moment regression in cosmology.
 """
 
 import math
@@ -23,25 +23,25 @@ from .configuration_cosmo import CosmoRegressionConfig
 from .modeling_utils import Float32Buffers, Float32Linear
 
 
-NUM_POINTS = 128  # of each Gaussian, for moments; quasi-random, so exact to about 1 % of a standard deviation
-EDGE = 1e-6  # share of the box at its edges that counts as this far inside, because u is infinite on the edge
+NUM_POINTS = 128  # quasi-random points per Gaussian; moments are exact to about 1 % of a standard deviation
+EDGE = 1e-6  # labels are clamped this far inside the bounds, as a fraction of the range, because u is infinite there
 
 
 @dataclass
 class CosmoRegressionOutput(ModelOutput):
-    """Output of a regressor of cosmological parameters.
+    """Output of a model that infers cosmological parameters.
 
     Attributes:
         loss: weighted sum of the parts below, over all segments.
-        nll_loss: negative log likelihood of the labels in nats per physical unit, after the last segment.
-        mse_loss: squared error of the targets' means over their prior variance, after the last segment.
+        nll_loss: negative log likelihood of the labels in nats (density in physical units), after the last segment.
+        mse_loss: squared error of the targets' means, relative to their prior variance, after the last segment.
         halt_loss: squared error of the expected gains.
         logits, std: posterior means and standard deviations [B, T] in physical units, ordered like the labels.
-        s_8, s_8_std: the same of s_8 [B]; None without `config.derived_s8`.
+        s_8, s_8_std: posterior mean and standard deviation of s_8 [B]; None without `config.derived_s8`.
         log_weights: [B, K] of the mixture. loc: [B, K, T] and scale_tril: [B, K, T, T] of its Gaussians, in u.
         halt_logits: expected gain from the remaining segments in nats, after each segment [B, segments].
-        steps: int64 [B], segments used.
-        segment_means: posterior means after each segment [B, segments, R]; a halted map repeats its answer.
+        steps: int64 [B], number of segments.
+        segment_means: posterior means after each segment [B, segments, R]; halted maps repeat their last means.
         metrics: 0-d means over the maps.
         hidden_states: (z_L, z_H) after the last segment, if requested.
     """
@@ -80,7 +80,7 @@ def _with_column(columns: torch.Tensor, last: torch.Tensor | None) -> torch.Tens
 
 @dataclass
 class Posterior:
-    """A mixture of Gaussians in u: log_weights [B, K], loc [B, K, T], scale_tril [B, K, T, T]."""
+    """Mixture of Gaussians in u: log_weights [B, K], loc [B, K, T], scale_tril [B, K, T, T]."""
 
     log_weights: torch.Tensor
     loc: torch.Tensor
@@ -88,7 +88,7 @@ class Posterior:
 
 
 class PosteriorHead(Float32Buffers):
-    """Features [B, F] to a `Posterior` with density, moments and samples in physical units, in float32."""
+    """Maps features [B, F] to a `Posterior`, and computes its density, moments and samples, in float32."""
 
     def __init__(self, config: CosmoRegressionConfig, in_features: int):
         super().__init__()
@@ -101,7 +101,7 @@ class PosteriorHead(Float32Buffers):
         self.points = nn.Buffer(normal_points(NUM_POINTS, targets), persistent=False)
 
     def reset(self, std: float | None) -> None:
-        """Fill weights and points."""
+        """Initialize the weights and the quasi-random points."""
         init.normal_(self.hidden.weight, std=std or self.hidden.in_features**-0.5)
         init.zeros_(self.hidden.bias)
         init.normal_(self.out.weight, std=std or 0.1 * self.out.in_features**-0.5)
@@ -117,7 +117,7 @@ class PosteriorHead(Float32Buffers):
             raw = self.out(F.gelu(self.hidden(features))).unflatten(-1, (components, -1))
         log_weights, loc, log_std, rest = raw.split((1, targets, targets, self.off_diagonal), dim=-1)
         middle, half = (config.max_log_std + config.min_log_std) / 2, (config.max_log_std - config.min_log_std) / 2
-        # Soft limits, because a clamp would have no gradient outside.
+        # Soft limits, because a clamp would have no gradient beyond them.
         log_std = middle + half * torch.tanh((log_std - middle) / half)
         scale_tril = torch.diag_embed(log_std.exp())
         if self.off_diagonal:
@@ -128,10 +128,10 @@ class PosteriorHead(Float32Buffers):
         return Posterior(log_weights.squeeze(-1).log_softmax(-1), loc, config.posterior_scale * scale_tril)
 
     def nll(self, posterior: Posterior, labels: torch.Tensor) -> torch.Tensor:
-        """Return -log p of labels [B, T] in nats [B]. Raises ValueError outside the prior."""
+        """Return -log p [B] of labels [B, T] in nats; raise ValueError for labels outside of the prior."""
         expected = [posterior.loc.shape[0], self.shape[1]]
         if list(labels.shape) != expected:
-            raise ValueError(f"labels has shape {list(labels.shape)}; expected {expected}: {self.config.target_names}")
+            raise ValueError(f"labels has shape {list(labels.shape)}: must be {expected}, {self.config.target_names}")
         u, log_slope = self.normalize(labels)
         residual = (u.unsqueeze(1) - posterior.loc).unsqueeze(-1)
         z = torch.linalg.solve_triangular(posterior.scale_tril, residual, upper=False).squeeze(-1)
@@ -140,33 +140,33 @@ class PosteriorHead(Float32Buffers):
         return -(torch.logsumexp(posterior.log_weights + log_density, dim=-1) + log_slope)
 
     def normalize(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return u [B, T] and log |du/dy| summed over the targets [B] of labels [B, T]."""
+        """Return u [B, T] for labels y [B, T], and log |du/dy| summed over the targets [B]."""
         labels = labels.float()
         first, second = self._scaling(labels)
         if self.config.prior_bounds is None:
             return (labels - first) / second, -second.log().sum().expand(len(labels))
         share = (labels - first) / (second - first)
-        # Checking on another device would wait for it, and a graph cannot check.
+        # Check only on the CPU: a check would synchronize other devices, and a compiled graph cannot check.
         checks = labels.device.type == "cpu" and not torch.compiler.is_compiling()
         if checks and not ((share > -EDGE) & (share < 1 + EDGE)).all():
             row, column = ((share <= -EDGE) | (share >= 1 + EDGE) | share.isnan()).nonzero()[0].tolist()
             raise ValueError(
-                f"label {self.config.target_names[column]}={labels[row, column]:g} of row {row} is outside the prior "
-                f"{self.config.prior_bounds[column]}; widen prior_bounds, or drop the row"
+                f"label {self.config.target_names[column]}={labels[row, column]:g} of row {row}: outside of "
+                f"prior_bounds={self.config.prior_bounds[column]}; widen the bounds, or drop the row"
             )
         u = math.sqrt(2) * torch.erfinv(2 * share.clamp(EDGE, 1 - EDGE) - 1)
         log_slope = 0.5 * u.square() + 0.5 * math.log(2 * math.pi) - (second - first).log()
         return u, log_slope.sum(-1)
 
     def physical(self, u: torch.Tensor) -> torch.Tensor:
-        """Return reported parameters [..., R] in physical units of u [..., T]."""
+        """Convert u [..., T] to reported parameters [..., R] in physical units."""
         first, second = self._scaling(u)
         if self.config.prior_bounds is None:
             return self.reported(first + second * u)
         return self.reported(first + (second - first) * torch.special.ndtr(u))
 
     def reported(self, values: torch.Tensor) -> torch.Tensor:
-        """Append s_8 to targets [..., T] in physical units if the config derives it, [..., R]."""
+        """Append s_8 to targets [..., T] in physical units if `config.derived_s8`; the result is [..., R]."""
         if not self.config.derived_s8:
             return values
         names = self.config.target_names
@@ -185,20 +185,20 @@ class PosteriorHead(Float32Buffers):
         return mean, variance.clamp_min(1e-12).sqrt()
 
     def squared_error(self, mean: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the squared error over the prior variance or `target_std`^2, averaged over targets [B]."""
+        """Return the squared error [B], relative to the prior variance or `target_std`^2, averaged over targets."""
         first, second = self._scaling(mean)
         spread = second if self.config.prior_bounds is None else (second - first) / math.sqrt(12)
         return ((mean[:, : self.shape[1]] - labels.float()) / spread).square().mean(-1)
 
     def metrics(self, mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the mean squared error `mse_<name>` of each reported parameter, and the mean z^2, detached."""
+        """Return the mean squared error `mse_<name>` of each reported parameter, and the mean of z^2, detached."""
         truth = self.reported(labels.float())
         squared = (mean.detach() - truth).square()
         metrics = {f"mse_{name}": squared[:, i].mean() for i, name in enumerate(self.config.reported_names)}
         return metrics | {"z_squared": (squared / std.detach().square()).mean()}
 
     def sample(self, posterior: Posterior, num_samples: int, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draw samples of the posterior [B, num_samples, R] in physical units."""
+        """Draw samples [B, num_samples, R] from the posterior in physical units."""
         weights, loc = posterior.log_weights.exp(), posterior.loc
         which = torch.multinomial(weights, num_samples, replacement=True, generator=generator)
         rows = torch.arange(len(loc), device=loc.device).unsqueeze(-1)
@@ -208,10 +208,10 @@ class PosteriorHead(Float32Buffers):
         return self.physical(u)
 
     def best_scale(self, posterior: Posterior, labels: torch.Tensor) -> float:
-        """Find the factor on all standard deviations under which held-out labels [B, T] are most likely.
+        """Find the factor on all standard deviations that makes held-out labels [B, T] most likely.
 
-        This is temperature scaling (Guo et al. 2017, arXiv 1706.04599), relative to the present
-        `config.posterior_scale`, to 1 % between 0.37 and 2.7.
+        This is temperature scaling (Guo et al. 2017, arXiv 1706.04599). The factor is relative to the current
+        `config.posterior_scale`, between 0.37 and 2.7, in steps of 1 %.
         """
         scales = torch.linspace(-1, 1, 201).exp().tolist()
         likely = [
@@ -221,14 +221,14 @@ class PosteriorHead(Float32Buffers):
         return scales[int(torch.stack(likely).argmin())]
 
     def _scaling(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the bounds of the prior, or mean and standard deviation, [T] each."""
+        """Return the prior's lower and upper bounds, or mean and standard deviation, [T] each."""
         config, targets = self.config, self.shape[1]
         scaling = zip(config.target_mean or [0.0] * targets, config.target_std or [1.0] * targets, strict=True)
         return like.new_tensor(config.prior_bounds or list(scaling)).unbind(-1)
 
 
 class PosteriorMixin:
-    """Output, losses and samples of a model with a `posterior_head`."""
+    """Mixin with the output, losses and samples of a model with a `posterior_head`."""
 
     posterior_head: PosteriorHead
     _custom_pipelines = {
@@ -246,9 +246,13 @@ class PosteriorMixin:
         kind: type[CosmoRegressionOutput] = CosmoRegressionOutput,
         **fields: Any,
     ) -> Any:
-        """Return an output without losses from the posteriors after each segment and the used segments [B].
+        """Build the output without losses.
 
-        `kind` is the class of the output, `fields` are further fields.
+        Args:
+            posteriors: the posterior after each segment.
+            used: number of segments of each map, [B].
+            kind: class of the output.
+            fields: further fields of the output.
         """
         moments, last = [self.posterior_head.moments(posterior) for posterior in posteriors], posteriors[-1]
         (mean, std), targets = moments[-1], len(self.config.target_names)
@@ -268,7 +272,7 @@ class PosteriorMixin:
     def posterior_losses(
         self, output: CosmoRegressionOutput, posteriors: list[Posterior], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Set losses and metrics, and return nll and squared error of each segment [B, segments]."""
+        """Set losses and metrics of the output; return NLL and squared error after each segment, [B, segments]."""
         head = self.posterior_head
         nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
         mse = torch.stack([head.squared_error(mean, labels) for mean in output.segment_means.unbind(1)], dim=1)
@@ -279,13 +283,13 @@ class PosteriorMixin:
     def sample_posterior(
         self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        """Draw samples [B, num_samples, R] in physical units, in the order of `config.reported_names`."""
+        """Draw posterior samples [B, num_samples, R] in physical units, ordered like `config.reported_names`."""
         posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
         return self.posterior_head.sample(posterior, num_samples, generator)
 
 
 def normal_points(count: int, dim: int) -> torch.Tensor:
-    """Return quasi-random points [count, dim] of a standard normal with mean 0 and covariance 1 exactly."""
+    """Return quasi-random points [count, dim] of a standard normal, with exactly mean 0 and covariance 1."""
     sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(count, dtype=torch.float64)
     points = math.sqrt(2) * torch.erfinv(2 * sobol.clamp(1e-6, 1 - 1e-6) - 1)
     points = points - points.mean(0)

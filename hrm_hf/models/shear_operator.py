@@ -4,18 +4,19 @@ With the lensing potential psi, kappa = (psi_xx + psi_yy) / 2, g1 = (psi_xx - ps
 Fourier space g1 = (lx^2 - ly^2) / l^2 kappa and g2 = 2 lx ly / l^2 kappa (Kaiser & Squires 1993, ApJ 404, 441).
 x runs along the last axis, y along the one before it. Shear is linear, not reduced.
 
-No inverse recovers the mean of the map (the mass-sheet degeneracy), and for an even number of pixels the mode at the
-Nyquist frequency of both axes.
+No inverse can recover the mean of the map (the mass-sheet degeneracy) or, for an even number of pixels, the mode at
+the Nyquist frequency of both axes.
 """
 
 import torch
 
 
 def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply the forward operator A: shear of convergence maps, 0 where nothing is observed.
+    """Apply the forward operator A: return the shear of convergence maps, which is 0 in unobserved pixels.
 
     Args:
-        kappa: [..., planes, size, size]. mask: [..., 1, size, size], 1 or True where observed; None for everywhere.
+        kappa: [..., planes, size, size].
+        mask: [..., 1, size, size], 1 or True in observed pixels; None if all pixels are observed.
 
     Returns:
         [..., 2 planes, size, size]: g1 and g2 of the first plane, then of the next, in at least float32.
@@ -28,17 +29,17 @@ def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None
 
 
 def adjoint_shear(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S]; returns [..., planes, S, S].
+    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S]; the result is [..., planes, S, S].
 
-    Without a mask this is the estimate of Kaiser and Squires, except for modes at a Nyquist frequency.
+    Without a mask, this is the Kaiser-Squires estimate, except for modes at a Nyquist frequency.
     """
     return _combined(shear, mask, inverse=False)
 
 
 def kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the least-squares convergence of mean 0; arguments are those of `adjoint_shear`.
+    """Return the least-squares convergence with mean 0; arguments are as in `adjoint_shear`.
 
-    Unobserved pixels count as shear 0, so with a mask this is the usual first guess, not the best map.
+    Unobserved pixels count as shear 0, so with a mask this is only the usual first estimate, not the best map.
     """
     return _combined(shear, mask, inverse=True)
 
@@ -47,28 +48,28 @@ def _combined(shear: torch.Tensor, mask: torch.Tensor | None, inverse: bool) -> 
     _validate_square(shear, "shear")
     if shear.shape[-3] % 2:
         raise ValueError(
-            f"shear has {shear.shape[-3]} channels, expected an even number: g1 and g2 of each plane in turn"
+            f"shear has {shear.shape[-3]} channels: must be an even number, g1 and g2 of each plane in turn"
         )
     shear = _full_precision(shear)
     shear = shear if mask is None else shear * mask
     multipliers = _multipliers(shear)
     modes = (torch.fft.rfft2(shear).unflatten(-3, (-1, 2)) * multipliers).sum(-3)
     if inverse:
-        # 1 except at Nyquist frequencies, where g2 vanishes; 0 for modes that shear does not determine.
+        # 1 except at Nyquist frequencies, where g2 vanishes; 0 for modes that do not affect the shear.
         power = multipliers.square().sum(0)
         modes = torch.where(power > 0, modes / power.clamp_min(torch.finfo(power.dtype).tiny), 0)
     return torch.fft.irfft2(modes, s=shear.shape[-2:])
 
 
 def _multipliers(maps: torch.Tensor) -> torch.Tensor:
-    """Return the factors of the modes of `rfft2` in g1 and g2, [2, size, size // 2 + 1], like the maps."""
+    """Return the factors for g1 and g2 of each mode of `rfft2`, [2, size, size // 2 + 1], with the maps' dtype."""
     size = maps.shape[-1]
     # Double precision on the CPU gives the same numbers on every device.
     real = {"dtype": torch.float64, "device": "cpu"}
     y = torch.fft.fftfreq(size, 1 / size, **real)[:, None]
     x = torch.arange(size // 2 + 1, **real)
-    square = (x**2 + y**2).clamp_min(1)  # 0 at the mean alone, where both numerators are 0 too
-    # At a Nyquist frequency of one axis l and -l are the same mode, so 2 lx ly has no sign there.
+    square = (x**2 + y**2).clamp_min(1)  # the clamp only affects the mean, where both numerators are 0
+    # At the Nyquist frequency of an axis, l and -l are the same mode, so the sign of 2 lx ly is undefined.
     signed = (2 * y.abs() < size) & (2 * x < size)
     return torch.stack(((x**2 - y**2) / square, 2 * x * y / square * signed)).to(maps)
 
@@ -79,7 +80,7 @@ def _full_precision(maps: torch.Tensor) -> torch.Tensor:
 
 def _validate_square(maps: torch.Tensor, name: str) -> None:
     if maps.dim() < 3 or maps.shape[-1] != maps.shape[-2]:
-        raise ValueError(f"{name} has shape {list(maps.shape)}, expected [..., planes, size, size]")
+        raise ValueError(f"{name} has shape {list(maps.shape)}: must be [..., planes, size, size]")
 
 
 __all__ = ["adjoint_shear", "kaiser_squires", "shear_from_convergence"]

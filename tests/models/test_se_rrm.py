@@ -283,10 +283,10 @@ def test_a_position_free_mixer_loads_for_another_size(mixing, tmp_path):
     "fields, message",
     [
         ({"mixing": "rows"}, "mixing='rows'"),
-        ({"mixing": "units", "add_tokens": 4}, "mixing='units': add_tokens=4, "),
+        ({"mixing": "units", "add_tokens": 4}, "mixing='units', add_tokens=4, "),
         ({"mixing": "units", "box_shape": None}, "mixing='units'.* box_shape.*grid_shape="),
         ({"mixing": "neighbours", "grid_shape": None}, "mixing='neighbours'.* grid_shape"),
-        ({"special_symbols": False, "equivariant_symbols": False}, "special_symbols=False: equivariant_symbols=False"),
+        ({"special_symbols": False, "equivariant_symbols": False}, "special_symbols=False, equivariant_symbols=False"),
     ],
 )
 def test_fields_that_a_mixer_cannot_use_are_rejected(fields, message):

@@ -1,4 +1,4 @@
-"""The rules of adaptive computation. Referee: the formulas of the papers, written out here on numbers."""
+"""Rules of adaptive computation. Referee: the formulas of the papers, worked out here with numbers."""
 
 import math
 
@@ -79,7 +79,7 @@ def test_stablemax_in_float32_as_on_mps_agrees_with_float64(monkeypatch):
     labels = torch.randint(0, 11, (4, 81))
     in_64 = act.stablemax_cross_entropy(logits, labels)
     (grad_64,) = torch.autograd.grad(in_64.sum(), logits)
-    # There is no MPS device here, so the same lines run with the dtype that they take there.
+    # Without an MPS device, run the same code with the dtype it would use there.
     monkeypatch.setattr(torch, "float64", torch.float32)
     in_32 = act.stablemax_cross_entropy(logits, labels)
     (grad_32,) = torch.autograd.grad(in_32.sum(), logits)
@@ -109,7 +109,7 @@ def test_metrics_sum_over_rows_that_halted_and_have_labels():
         q_halt=torch.tensor([1.0, 2.0, 3.0, 4.0]),
     )
     found = {name: value.item() for name, value in metrics.items()}
-    # Row 1 is wrong, but q_halt says right; row 2 goes on; row 3 is padding.
+    # Row 1 is wrong although q_halt predicts right; row 2 has not halted; row 3 is padding.
     assert found == {"count": 2, "accuracy": 1.25, "exact_accuracy": 1, "q_halt_accuracy": 1, "steps": 8}
 
 

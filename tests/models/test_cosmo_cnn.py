@@ -1,4 +1,4 @@
-"""The convolutional baseline: shapes, losses, symmetry, saving, and that it learns."""
+"""The convolutional baseline: symmetry, sizes and errors. Referees: shifted maps, parameter counts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What every model of transformers does, done by the models of maps: tuples, half precision, loading, compilation."""
+"""Conventions of transformers, for the models of maps: tuples, half precision, loading, compilation."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def truth_of(kind: str, rows: int = 4) -> dict[str, torch.Tensor]:
 
 
 def model_of(kind: str, **fields):
-    """In eval mode; statistics as after a fit to maps of another amplitude."""
+    """Return a model in eval mode, with statistics as if fitted to maps of another amplitude."""
     torch.manual_seed(0)
     model = KINDS[kind][2](config_of(kind, **fields)).eval()
     if kind in RECURRENT:
@@ -128,7 +128,7 @@ def test_buffers_of_constants_and_statistics_stay_in_float32(kind, cast):
     "options", [{}, {"device_map": "cpu"}, {"device_map": {"": "cpu"}}, {"dtype": torch.bfloat16}], ids=str
 )
 def test_loading_restores_every_buffer_saved_or_not(kind, options, tmp_path):
-    """Models are built without memory and then filled: what the file does not hold must be computed again."""
+    """Models are built on the meta device, so buffers that are not in the file must be computed again."""
     model = model_of(kind)
     model.save_pretrained(tmp_path)
     loaded = KINDS[kind][2].from_pretrained(tmp_path, **options)

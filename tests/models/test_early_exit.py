@@ -1,4 +1,4 @@
-"""When tokens stop thinking, and that stopping saves the compute it promises."""
+"""Exit criteria: when tokens halt, and that halting saves compute. Referees: counted layer visits, forced gates."""
 
 import pytest
 import tiny_hrm_lm
@@ -14,7 +14,7 @@ M, VISITS = 3, 10  # of the tiny model
 
 @pytest.fixture
 def visits():
-    """Counts the layer visits of a model: `visits(model)` returns a list that grows by one a visit."""
+    """Count the layer visits of a model: `visits(model)` returns a list that grows by one per visit."""
 
     def count(model):
         seen = []
@@ -27,7 +27,7 @@ def visits():
 
 
 def forced(model, advantage):
-    """q_halt - q_continue = `advantage` for every token."""
+    """Set q_halt - q_continue = `advantage` for every token."""
     with torch.no_grad():
         model.model.q_head.weight.zero_()
         model.model.q_head.bias.copy_(torch.tensor([advantage, 0.0]))
@@ -68,8 +68,8 @@ def test_fixed_exit_gives_every_token_all_segments():
         assert model(tiny_hrm_lm.tokens(), exit_criterion="fixed", num_segments=2).halt_steps.unique().tolist() == [2]
 
 
-# A threshold that every token meets once it is asked, one that none meets, and the segment of the first question:
-# what compares a segment with the one before can halt after two at the earliest.
+# A threshold at which every token halts as soon as possible, one at which none halts, and the first possible segment:
+# criteria that compare a segment with the previous one can halt after the second at the earliest.
 EXTREMES = {
     "cdf": (0.0, 1.1, 1),
     "kl": (float("inf"), -1.0, 2),
@@ -105,7 +105,7 @@ def test_criteria_work_as_config_fields_and_as_arguments(criterion):
         assert torch.equal(
             steps, named(tiny_hrm_lm.tokens(), exit_criterion=criterion, exit_threshold=threshold).halt_steps
         )
-    assert len(steps.unique()) > 1  # the threshold splits the tokens, so the comparison says something
+    assert len(steps.unique()) > 1  # otherwise the comparison would be trivial
 
 
 @pytest.mark.parametrize("criterion", ["kl", "latent_diff", "entropy_diff"])
@@ -127,7 +127,7 @@ def test_a_schedule_without_halting_acts_in_training_only():
     off = SegmentSchedule(halting=False)
     output = model.train()(ids, labels=ids, schedule=off)
     assert output.halt_steps.unique().tolist() == [M]
-    assert output.q_halt_loss > 0  # the values are trained all the same
+    assert output.q_halt_loss > 0  # the values are still trained
     assert model(ids).halt_steps.unique().tolist() == [1]
     assert model.eval()(ids, schedule=off).halt_steps.unique().tolist() == [1]
 
@@ -142,7 +142,7 @@ def test_exploring_tokens_think_longer_in_training_only():
 
 
 def test_the_gate_halts_where_the_probability_of_having_halted_passes_the_threshold():
-    """Gate 0.4 in every segment: halted by now with 0.4, 0.64, 0.784."""
+    """With a gate of 0.4 in every segment, the probability of having halted is 0.4, 0.64, 0.784."""
     gate = torch.tensor(0.4).logit()
     state = SegmentState(torch.zeros(1, 1, 4), None, torch.stack([gate, torch.tensor(0.0)])[None, None], None)
     for threshold, first in ((0.39, 1), (0.41, 2), (0.63, 2), (0.65, 3), (0.78, 3)):

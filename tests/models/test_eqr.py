@@ -1,4 +1,4 @@
-"""EqR as fields of TRM. Referee: tensors of the original (tests/fixtures/README.md), and what the paper states."""
+"""EqR as fields of TRM. Referees: tensors of the original code (tests/fixtures/README.md), and the paper."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def golden_model(variant: str) -> TrmPuzzleForSolving:
 
 
 def start(variant: str, model: TrmPuzzleForSolving) -> tuple[ActCarry, dict[str, torch.Tensor]]:
-    """A carry in the golden initial states, which no row leaves by a reset, and the batch."""
+    """Return a carry with the golden initial states, in which no row is reset, and the batch."""
     batch = {
         "input_ids": tensors(variant, "batch/")["inputs"].long(),
         "labels": tensors(variant, "batch/")["labels"].long(),

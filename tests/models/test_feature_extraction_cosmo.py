@@ -1,6 +1,6 @@
-"""Maps become inputs by the figures of the data set; what is no map is refused with its place.
+"""Maps are scaled by the statistics of the data set; invalid maps are rejected with their location.
 
-Referees: numpy's arithmetic, astropy as the writer of FITS files, and AutoFeatureExtractor in a fresh process.
+Referees: numpy's arithmetic, astropy as the writer of FITS files, and AutoFeatureExtractor in a new process.
 """
 
 import numpy as np
@@ -73,7 +73,7 @@ def test_the_mask_is_the_last_channel_and_hides_unobserved_pixels(masked):
     maps = np.random.default_rng(2).normal(size=(2, 2, SIZE, SIZE))
     mask = np.ones((2, SIZE, SIZE), bool)
     mask[0, :3] = False
-    maps[0, :, :3] = np.nan  # nothing was measured there
+    maps[0, :, :3] = np.nan  # unobserved
     found = masked(maps, mask)["pixel_values"]
     assert torch.equal(found[:, 2].bool(), torch.from_numpy(mask))
     assert (found[0, :2, :3] == 0).all()

@@ -1,4 +1,4 @@
-"""`generate` of the Go coder. Referees: logits of the whole hidden stream, transformers' generate, other caches."""
+"""`generate` of the Go coder. Referees: logits of the complete hidden stream, transformers' generate, other caches."""
 
 import os
 import subprocess
@@ -39,14 +39,14 @@ def continuations(model, batch, **kwargs) -> list[list[int]]:
 
 
 def assert_most_likely(model, stream: list[int], start: int, tags: set[int]) -> None:
-    """Every token from `start` has the largest logit among text and `tags`, given what is before it."""
+    """Check that every token from `start` on has the largest logit among text and `tags`."""
     logits = model(torch.tensor([stream]), use_cache=False).logits[0]
     hidden = [token for token in range(len(SPECIAL_TOKENS)) if token not in tags]
     logits[:, hidden] = -torch.inf
     assert logits[start - 1 : -1].argmax(dim=-1).tolist() == stream[start:]
 
 
-# What is returned
+# Output
 
 
 @each_shape
@@ -58,7 +58,7 @@ def test_a_plain_prompt_returns_with_its_continuation_but_no_plan_or_tags(fields
     new = sequences[:, width:]
     assert set(new[new < len(SPECIAL_TOKENS)].tolist()) <= {EOS, PAD}
     ends = [(row == EOS).nonzero()[:, 0].tolist() for row in new]
-    assert sum(map(len, ends)) > 0  # some row closes its code: that is seen as the end
+    assert sum(map(len, ends)) > 0  # some row closes its code, which ends the sequence
     assert all((row[end[0] + 1 :] == PAD).all() for row, end in zip(new, ends) if end)
 
 
@@ -106,10 +106,10 @@ def test_every_kind_of_cache_generates_the_same(fields):
 
 @each_shape
 def test_plan_and_code_compile_to_one_step_each_for_any_prompt(fields):
-    """Backend "eager" runs by torch's own kernels what the compiler's front end saw."""
+    """The "eager" backend traces graphs like a compiler, but runs them with torch's own kernels."""
     model = tiny_go.writer(**fields)
     settings = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode="default")
-    settings._compile_all_devices = True  # transformers compiles for GPUs only, unless it is told so
+    settings._compile_all_devices = True  # by default, transformers only compiles on GPUs
     torch._dynamo.reset()
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
@@ -158,7 +158,7 @@ SCORED = {"return_dict_in_generate": True, "output_scores": True}
 
 
 def hidden_log_probabilities(model, output, row: int) -> torch.Tensor:
-    """Of the tokens that a row wrote behind its hidden prompt, by one forward over the whole stream."""
+    """Return the log probabilities of a row's generated tokens, from one forward on the complete stream."""
     stream = output.streams[row][output.streams[row] != PAD]
     logits = model(stream[None], use_cache=False).logits[0]
     logits[:, [token for token in range(len(SPECIAL_TOKENS)) if token not in IN_CODE]] = -torch.inf
@@ -173,7 +173,7 @@ def hidden_log_probabilities(model, output, row: int) -> torch.Tensor:
 def test_transition_scores_are_the_log_probabilities_of_the_hidden_stream(choice, fields):
     model, batch = tiny_go.writer(bias={"</PLAN>": 1.5, "</CODE>": 4.0}, **fields), encoded(PROMPTS)
     output = model.generate(**batch, **GREEDY | choice, **SCORED)
-    assert (output.streams == TOKEN_IDS["</CODE>"]).any()  # shown as </s>, whose own score is another
+    assert (output.streams == TOKEN_IDS["</CODE>"]).any()  # shown as </s>, which has another score
     found = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
     width = batch["input_ids"].shape[1]
     assert found.shape == output.sequences[:, width:].shape and len(output.plan_ids) == len(found)
@@ -195,7 +195,7 @@ def test_transition_scores_of_beams_add_up_to_the_scores_of_the_sequences(fields
     assert_equal_but_for_rounding(found.sum(dim=1) / lengths, output.sequences_scores)
 
 
-# What callers add: they see the prompt that they gave, and the code
+# Criteria, processors and prefix functions of callers, which see the visible prompt and the code
 
 
 def test_criteria_processors_and_allowed_tokens_see_the_visible_text():
@@ -328,7 +328,7 @@ def test_prompts_without_room_are_rejected_and_outputs_are_cut_with_a_warning(ca
     assert output.sequences.shape[1] - 15 == room
     assert "max_new_tokens=60" in caplog.text and f"at most {room} " in caplog.text
     caplog.clear()
-    for fitting in ({"max_new_tokens": room}, {}):  # without a number of one's own, what fits is meant
+    for fitting in ({"max_new_tokens": room}, {}):  # without a given length, use what fits
         assert model.generate(ids, do_sample=False, **fitting).shape[1] - 15 == room and not caplog.records
 
 
@@ -383,7 +383,7 @@ def test_a_streamer_gets_only_the_visible_prompt_and_the_code(options):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A saved model, not nudged, with its tokenizer."""
+    """Save a model with unmodified logits and its tokenizer; return the folder."""
     folder = tmp_path_factory.mktemp("checkpoint") / "coder"
     tiny_go.model(awake=True, **tiny_go.SHORT).save_pretrained(folder)
     tiny_go.tokenizer().save_pretrained(folder)
@@ -444,7 +444,7 @@ print("loaded twice")
 """
 
 
-@pytest.mark.slow  # tests/hub/test_hub_round_trip.py loads every architecture so
+@pytest.mark.slow  # tests/hub/test_hub_round_trip.py does this for every architecture
 def test_a_process_without_the_package_generates_the_same(checkpoint, tmp_path):
     model = type(tiny_go.model()).from_pretrained(checkpoint)
     batch = encoded(PROMPTS)
@@ -470,7 +470,7 @@ def test_a_process_without_the_package_generates_the_same(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_plans_are_the_same_without_the_generator(cache):
-    """The planner does not read the generator: what it is asked alone, it answers alone."""
+    """The planner does not read the generator, so running it alone gives the same plans."""
     model = tiny_go.model(awake=True)
     batch = tiny_go.batch("<s> <PROBLEM> 9 </PROBLEM> <PLAN>", "<s> <PROBLEM> 3 </PROBLEM> <PLAN> 4 </PLAN> <CODE> 5 "
                           "</CODE> <VALIDATE> 2 </VALIDATE> <REFINE> <PLAN>", side="left")  # fmt: skip

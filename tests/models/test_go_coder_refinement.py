@@ -1,4 +1,4 @@
-"""`generate_with_refinement`: scripted validators, and decisions that are given. Referee: the stream that is read."""
+"""`generate_with_refinement` with scripted validators and decisions. Referee: the streams that the model reads."""
 
 import pytest
 import tiny_go
@@ -16,7 +16,7 @@ CONTINUE, REFINE, DONE = ([9.0 * (index == decision) for index in range(3)] for 
 
 
 class Validator:
-    """Says what it is told to, round by round and row by row; the last round again and again."""
+    """Returns scripted feedback, one list per round; the last round repeats."""
 
     def __init__(self, *rounds: list[Feedback]):
         self.rounds, self.codes = list(rounds), []
@@ -27,10 +27,10 @@ class Validator:
 
 
 def decided(*logits: list[float], **fields):
-    """A model whose head decides so, attempt by attempt (the last again and again), and the streams that it read."""
+    """Return a model with scripted decision logits (the last ones repeat), and a list of the streams it reads."""
     model, answers, read = tiny_go.writer(**fields), list(logits), []
-    said = lambda *features: torch.tensor([[answers.pop(0) if len(answers) > 1 else answers[0]]])  # noqa: E731
-    model.model.refinement_head.forward = said
+    scripted = lambda *features: torch.tensor([[answers.pop(0) if len(answers) > 1 else answers[0]]])  # noqa: E731
+    model.model.refinement_head.forward = scripted
 
     def note(module, args, kwargs):
         if kwargs.get("decision_positions") is not None:
@@ -96,7 +96,7 @@ def test_a_long_stream_drops_its_oldest_attempts_to_fit_the_model(decision):
     output = refine(model, validator=Validator([BAD]))
     assert output.iterations == [5] and output.stopped == ["iterations"]
     assert all(len(ids) <= 128 for ids, _ in read)
-    for ids, _ in read:  # the task is always there, and after the first attempt the one before
+    for ids, _ in read:  # the task is always kept, and also the previous attempt
         assert tags(ids).startswith("<s> <PROBLEM> </PROBLEM> <PLAN>")
     assert all(2 <= tags(ids).count("<CODE>") <= 4 for ids, _ in read[2:])
 
@@ -107,7 +107,7 @@ def test_a_stream_without_room_for_another_attempt_ends():
     assert output.stopped == ["context"] and 1 <= output.iterations[0] < 5
 
 
-# What is read and written
+# Streams, plans and code
 
 
 def test_problems_and_contexts_are_truncated_to_their_budgets():
@@ -246,7 +246,7 @@ def test_sampling_and_beams_reach_every_stage():
 
 
 class Listener:
-    """Notes what it hears, and when: before or after the validator looked."""
+    """Streamer that records its texts, and how many validations came before each of them."""
 
     def __init__(self):
         self.texts, self.open, self.looked = [], False, 0

@@ -1,4 +1,4 @@
-"""The recurrent regressor: its sizes, symmetries, segments, halting, and what survives saving."""
+"""The recurrent model for parameters: sizes, symmetries, segments, halting, saving. Referees: numpy, scipy, reruns."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_every_parameter_gets_a_gradient():
 
 
 def test_only_the_last_updates_of_a_segment_have_a_gradient():
-    """The gradient equals that of a segment whose earlier updates are given as constants."""
+    """The gradient equals that of a segment whose earlier updates are constants."""
     model, (maps, _) = model_of().train(), batch()
     core = model.model
     tokens = core.embed(maps).detach()
@@ -140,7 +140,7 @@ def test_fitted_statistics_have_mean_0_and_spread_1_over_the_training_set_and_ar
     loaded = HrmCosmoForRegression.from_pretrained(tmp_path)
     features = loaded.model.stem.statistics(maps)
     assert features.mean(0).abs().max() < 0.05
-    strong = features[:, -10:]  # of the weak ones the floor of the variance keeps a part
+    strong = features[:, -10:]  # the variance floor shrinks the weak components
     assert (torch.cov(strong.mT) - torch.eye(10)).abs().max() < 0.05
     assert features.std(0).max() < 1.05
 

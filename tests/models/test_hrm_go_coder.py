@@ -1,4 +1,4 @@
-"""The Go coder without generation. Referees: transformers' Llama, the same model run another way, and plain loops."""
+"""The Go coder without generation. Referees: transformers' Llama, other ways to run the model, and plain loops."""
 
 import pytest
 import tiny_go
@@ -19,7 +19,7 @@ STREAMS = (REPAIRED, WITH_RESERVED_TAGS, ONE_ATTEMPT, PLAIN)
 
 
 def is_code(ids) -> list[bool]:
-    """Of each token, by the rule in words: code until the first opener, then what the last opener opens."""
+    """Return whether each token is code: True before the first opener, then as the last opener says."""
     phase, found = True, []
     for token in ids:
         if token == TOKEN_IDS["<CODE>"]:
@@ -97,11 +97,11 @@ def test_every_parameter_belongs_to_a_group():
     assert model.parameter_group("module.lm_head.weight") == "shared"  # as DistributedDataParallel names it
 
 
-# What the logits are
+# Logits
 
 
 def llama_of(model) -> LlamaForCausalLM:
-    """transformers' Llama with the weights of the planner."""
+    """Return transformers' Llama with the weights of the planner."""
     fields = {name: getattr(model.config, name) for name in ("vocab_size", *tiny_go.SIZES)}
     llama = LlamaForCausalLM(LlamaConfig(**fields, num_hidden_layers=model.config.planner_layers)).eval()
     state = {"model.embed_tokens.weight": model.model.embed_tokens.weight, "lm_head.weight": model.lm_head.weight}
@@ -125,7 +125,7 @@ def test_outside_code_the_planner_predicts_as_a_llama():
 
 
 def attend(module, query, keys, values, model, at: int, positions: list[int]) -> torch.Tensor:
-    """One query [C] at `at` over listed keys and values [C] at `positions`, head by head."""
+    """Attend from one query [C] at position `at` to keys and values [C] at `positions`, head by head."""
     heads, width = model.config.num_attention_heads, model.config.head_dim
 
     def turned(state, position):
@@ -196,7 +196,7 @@ def test_a_decision_without_a_plan_or_feedback_is_finite():
 @each_variant
 @pytest.mark.parametrize("opener", ["<CODE>", "<PLAN>", None], ids=["code", "plan", "text"])
 def test_no_token_changes_a_logit_before_it(fields, opener, monkeypatch):
-    # Another number of code positions is another shape, and sums of other shapes round differently.
+    # Run on all positions: other numbers of code positions mean other shapes, which round differently.
     monkeypatch.setattr(HrmGoCoderModel, "_code_positions", lambda *_: None)
     model, ids = tiny_go.model(awake=True, **fields), torch.tensor([tiny_go.stream(REPAIRED)])
     with torch.no_grad():
@@ -318,7 +318,7 @@ def test_cached_tokens_have_the_logits_of_the_full_stream(rows, side, fields, at
 
 
 def test_cropped_tokens_leave_no_trace_in_the_cache():
-    """As in assisted generation: some tokens are cropped, and others take their place."""
+    """As in assisted generation, some tokens are cropped and replaced by others."""
     model = tiny_go.model(awake=True)
     batch, other = tiny_go.batch(PLANNED.format(4, 9)), tiny_go.batch(REPAIRED)["input_ids"]
     ids, mask = batch.values()

@@ -1,4 +1,4 @@
-"""Losses of the Go coder. Referees: few-line computations from the logits, cross_entropy, and the entropy of dice."""
+"""Losses of the Go coder. Referees: short computations from the logits, cross_entropy, and the entropy of dice."""
 
 import math
 
@@ -20,7 +20,7 @@ DECIDING = [TOKEN_IDS[token] for token in DECISION_TOKENS]
 
 
 def training_batch(*patterns: str) -> dict[str, torch.Tensor]:
-    """Streams padded on the right, every real token learned, and decisions after every attempt."""
+    """Return right-padded streams with labels for all tokens but padding, and a decision after every attempt."""
     batch = tiny_go.batch(*patterns, side="right")
     ids = batch["input_ids"]
     labels = ids.masked_fill(batch["attention_mask"] == 0, IGNORED)
@@ -39,7 +39,7 @@ def training_batch(*patterns: str) -> dict[str, torch.Tensor]:
 
 
 def expected_losses(outputs, batch, phases) -> dict[str, list[float]]:
-    """Losses of each component, one for each target, from the logits."""
+    """Compute the losses of each component from the logits, one for each target."""
     found = {"plan": [], "code": [], "token": []}
     for row, labels in enumerate(batch["labels"]):
         for index in range(1, len(labels)):
@@ -79,7 +79,7 @@ def test_the_fused_training_loss_matches_the_plain_one_and_its_gradients(fields)
     results = []
     for fused in (True, False):
         if not fused:
-            model.lm_head.register_forward_hook(lambda *_: None)  # which has to be called
+            model.lm_head.register_forward_hook(lambda *_: None)  # a hook disables the fused loss
         model.train().zero_grad()
         outputs = model(**batch, use_cache=False)
         outputs.loss.backward()
@@ -136,11 +136,11 @@ def test_a_refinement_scale_of_zero_leaves_plan_and_code_losses():
     outputs = model(**batch, use_cache=False, refinement_scale=0.0)
     outputs.loss.backward()
     torch.testing.assert_close(outputs.loss.detach(), 0.4 * outputs.plan_loss + 0.4 * outputs.code_loss)
-    assert outputs.refinement_loss > 0  # still told
+    assert outputs.refinement_loss > 0  # still reported
     refining = [p for name, p in model.named_parameters() if model.parameter_group(name) == "refinement"]
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in refining)
     losses = {model.eval()(**batch, refinement_scale=scale).loss.item() for scale in (0.0, 1.0)}
-    assert len(losses) == 1  # of an evaluation in any step of the run
+    assert len(losses) == 1  # the scale does not affect evaluation
 
 
 def test_loss_weights_come_from_the_config():
@@ -173,7 +173,7 @@ def test_bfloat16_autocast_trains(fields):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-# No copy path
+# No way to copy the targets
 
 SIDES, FIRST = 32, 100  # tokens FIRST..FIRST+SIDES-1
 PATTERN = "<s> <PROBLEM> 2 </PROBLEM> <PLAN> 8 </PLAN> <CODE> 8 </CODE> <VALIDATE> 1 </VALIDATE> <DONE> </s>"
@@ -181,8 +181,10 @@ PLAN, CODE, VERDICT, DECISION = slice(6, 14), slice(16, 24), 26, 28
 
 
 def dice(rows: int, learnable: bool, generator) -> dict[str, torch.Tensor]:
-    """Streams whose plan, code and decision are dice; or, learnable, each token the one after its predecessor's, and
-    the decision what the verdict says. Only what is thrown is learned."""
+    """Return streams whose plan, code and decision are dice throws, the only tokens with labels.
+
+    If `learnable`, each token is instead the successor of the previous one, and the decision follows the verdict.
+    """
 
     def throw(sides, *shape):
         return torch.randint(0, sides, shape, generator=generator)
@@ -209,7 +211,7 @@ def dice(rows: int, learnable: bool, generator) -> dict[str, torch.Tensor]:
 
 
 def trained_losses(learnable: bool, steps: int = 100) -> list[float]:
-    """Mean plan, code and refinement losses of the last quarter of a training on ever new streams."""
+    """Train on new streams in every step; return the mean plan, code and refinement losses of the last quarter."""
     torch.manual_seed(0)
     model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("test")).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -229,7 +231,7 @@ FLOORS = [math.log(SIDES), math.log(SIDES), math.log(3)]
 
 def test_random_tokens_cannot_be_learned_below_their_entropy():
     for loss, floor in zip(trained_losses(learnable=False), FLOORS):
-        assert floor - 0.05 <= loss <= floor + 0.3  # the range of tokens is learned, what is thrown is not
+        assert floor - 0.05 <= loss <= floor + 0.3  # the range of tokens is learned, but not the throws
 
 
 def test_a_pattern_is_learned_far_below_the_entropy_of_random_tokens():

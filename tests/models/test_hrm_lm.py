@@ -1,4 +1,4 @@
-"""`hrm_lm` as a Hugging Face model: sizes, starting values, saving and loading, variants, errors."""
+"""`hrm_lm` as a Hugging Face model: sizes, initial values, saving, variants, errors."""
 
 import pytest
 import tiny_hrm_lm
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from hrm_hf import HrmLmConfig, HrmLmForCausalLM
 
 
-# name: parameters, KiB of keys and values a token and segment in bfloat16, layer visits a segment
+# name: parameters, KiB of keys and values per token and segment in bfloat16, layer visits per segment
 PRESETS = {
     "hrm-lm-10m-byte": (11_603_714, 36, 24),
     "hrm-lm-25m": (26_985_218, 24, 16),
@@ -63,7 +63,7 @@ def test_embeddings_enter_with_a_root_mean_square_of_one():
 
 
 def starts_undecided(model):
-    """Halting at -5, and the gate sigmoid(halt - continue) at 5 %."""
+    """Check that the halt value starts at -5, and the gate sigmoid(halt - continue) at 5 %."""
     bias, weight = model.model.q_head.bias, model.model.q_head.weight
     gate = torch.sigmoid(bias[0] - bias[1]).item()
     return bias[0] == -5.0 and gate == pytest.approx(0.05, rel=1e-4) and weight.abs().max() == 0
@@ -82,7 +82,7 @@ def test_a_new_gate_continues_however_the_model_is_built(tmp_path):
     model.to_empty(device="cpu")
     model.init_weights()
     assert starts_undecided(model)
-    # A checkpoint without the head is loaded through the meta device, and the head made anew.
+    # Loading a checkpoint without the head goes through the meta device and must initialize the head.
     tiny_hrm_lm.model(halt_max_steps=1).save_pretrained(tmp_path)
     assert starts_undecided(HrmLmForCausalLM.from_pretrained(tmp_path, halt_max_steps=3))
 
@@ -131,7 +131,7 @@ def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
     assert model.lm_head.weight is model.get_input_embeddings().weight and model.lm_head.weight.shape == (60, 32)
 
 
-# What a call returns
+# Outputs
 
 
 def test_states_and_attentions_of_every_layer_visit_are_returned_on_request():
@@ -179,7 +179,7 @@ VARIANTS = {
     "as many key heads": {"num_key_value_heads": 4},
     "default key heads": {"num_key_value_heads": None},
     "wide heads": {"head_dim": 16},
-    "normalised queries": {"qk_norm": True},
+    "normalized queries": {"qk_norm": True},
     "post norm": {"norm_position": "post"},
     "gains": {"norm_affine": True, "qk_norm": True},
     "no gate": {"attention_gate": False},

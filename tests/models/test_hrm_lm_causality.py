@@ -1,4 +1,4 @@
-"""No token of `hrm_lm` sees a later one or another row, whatever the mask, cache layout or halting depths."""
+"""No token of `hrm_lm` depends on later tokens or other rows, for any mask, cache layout or halting depth."""
 
 import pytest
 import tiny_hrm_lm
@@ -41,7 +41,7 @@ def test_changing_a_token_changes_no_earlier_logit(mask, halt_max_steps, kv_layo
                 if real[j]:
                     assert not torch.equal(after[row, j], before[row, j]), (row, j)
                 else:
-                    unchanged = real.bool()  # padding: no real token reads it, later ones included
+                    unchanged = real.bool()  # padding: no real token reads it, not even later ones
                 assert torch.equal(after[row, unchanged], before[row, unchanged]), (row, j)
 
 
@@ -55,7 +55,7 @@ def test_a_logit_has_no_gradient_from_later_embeddings(halt_max_steps, training)
     for i in range(LENGTH):
         gradient = torch.autograd.grad(logits[i].square().sum(), embedded, retain_graph=True)[0][0]
         assert torch.equal(gradient[i + 1 :], torch.zeros_like(gradient[i + 1 :])), i
-        # The held keys of a halted token carry none, so with more segments only the token itself is sure to have one.
+        # Kept keys of halted tokens have no gradient, so with several segments only the token itself must have one.
         assert (gradient[0 if halt_max_steps == 1 else i : i + 1].abs().amax(-1) > 0).all(), i
 
 
@@ -102,12 +102,12 @@ def test_each_token_halts_independently_as_defined():
     with torch.no_grad():
         output = model(ids)
     assert output.halt_steps[0].tolist() == steps
-    # transformers computes the rotary angles in float32, hence no closer
+    # The tolerance is for rotary angles, which transformers computes in float32.
     torch.testing.assert_close(output.logits[0], logits, atol=1e-6, rtol=0)
 
 
 def test_extra_segments_of_a_token_reach_only_later_tokens_that_run_them():
-    """A token's own depth is forced; its logits are those of its depth, whatever the depth of its neighbours."""
+    """Depths are forced; a token's logits only depend on its own depth and the keys it reads."""
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=1, length=6)
 
     class Forced:
@@ -124,7 +124,7 @@ def test_extra_segments_of_a_token_reach_only_later_tokens_that_run_them():
         assert run.halt_steps.tolist() == [[2, d, 3, 1, 2, 3]]
         assert torch.equal(run.logits[0, 0], runs[1].logits[0, 0])
     assert not torch.equal(runs[1].logits[0, 1], runs[2].logits[0, 1])
-    # Position 2 thinks three segments and reads position 1 in each: the held keys differ from the second on.
+    # Position 2 thinks for three segments and reads position 1 in each: its kept keys differ from the second on.
     assert not torch.equal(runs[1].logits[0, 2], runs[2].logits[0, 2])
     # Position 3 halts in the first segment, in which position 1 has the same keys and values in all three runs.
     assert torch.equal(runs[1].logits[0, 3], runs[3].logits[0, 3])

@@ -1,4 +1,4 @@
-"""Which passes of `hrm_lm` carry gradients, and that these are right. Referees: finite differences, hooks."""
+"""Which passes of `hrm_lm` have gradients, and that these are correct. Referees: finite differences, hooks."""
 
 import pytest
 import tiny_hrm_lm
@@ -14,7 +14,7 @@ PASSES = [*["L"] * L_CYCLES, "H", *["L"] * L_CYCLES, "H"]
 
 
 def passes_with_gradients(model, **kwargs):
-    """The stack passes of a forward in order, as ("H" or "L", whether the result carries a graph)."""
+    """Return the stack passes of a forward in order, as ("H" or "L", whether the result has a graph)."""
     seen, handles = [], []
     for name, stack in (("H", model.model.H_module), ("L", model.model.L_module)):
         handles.append(
@@ -26,7 +26,7 @@ def passes_with_gradients(model, **kwargs):
     return seen, output
 
 
-# bp_steps and the passes that carry gradients, of L L L H L L L H. The high-level stack comes first.
+# bp_steps and the passes that have gradients, out of L L L H L L L H. The high-level stack has priority.
 ROUTES = {
     2: [6, 7],
     3: [3, 6, 7],
@@ -67,13 +67,13 @@ def test_without_gradients_no_pass_builds_a_graph():
 
 
 def cross_entropy(logits, ids):
-    """In the logits' own precision, which is double here; the model's losses are in float32."""
+    """Compute the cross entropy in double precision, the logits' dtype here; the model's losses are in float32."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 @pytest.mark.parametrize("halting", [False, True])
 def test_gradients_through_all_passes_match_finite_differences(halting):
-    """With nothing cut, also through the keys that halted tokens hold. Along random directions."""
+    """Along random directions, without detaching, and also through the kept keys of halted tokens."""
     model = tiny_hrm_lm.model(
         bp_steps=8, detach_between_segments=False, exit_criterion="q" if halting else "fixed", qk_norm=True,
         norm_affine=True,
@@ -103,7 +103,7 @@ def test_gradients_through_all_passes_match_finite_differences(halting):
 
 
 def test_the_loss_has_the_gradients_of_its_formula():
-    """Deep supervision with weights 1, 2, 3 over tokens while they think, plus the loss where they halt."""
+    """The loss is deep supervision of active tokens with weights 1, 2, 3, plus the loss at the halting segment."""
     fields = {"q_loss_weight": 0.0, "ponder_loss_weight": 0.0, "bp_steps": 8, "halt_exploration_prob": 0.0}
     model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
     output = model(ids, labels=ids, output_segment_logits=True)
@@ -122,13 +122,13 @@ def test_gate_loss_gradients_match_finite_differences(ponder_type):
     q = torch.randn(6, 3, 2, generator=generator, dtype=torch.float64, requires_grad=True)
     nll, halted_in = torch.rand(6, 3, generator=generator, dtype=torch.float64), torch.tensor([1, 2, 3, 3, 2, 1])
     assert torch.autograd.gradcheck(lambda q: ponder_loss(config, q), q)
-    # The target of the continuing value is cut from the graph, so only the halting one has finite differences.
+    # The target of the continue value is detached, so only the halt loss can be checked by finite differences.
     halt_loss = lambda q: halting_value_losses(config, q, halted_in, nll, nll > 0.5)[0]["q_halt_loss"]  # noqa: E731
     assert torch.autograd.gradcheck(halt_loss, q)
 
 
 def test_q_continue_learns_from_the_next_segment_and_not_vice_versa():
-    """Its target is cut: with q_halt far below, only the continuing values move, and each towards the next one's."""
+    """Its target is detached: with a low q_halt, only continue values get gradients, towards the next value."""
     model, ids = tiny_hrm_lm.model(exit_criterion="fixed"), tiny_hrm_lm.tokens()
     model(ids, labels=ids).q_continue_loss.backward()
     gradient = model.model.q_head.weight.grad

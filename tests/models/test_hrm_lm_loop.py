@@ -1,4 +1,4 @@
-"""`hrm_lm` as a prelude, a flat loop and a coda, and what its passes may have of their own.
+"""`hrm_lm` as a prelude, a flat loop and a coda, with optional parameters for each pass.
 
 Referee: `tiny_hrm_lm.one_token_at_a_time`, the same written down for one token, without masks and caches.
 """
@@ -28,7 +28,7 @@ OPTIONS = {
 
 
 def made(seed=6, **overrides):
-    """A model whose gains and vectors are not zero any more; with this seed tokens halt at several depths."""
+    """Return a model with nonzero gains and vectors; with this seed, tokens halt at several depths."""
     model = tiny_hrm_lm.model(seed, **overrides)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -44,7 +44,7 @@ def test_a_forward_matches_its_definition_token_by_token(option):
         output = model(ids)
     logits, steps = tiny_hrm_lm.one_token_at_a_time(model, ids[0])
     assert output.halt_steps[0].tolist() == steps and len(set(steps)) > 1
-    # transformers computes the rotary angles in float32, hence no closer
+    # The tolerance is for rotary angles, which transformers computes in float32.
     torch.testing.assert_close(output.logits[0], logits, atol=1e-6, rtol=0)
 
 
@@ -117,7 +117,7 @@ def test_extra_segments_use_the_last_step_vector():
 
 
 def test_only_the_last_segments_carry_gradients():
-    """Referee: the same segments with the stop after each, of which the last is the only one with gradients."""
+    """Referee: the same segments, detached after each, so that only the last one has gradients."""
     ids, gradients = tiny_hrm_lm.tokens(), []
     for fields in ({"bp_segments": 1}, {"detach_between_segments": True}):
         model = tiny_hrm_lm.model(**{**tiny_hrm_lm.LOOP, "prelude_layers": 0, "q_loss_weight": 0, **fields}).train()
@@ -132,7 +132,7 @@ def test_only_the_last_segments_carry_gradients():
 
 @pytest.mark.parametrize(("sampling", "most"), [("lognormal_poisson", 24), ("per_token", 12)])
 def test_the_number_of_segments_is_drawn_with_the_mean_of_the_config(sampling, most):
-    """3,000 draws of mean 6: their standard deviation is below 4, that of the mean below 0.08."""
+    """3,000 draws with mean 6: their standard deviation is below 4, so that of the mean is below 0.08."""
     config = tiny_hrm_lm.config(**tiny_hrm_lm.LOOP, halt_max_steps=6, segment_sampling=sampling)
     torch.manual_seed(0)
     x = torch.zeros(30, 100, 1)
@@ -144,7 +144,7 @@ def test_the_number_of_segments_is_drawn_with_the_mean_of_the_config(sampling, m
 
 
 def test_tokens_halt_at_the_number_of_segments_they_draw():
-    """The same as an exit that halts them there; in inference nothing is drawn."""
+    """The result equals that of an exit that halts tokens there; in inference nothing is drawn."""
     fields = {**tiny_hrm_lm.LOOP, "q_loss_weight": 0, "ponder_loss_weight": 0, "segment_sampling": "per_token"}
     model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
     torch.manual_seed(0)
@@ -238,7 +238,7 @@ def test_batched_beam_and_assisted_generation_match_one_row():
 
 
 def test_new_fields_do_not_change_old_configs():
-    """Fields that are new have values that change nothing; bp_steps is written out."""
+    """New fields have neutral defaults, and bp_steps is resolved to a number."""
     config = tiny_hrm_lm.config()
     assert (config.prelude_layers, config.coda_layers, config.mhc_flows, config.bp_segments) == (0, 0, 1, None)
     assert not config.step_vectors and not config.pass_gains and config.initial_state == "fixed"

@@ -65,7 +65,7 @@ def test_values_and_gradients_equal_the_golden_ones(case, precision):
     }  # fmt: skip
     found |= {f"grad_{name}": getattr(site, name).grad for name in ("fn", "base", "scale")}
     found |= {f"grad_head_{name}": getattr(head, f"hc_{name}").grad for name in ("fn", "base", "scale")}
-    # One product over all streams, then the iterations, each a sum over rows and one over columns.
+    # One product over all streams, then two sums per iteration, over rows and over columns.
     summands = sizes["n"] * sizes["C"] + 2 * sizes["n"] * sizes["sinkhorn_iters"]
     for name, value in found.items():
         assert_equal_but_for_rounding(value, expected[name], summands, msg=name)
@@ -93,7 +93,7 @@ def test_a_stack_of_sites_has_the_golden_maps_and_composite_gains():
             torch.testing.assert_close(gain(means), expected[f"amax_{kind}_{side}"], atol=1e-10, rtol=0)
 
 
-# Live against the library
+# Direct comparison with transformers
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -125,7 +125,7 @@ def test_sinkhorn_is_doubly_stochastic_for_mild_logits(n):
     logits = 0.3 * torch.randn(n, n, 200)
     comb = sinkhorn(logits, 20, 1e-6)
     assert (comb >= 0).all()
-    assert (comb.sum(0) - 1).abs().max() <= 5e-6  # the axis that is normalised last
+    assert (comb.sum(0) - 1).abs().max() <= 5e-6  # the axis that is normalized last
     assert (comb.sum(1) - 1).abs().max() <= 1e-5
     exact = sinkhorn(logits.double(), 20, 0.0)
     assert (exact.sum(0) - 1).abs().max() <= 1e-12
@@ -219,7 +219,7 @@ def test_an_asymmetric_map_moves_stream_zero_to_stream_one():
     _, post, h_res = site(streams)
     mixed = site.merge(streams, torch.zeros(1, 1, 2), post, h_res)
     torch.testing.assert_close(mixed, streams.flip(2), atol=1e-5, rtol=0)
-    with torch.no_grad():  # comb row: source, all of stream 0 to stream 1; unconstrained shows it without its mirror
+    with torch.no_grad():  # rows of comb are sources: stream 0 goes to stream 1, but unconstrained not vice versa
         raw = HyperConnection(2, 2, res_mode="unconstrained", alpha_init=0.0)
         raw.base[4:] = torch.tensor([0.0, 1.0, 0.0, 0.0])
         raw.base[2:4] = -50.0

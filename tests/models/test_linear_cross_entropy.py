@@ -1,4 +1,4 @@
-"""The fused head and loss. Referee: torch's linear layer and cross_entropy, and finite differences."""
+"""The fused head and loss. Referees: torch's linear layer and cross_entropy, and finite differences."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def inputs(rows: int = 11, width: int = 6, vocab: int = 17, dtype=torch.float64)
 
 
 def both(hidden, weight, targets, token_weights):
-    """(sum, losses, gradients) of ours and of torch's."""
+    """Return (sum, losses, gradients) of our function and of torch's."""
     found, losses = linear_cross_entropy(hidden, weight, targets, token_weights)
     expected_losses = cross_entropy((hidden @ weight.T).float(), targets, reduction="none")
     expected = (expected_losses * token_weights).sum()
@@ -40,7 +40,7 @@ def test_loss_and_gradients_match_torch_for_any_chunk(chunk, dtype, monkeypatch)
 
 def test_gradients_match_finite_differences():
     hidden, weight, targets, token_weights = inputs(rows=4, width=3, vocab=5)
-    # The losses are float32: a coarse step, and tolerances that go with it.
+    # The losses are float32, so the step has to be coarse, and the tolerances too.
     assert torch.autograd.gradcheck(
         lambda h, w: linear_cross_entropy(h, w, targets, token_weights)[0].double(), (hidden, weight),
         eps=1e-2, atol=2e-3, rtol=1e-2,

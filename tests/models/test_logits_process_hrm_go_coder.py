@@ -1,4 +1,4 @@
-"""Guards against texts that go round. Referees: a search for cycles in whole texts; real code and plans."""
+"""Guards against repeating text. Referees: a search for cycles in complete texts, real code, real plans."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ TEXT = len(SPECIAL_TOKENS)  # the first id of text
 
 
 def stretches(ids: list[int]) -> dict[int, int]:
-    """For each period, the most tokens in a row that repeat what stands so far before them, and the cycle itself."""
+    """Return for each period the length of the longest stretch that repeats with it, including the first copy."""
     found = {}
     for period in range(1, min(LONGEST_CYCLE, len(ids) - 1) + 1):
         run = longest = 0
@@ -54,7 +54,7 @@ def test_a_cycle_is_limited_to_its_longest_stretch(period, longest):
 
 
 def test_the_guard_prevents_cycles():
-    """A model that likes the last token's successors of a short list, so that it goes round."""
+    """Without the guard, a model with few preferred successors per token runs in cycles."""
     generator = torch.Generator().manual_seed(0)
     likes = torch.randn(64, 64, generator=generator)
     for guarded in (True, False):
@@ -81,7 +81,7 @@ def test_the_only_possible_token_of_a_row_is_kept():
 
 
 FILES = sorted(Path(hrm_hf.__file__).parent.rglob("*.go"))
-TABLES = {  # shapes of the standard library's densest code
+TABLES = {  # patterns of the most repetitive code in the standard library
     "zeros": "\treturn IP{" + "0, " * 15 + "0}\n",
     "a row of utf8": "\t" + "xx, " * 15 + "xx, // 0x80-0x8F\n",
     "power of ten": "\tx := 10000000000000000000\n",
@@ -97,7 +97,7 @@ TABLES = {  # shapes of the standard library's densest code
 def test_real_code_is_never_forbidden(text):
     ids = encode_text(
         tiny_go.tokenizer(), text
-    )  # of 400 ids: hardly a merge, so that repetitions are as long as can be
+    )  # a vocabulary of 400 ids has few merges, so repetitions are as long as possible
     assert len(FILES) == 3 and not goes_in_circles(ids)
 
 
@@ -137,7 +137,7 @@ def test_a_step_does_not_repeat_an_earlier_one():
 
 
 def circling(model, cycle: dict[int, int]):
-    """A model that always likes the same successor of a token best, and behind all others the first of the cycle."""
+    """Make a model prefer a fixed successor for each token of `cycle`, and the cycle's first token after others."""
     likes = torch.zeros(tiny_go.VOCAB_SIZE, dtype=torch.long)
     likes[:] = next(iter(cycle))
     for before, after in cycle.items():
@@ -166,7 +166,7 @@ WORD = encode_text(tiny_go.tokenizer(), "z")[0]
 
 @pytest.mark.parametrize("guarded", [True, False, None])
 def test_generation_is_guarded_by_default(guarded):
-    """A model that plans one step over and over and then writes tabs to the end of its budget."""
+    """Without guards, the model repeats one step in its plan and then writes tabs until its budget ends."""
     by_config = {} if guarded is None else {"repetition_guard": guarded}
     for fields, options in ((by_config, {}), ({"repetition_guard": not guarded}, {"repetition_guard": guarded})):
         if guarded is None and options:
@@ -174,7 +174,7 @@ def test_generation_is_guarded_by_default(guarded):
         model = circling(tiny_go.model(plan_budget=60, code_budget=60, **fields), {STEP: WORD, WORD: STEP})
         prompt = torch.tensor([tiny_go.task("add")])
         written = model.generate(prompt, do_sample=False, return_plan=True, **options)
-        steps = steps_of(written.plan_ids[0])[:-1]  # the last one may have been cut
+        steps = steps_of(written.plan_ids[0])[:-1]  # the last one may be truncated
         assert (len(set(steps)) == len(steps)) == (guarded is not False)
         refined = model.generate_with_refinement(
             ["add"], tokenizer=tiny_go.tokenizer(), max_refinement_iterations=1, do_sample=False, **options

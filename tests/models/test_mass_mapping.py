@@ -1,4 +1,4 @@
-"""Models of mass maps: the segments' iteration, halting, likelihoods, symmetry, and what they refuse.
+"""Mass-mapping models: the iteration over segments, halting, likelihoods, symmetry, and errors.
 
 Referees: the Wiener filter solved by conjugate gradients, torch.distributions, segments run one by one, numpy's FFT.
 """
@@ -27,7 +27,7 @@ def model(seed: int = 0, **fields) -> HrmCosmoForMassMapping:
 
 
 def observation(rows: int = 3, planes: int = 1, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scaled shear with its mask [B, 2P + 1, S, S], and the convergence behind it [B, P, S, S]."""
+    """Return scaled shear with its mask [B, 2P + 1, S, S], and its convergence [B, P, S, S]."""
     generator = torch.Generator().manual_seed(seed)
     kappa = 0.01 * torch.randn(rows, planes, SIZE, SIZE, generator=generator)
     mask = (torch.rand(rows, 1, SIZE, SIZE, generator=generator) > 0.3).float()
@@ -47,12 +47,14 @@ def test_the_two_mass_64_models_have_these_parameter_counts(head, config, parame
 
 
 def test_with_the_gains_of_a_spectrum_the_segments_converge_to_the_wiener_filter():
-    """The claim of the module's header: kappa + W b + (W - 1) kappa, W = S / (S + N), again and again."""
+    """As the module's docstring states, kappa + W b + (W - 1) kappa, W = S / (S + N), is iterated."""
     settings = MapSettings(observable="shear", sigma_e=0.26, galaxies_per_arcmin2=30, size=SIZE, side_deg=1.25)
     nodes = 4
     share = torch.tensor([0.9, 0.7, 0.4, 0.1])  # W at the nodes
     wiener = (share @ hat_functions(SIZE, nodes)).double()
-    noise = settings.pixel_noise**2 * (settings.side_rad / SIZE) ** 2  # a pixel's variance as a spectrum, steradian
+    noise = (
+        settings.pixel_noise**2 * (settings.side_rad / SIZE) ** 2
+    )  # pixel variance as a power spectrum in steradian
     spectrum = (noise * wiener / (1 - wiener)).numpy().reshape(1, 1, SIZE, SIZE // 2 + 1)
     built = model(num_gain_nodes=nodes)
     gains = built.model.readout.gains
@@ -66,13 +68,13 @@ def test_with_the_gains_of_a_spectrum_the_segments_converge_to_the_wiener_filter
     expected = WienerFilter(settings, spectrum)(shear, mask, tolerance=1e-8)
     found = built(pixel_values, max_steps=150).segment_maps.double()
     scale = expected.std()
-    # float32 transforms, a hundred and fifty times; hidden pixels come back slowest.
+    # The tolerance allows for 150 float32 transforms, and for masked pixels, which converge most slowly.
     torch.testing.assert_close(found[:, -1], expected, rtol=0, atol=1e-3 * scale.item())
-    assert (found[:, 0] - expected).std() > 0.05 * scale  # it is not there at once
+    assert (found[:, 0] - expected).std() > 0.05 * scale  # a single segment is not enough
 
 
 def test_a_segment_starts_from_the_residual_of_its_map():
-    """Data that the map explains leave nothing to bring back: b is 0 where d = A kappa."""
+    """If the map explains the data, the residual is 0: b = 0 where d = A kappa."""
     built, (pixel_values, kappa) = model(), observation()
     seen = []
     built.model.cells_in.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -115,7 +117,7 @@ def test_maps_halt_independently_and_keep_their_answer():
     assert 1 < len(set(adaptive.steps.tolist()))
     for row, used in enumerate(adaptive.steps.tolist()):
         expected = fixed.segment_maps[row, used - 1]
-        # Another number of maps in a batch may be another order of sums.
+        # The order of sums can depend on the number of maps in the batch.
         torch.testing.assert_close(adaptive.kappa[row], expected, rtol=1e-4, atol=1e-6)
         goes_on = fixed.halt_logits[row] >= built.config.halt_threshold
         assert used == (4 if goes_on[:3].all() else int((~goes_on).nonzero()[0]) + 1)
@@ -124,7 +126,7 @@ def test_maps_halt_independently_and_keep_their_answer():
 
 
 def test_a_shifted_sky_gives_a_shifted_map():
-    """By whole patches, for the tokens of patches are cut from a fixed corner."""
+    """The shift is a multiple of the patch size, because patches start at a fixed corner."""
     built, (pixel_values, _) = model(), observation()
     moved = pixel_values.roll((4, 8), dims=(2, 3))
     torch.testing.assert_close(built(moved).kappa, built(pixel_values).kappa.roll((4, 8), dims=(2, 3)))

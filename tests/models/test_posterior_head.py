@@ -1,4 +1,4 @@
-"""The posterior head: its density is one, and its moments, samples and limits are those of the density."""
+"""The posterior head: density, moments, samples and limits. Referees: numerical integrals of the density."""
 
 import math
 
@@ -15,12 +15,12 @@ BOX = [[0.1, 0.5], [0.6, 1.0]]
 def head_of(**fields) -> PosteriorHead:
     torch.manual_seed(0)
     head = PosteriorHead(CosmoCnnConfig(**fields), 8)
-    head.reset(0.15)  # wider posteriors would gather at the edges, where no grid of cells can follow them
+    head.reset(0.15)  # wider posteriors would pile up at the edges, where the grid is too coarse
     return head
 
 
 def grid(points: int = 400) -> tuple[torch.Tensor, float]:
-    """Midpoints of cells that fill the box [cells, 2], and the area of a cell."""
+    """Return the midpoints [cells, 2] of a grid of cells over the box, and the area of a cell."""
     axes = [low + (high - low) * (torch.arange(points) + 0.5) / points for low, high in BOX]
     cell = math.prod((high - low) / points for low, high in BOX)
     return torch.cartesian_prod(*axes), cell

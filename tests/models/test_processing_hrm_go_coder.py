@@ -1,4 +1,4 @@
-"""The Go coder's stream: hand-written segments, and a tokenizer trained for the tests."""
+"""The Go coder's stream. Referees: hand-written segments, and a tokenizer trained for the tests."""
 
 from pathlib import Path
 
@@ -38,7 +38,13 @@ def test_tags_are_the_first_ids_and_each_kind_is_one_run_of_them():
     assert len(SPECIAL_TOKENS) == len(set(SPECIAL_TOKENS)) == 43
     assert tiny_go.tokenizer().convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(43))
     in_between = (*PLANNER_OPENERS[:4], *RESERVED, *PLANNER_OPENERS[4:])
-    for kind in (in_between, RESERVED, CLOSERS, MARKS, DECISION_TOKENS):  # the model compares with first and last
+    for kind in (
+        in_between,
+        RESERVED,
+        CLOSERS,
+        MARKS,
+        DECISION_TOKENS,
+    ):  # the model compares ids with the first and the last
         first = TOKEN_IDS[kind[0]]
         assert [TOKEN_IDS[token] for token in kind] == list(range(first, first + len(kind)))
 
@@ -67,7 +73,7 @@ def test_user_text_never_becomes_a_tag_in_any_segment(segment):
 
 
 def segment_of_plain_text(segment):
-    """The same segment where the tokenizer sees no tag in the text."""
+    """Return the segment for the same text, but with all tags in it broken."""
 
     class Blunt:
         def encode(self, text, **kwargs):
@@ -126,7 +132,7 @@ def test_a_long_message_is_truncated():
         (Feedback(True, False, None, "undefined name", 1), 4, [1, 2, 7, 0]),
         (Feedback(True, False, True, "mismatched types", 3), 4, [1, 2, 8, 16]),
         (Feedback(False, category="missing closing", line=64), 64, [2, 0, 2, 31]),
-        (Feedback(False, category="other", line=9), 2, [2, 0, 9, 31]),  # behind the last line: the end of the text
+        (Feedback(False, category="other", line=9), 2, [2, 0, 9, 31]),  # beyond the last line: the last bucket
         (Feedback(False, category="other", line=1), 0, [2, 0, 9, 0]),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every tensor that the original HRM and TRM computed is reproduced. Referee: the original code (tests/fixtures)."""
+"""Every tensor of the original HRM and TRM is reproduced. Referee: the original code (tests/fixtures)."""
 
 import golden
 import pytest
@@ -9,19 +9,19 @@ from hrm_hf.puzzles.convert import original_name
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
 
 
-# Largest absolute differences that the golden files suggest. Recursion amplifies rounding, hence a wider bound after
-# the first step.
+# Maximum absolute differences recommended by the golden files. Recursion amplifies rounding errors, so the bound is
+# wider after the first step.
 FIRST_STEP, LATER_STEPS, GRADIENTS = 1e-4, 2e-3, 5e-4
-# One position of this case is so sensitive that our own result is 2e-4 to 6e-3 from the original's when the weights
-# change by 6e-8 of themselves (12 draws); 99.9 % of the elements still have to be within LATER_STEPS.
+# One position of this case is so sensitive that relative changes of 6e-8 in the weights move our result 2e-4 to 6e-3
+# from the original (12 draws). 99.9 % of the elements still have to be within LATER_STEPS.
 SENSITIVE = {"trm-attn/eval/step4/z_L", "trm-attn/eval/step4/z_H", "trm-attn/eval/step4/logits"}
 SENSITIVE_BOUND = 1e-2
-# In bfloat16 the original itself is 1.0 off its own float32 logits in places, so the mean is compared.
+# In bfloat16, the original's logits differ by up to 1.0 from its own float32 logits, so the mean is compared.
 BFLOAT16_MEAN = 0.05
 
 
 def eval_steps(case, attention, num_steps=4, carry=None, **overrides):
-    """Four ACT steps on batch A in eval mode, from a fresh carry."""
+    """Run ACT steps on batch A in eval mode, by default four from an initial carry."""
     model = golden.model(case, attention, **overrides)
     ours = {}
     for step in range(1, num_steps + 1):
@@ -45,7 +45,7 @@ def eval_softmax_group(case, attention):
 
 
 def train_group(case, attention):
-    """Five calls in train mode with batches A, B, C, B, C, the carry going on; no update of the weights."""
+    """Run five calls in train mode on batches A, B, C, B, C with one carry, without weight updates."""
     model = golden.model(case, attention).train()
     ours, carry = {}, None
     for step, letter in enumerate("ABCBC", start=1):
@@ -65,7 +65,7 @@ def train_group(case, attention):
 
 
 def update_group(case, attention):
-    """Two optimizer steps, on batches A and B, with both optimizers of the original recipe."""
+    """Run two optimizer steps, on batches A and B, with both optimizers of the original recipe."""
     model = golden.model(case, attention).train()
     table = model.model.puzzle_emb.weight
     optimizer = CompositeOptimizer(
@@ -115,7 +115,7 @@ def state_dict_group(case, attention):
 
 
 def outputs(output) -> dict[str, torch.Tensor]:
-    """One call's results under the original's names; losses as sums over rows."""
+    """Return the results of one call under the original's names; losses are sums over rows."""
     found = {name: output[name] for name in ("logits", "q_halt_logits", "q_continue_logits")}
     found |= {name: getattr(output.carry, name) for name in ("z_H", "z_L", "halted", "steps")}
     found["loss"] = output.loss * BATCH_SIZE
@@ -138,11 +138,11 @@ GROUPS = {
     "no_puzzle_emb": no_puzzle_emb_group,
     "bf16": bf16_group,
 }
-INPUTS = {"batch_A", "batch_B", "batch_C"}  # handed to the model, and compared where it keeps them: current_data
+INPUTS = {"batch_A", "batch_B", "batch_C"}  # inputs, which are compared as `current_data`
 
 
 def tolerance(name: str) -> float:
-    """Largest absolute difference allowed for a floating-point tensor, by case/group/name."""
+    """Return the maximum absolute difference for a floating-point tensor, named case/group/name."""
     _, group, rest = name.split("/", 2)
     if name in SENSITIVE:
         return SENSITIVE_BOUND
@@ -154,7 +154,7 @@ def tolerance(name: str) -> float:
 
 
 def complaint(name: str, mine: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """What is wrong with our tensor, if anything; the name is case/group/name."""
+    """Return what is wrong with our tensor, or None; the name is case/group/name."""
     if mine.shape != expected.shape:
         return f"{name}: shape {tuple(mine.shape)}, expected {tuple(expected.shape)}"
     if not expected.is_floating_point():
@@ -173,7 +173,7 @@ def complaint(name: str, mine: torch.Tensor, expected: torch.Tensor) -> str | No
 
 
 def relative_difference(mine: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference as a part of the largest element."""
+    """Return the maximum difference relative to the largest element."""
     return ((mine.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1e-30)).item()
 
 
@@ -206,7 +206,7 @@ def test_every_tensor_of_the_original_is_reproduced(case, group, attention, reco
 
 
 def test_gradients_of_a_puzzle_that_is_in_the_batch_twice_are_summed():
-    # Batch A has puzzle 3 in rows 0 and 2; the sparse gradient of the table, made dense, is their sum.
+    # Batch A has puzzle 3 in rows 0 and 2; the table's gradient is their sum.
     model = golden.model(HRM).train()
     (model(**golden.batch(HRM, "A")).loss * BATCH_SIZE).backward()
     rows = golden.tensors(HRM, "train/step1/grad/")["puzzle_emb_rows"]

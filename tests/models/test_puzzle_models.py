@@ -1,4 +1,7 @@
-"""Puzzle models as Hugging Face models: sizes, initial values, solving, saving, the puzzle table, errors."""
+"""Puzzle models as Hugging Face models: sizes, initial values, solving, saving, the puzzle table, errors.
+
+Referees: parameter counts of the original models, and other runs of the same model.
+"""
 
 import threading
 
@@ -24,7 +27,7 @@ architectures = pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 
 # Presets and initial values
 
-# hrm-27m and trm-7m are the originals' own counts; the others are counted here.
+# The counts of hrm-27m and trm-7m are those of the original models; the others were counted here.
 PARAMETERS = {
     (HrmPuzzleConfig, "hrm-27m"): 27_275_266,
     (HrmPuzzleConfig, "hrm-27m-sudoku-full"): 27_317_250,
@@ -131,7 +134,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(architecture):
     assert plain["table"].to_dense().abs().max() > 0
     for name, gradient in plain.items():
         torch.testing.assert_close(checkpointed[name].to_dense(), gradient.to_dense(), atol=1e-6, rtol=1e-5)
-    # The differentiated passes ran a second time: 1 of HRM, L_cycles + 1 of TRM.
+    # The passes with gradients ran twice: 1 in HRM, L_cycles + 1 in TRM.
     forward_passes = {"hrm": 8, "trm": 6}[architecture]
     assert len(calls) == forward_passes + {"hrm": 1, "trm": 3}[architecture]
 
@@ -176,8 +179,8 @@ def test_solving_with_fixed_steps_equals_a_chain_of_evaluation_steps(architectur
 
 @architectures
 def test_an_adaptive_answer_equals_the_fixed_run_at_its_last_step(architecture):
-    # In float64: sixteen steps of random weights enlarge a difference a million times, and a smaller batch is another
-    # shape, whose products may sum in another order.
+    # In float64, because sixteen steps with random weights amplify differences a million times, and products of
+    # smaller batches may sum in another order.
     model, data = tiny.model(architecture).double(), inputs(16)
     solution = model.solve(**data)
     assert len(solution.steps.unique()) > 2, "the rows of this test have to stop at different steps"
@@ -222,7 +225,7 @@ def test_overlapping_runs_in_threads_keep_the_compiler_enabled():
         leave.set()
         first.join()
         compiled(torch.ones(3))
-        assert not seen  # nothing is compiled as long as one of them runs
+        assert not seen  # nothing is compiled while one of them runs
         return torch.ones(len(rows), dtype=torch.bool)
 
     first = threading.Thread(target=model.solve, kwargs={**data, "accepts": first_in_first_out})
@@ -238,7 +241,7 @@ def test_min_steps_and_max_steps_bound_every_row():
     model, data = tiny.model("hrm"), inputs(16)
     free = model.solve(**data).steps
     bounded = model.solve(**data, min_steps=3, max_steps=5).steps
-    assert free.min() < 3 and free.max() > 5  # or this test shows nothing
+    assert free.min() < 3 and free.max() > 5  # otherwise the bounds would have no effect
     assert bounded.min() >= 3 and bounded.max() == 5
     assert model.solve(**data, max_steps=40, halt="fixed").steps.tolist() == [40] * 16
 

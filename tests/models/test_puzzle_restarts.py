@@ -1,6 +1,6 @@
-"""Several runs on a board, the choice among their answers, noise at every step, and the exit of a state that is still.
+"""Restarts, the choice among their answers, noise at every step, and exit when the state barely changes.
 
-Referees: single runs of the same model, and answers that are made up so that each rule has one right choice.
+Referees: single runs of the same model, and constructed answers for which each rule has one right choice.
 """
 
 from itertools import pairwise
@@ -38,7 +38,7 @@ def assert_same(found, expected, names=FIELDS):
 
 @models
 def test_a_batch_equals_its_rows_alone_with_exit_when_still(name):
-    # In float64, since random weights enlarge the differences that another shape of a product makes.
+    # In float64, because random weights amplify the rounding differences between batch shapes.
     model, data = MODELS[name]().double(), inputs()
     options = {"halt": "fixed", "max_steps": 4, "choose": "residual"}
     options["exit_when_still"] = model.solve(**data, **options).residual.median().item()
@@ -103,7 +103,7 @@ def test_restarts_are_runs_and_the_most_confident_one_wins(name):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Boards and noise of each run of a TRM."""
+    """Record the boards and the noise of each run of a TRM."""
     seen, run = [], TrmPuzzleForSolving.run
 
     def spy(self, input_ids, puzzle_identifiers, settings, *args):
@@ -132,7 +132,7 @@ def test_runs_are_batched_up_to_boards_per_call(runs, monkeypatch):
 def test_a_board_decided_by_the_rules_gets_no_further_run_or_step(runs):
     model, data = tiny.model("trm"), inputs(4)
     plain = model.solve(**data, halt="fixed", max_steps=3, return_trajectory=True)
-    wanted = plain.trajectory[1, 2]  # what board 2 answers after its second step
+    wanted = plain.trajectory[1, 2]  # the answer of board 2 after its second step
     boards = data["input_ids"]
 
     def accepts(questions, answers):
@@ -163,11 +163,11 @@ def test_the_rules_check_boards_in_their_original_symbols():
     assert (found.predictions[settled, 0] == 3).all()
 
 
-# The choice, on answers that are made up
+# The choice among constructed answers
 
 
 def answers(*rows):
-    """Answers of one run each to the same board: (number that is the answer, q_halt, residual)."""
+    """Return answers of several runs on one board, given as (the answer, a number; q_halt; residual)."""
     numbers, q_halt, residual = (torch.tensor(column) for column in zip(*rows))
     predictions = numbers.unsqueeze(1).expand(-1, 3).long()
     steps = torch.arange(1, len(rows) + 1, dtype=torch.int32)
@@ -176,7 +176,7 @@ def answers(*rows):
 
 
 def chosen(choose, rows, accepts=None, at_once=False):
-    """Step count of the answer that stands, which is its number in `rows`, from 1."""
+    """Return the step count of the chosen answer, which is its number in `rows`, from 1."""
     runs = answers(*rows)
     pool = AnswerPool(torch.zeros(1, 3), runs.select(torch.tensor([0])), choose, accepts)
     for numbers in [range(1, len(rows))] if at_once else [[number] for number in range(1, len(rows))]:
@@ -200,10 +200,10 @@ ROWS = [(1, 0.0, 0.3), (3, 4.0, 0.2), (5, 1.0, 0.1), (1, 2.0, 0.5), (2, -1.0, 0.
     [
         ("q", None, 2),
         ("residual", None, 3),
-        ("vote", None, 4),  # 1 has two votes, and its second run is the surer
-        ("rules", is_even, 5),  # the first that is accepted, though 4 is surer
-        ("rules", lambda boards, found: found[:, 0] > 8, 2),  # none is: by q
-        ("q", is_even, 6),  # of those that are accepted, the surest
+        ("vote", None, 4),  # answer 1 has two votes, and its second run is more confident
+        ("rules", is_even, 5),  # the first accepted answer, although 4 is more confident
+        ("rules", lambda boards, found: found[:, 0] > 8, 2),  # none is accepted: highest q
+        ("q", is_even, 6),  # the most confident accepted answer
         ("residual", is_even, 5),
         ("vote", is_even, 6),
     ],
@@ -215,23 +215,23 @@ def test_each_rule_chooses_its_answer(choose, accepts, expected, at_once):
 def test_equal_counts_of_votes_are_decided_by_q():
     assert chosen("vote", [(1, 0.0, 0), (2, 3.0, 0), (1, 1.0, 0), (2, -3.0, 0)]) == 2
     assert chosen("vote", [(1, 0.0, 0), (2, 3.0, 0), (1, 4.0, 0), (2, -3.0, 0)]) == 3
-    assert chosen("q", [(1, 2.0, 0), (2, 2.0, 0)]) == 1  # equals: the first run
+    assert chosen("q", [(1, 2.0, 0), (2, 2.0, 0)]) == 1  # a tie: the first run
 
 
 def test_a_vote_that_no_run_can_change_is_decided():
     pool = AnswerPool(torch.zeros(2, 3), answers((1, 0.0, 0), (1, 0.0, 0)), "vote")
     assert pool.undecided(1).tolist() == [0, 1] and pool.undecided(0).tolist() == []
     pool.add(torch.tensor([0, 1]), answers((1, 0.0, 0), (2, 0.0, 0)))
-    assert pool.undecided(2).tolist() == [0, 1]  # two more could still draw level with board 0
+    assert pool.undecided(2).tolist() == [0, 1]  # two more votes could still tie on board 0
     assert pool.undecided(1).tolist() == [1]
 
 
 @pytest.mark.parametrize("choose", ["q", "residual", "vote"])
 def test_skipping_decided_boards_changes_no_answer(choose, monkeypatch):
     model, data = tiny.model("trm"), inputs(16)
-    model.lm_head.weight.data[:4] = 0  # few different answers, so that they agree at times
+    model.lm_head.weight.data[:4] = 0  # few different answers, so that some agree
     options = {"restarts": 6, "noise": 0.3, "max_steps": 2, "choose": choose}
-    monkeypatch.setattr(TrmPuzzleForSolving, "boards_per_call", 1)  # a run at a time
+    monkeypatch.setattr(TrmPuzzleForSolving, "boards_per_call", 1)  # one run per batch
 
     def solve():
         torch.manual_seed(0)
@@ -242,21 +242,21 @@ def test_skipping_decided_boards_changes_no_answer(choose, monkeypatch):
     monkeypatch.setattr(AnswerPool, "undecided", lambda self, left: torch.arange(len(self.input_ids) if left else 0))
     full = solve()
     assert (first.steps_of_all_runs <= full.steps_of_all_runs).all()
-    if choose != "vote":  # in a vote, the noise of later runs goes to other boards
+    if choose != "vote":  # with "vote", later runs apply the noise to other boards
         assert_same(first, full, FIELDS[:4])
 
 
-# Exit by stillness
+# Exit when the state barely changes
 
 
 def residual_of(states):
-    """As the docstring says, from the states before and after each step [steps + 1, N, ...]; in another way."""
+    """Compute the residual independently, from the states before and after each step [steps + 1, N, ...]."""
     norms = [((a - b).square().sum((1, 2)) / a.square().sum((1, 2))).sqrt() for b, a in pairwise(states)]
     return torch.stack(norms[-RESIDUAL_WINDOW:]).mean(0)
 
 
 def scripted(model, monkeypatch, shrink=0.5):
-    """The state of row b moves from 1 towards 2 by steps that shrink; rows with an even number do not move at all."""
+    """Script the states: odd rows move from 1 towards 2 in shrinking steps, even rows do not move."""
     ones = torch.ones(8, model.config.max_position_embeddings, model.config.hidden_size)
     moving = (torch.arange(8) % 2).view(-1, 1, 1)
     monkeypatch.setattr(model.model, "fresh_states", lambda x, noise=0.0: (ones[: len(x)], ones[: len(x)]))
@@ -283,7 +283,7 @@ def test_a_row_stops_when_its_last_steps_moved_the_state_by_less_than_the_tolera
     expected = next(step for step, residual in enumerate(residuals, 1) if residual <= 0.01)
     assert expected > RESIDUAL_WINDOW + 1
     assert solution.steps.tolist() == [RESIDUAL_WINDOW, expected] * 4
-    assert sizes == [8] * RESIDUAL_WINDOW + [4] * (expected - RESIDUAL_WINDOW)  # still rows have left the batch
+    assert sizes == [8] * RESIDUAL_WINDOW + [4] * (expected - RESIDUAL_WINDOW)  # unchanged rows have left
     assert_equal_but_for_rounding(solution.residual[1::2], torch.full((4,), residuals[expected - 1]))
     assert solution.residual[::2].tolist() == [0.0] * 4
 

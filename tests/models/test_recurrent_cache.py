@@ -20,7 +20,7 @@ def cache_of(kind, model):
 
 @torch.no_grad()
 def in_chunks(model, ids, sizes, cache, mask=None, **kwargs):
-    """Logits and halting steps of `ids` fed in pieces."""
+    """Return logits and halting steps of `ids` fed in chunks."""
     logits, steps, start = [], [], 0
     for size in sizes:
         so_far = None if mask is None else mask[:, : start + size]
@@ -56,7 +56,7 @@ def test_sharing_slots_is_exact_in_the_prefill_and_approximate_after_it(kv_layou
     torch.testing.assert_close(logits[:, :8], whole[:, :8], atol=1e-5, rtol=0)
     drift = (logits[:, 8:] - whole[:, 8:]).abs().max().item()
     print(f"{kv_layout}, {kind}: largest drift of a decoded logit {drift:.3f}, their std {whole.std():.3f}")
-    assert 1e-4 < drift < 10 * whole.std()  # else it would be exact, or noise
+    assert 1e-4 < drift < 10 * whole.std()  # neither exact nor noise
 
 
 def test_sharing_slots_gives_the_same_drift_in_both_kinds_of_cache():
@@ -87,7 +87,7 @@ def test_slots_shared_over_segments_allow_more_than_halt_max_steps():
 
 @pytest.mark.parametrize(("kv_layout", "slots"), [("per_segment", 3 * 10), ("last_segment", 10), ("last_visit", 3)])
 def test_a_cache_has_a_slot_for_each_visit_each_segments_visit_or_each_layer(kv_layout, slots):
-    """2 cycles x (3 passes x 1 low-level layer + 2 high-level layers) = 10 visits a segment."""
+    """2 cycles x (3 passes x 1 low-level layer + 2 high-level layers) = 10 visits per segment."""
     model = tiny_hrm_lm.model(kv_layout=kv_layout)
     assert model.config.num_hidden_layers == slots
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_a_cache_has_a_slot_for_each_visit_each_segments_visit_or_each_layer(kv_
 
 
 def test_every_visit_of_a_layer_has_its_slot():
-    """Numbers written out from the table in the module: 2 low-level layers, 3 high-level ones, 2 low-level passes."""
+    """Visits by the module's formulas, for 2 low-level layers, 3 high-level layers and 2 low-level passes."""
     config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2, kv_layout="last_visit")
     key_values = RecurrentCache(config, None, None, None, 1)
     one_cycle = [0, 1, 0, 1, 2, 3, 4]

@@ -35,7 +35,7 @@ def test_the_guides_field_names_are_aliases_and_not_saved(tmp_path):
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (256, 4, 4)
     assert (config.intermediate_size, config.max_position_embeddings) == (683, 512)
     assert (config.hidden_dropout, config.mhc_flows) == (0.1, 2)
-    assert config.head_dim == 64 and config.num_key_value_heads == 4  # derived from what the aliases gave
+    assert config.head_dim == 64 and config.num_key_value_heads == 4  # derived from the values of the aliases
     config.hidden_dim = 512
     assert config.hidden_size == config.hidden_dim == 512
     config.save_pretrained(tmp_path)
@@ -47,8 +47,8 @@ def test_the_guides_field_names_are_aliases_and_not_saved(tmp_path):
 
 def test_two_names_of_a_field_may_agree_but_not_differ():
     assert RlmMhcConfig(hidden_dim=64, hidden_size=64, num_heads=4).hidden_size == 64
-    with pytest.raises(ValueError, match="hidden_dim=64 and hidden_size=2048"):
-        RlmMhcConfig(hidden_dim=64, hidden_size=2048)  # 2048 is the default: no excuse
+    with pytest.raises(ValueError, match="hidden_dim=64, hidden_size=2048"):
+        RlmMhcConfig(hidden_dim=64, hidden_size=2048)  # rejected even though 2048 is the default
 
 
 def test_rope_theta_is_accepted():
@@ -156,7 +156,7 @@ def test_an_upcycled_model_learns_its_scale_and_its_streams_diverge():
 
 
 def test_streams_persist_from_layer_to_layer():
-    """Guards against the known bug of reducing to one stream inside a block."""
+    """Regression test: an implementation must not reduce to one stream inside a block."""
     model, ids = tiny_mhc.model(), tiny_mhc.ids()
     seen = []
     model.model.layers[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -289,7 +289,9 @@ def test_metrics_have_two_floats_per_layer_and_none_without_mhc():
 def test_metrics_of_a_known_map_are_its_sums():
     model = tiny_mhc.model(mhc_res_mode="unconstrained", mhc_flows=2)
     with torch.no_grad():
-        model.model.layers[0].ffn_hc.base[4:] = torch.tensor([1.0, -3.0, 0.5, 1.0])  # comb, source stream first
+        model.model.layers[0].ffn_hc.base[4:] = torch.tensor(
+            [1.0, -3.0, 0.5, 1.0]
+        )  # comb entries, source stream first
         model.model.layers[1].attn_hc.base[4:] = torch.tensor([2.0, 0.0, 0.0, 2.0])
     assert model.get_mhc_metrics() == [(1.0, 2.0), (2.0, 1.0)]
     sites = model.get_detailed_mhc_metrics()

@@ -1,4 +1,4 @@
-"""SE-RRM. Referee: tensors of the original (tests/fixtures/README.md), and the symmetry that the paper states."""
+"""SE-RRM. Referees: tensors of the original code (tests/fixtures/README.md), and the symmetry in the paper."""
 
 import pytest
 import tiny
@@ -26,7 +26,7 @@ def tensors(variant: str, start: str) -> dict[str, torch.Tensor]:
 
 
 def ours(variant: str, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights, or their gradients, of the original under our names and in our layout."""
+    """Convert weights of the original, or their gradients, to our names and layout."""
     return se_rrm_tensors(values, VARIANTS[variant]["num_heads"], VARIANTS[variant]["pos_encodings"])
 
 
@@ -52,7 +52,7 @@ def batch(variant: str) -> dict[str, torch.Tensor]:
 
 
 def printed_loss(output) -> torch.Tensor:
-    """The original's sum over rows: it adds half of a cross entropy of the probability q taken for a logit."""
+    """Return the original's loss: a sum over rows, plus half a cross entropy with the probability q as a logit."""
     exact = torch.zeros_like(output.q_halt_logits)  # no row of these random models is right
     q_loss = F.binary_cross_entropy_with_logits(output.q_halt_logits.sigmoid(), exact, reduction="sum")
     return output.loss * ROWS + 0.5 * q_loss
@@ -192,7 +192,7 @@ def test_permuted_symbols_permute_logits_answers_and_steps_exactly(preset):
 @pytest.mark.parametrize("special_symbols", [True, False])
 @pytest.mark.parametrize("mixing", CHEAP)
 def test_no_mixer_depends_on_the_order_of_symbols(mixing, special_symbols):
-    """The network itself, in float64; `solve` would name the symbols alike before it."""
+    """The forward is tested in float64, because `solve` renumbers symbols before the network sees them."""
     model = cheap(mixing, special_symbols=special_symbols).double()
     boards = tiny.batch(4, settings=model.config)["input_ids"]
     new = torch.cat((torch.arange(2), 2 + torch.randperm(model.config.vocab_size - 2)))
@@ -202,7 +202,7 @@ def test_no_mixer_depends_on_the_order_of_symbols(mixing, special_symbols):
 
 
 def test_units_are_the_rows_columns_and_boxes_of_the_rules():
-    """Referee: the units of Sudoku's rules, one after the other."""
+    """Referee: a loop over the units of Sudoku's rules."""
     torch.manual_seed(0)
     config = SeRrmPuzzleConfig.from_preset("symbol-units-small", seq_len=36, grid_shape=[6, 6], box_shape=[2, 3])
     model = SeRrmPuzzleForSolving(config).double()
@@ -239,7 +239,7 @@ EQR = {"update_rate": 0.9, "noise_scale": 0.05, "random_initial_states": True}
 
 @pytest.mark.parametrize("mixing", CHEAP)
 def test_update_rate_moves_a_state_part_of_the_way(mixing):
-    """The same passes as EqR's, written out, without what is random."""
+    """Referee: EqR's passes without random numbers, as a plain loop."""
     model = cheap(mixing, H_cycles=2, L_cycles=1, update_rate=0.75).double()
     boards = tiny.batch(2, settings=model.config)["input_ids"]
     x, rotary = model.model.embed(boards, None, torch.float64)
@@ -261,7 +261,7 @@ def test_noisy_answers_repeat_only_with_the_same_seed(tmp_path):
         found.append(model.solve(boards, max_steps=3, halt="fixed").logits)
     assert torch.equal(*found)
     assert not torch.equal(found[0], model.solve(boards, max_steps=3, halt="fixed").logits)
-    model.solve(boards, restarts=3, max_steps=1)  # which needs no noise of its own
+    model.solve(boards, restarts=3, max_steps=1)  # random initial states suffice, so this needs no noise
 
 
 @pytest.mark.parametrize("field, value", [*EQR.items(), ("H_init_std", 0.5), ("L_init_std", 0.5)])
@@ -302,13 +302,13 @@ def test_symbols_are_named_by_their_first_occurrence():
 
 @pytest.mark.parametrize("puzzle_emb_ndim", [0, 32 + tiny.VOCAB_SIZE])
 def test_solving_equals_the_forward_with_and_without_puzzle_rows(puzzle_emb_ndim):
-    """A puzzle's row has a number for each symbol, which stays with it."""
+    """With puzzle rows, symbols keep their ids, because a row has a number for each symbol."""
     model = tiny.se_rrm(puzzle_emb_ndim=puzzle_emb_ndim).double()
     inputs = tiny.batch(8, settings=model.config)
     del inputs["labels"]
     with torch.no_grad():
         forward = model(**inputs).logits
-    # Without rows symbols are renamed, and sums over them taken in another order: float64 leaves its own rounding.
+    # Without rows, symbols are renumbered, so sums over symbols have another order: only float64 rounding differs.
     solved = model.solve(**inputs, max_steps=1).logits
     torch.testing.assert_close(solved, forward, rtol=0, atol=1e-11)
 

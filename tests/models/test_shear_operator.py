@@ -1,4 +1,4 @@
-"""The shear operator against derivatives of a potential, finite differences, its adjoint and its inverse."""
+"""The shear operator. Referees: derivatives of a potential, finite differences, its adjoint and its inverse."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def some_mask(size, seed=1):
 
 
 def test_derivatives_of_a_potential():
-    """psi = cos(2x + 3y) + sin(5x - y): its second derivatives were taken by hand."""
+    """psi = cos(2x + 3y) + sin(5x - y), with second derivatives by hand."""
     size = 32
     place = 2 * np.pi * torch.arange(size, dtype=torch.float64) / size
     y, x = torch.meshgrid(place, place, indexing="ij")
@@ -39,7 +39,7 @@ def test_adjoint(size, masked):
 
 @pytest.mark.parametrize("size", [6, 7])
 def test_the_adjoint_is_the_gradient(size):
-    """Of half the squared residual, by finite differences of the loss and by autograd."""
+    """The gradient of half the squared residual is compared with finite differences and autograd."""
     mask, data, kappa = some_mask(size), some(2, size, size), some(1, size, size, seed=3).requires_grad_()
 
     def loss(kappa):
@@ -54,7 +54,7 @@ def test_the_adjoint_is_the_gradient(size):
 
 @pytest.mark.parametrize("size", [16, 17])
 def test_inverse(size):
-    """All comes back but the mean, and for even sizes the mode at both Nyquist frequencies."""
+    """Everything is recovered except the mean and, for even sizes, the mode at both Nyquist frequencies."""
     kappa = some(2, 3, size, size)
     modes = torch.fft.fft2(kappa)
     modes[..., 0, 0] = 0

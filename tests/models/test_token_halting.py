@@ -1,4 +1,4 @@
-"""The losses of tokens that think in segments. Referees: numbers worked out by hand, and PyTorch's cross entropy."""
+"""Losses of tokens that think in segments. Referees: numbers worked out by hand, and PyTorch's cross entropy."""
 
 from math import log
 
@@ -15,7 +15,7 @@ from hrm_hf.models.segment_plan import plan_segments
 
 LOSSES = ("loss", "lm_loss", "deep_supervision_loss", "q_halt_loss", "q_continue_loss", "ponder_loss")
 
-# Three tokens, three words, three segments. What the model gives the right word (number 0), and the wrong ones:
+# Three tokens, three words, three segments. Word 0 is the correct one, with these probabilities:
 #   token A halts in segment 1: 1/2
 #   token B halts in segment 2: 1/4, then 1/2
 #   token C halts in segment 3: 1/10, then 1/5, then 4/5
@@ -23,7 +23,7 @@ A, B, C = [0.5, 0.3, 0.2], [0.25, 0.7, 0.05], [0.1, 0.6, 0.3]
 B2, C2, C3 = [0.5, 0.4, 0.1], [0.2, 0.3, 0.5], [0.8, 0.1, 0.1]
 WORDS = torch.tensor([[A, B, C], [A, B2, C2], [A, B2, C3]])  # [segment, token, word]
 HALTED_IN = torch.tensor([[1, 2, 3]])
-# The values of halting and continuing, as probabilities; a token that has halted keeps its own.
+# Halt and continue values as probabilities; a token that has halted keeps its values.
 Q = torch.tensor([
     [[0.7, 0.4], [0.7, 0.4], [0.7, 0.4]],
     [[0.2, 0.6], [0.6, 0.5], [0.6, 0.5]],
@@ -32,7 +32,7 @@ Q = torch.tensor([
 
 
 def three_tokens(**overrides):
-    """The losses of the example; the states are the logits themselves."""
+    """Return the losses of the example, in which the states are the logits."""
     head = torch.nn.Linear(3, 3, bias=False)
     head.weight.data.copy_(torch.eye(3))
     states = tuple(segment.log()[None] for segment in WORDS)
@@ -64,7 +64,7 @@ def test_deep_supervision_weights_segments_and_counts_tokens_until_they_halt(sch
 
 
 def test_halting_is_correct_if_no_later_segment_gains():
-    """Known for B after 1, C after 1 and 2, where the tokens went on: all wrong, the next segment was better."""
+    """Known for B after 1 and C after 1 and 2, where they continued; wrong each time, as the next was better."""
     expected = -(log(1 - 0.2) + log(1 - 0.1) + log(1 - 0.3)) / 3 / 3  # by segments, by tokens
     result = three_tokens(q_target="loss_gain")
     assert result["q_halt_loss"].item() == pytest.approx(expected, rel=1e-5)
@@ -73,7 +73,7 @@ def test_halting_is_correct_if_no_later_segment_gains():
 
 
 def test_a_gain_below_the_threshold_does_not_make_halting_wrong():
-    """C gains log 2 = .693 from 1 to 2 and 1.386 from 2 to 3 (2.079 from 1); B gains .693."""
+    """C gains log 2 = 0.693 from 1 to 2 and 1.386 from 2 to 3 (2.079 from 1 to 3); B gains 0.693."""
     expected = -(log(0.2) + log(1 - 0.1) + log(1 - 0.3)) / 9
     assert three_tokens(loss_gain_threshold=0.7)["q_halt_loss"].item() == pytest.approx(expected, rel=1e-5)
 
@@ -86,7 +86,7 @@ def test_halting_is_correct_if_the_likeliest_token_is_correct():
 
 @pytest.mark.parametrize(("q_target", "last"), [("loss_gain", 1.0), ("correct", 0.9)])
 def test_the_continue_target_is_the_better_next_value_minus_halt_step_cost(q_target, last):
-    """B after 1: max(.6, .5). C after 1: max(.3, .5); after 2, before the last: to halt, never wrong by gain."""
+    """B after 1: max(.6, .5). C after 1: max(.3, .5); after 2: the value of halting in the last segment."""
 
     def cross_entropy(value, target):
         return -(target * log(value) + (1 - target) * log(1 - value))
@@ -100,7 +100,7 @@ def test_the_continue_target_is_the_better_next_value_minus_halt_step_cost(q_tar
 
 
 def test_the_gate_spreads_a_probability_of_one_over_the_segments():
-    """Gate 1/4 after the first segment, 1/3 after the second: 1/4, 3/4 * 1/3, and the rest."""
+    """Gates of 1/4 and 1/3 after the first two segments give 1/4, 3/4 * 1/3, and the rest."""
     gate = torch.tensor([0.25, 1 / 3, 0.9])
     q = torch.stack([gate.logit(), torch.zeros(3)], dim=-1)[None]
     torch.testing.assert_close(halting_distribution(q), torch.tensor([[0.25, 0.25, 0.5]]))
@@ -145,7 +145,7 @@ def test_metrics_count_tokens_segments_and_hits():
 
 
 def test_other_tokens_do_not_change_the_loss_of_a_token():
-    """Token A alone runs one segment; with B and C beside it three. Its share of every loss is the same."""
+    """Token A alone runs one segment; together with B and C, three. Its part of every loss is the same."""
     states = tuple(segment.log()[None] for segment in WORDS)
     for ponder_type in ("expected_steps", "geometric_kl", "neg_entropy"):
         alone = three_tokens(
@@ -161,7 +161,7 @@ def test_other_tokens_do_not_change_the_loss_of_a_token():
 # In the model
 
 
-def labelled(rows=4, length=10):
+def labeled(rows=4, length=10):
     ids = tiny_hrm_lm.tokens(rows, length)
     labels = ids.clone()
     labels[0, :4], labels[1, 7:], labels[2, 3] = -100, -100, -100
@@ -169,7 +169,7 @@ def labelled(rows=4, length=10):
 
 
 def test_with_one_segment_the_loss_is_plain_cross_entropy_and_there_is_no_halting_head():
-    model, (ids, labels) = tiny_hrm_lm.model(halt_max_steps=1), labelled()
+    model, (ids, labels) = tiny_hrm_lm.model(halt_max_steps=1), labeled()
     assert not [name for name, _ in model.named_parameters() if "q_head" in name]
     output = model(ids, labels=labels)
     expected = F.cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
@@ -179,8 +179,8 @@ def test_with_one_segment_the_loss_is_plain_cross_entropy_and_there_is_no_haltin
 
 
 def test_labels_are_shifted_once():
-    """A stub foretells the next token, so the loss is zero only if the targets are the next tokens."""
-    ids, labels = labelled()
+    """A stub predicts the next token, so the loss is zero only if the targets are the next tokens."""
+    ids, labels = labeled()
     model = tiny_hrm_lm.model(tie_word_embeddings=False, hidden_size=64, vocab_size=64, halt_max_steps=1)
     model.lm_head.weight.data.copy_(torch.eye(64) * 100)
 
@@ -197,7 +197,7 @@ def test_labels_are_shifted_once():
 
 
 def test_micro_batch_losses_add_up_to_the_batch_loss():
-    model, (ids, labels) = tiny_hrm_lm.model(halt_exploration_prob=0.0).train(), labelled()
+    model, (ids, labels) = tiny_hrm_lm.model(halt_exploration_prob=0.0).train(), labeled()
     with torch.no_grad():
         model.model.q_head.bias.copy_(torch.tensor([10.0, 1.0]))  # most tokens halt at once
     parts = [slice(0, 1), slice(1, 2), slice(2, 4)]
@@ -218,7 +218,7 @@ def test_micro_batch_losses_add_up_to_the_batch_loss():
 
 
 def test_labels_are_smoothed_in_training_only_and_never_in_the_reported_loss():
-    model, (ids, labels) = tiny_hrm_lm.model(halt_max_steps=1, label_smoothing=0.1), labelled()
+    model, (ids, labels) = tiny_hrm_lm.model(halt_max_steps=1, label_smoothing=0.1), labeled()
     for training in (True, False):
         output = model.train(training)(ids, labels=labels)
         flat = output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
@@ -229,11 +229,11 @@ def test_labels_are_smoothed_in_training_only_and_never_in_the_reported_loss():
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_logits_computed_in_chunks_give_the_same_losses_and_gradients(label_smoothing, monkeypatch):
     results = []
-    for at_once in (2**24, 7 * tiny_hrm_lm.VOCAB_SIZE):  # seven tokens a chunk
+    for at_once in (2**24, 7 * tiny_hrm_lm.VOCAB_SIZE):  # seven tokens per chunk
         monkeypatch.setattr(early_exit, "LOGITS_AT_ONCE", at_once)
-        model, (ids, labels) = tiny_hrm_lm.model(label_smoothing=label_smoothing).train(), labelled()
+        model, (ids, labels) = tiny_hrm_lm.model(label_smoothing=label_smoothing).train(), labeled()
         torch.manual_seed(0)
-        output = model(ids, labels=labels, logits_to_keep=1)  # so that no logits are at hand
+        output = model(ids, labels=labels, logits_to_keep=1)  # so that the logits must be computed
         output.loss.backward()
         gradients = {name: p.grad for name, p in model.named_parameters()}
         results.append(({name: output[name].detach() for name in LOSSES}, gradients))
@@ -241,14 +241,14 @@ def test_logits_computed_in_chunks_give_the_same_losses_and_gradients(label_smoo
 
 
 def test_keeping_fewer_logits_does_not_change_the_losses():
-    model, (ids, labels) = tiny_hrm_lm.model(), labelled()
+    model, (ids, labels) = tiny_hrm_lm.model(), labeled()
     whole, last = model(ids, labels=labels), model(ids, labels=labels, logits_to_keep=1)
     assert last.logits.shape == (4, 1, tiny_hrm_lm.VOCAB_SIZE)
     torch.testing.assert_close({n: last[n] for n in LOSSES}, {n: whole[n] for n in LOSSES})
 
 
 def test_the_perplexity_uses_the_unsmoothed_halting_segment():
-    model, (ids, labels) = tiny_hrm_lm.model(label_smoothing=0.1).train(), labelled()
+    model, (ids, labels) = tiny_hrm_lm.model(label_smoothing=0.1).train(), labeled()
     output = model(ids, labels=labels)
     torch.testing.assert_close(output.metrics["perplexity"], output.lm_loss.detach().exp())
 

@@ -180,7 +180,7 @@ def test_wrong_label_shapes_are_rejected(kind, shape):
         model_of(kind)(maps_of(kind), labels=torch.full(shape, 0.7))
 
 
-def test_only_target_names_name_the_labels(kind):
+def test_only_target_names_define_the_labels(kind):
     named = config_of(kind)
     assert type(named).from_dict(json.loads(named.to_json_string())).id2label == {0: "omega_m", 1: "sigma_8"}
     with pytest.raises(ValueError, match=r"id2label=.*target_names="):

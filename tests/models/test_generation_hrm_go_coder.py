@@ -288,7 +288,7 @@ STREAM = "<s> <PROBLEM> 5 </PROBLEM> <PLAN> <INTENT:ADD> 3"
 
 
 @pytest.mark.parametrize("pattern", [STREAM, f"{STREAM} </PLAN> <CODE> 4", "<s> <PROBLEM> 4", "<s> <PLAN>"])
-def test_a_tagged_stream_is_continued_as_it_is(pattern):
+def test_a_tagged_stream_is_continued_unchanged(pattern):
     model, ids = tiny_go.writer(), torch.tensor([tiny_go.stream(pattern)])
     assert torch.equal(model.generate(ids, **GREEDY), GenerationMixin.generate(model, ids, **GREEDY))
 

@@ -38,7 +38,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("bp_steps", ROUTES)
-def test_the_last_passes_of_each_segment_carry_gradients_the_high_level_ones_first(bp_steps):
+def test_the_last_passes_of_each_segment_have_gradients_with_priority_for_the_high_level(bp_steps):
     model = tiny_hrm_lm.model(bp_steps=bp_steps, exit_criterion="fixed").train()
     seen, _ = passes_with_gradients(model)
     expected = [(name, index in ROUTES[bp_steps]) for index, name in enumerate(PASSES)]

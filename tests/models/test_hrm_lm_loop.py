@@ -116,7 +116,7 @@ def test_extra_segments_use_the_last_step_vector():
         torch.testing.assert_close(deep.logits, longer(ids, exit_criterion="fixed").logits, atol=1e-5, rtol=1e-4)
 
 
-def test_only_the_last_segments_carry_gradients():
+def test_only_the_last_segments_have_gradients():
     """Referee: the same segments, detached after each, so that only the last one has gradients."""
     ids, gradients = tiny_hrm_lm.tokens(), []
     for fields in ({"bp_segments": 1}, {"detach_between_segments": True}):
@@ -159,7 +159,7 @@ def test_tokens_halt_at_the_number_of_segments_they_draw():
     assert model(ids, exit_criterion="fixed").halt_steps.unique().tolist() == [3]
 
 
-def test_a_drawn_depth_is_for_training_only():
+def test_depths_are_drawn_in_training_only():
     fields = {**tiny_hrm_lm.LOOP, "q_loss_weight": 0, "ponder_loss_weight": 0, "segment_sampling": "lognormal_poisson"}
     model, ids = tiny_hrm_lm.model(**fields), tiny_hrm_lm.tokens()
     torch.manual_seed(0)

@@ -39,7 +39,7 @@ def random_site(n=4, width=16, std=0.3, dtype=torch.float32, **arguments) -> Hyp
 
 @pytest.mark.parametrize("precision", ["f64", "f32"])
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_gradients_equal_the_golden_ones(case, precision):
+def test_values_and_gradients_equal_the_golden_tensors(case, precision):
     sizes, dtype = mhc_golden.read(FILE)[1]["cases"][case], DTYPE[precision]
     given = {name: t.to(dtype, copy=True) for name, t in mhc_golden.tensors(FILE, f"{case}.in.").items()}
     expected = mhc_golden.tensors(FILE, f"{case}.{precision}.")

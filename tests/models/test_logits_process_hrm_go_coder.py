@@ -95,9 +95,8 @@ TABLES = {  # patterns of the most repetitive code in the standard library
     "text", [*(file.read_text() for file in FILES), *TABLES.values()], ids=[*(f.stem for f in FILES), *TABLES]
 )
 def test_real_code_is_never_forbidden(text):
-    ids = encode_text(
-        tiny_go.tokenizer(), text
-    )  # a vocabulary of 400 ids has few merges, so repetitions are as long as possible
+    # A vocabulary of 400 ids has few merges, so repetitions are as long as possible.
+    ids = encode_text(tiny_go.tokenizer(), text)
     assert len(FILES) == 3 and not goes_in_circles(ids)
 
 

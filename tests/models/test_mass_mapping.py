@@ -52,9 +52,7 @@ def test_with_the_gains_of_a_spectrum_the_segments_converge_to_the_wiener_filter
     nodes = 4
     share = torch.tensor([0.9, 0.7, 0.4, 0.1])  # W at the nodes
     wiener = (share @ hat_functions(SIZE, nodes)).double()
-    noise = (
-        settings.pixel_noise**2 * (settings.side_rad / SIZE) ** 2
-    )  # pixel variance as a power spectrum in steradian
+    noise = settings.pixel_noise**2 * (settings.side_rad / SIZE) ** 2  # power spectrum of the noise, in steradian
     spectrum = (noise * wiener / (1 - wiener)).numpy().reshape(1, 1, SIZE, SIZE // 2 + 1)
     built = model(num_gain_nodes=nodes)
     gains = built.model.readout.gains

@@ -94,7 +94,7 @@ def test_the_best_scale_undoes_a_wrong_confidence(factor):
 
 
 @pytest.mark.parametrize("label", [[0.05, 0.8], [0.3, 1.2], [float("nan"), 0.8]])
-def test_a_label_outside_the_prior_is_named(label):
+def test_a_label_outside_the_prior_is_rejected_by_name(label):
     head = head_of(prior_bounds=BOX)
     with pytest.raises(ValueError, match=r"(omega_m|sigma_8)=.* row 1 "):
         head.normalize(torch.tensor([[0.3, 0.8], label]))

@@ -56,7 +56,7 @@ def test_presets_have_their_number_of_parameters(config_class, name):
     assert model.num_parameters(include_puzzle_table=True) == PARAMETERS[config_class, name] + table
 
 
-def test_overrides_change_a_preset_and_unknown_presets_are_named():
+def test_overrides_change_a_preset_and_unknown_presets_are_rejected():
     assert HrmPuzzleConfig.from_preset("hrm-small", seq_len=16).seq_len == 16
     with pytest.raises(ValueError, match=r"hrm-1b.*hrm-27m"):
         HrmPuzzleConfig.from_preset("hrm-1b")
@@ -98,7 +98,7 @@ def test_a_step_without_labels_or_puzzles_is_a_step_on_puzzle_0(architecture):
     assert torch.equal(output.logits, named.logits) and output.logits.shape == (8, tiny.SEQ_LEN, tiny.VOCAB_SIZE)
 
 
-def test_hidden_states_and_tuples_are_given_on_request():
+def test_hidden_states_and_tuples_are_returned_on_request():
     model, data = tiny.model("hrm"), inputs()
     output = model(**data, output_hidden_states=True)
     z_L, z_H = output.hidden_states
@@ -139,7 +139,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(architecture):
     assert len(calls) == forward_passes + {"hrm": 1, "trm": 3}[architecture]
 
 
-def test_wrong_shapes_are_named():
+def test_wrong_shapes_are_rejected_by_name():
     model = tiny.model("hrm")
     with pytest.raises(ValueError, match=r"input_ids.*\[2, 9\].*\[batch, 16\]"):
         model(torch.ones(2, 9, dtype=torch.long))
@@ -289,7 +289,7 @@ def test_a_config_survives_saving(tmp_path):
 # The puzzle table
 
 
-def test_the_table_is_no_parameter_but_is_saved_and_counted_on_request(tmp_path):
+def test_the_table_is_not_a_parameter_but_is_saved_and_counted_on_request(tmp_path):
     model = tiny.model("hrm")
     table = model.model.puzzle_emb.weight
     assert not any(parameter is table for parameter in model.parameters())

@@ -212,7 +212,7 @@ def test_each_rule_chooses_its_answer(choose, accepts, expected, at_once):
     assert chosen(choose, ROWS, accepts, at_once) == expected
 
 
-def test_equal_counts_of_votes_are_decided_by_q():
+def test_vote_ties_are_decided_by_q():
     assert chosen("vote", [(1, 0.0, 0), (2, 3.0, 0), (1, 1.0, 0), (2, -3.0, 0)]) == 2
     assert chosen("vote", [(1, 0.0, 0), (2, 3.0, 0), (1, 4.0, 0), (2, -3.0, 0)]) == 3
     assert chosen("q", [(1, 2.0, 0), (2, 2.0, 0)]) == 1  # a tie: the first run
@@ -329,11 +329,11 @@ def test_the_residual_is_computed_from_the_states(name):
         ("exit_when_still", -1.0, {}),
     ],
 )
-def test_impossible_settings_are_named(name, value, others):
+def test_invalid_settings_are_rejected_by_name(name, value, others):
     with pytest.raises(ValueError, match=f"{name}=.?{value}"):
         tiny.model("hrm").solve(**inputs(), **{name: value, **others})
 
 
-def test_an_unknown_setting_is_named():
+def test_an_unknown_setting_is_rejected_by_name():
     with pytest.raises(TypeError, match="'restart'"):
         tiny.model("hrm").solve(**inputs(), restart=2)

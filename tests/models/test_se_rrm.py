@@ -97,7 +97,7 @@ def board(rows: int = 4, vocab_size: int = 6, cells: int = 16) -> torch.Tensor:
     return torch.randint(1, vocab_size, (rows, cells), generator=torch.Generator().manual_seed(5))
 
 
-def test_padding_and_empty_are_not_exchanged():
+def test_padding_and_empty_are_not_permuted():
     model = tiny.se_rrm(puzzle_emb_ndim=0).double()
     symbols = torch.tensor([1, 0, 2, 3, 4, 5])
     with torch.no_grad():
@@ -294,7 +294,7 @@ def test_fields_that_a_mixer_cannot_use_are_rejected(fields, message):
         SeRrmPuzzleConfig.from_preset("symbol-units", **fields)
 
 
-def test_symbols_are_named_by_their_first_occurrence():
+def test_symbols_are_renumbered_by_first_occurrence():
     to_new, to_old = canonical_symbols(torch.tensor([[1, 4, 1, 2, 4], [1, 1, 1, 1, 1]]), 6)
     assert to_new.tolist() == [[0, 1, 3, 4, 2, 5], [0, 1, 2, 3, 4, 5]]
     assert to_old.tolist() == [[0, 1, 4, 2, 3, 5], [0, 1, 2, 3, 4, 5]]
@@ -314,7 +314,7 @@ def test_solving_equals_the_forward_with_and_without_puzzle_rows(puzzle_emb_ndim
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.7])
-def test_a_row_stops_at_the_first_step_at_which_every_cell_is_sure(confidence):
+def test_a_row_stops_at_the_first_step_at_which_every_cell_is_confident(confidence):
     model = tiny.se_rrm(halt_confidence=confidence, puzzle_emb_ndim=0)
     boards = tiny.batch(16, settings=model.config)["input_ids"]
     sure = model.solve(boards, max_steps=8, halt="fixed", return_trajectory=True).q_trajectory.sigmoid() >= confidence

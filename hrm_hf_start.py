@@ -51,7 +51,7 @@ def run_and_leave(program: Callable[[], None]) -> None:
 
 
 def _leave(status: list[int]) -> None:
-    """Exit with the code in `status`; if it is empty or a stream cannot be flushed, let Python exit as usual."""
+    """Exit with the code in `status`. If it is empty or flushing fails, let Python exit as usual."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -62,7 +62,7 @@ def _leave(status: list[int]) -> None:
 
 
 def start_script(extra: str | None = None) -> None:
-    """Prepare a training script like `start_program`, and hold back stop signals until training handles them.
+    """Prepare a training script like `start_program`, and block stop signals until it handles them.
 
     Args:
         extra: name of the module the script needs and of the package extra that installs it; exits if it is missing.

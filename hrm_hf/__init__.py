@@ -1,4 +1,4 @@
-"""Recursive reasoning models in the Hugging Face ecosystem. Importing this package registers every architecture."""
+"""Recursive reasoning models for Hugging Face. Importing the package registers all architectures."""
 
 import gc
 import sys
@@ -56,7 +56,7 @@ def register() -> None:
             import_module(f".{name}", __name__)
     finally:
         if "hrm_hf_start" in sys.modules:
-            gc.freeze()  # no collection of our own programs looks at them
+            gc.freeze()  # in our own programs, garbage collection then skips these objects
         if collects:
             gc.enable()
 

@@ -1,4 +1,4 @@
-"""The table of architectures: each row holds everything the package and the Hub need to know about a model.
+"""The table of architectures, with everything the package and the Hub need to know about a model.
 
 Code that treats architectures differently reads a field of the row (`architecture_of`) and never compares model types.
 A row is data; it references code in a higher layer as "module:function", which is loaded on use.
@@ -68,7 +68,7 @@ from .models.pipeline_mass_mapping import MassMappingPipeline
 
 
 class AutoModelForPuzzleSolving(_BaseAutoModelClass):
-    """Auto class that loads any puzzle model by its config, like `transformers.AutoModel` for its own models."""
+    """Auto class that loads any puzzle model by its config, as `transformers.AutoModel` does."""
 
     _model_mapping = _LazyAutoMapping(CONFIG_MAPPING_NAMES, OrderedDict())
 
@@ -281,7 +281,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 class NoDefaultModel:
-    """Placeholder default of a pipeline without a default model; raises ValueError when transformers unpacks it."""
+    """Placeholder for a default model, which raises ValueError when transformers unpacks it."""
 
     def __init__(self, task: str):
         self.task = task

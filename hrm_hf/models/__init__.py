@@ -1,1 +1,1 @@
-"""The architectures. Flat on purpose: a checkpoint carries its modeling file and the siblings of that file only."""
+"""The architectures, in a flat folder: checkpoints ship a modeling file and only its siblings."""

@@ -54,7 +54,7 @@ torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__mod
 
 
 def replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Return `new` where the mask `rows`, bool [B], is True, and `old` elsewhere; both are [B, ...]."""
+    """Select `new` in the rows where the mask `rows`, bool [B], is True, and `old` elsewhere, [B, ...]."""
     return torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)
 
 
@@ -72,7 +72,7 @@ def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Te
 
 
 def exploration_min_steps(steps: torch.Tensor, halt_max_steps: int, exploration_prob: float) -> torch.Tensor:
-    """Draw a minimum number of ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
+    """Draw minimum ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
 
     As in the original code, a new minimum is drawn at every step: first the Bernoulli variable, then the integer.
     """
@@ -94,9 +94,10 @@ def continue_target(next_q_halt: torch.Tensor, next_q_continue: torch.Tensor, la
 
 
 def stablemax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return -log(s(x_label) / sum s(x)) [...] of logits x [..., V] and labels [...]; 0 for ignored labels.
+    """Compute the stablemax cross entropy [...] of logits x [..., V] and labels [...].
 
-    s(x) = x + 1 for x >= 0, else 1 / (1 - x). Computed in float64, or in float32 on MPS, which lacks float64.
+    It is -log(s(x_label) / sum s(x)), with s(x) = x + 1 for x >= 0, else 1 / (1 - x), and 0 for ignored labels. The
+    dtype is float64, or float32 on MPS, which lacks float64.
     """
     logits = logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
     s = torch.where(logits < 0, 1 / (1 - logits + 1e-30), logits + 1)
@@ -106,7 +107,7 @@ def stablemax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch
 
 
 def softmax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy in float32 [...] of logits [..., V] and labels [...]; 0 for ignored labels."""
+    """Compute the cross entropy [...] of logits [..., V] in float32, with 0 for ignored labels."""
     flat = F.cross_entropy(
         logits.float().flatten(0, -2), labels.long().flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
@@ -117,7 +118,7 @@ LOSSES = {"stablemax": stablemax_cross_entropy, "softmax": softmax_cross_entropy
 
 
 def sequence_correctness(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count the correct and the labeled positions of each row, [B] each; a row without labels counts as exact."""
+    """Count correct and labeled positions per row, [B] each. A row without labels counts as exact."""
     mask = labels != IGNORE_INDEX
     return (mask & (logits.argmax(dim=-1) == labels)).sum(-1), mask.sum(-1)
 
@@ -139,9 +140,9 @@ def halted_metrics(
     num_labels: torch.Tensor,
     q_halt: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Sum metrics over the slots that halted in this call and have labels; all inputs are [B].
+    """Sum metrics over the slots that halted in this call and have labels.
 
-    Divide the sums by `count` for means.
+    All inputs are [B]. Divide the sums by `count` for means.
     """
     valid = halted & (num_labels > 0)
     exact = num_correct == num_labels

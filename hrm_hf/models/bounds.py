@@ -27,7 +27,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Bound:
-    """Range of a number, or of each number in a list; None is always valid.
+    """Range of a number, or of each number in a list. None is always valid.
 
     `whole` rejects fractions. `lists` is the minimum and maximum length of a list; with None, lists are invalid.
     """
@@ -160,13 +160,13 @@ class BoundedFields:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """Load as in transformers; raise TypeError if `kwargs` has a misspelled field."""
+        """Load as in transformers. Raise TypeError if `kwargs` has a misspelled field."""
         if unknown := _unknown(cls, kwargs, MISSPELLED_FIELD):
             raise TypeError("; ".join(unknown))
         return super().from_dict(config_dict, **kwargs)
 
     def validate_all_bounds(self):
-        """Validate all bounds; `@strict` runs this before `validate_architecture`, in alphabetical order."""
+        """Validate all bounds. `@strict` runs this before `validate_architecture`, in alphabetical order."""
         for name, validators in self.__validators__.items():
             for validator in validators:
                 if isinstance(validator, Bound):

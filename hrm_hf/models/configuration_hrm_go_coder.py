@@ -132,7 +132,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
 
     @property
     def cache_slots(self) -> dict[str, int]:
-        """First cache slot of each kind ("planner", "generator", "cross", "phase"), and the total number ("end")."""
+        """First cache slot of each kind (planner, generator, cross, phase), and their total number (end)."""
         planner, generator = self.planner_layers * self.planner_cycles, self.generator_layers * self.generator_cycles
         if self.unified:
             return {"planner": 0, "generator": planner, "cross": planner, "phase": planner, "end": planner}
@@ -142,7 +142,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
 
     @property
     def per_layer_config(self) -> list["HrmGoCoderConfig"]:
-        """One entry per cache slot; transformers' caches use its length as the number of slots."""
+        """One entry per cache slot. transformers' caches use its length as the number of slots."""
         return [self] * self.cache_slots["end"]
 
 

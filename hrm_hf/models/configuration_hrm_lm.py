@@ -21,7 +21,7 @@ LOOP = {
 
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
-    """Return the fields of a preset; `layers` is (high, low) for two stacks, (prelude, loop, coda) for a flat loop."""
+    """Return preset fields for layers (high, low), or (prelude, loop, coda) of a flat loop."""
     flat = len(layers) == 3
     names = ("prelude_layers", "num_l_layers", "coda_layers") if flat else ("num_h_layers", "num_l_layers")
     own = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
@@ -30,7 +30,7 @@ def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields)
 
 @strict
 class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConfig):
-    r"""Configuration of `hrm_lm`: a causal language model that thinks in segments, with a halting decision per token.
+    r"""Configuration of `hrm_lm`, a causal language model that thinks in segments and halts per token.
 
     Shapes and blocks (fields not listed here are as in Llama):
         num_h_layers, num_l_layers: blocks of the high- and the low-level stack; num_h_layers=0 makes a flat loop over
@@ -185,12 +185,12 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
 
     @property
     def segment_visits(self) -> int:
-        """Number of layer visits per segment; each visit has its own keys and values."""
+        """Number of layer visits per segment. Each visit has its own keys and values."""
         return self.H_cycles * (self.L_cycles * self.num_l_layers + self.num_h_layers)
 
     @property
     def num_hidden_layers(self) -> int:
-        """Number of key-value cache slots, not of blocks; transformers' caches read it under this name."""
+        """Number of key-value cache slots, not of blocks, under the name that transformers' caches read."""
         once = self.prelude_layers + self.coda_layers
         if self.kv_layout == "last_visit":
             return once + self.num_h_layers + self.num_l_layers

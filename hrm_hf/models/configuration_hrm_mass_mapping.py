@@ -11,7 +11,7 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 
 @strict
 class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
-    r"""Configuration of `hrm_mass_mapping`: a low level of convolutions over pixels, a high level of attention.
+    r"""Configuration of `hrm_mass_mapping`, with convolutions over pixels and attention over patches.
 
     It has the fields of `MassMappingConfig` for maps, and those of `HrmCosmoConfig` for the stem, its statistics, the
     high level, cycles and halting. The halting threshold is a fraction of the map's squared error. It also has:

@@ -1,4 +1,4 @@
-"""Configuration of HRM, with the fields that all puzzle models share, and the additional fields of EqR."""
+"""Configuration of HRM, with the fields that all puzzle models share, and the fields of EqR."""
 
 from typing import Any, ClassVar
 
@@ -138,7 +138,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def halt_confidence(self) -> float:
-        """Minimum sigmoid(q_halt) at which a row may halt; solve settings can only raise it."""
+        """Minimum sigmoid(q_halt) at which a row may halt. Solve settings can only raise it."""
         return 0.0
 
     @property
@@ -158,7 +158,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
 @strict
 class EquilibriumConfig(HrmPuzzleConfig):
-    r"""Fields of the Equilibrium Reasoner (EqR, arXiv 2605.21488), for models with one level for z_H and z_L.
+    r"""Fields of the Equilibrium Reasoner (EqR, arXiv 2605.21488), for models with a single level.
 
     With the defaults, results are bitwise the same as without these fields.
 

@@ -1,4 +1,4 @@
-"""Configuration of RLM-mHC, a Llama with hyper-connected residual streams, and the sizes of its training guide."""
+"""Configuration of RLM-mHC, a Llama with hyper-connected residual streams."""
 
 import math
 from typing import Any, ClassVar, Literal
@@ -13,7 +13,7 @@ from .modeling_utils import LlamaModulesMixin, PresetsMixin
 
 @strict
 class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
-    r"""Configuration of `rlm_mhc`: a Llama whose residual stream consists of n streams mixed by mHC (Xie et al. 2026).
+    r"""Configuration of `rlm_mhc`, a Llama with n residual streams mixed by mHC (Xie et al. 2026).
 
     Fields not listed here are Llama's. Names in parentheses are aliases from the RLM-mHC training guide or from
     deepseek_v4; a config that gives a field and its alias different values is rejected.
@@ -134,7 +134,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
 
     @property
     def layer_order(self) -> list[int]:
-        """Indices of the layers in execution order; the position in this list is the cache slot."""
+        """Indices of the layers in execution order. The position in this list is the cache slot."""
         if self.num_loops == 1:
             return list(range(self.num_hidden_layers))
         begin, middle = range(self.loop_start), range(self.loop_start, self.loop_end)
@@ -142,7 +142,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
 
     @property
     def per_layer_config(self) -> list["RlmMhcConfig"]:
-        """One entry per layer visit; transformers' caches use its length as the number of slots."""
+        """One entry per layer visit. transformers' caches use its length as the number of slots."""
         return [self] * len(self.layer_order)
 
 

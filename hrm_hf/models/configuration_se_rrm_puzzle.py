@@ -111,7 +111,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
         return self.vocab_size - (0 if self.special_symbols else SPECIAL_SYMBOLS)
 
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of z_H and z_L, [B, V, T, D]; z_L is empty if there is only one state."""
+        """Return the shapes of z_H and z_L, [B, V, T, D]. With one state, z_L is empty."""
         shape = (batch_size, self.state_symbols, self.max_position_embeddings, self.hidden_size)
         return shape, shape if self.two_states else (batch_size, 0)
 

@@ -1,4 +1,4 @@
-"""Layers that turn maps into tokens: a convolutional (or patch) stem, means of its features, and map statistics.
+"""Layers that turn maps into tokens: a stem, means of its features, and map statistics.
 
 No layer normalizes over a map, because its amplitude is the signal. B is the number of maps, C their channels, S their
 side in pixels, and D the width of the model.
@@ -54,7 +54,7 @@ def validate_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConf
 
 
 def wrap(maps: torch.Tensor) -> torch.Tensor:
-    """Pad one pixel on each side periodically; on CPUs, the backward pass of F.pad(mode="circular") is slower."""
+    """Pad one pixel on each side periodically, with a faster backward pass on CPUs than F.pad."""
     maps = torch.cat((maps[..., -1:], maps, maps[..., :1]), dim=-1)
     return torch.cat((maps[..., -1:, :], maps, maps[..., :1, :]), dim=-2)
 
@@ -202,7 +202,7 @@ class ZeroLinear(Float32Linear):
 
 
 class CosmoStem(nn.Module):
-    """Turns maps into tokens [B, tokens, D]: CLS with the map statistics, the mean of each stage, then the patches."""
+    """Turns maps into tokens [B, tokens, D]: CLS with statistics, the mean of each stage, patches."""
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Per-token halting in models that think in segments: exit criteria, and the losses that train the halting gate.
+"""Per-token halting in models that think in segments: exit criteria and losses of the gate.
 
 Each forward creates a criterion and evaluates it after each segment. The criterion reads only a token's own states, so
 that its decision does not depend on later tokens or other rows. B rows, T tokens, V vocabulary size.
@@ -117,7 +117,7 @@ class ExitCriterion:
         return relative_change(state.hidden, state.previous)
 
     def _second_diff(self, state: SegmentState) -> torch.Tensor | None:
-        """Return the difference of the last two state changes relative to the norm; None before segment 3."""
+        """Return the difference of the last two state changes relative to the norm, from segment 3 on."""
         if state.previous is None:
             return None
         change = state.hidden - state.previous
@@ -143,7 +143,7 @@ class ExitCriterion:
 
 
 class DrawnExit:
-    """Halts each token after its random number of segments [B, T]; for training with segment_sampling="per_token"."""
+    """Halts each token after its random number of segments [B, T] (segment_sampling="per_token")."""
 
     def __init__(self, segments: torch.Tensor):
         self.segments, self.done = segments, 0
@@ -155,7 +155,13 @@ class DrawnExit:
 
 
 def relative_change(hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
-    """Return ||h_m - h_{m-1}|| / ||h_m||, [B, T]; infinite after the first segment."""
+    """Return
+
+    h_m - h_{m-1}
+    /
+    h_m
+    , [B, T], which is infinite after the first segment.
+    """
     if previous is None:
         return torch.full_like(hidden[..., 0], torch.inf)
     return (hidden - previous).norm(dim=-1) / hidden.norm(dim=-1)
@@ -278,9 +284,9 @@ def halting_value_losses(
 
 
 def halting_distribution(q: torch.Tensor) -> torch.Tensor:
-    """Return the probability p [N, M] that the gate s(q_halt - q_continue) halts after segment m, for q [N, M, 2].
+    """Return the probability p [N, M] that the gate halts after segment m, for q [N, M, 2].
 
-    The probabilities of a token sum to 1.
+    The gate is s(q_halt - q_continue). The probabilities of a token sum to 1.
     """
     gate = torch.sigmoid(q[..., 0] - q[..., 1])
     gate = torch.cat([gate[:, :-1], torch.ones_like(gate[:, :1])], dim=1)
@@ -324,7 +330,7 @@ def _token_losses(head, hidden, target, smoothing: float, size: int, logits: tor
 
 @torch.no_grad()
 def _metrics(config, states, valid, halted_in, nll, correct) -> dict[str, torch.Tensor]:
-    """Return metrics over the labeled tokens as 0-d tensors, zero if there are none; nll and correct are [N, M]."""
+    """Return 0-d metrics over the labeled tokens, from nll and correct [N, M], or zeros without tokens."""
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         return values.float().sum() / max(len(values), 1)

@@ -100,7 +100,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
     # ---- reading and checking ----
 
     def read(self, maps: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Read and check maps; return them unscaled, float32 [B, C, H, W], and masks, bool [B, H, W] or None."""
+        """Read and check maps. Return maps float32 [B, C, H, W] and masks bool [B, H, W] or None."""
         parts = [self._one(item, place) for item, place in _items(maps)]
         values = np.concatenate([part for part, _, _ in parts])
         places = [
@@ -119,7 +119,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         return torch.from_numpy(np.where(masks[:, None], values, np.float32(0))), torch.from_numpy(masks)
 
     def _one(self, item: Any, place: str) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """Return the maps [B, C, H, W] and the mask [B, H, W] of one item, and its location for error messages."""
+        """Return maps [B, C, H, W], mask [B, H, W] and location (for error messages) of one item."""
         mask = None
         if isinstance(item, (str, Path)):
             place = f"{place}{item}: "

@@ -96,7 +96,7 @@ class Task:
 
 
 class RowLimits(StoppingCriteria):
-    """Stops each row at its own length, which includes prompt and padding; the beams of a row are adjacent."""
+    """Stops each row at its own length, including prompt and padding. Beams of a row are adjacent."""
 
     def __init__(self, lengths: Sequence[int]):
         self.lengths = torch.tensor(lengths)
@@ -259,9 +259,10 @@ class GoCoderGenerationMixin(GenerationMixin):
     def _continue(
         self, prompts, settings, budgets: list[int], ends: set[int], tags: set[int], repetition_guard=None, **kwargs
     ):
-        """Run transformers' `generate` on prompts of different lengths; the only tags it can write are `tags` and EOS.
+        """Run transformers' `generate` on prompts of different lengths.
 
-        Each row gets at most its entry of `budgets` new tokens, and at most as many as the model has positions for.
+        `tags` and EOS are the only tags that it can write. Each row gets at most its entry of `budgets` new tokens,
+        and at most as many as the model has positions for.
         """
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest >= limit:
@@ -294,7 +295,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
 
     def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
-        """Prepare a cache whose length is a power of two, because each length compiles the decoding step again.
+        """Prepare a cache whose length is a power of two, because each length compiles a new step.
 
         transformers would keep the longest cache, so that plans would be compiled again after the first code.
         """
@@ -328,7 +329,7 @@ def for_ids_alone(settings):
 
 
 def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:
-    """Wrap criteria, processors and prefix function to see `prompts` [B, W] instead of the first `start` tokens."""
+    """Let criteria, processors and prefix function see `prompts` [B, W], not the `start` hidden tokens."""
 
     def visible(streams: torch.Tensor) -> torch.Tensor:  # [B * beams, T]
         shown = prompts.to(streams.device).repeat_interleave(len(streams) // len(prompts), dim=0)
@@ -378,7 +379,7 @@ def until(tokens: Sequence[int], ends: Container[int], kept: int = 0) -> list[in
 
 
 def longest_stretch(period: int) -> int:
-    """Return the maximum length of text that repeats with this period, in tokens, including the first copy."""
+    """Return the maximum length of text that repeats with this period, including the first copy."""
     return SAME_TOKEN if period == 1 else max(SHORT_CYCLES, COPIES * period)
 
 
@@ -405,7 +406,7 @@ class _WrittenText(LogitsProcessor):
 
 
 class RepetitionGuard(_WrittenText):
-    """Forbids tokens that would extend a repetition of up to `LONGEST_CYCLE` tokens beyond `longest_stretch`."""
+    """Forbids tokens that extend a cycle of up to `LONGEST_CYCLE` tokens beyond `longest_stretch`."""
 
     def forbidden(self, ids: list[int]) -> set[int]:
         return repeated_too_often(ids[-longest_stretch(LONGEST_CYCLE) :])
@@ -435,5 +436,5 @@ class DistinctSteps(_WrittenText):
 
 
 def repetition_guards(prompt_length: int) -> LogitsProcessorList:
-    """Return the guards for a plan or code that the Go coder writes after a prompt of `prompt_length` tokens."""
+    """Return the guards for a plan or code that follows a prompt of `prompt_length` tokens."""
     return LogitsProcessorList([RepetitionGuard(prompt_length), DistinctSteps(prompt_length)])

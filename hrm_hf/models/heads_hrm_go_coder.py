@@ -1,4 +1,4 @@
-"""Parts of the Go coder: the refinement head, helpers that locate plans and code, and a cross-entropy without logits.
+"""The Go coder's refinement head, helpers that locate plans and code, and a fused cross-entropy.
 
 `processing_hrm_go_coder.py` lists the tags that open code and plans.
 """
@@ -37,7 +37,7 @@ class HrmGoCoderFeedbackEncoder(nn.Module):
         self.no_validator = nn.Parameter(torch.empty(config.hidden_size))
 
     def forward(self, feedback_ids: torch.Tensor) -> torch.Tensor:
-        """Encode feedback ids [..., 4] of `Feedback.token_ids` (syntax, tests, category, line bucket) as [..., C]."""
+        """Encode feedback ids [..., 4] of `Feedback.token_ids` as vectors [..., C]."""
         syntax, tests, category, line = feedback_ids.unbind(dim=-1)
         # Map 0 (unknown), 1 (good) and 2 (bad) to 0, 1 and -1.
         flags = torch.stack([syntax, tests], dim=-1)
@@ -58,7 +58,7 @@ class HrmGoCoderRefinementHead(nn.Module):
         self.classes = nn.Linear(config.hidden_size // 2, len(DECISIONS))
 
     def forward(self, planner, generator, plan, feedback) -> torch.Tensor:
-        """Return logits [..., 3] from planner state, generator state, mean plan state and feedback, each [..., C]."""
+        """Return logits [..., 3] of planner state, generator state, plan and feedback, each [..., C]."""
         features = torch.cat([planner, generator, plan, feedback], dim=-1)
         return self.classes(self.dropout(nn.functional.gelu(self.hidden(features))))
 
@@ -66,7 +66,7 @@ class HrmGoCoderRefinementHead(nn.Module):
 def decision_loss(
     logits: torch.Tensor, labels: torch.LongTensor, class_weights: list[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the class-weighted cross-entropy of logits [B, K, 3] and labels [B, K], and the number of labels."""
+    """Return the class-weighted cross-entropy of logits [B, K, 3], and the number of labels."""
     weight, flat = logits.new_tensor(class_weights, dtype=torch.float), labels.flatten()
     known = flat != IGNORED
     total = nn.functional.cross_entropy(
@@ -76,7 +76,7 @@ def decision_loss(
 
 
 def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positions: torch.LongTensor) -> torch.Tensor:
-    """Return the mean planner state [B, K, C] over the last plan before each position; zeros without a plan."""
+    """Return the mean planner state [B, K, C] of the last plan before each position, or zeros."""
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
     openers = last_openers(input_ids)[0]
     plans = torch.where(input_ids == TOKEN_IDS["<PLAN>"], indices, -1).cummax(dim=1).values
@@ -87,7 +87,7 @@ def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positi
 
 
 def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the index [B, T] of the last opener up to each position (-1 for none), and which positions open code."""
+    """Return the index [B, T] of the last opener at each position (or -1), and those opening code."""
     opens_code = input_ids == TOKEN_IDS["<CODE>"]
     opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, RESERVED))
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -100,7 +100,7 @@ def within(input_ids: torch.Tensor, tags: tuple[str, ...]) -> torch.Tensor:
 
 
 def at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Gather values [B, T, C] at positions [B, K]; the result is [B, K, C]."""
+    """Gather values [B, T, C] at positions [B, K] into [B, K, C]."""
     return values.gather(1, positions.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
 
 
@@ -151,7 +151,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, token_weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sum_i token_weights[i] * CE(hidden[i] @ weight.T, targets[i]), and each CE without a gradient.
+    """Return sum_i token_weights[i] * CE(hidden[i] @ weight.T, targets[i]), and each CE.
 
     Args:
         hidden: [N, C].

@@ -38,7 +38,7 @@ SITES = ("attention", "feed_forward")  # the hyper-connections of a layer, in ex
 
 
 class HyperConnection(nn.Module):
-    """Hyper-connection of one site: reads a branch's input from n streams of width C, and writes its output back.
+    """Hyper-connection of one site, between n streams of width C and a branch.
 
     Args:
         hidden_size: width C.
@@ -83,7 +83,7 @@ class HyperConnection(nn.Module):
 
     @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return initial parameters and buffers; pre starts at 1/n, post at 1, an unconstrained H_res at I."""
+        """Return initial parameters and buffers, with pre = 1/n, post = 1, an unconstrained H_res = I."""
         n = self.num_streams
         base = torch.zeros_like(self.base)
         base[:n] = pre_bias(n)
@@ -101,7 +101,7 @@ class HyperConnection(nn.Module):
         }
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the branch's input [B, S, C], `post` [B, S, n] and H_res [B, S, n, n] for streams [B, S, n, C]."""
+        """Return the input of the branch [B, S, C], `post` [B, S, n] and H_res [B, S, n, n] for the streams."""
         with without_autocast(streams):
             pre, post, h_res = self.coefficients(streams)
             return weighted_sum(pre, streams), post, h_res
@@ -109,7 +109,7 @@ class HyperConnection(nn.Module):
     def merge(
         self, streams: torch.Tensor, branch: torch.Tensor, post: torch.Tensor, h_res: torch.Tensor
     ) -> torch.Tensor:
-        """Return the next streams H_res x + post F [B, S, n, C] in the dtype of `streams`; F [B, S, C] is `branch`."""
+        """Return the next streams H_res x + post F, [B, S, n, C], where `branch` is F [B, S, C]."""
         dtype = streams.dtype
         with without_autocast(streams):
             post, branch = post.to(dtype).unsqueeze(-1), branch.to(dtype).unsqueeze(-2)
@@ -133,7 +133,7 @@ class HyperConnection(nn.Module):
         return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
 
     def get_connection_matrix(self, streams: torch.Tensor | None = None) -> torch.Tensor:
-        """Return H_res [B, S, n, n] for streams [B, S, n, C]; without streams, its static part [n, n]."""
+        """Return H_res [B, S, n, n] for streams [B, S, n, C], or its static part [n, n] without streams."""
         if streams is not None:
             return self.coefficients(streams)[2]
         base = self.base.to(torch.promote_types(self.base.dtype, torch.float32))
@@ -157,7 +157,7 @@ class HyperConnection(nn.Module):
 
 
 class HyperHead(nn.Module):
-    """Reduces n streams to one with learned weights sigmoid(...) + eps, as deepseek_v4 does before its final norm.
+    """Reduces n streams to one with learned weights, as deepseek_v4 does before its final norm.
 
     Parameters: `hc_fn` [n, n C], `hc_base` [n], `hc_scale` [1]. The weights start at 1/n.
     """
@@ -208,24 +208,24 @@ class mHCLayer(HyperConnection):
 
 
 def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return fn RMSNorm(flatten(x)) [rows of fn, tokens] of streams x [B, S, n, C] in float32 (or float64)."""
+    """Return fn RMSNorm(flatten(x)) [rows of fn, tokens] of streams x [B, S, n, C], in float32 or float64."""
     dtype = torch.promote_types(streams.dtype, torch.float32)
     x, fn = streams.flatten(2).flatten(0, 1).to(dtype), fn.to(dtype)
     return _NormedProjection.apply(x, fn, eps) if torch.is_grad_enabled() else _project(x, fn, eps)[0]
 
 
 def _project(x: torch.Tensor, fn: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return fn RMSNorm(x) [rows of fn, tokens] for x [tokens, n C], and the normalization factors [tokens]."""
+    """Return fn RMSNorm(x) [rows of fn, tokens] for x [tokens, n C], and the factors [tokens]."""
     norm = torch.linalg.vector_norm(x, dim=-1)
     factor = torch.rsqrt(norm * norm / x.shape[-1] + eps)
     return torch.mm(fn, x.T) * factor, factor
 
 
 class _NormedProjection(torch.autograd.Function):
-    """fn RMSNorm(x) for x [tokens, n C], dividing by the norm after the product (section 4.3 of the paper).
+    """fn RMSNorm(x) for x [tokens, n C], with the division by the norm after the product.
 
-    This way the normalized streams are never stored, neither here nor in the backward pass. Tokens are the last axis
-    of the result, so that elementwise operations on the few coefficients run over long rows.
+    As in section 4.3 of the paper, the normalized streams are never stored, neither here nor in the backward pass.
+    Tokens are the last axis of the result, so that elementwise operations on the few coefficients run over long rows.
     """
 
     @staticmethod
@@ -266,7 +266,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
 
 
 def _normalize(comb, iterations: int, eps: float):
-    """Normalize torch or NumPy matrices [n, n, tokens] in place, and return them and the divisors of each step."""
+    """Normalize torch or NumPy matrices [n, n, tokens] in place. Return them and the divisors."""
     sums = []
     for step in range(2 * iterations - 1):
         total = comb.sum(step % 2, keepdims=True)
@@ -328,7 +328,7 @@ def without_autocast(x: torch.Tensor):
 
 
 def pre_bias(n: int) -> float:
-    """Return the logit of 1/n, the initial `pre`; for one stream, a logit whose sigmoid is 1 in any dtype."""
+    """Return the logit of 1/n, the initial `pre`, or for n = 1 a logit whose sigmoid is 1."""
     return -math.log(n - 1) if n > 1 else 40.0
 
 
@@ -353,7 +353,7 @@ def backward_gain(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def min_column_sum(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the smallest column sum of [..., n, n]; below 1, the gradient of a stream vanishes."""
+    """Return the smallest column sum of [..., n, n]. Below 1, the gradient of a stream vanishes."""
     return matrix.sum(-2).amin(-1)
 
 
@@ -379,7 +379,7 @@ class MhcMetricsMixin:
         return list(zip(gains[::2], gains[1::2]))
 
     def get_detailed_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[dict]:
-        """Return a dict for each site in execution order; arguments are as in `get_mhc_metrics`.
+        """Return a dict for each site in execution order, with arguments as in `get_mhc_metrics`.
 
         Keys: `layer`, `site` ("attention" or "feed_forward"), and of the site's map `forward`, `backward` (gains),
         `min_column` (smallest column sum) and `largest_entry`; `composite_forward`, `composite_backward` and
@@ -403,7 +403,7 @@ class MhcMetricsMixin:
 
     @torch.no_grad()
     def _maps(self, input_ids, inputs) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return H_res of each site in execution order, with the weights [B, S] of its tokens (None if static)."""
+        """Return H_res of each site in order, and the weights [B, S] of its tokens (None if static)."""
         base = self.base_model
         if not self.config.mhc_enabled:
             return []

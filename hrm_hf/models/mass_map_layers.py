@@ -44,7 +44,7 @@ class MassMappingOutput(CosmoRegressionOutput):
 
 @dataclass
 class MapEstimate:
-    """Estimated map [B, P, S, S], log std of its error [B, P, S, S], and log power of the error in rings [B, P, R]."""
+    """Map [B, P, S, S], log std of its error [B, P, S, S], log power of its error [B, P, rings]."""
 
     kappa: torch.Tensor
     log_std: torch.Tensor
@@ -97,7 +97,7 @@ class MultipoleGains(Float32Buffers):
 
 
 def hat_functions(size: int, nodes: int) -> torch.Tensor:
-    """Return the interpolation weight of each node at each mode of `rfft2`, [nodes, modes]; 0 for the mean."""
+    """Return the weight of each node at each mode of `rfft2`, [nodes, modes], which is 0 for the mean."""
     real = {"dtype": torch.float64, "device": "cpu"}
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
@@ -121,7 +121,7 @@ class MapLikelihood(Float32Buffers):
         init.copy_(self.rings, ring_weights(self.size, self.bins))
 
     def log_power(self, maps: torch.Tensor) -> torch.Tensor:
-        """Return the log of the mean power of maps in each ring [B, C, R]; 0 for white noise of variance 1."""
+        """Return the log mean power of maps per ring [B, C, R], which is 0 for white noise of variance 1."""
         modes = torch.fft.rfft2(maps.float(), norm="ortho").flatten(2)
         with torch.autocast(maps.device.type, enabled=False):  # half precision would round the power by 0.4 %
             power = (modes.real.square() + modes.imag.square()) @ self.rings

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """Sums a tensor and its gradients over all processes; torch.distributed.nn's version is deprecated."""
+    """Sums a tensor and its gradients over all processes (torch's own version is deprecated)."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ class SumOverProcesses(torch.autograd.Function):
 
 
 class ProcessBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm over the maps of all processes in training; unlike nn.SyncBatchNorm, it also works on the CPU."""
+    """Batch norm over the maps of all processes in training, which also works on the CPU."""
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -72,7 +72,7 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
 
 
 class CosmoCnnPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Initialization: He for convolutions (fan out), as in ResNet; the posterior head initializes itself."""
+    """Initialization (He, fan out, for convolutions as in ResNet) and saving."""
 
     config_class = CosmoCnnConfig
     base_model_prefix = "model"

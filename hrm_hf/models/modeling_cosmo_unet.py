@@ -137,7 +137,7 @@ class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """Estimate maps and parameters; arguments are as in `HrmCosmoForMassMapping.forward`."""
+        """Estimate maps and parameters, with arguments as in `HrmCosmoForMassMapping.forward`."""
         features = self.model(pixel_values, output_hidden_states, output_attentions, return_dict=True)
         estimated, log_std = self.maps(features.last_hidden_state).float().split(self.config.num_planes, dim=1)
         with torch.autocast(estimated.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""A hierarchical recurrent model that infers cosmological parameters: HRM's two levels over the tokens of a map.
+"""A hierarchical recurrent model that infers cosmological parameters from maps.
 
 A stem turns a map into tokens once. Segments of H_cycles * L_cycles low-level and H_cycles high-level updates then
 refine the two states. Only the last update of each is differentiated (the one-step gradient of Wang et al. 2025, arXiv
@@ -33,7 +33,7 @@ GAIN_LIMITS = (-1.0, 3.0)  # in nats, so that a single map cannot dominate the l
 
 @dataclass
 class HrmCosmoModelOutput(ModelOutput):
-    """States [B, tokens, D] after a segment; `last_hidden_state` is z_H, `hidden_states` are (z_L, z_H)."""
+    """States [B, tokens, D] after a segment, with z_H also as `last_hidden_state`."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
@@ -74,7 +74,7 @@ class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 
 
 class HrmCosmoModel(HrmCosmoPreTrainedModel):
-    """Stem and recurrence without heads; `embed` makes tokens, and `forward` runs one segment on them."""
+    """Stem and recurrence without heads. `embed` makes tokens, `forward` runs one segment on them."""
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__(config)
@@ -84,7 +84,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         self.post_init()
 
     def embed(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Turn maps [B, C, S, S] into tokens [B, tokens, D]; the first is CLS."""
+        """Turn maps [B, C, S, S] into tokens [B, tokens, D], with CLS first."""
         return self.stem(pixel_values)
 
     @can_return_tuple
@@ -120,7 +120,7 @@ class RecurrentHeadMixin:
     def run_segments(
         self, segment: Callable[[torch.Tensor | None, Any], Any], max_steps: int | None, halt: str
     ) -> tuple[list[Any], torch.Tensor]:
-        """Run the segments of a batch; with halt="adaptive", only on maps that have not halted.
+        """Run the segments of a batch, with halt="adaptive" only on maps that have not halted.
 
         Args:
             segment: function that runs one segment on rows [N] (None for all) from their state (None at first), and
@@ -156,12 +156,12 @@ class RecurrentHeadMixin:
         return states, used
 
     def expected_gain(self, z_H: torch.Tensor) -> torch.Tensor:
-        """Predict the gain [B] of further segments; the state is detached, so that training this leaves it alone."""
+        """Predict the gain [B] of further segments from the detached state."""
         with torch.autocast(z_H.device.type, enabled=False):
             return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
     def add_halt_loss(self, output: CosmoRegressionOutput, gained: torch.Tensor) -> None:
-        """Add the loss of the predicted gains; `gained` are the true gains after each segment [B, segments]."""
+        """Add the loss of the predicted gains, given the true gains after each segment [B, segments]."""
         output.halt_loss = (output.halt_logits - gained).square().mean()
         output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
         output.metrics["steps"] = output.steps.float().mean()
@@ -183,7 +183,7 @@ class RecurrentHeadMixin:
 
 
 class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
-    """Infers the posterior of cosmological parameters from maps; `PosteriorHead` defines its variables."""
+    """Infers the posterior of cosmological parameters from maps."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # in addition to those of the base model
     # This list excludes modules from quantization; transformers allows no name in both.

@@ -1,4 +1,4 @@
-"""The hierarchical recursive Go coder: one token stream, two stacks, and a decision after every attempt.
+"""The hierarchical recursive Go coder: a token stream, two stacks, a decision after each attempt.
 
     states of the planner   = planner(embed(ids))                        causal, over the complete stream
     states of the generator = generator(embed(ids), planner states)      causal, over code; reads the planner
@@ -85,7 +85,7 @@ class HrmGoCoderModelOutput(BaseModelOutputWithPast):
 
 @dataclass
 class HrmGoCoderOutput(CausalLMOutputWithPast):
-    """Output of `HrmGoCoderForCausalLM`; `logits` are None in training, where they are never computed.
+    """Output of `HrmGoCoderForCausalLM`, in training without `logits`, which are never computed.
 
     `loss` is the weighted sum of the three losses in training, and the mean negative log-likelihood of all labeled
     tokens in evaluation. `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0 if
@@ -103,7 +103,7 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
 
 
 class HrmGoCoderCrossAttention(LlamaAttention):
-    """Cross-attention from code positions to planner states; both use their positions in the stream."""
+    """Cross-attention from code positions to planner states, with their positions in the stream."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -141,7 +141,7 @@ class HrmGoCoderCrossAttention(LlamaAttention):
 
 
 def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary positions to states [B, heads, T, head_dim], as Llama does to queries and keys together."""
+    """Apply rotary positions to states [B, heads, T, head_dim], which are queries or keys."""
     return states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
 
 
@@ -206,7 +206,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
 
 
 class HrmGoCoderPlanner(nn.Module):
-    """Causal stack over the complete stream, which reads problem, context, attempts and feedback, and writes plans."""
+    """Causal stack over the complete stream, which reads everything and writes plans."""
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__()
@@ -237,7 +237,7 @@ class HrmGoCoderGenerator(nn.Module):
     def keys_and_values(
         self, planner_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], cache: Cache | None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of each layer's cross-attention, including past positions; all cycles share them."""
+        """Return keys and values of each layer's cross-attention, with past positions, for all cycles."""
         first = self.config.cache_slots["cross"]
         pairs = [layer.cross_attn.keys_and_values(planner_states, position_embeddings) for layer in self.layers]
         return pairs if cache is None else [cache.update(*pair, first + index) for index, pair in enumerate(pairs)]
@@ -250,7 +250,7 @@ class HrmGoCoderGenerator(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """Map embeddings [B, T, C] to states [B, T, C]; `memory` is the result of `keys_and_values`."""
+        """Map embeddings [B, T, C] to states [B, T, C], given `memory` from `keys_and_values`."""
         first = self.config.cache_slots["generator"]
         for cycle in range(self.config.generator_cycles):
             for index, layer in enumerate(self.layers):
@@ -387,7 +387,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return phases, kept[:, 0, :, 0] > 0.5
 
     def _phase_before(self, cache, batch: int, device) -> torch.Tensor:
-        """Return the phase of the last cached token [B, 1]; tokens before the first opener are code."""
+        """Return the phase of the last cached token [B, 1]. Before the first opener, it is code."""
         slot = self.config.cache_slots["phase"]
         code = torch.ones(batch, 1, dtype=torch.bool, device=device)
         if cache is None or self.config.unified or slot >= len(cache.layers) or not cache.layers[slot].is_initialized:
@@ -401,7 +401,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     # ---- the generator ----
 
     def _code_positions(self, phases, attention_mask, kwargs) -> torch.Tensor | None:
-        """Return the positions [B, Tc] on which the generator runs; Tc is the most code positions of any row.
+        """Return positions [B, Tc] on which the generator runs, with Tc the maximum over rows.
 
         None stands for all positions: with a cache, in compiled code, and if states or attentions are recorded.
         """
@@ -415,7 +415,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return None if most == code.shape[1] else (~code).byte().argsort(dim=1, stable=True)[:, :most]
 
     def _generate(self, inputs_embeds, planner_states, rotary, masks, code, kwargs) -> torch.Tensor:
-        """Return the generator's states [B, T, C]; zeros outside of `code`.
+        """Return the generator's states [B, T, C], with zeros outside of `code`.
 
         Rows with fewer than Tc code positions are filled up with other positions, which no code attends to.
         """
@@ -436,7 +436,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     # ---- the decision ----
 
     def _decide(self, planner_states, generator_states, input_ids, positions, feedback_ids) -> torch.Tensor:
-        """Return logits [B, K, 3] at </CODE> positions [B, K]; `input_ids` must hold the complete stream before."""
+        """Return logits [B, K, 3] at </CODE> positions [B, K] of the complete stream `input_ids`."""
         if feedback_ids is None:
             feedback_ids = torch.tensor(NO_FEEDBACK, device=positions.device).expand(*positions.shape, -1)
         plan = plan_means(planner_states, input_ids, positions)
@@ -446,7 +446,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
 
 
 def _restricted(mask: torch.Tensor, keys: torch.Tensor, seen: int | torch.Tensor) -> torch.Tensor:
-    """Restrict a causal mask [B, 1, T, S], bool or additive, to `keys`, bool [B, S], and each query's own position."""
+    """Restrict a causal mask [B, 1, T, S] to `keys`, bool [B, S], and each query's own position."""
     indices = torch.arange(keys.shape[1], device=keys.device)
     queries = torch.arange(mask.shape[-2], device=keys.device) + seen
     allowed = keys[:, None, None, :] | (indices == queries.unsqueeze(-1))
@@ -523,13 +523,13 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         return HrmGoCoderOutput(**losses, logits=logits, **{name: outputs[name] for name in passed if name in outputs})
 
     def _head_is_plain(self) -> bool:
-        """Check that the loss can read the head's weights: no adapter, no hook, not sharded by DeepSpeed or FSDP."""
+        """Check that the loss can read the head's weights: no adapter or hook, not sharded."""
         head = self.lm_head
         plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
         return plain and type(head.weight) is nn.Parameter and head.weight.numel() > 0
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
-        """Pop the arguments of the loss from `kwargs`; return shifted labels and keyword arguments of `_losses`."""
+        """Pop the loss arguments from `kwargs`. Return shifted labels and keywords of `_losses`."""
         # They are not named arguments of forward, because a Trainer would then require them for a loss.
         targets = kwargs.pop("shift_labels", None)
         how = {"labels": kwargs.pop("decision_labels", None), "scale": kwargs.pop("refinement_scale", 1.0)}
@@ -546,7 +546,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         return targets, how
 
     def _losses(self, states, logits, targets, outputs, labels=None, scale: float = 1.0) -> dict[str, Any]:
-        """Return the losses of targets [B, T] and decision labels [B, K]; `scale` multiplies the refinement loss."""
+        """Return losses for targets [B, T] and decision labels [B, K], with the refinement loss times `scale`."""
         config = self.config
         learned = targets != IGNORED
         targets, code = targets[learned], outputs.phases[learned]
@@ -589,7 +589,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
 
 class OneStackMixin(OwnModelMixin):
-    """Mixin that rejects two stacks in classifiers: tags select the stack, and texts to classify have no tags."""
+    """Mixin that rejects two stacks in classifiers, because texts have no tags to select a stack."""
 
     _model_class = HrmGoCoderModel
 

@@ -1,4 +1,4 @@
-"""`hrm_lm`: the Hierarchical Reasoning Model as a causal language model with adaptive computation per token.
+"""`hrm_lm`: the Hierarchical Reasoning Model as a causal language model with per-token halting.
 
 Two stacks of transformer blocks are applied repeatedly. A segment is
 
@@ -118,7 +118,7 @@ def rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:
 
 
 class HrmLmAttention(nn.Module):
-    """Causal grouped-query attention with rotary positions; a sigmoid gate and QK norm are optional."""
+    """Causal grouped-query attention with rotary positions, and optional sigmoid gate and QK norm."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -146,7 +146,7 @@ class HrmLmAttention(nn.Module):
         first_visit: int,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from hidden_states [B, T, D]; `first_visit` is the visit number of this stack pass's first layer."""
+        """Attend from hidden_states [B, T, D]. `first_visit` is the visit of the stack's first layer."""
         input_shape = hidden_states.shape[:-1]
         heads = (*input_shape, -1, self.head_dim)
         query, key = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
@@ -174,7 +174,7 @@ class HrmLmAttention(nn.Module):
 
 
 class HrmLmDecoderLayer(GradientCheckpointingLayer):
-    """Attention and SwiGLU with a norm before each branch, before and after it ("sandwich"), or after the sum."""
+    """Attention and SwiGLU, with norms where `config.norm_position` puts them."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -191,7 +191,7 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, gains: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
-        """Map [B, T, D] to [B, T, D]; in this pass, the two branches are scaled by 1 + `gains` [2]."""
+        """Map [B, T, D] to [B, T, D], with the two branches scaled by 1 + `gains` [2] in this pass."""
         if self.post_norm:
             mixed, _ = self.self_attn(hidden_states, **kwargs)
             hidden_states = self.input_layernorm(hidden_states + self._branch(mixed, 0, gains))
@@ -231,7 +231,7 @@ class HrmLmStack(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
-        """Map [B, T, D] to [B, T, D]; passes are counted from 0 over all segments."""
+        """Map [B, T, D] to [B, T, D] in a pass counted from 0 over all segments."""
         pass_number = min(pass_number, self.num_passes - 1)  # passes beyond those in training reuse the last one
         if self.step_vectors is not None:
             hidden_states = hidden_states + self.step_vectors[pass_number]
@@ -397,7 +397,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         )
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return scaled embeddings [B, T, D]; raise ValueError unless exactly one argument is given."""
+        """Return scaled embeddings [B, T, D]. Raise ValueError unless exactly one argument is given."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         return (self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds) * self.config.embedding_scale
@@ -418,7 +418,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return {"attention_mask": mask, "position_embeddings": embeddings, "position_ids": position_ids, **kwargs}
 
     def leave(self, states: list[torch.Tensor], cache: Cache | None, passes: dict[str, Any]) -> list[torch.Tensor]:
-        """Apply the coda to the states of each segment; later tokens read the keys and values of the last one."""
+        """Apply the coda to each segment's states. Later tokens read keys and values of the last one."""
         if self.coda is None:
             return states
         key_values = OnceCache(cache, self.config.num_hidden_layers - self.config.coda_layers)
@@ -446,7 +446,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
     def segment(
         self, state: tuple[torch.Tensor, ...], x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor, ...]:
-        """Return the state after one more segment; `gradient_passes` tells which stack passes have gradients."""
+        """Return the state after one more segment, with gradients in the given `gradient_passes`."""
         run = self._loop if self.config.flat_loop else self._cycles
         return run(*state, x, gradient_passes, **passes)
 
@@ -550,7 +550,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         return HrmLmCausalLMOutput(**terms, logits=logits, **{name: getattr(outputs, name) for name in COMMON})
 
     def plan(self, tokens, *options) -> SegmentPlan:
-        """Plan a forward on `tokens` with `plan_segments`; exit criteria may use the logits of this head."""
+        """Plan a forward with `plan_segments`. Exit criteria may use the logits of this head."""
         logits_fn = lambda hidden: self.lm_head(hidden)  # noqa: E731 - accelerate's hooks would move a module
         return plan_segments(self.config, tokens, self.training, *options, logits_fn)
 

@@ -1,4 +1,4 @@
-"""Mass maps and cosmological parameters from noisy, masked shear, with HRM's two levels around the forward operator.
+"""Mass maps and cosmological parameters from noisy, masked shear, with HRM's two levels.
 
 The data are d = A kappa + n, where A gives the shear of a convergence map under the survey's mask (`shear_operator`).
 Every segment m begins with the residual of its map,
@@ -53,10 +53,10 @@ LOG_STD_SCALE = 0.1  # factor on the cells' log_std, so that the initial error i
 
 @dataclass
 class HrmMassMappingModelOutput(ModelOutput):
-    """State after a segment; `last_hidden_state` is z_H, `hidden_states` are (z_L, z_H) if requested.
+    """State after a segment, with z_H as `last_hidden_state`.
 
     z_H: [B, tokens, D]. z_L: [B, C, cells, cells]. kappa, change: the map and its change [B, P, S, S], in units of
-    `config.kappa_std`. log_std, log_power: see `MapEstimate`.
+    `config.kappa_std`. log_std, log_power: see `MapEstimate`. hidden_states: (z_L, z_H), if requested.
     """
 
     last_hidden_state: torch.Tensor | None = None
@@ -70,7 +70,7 @@ class HrmMassMappingModelOutput(ModelOutput):
 
 
 class MapBlock(GradientCheckpointingLayer):
-    """Post-norm block over cells: h = RMS(h + W2 gelu(W1 * h)); W1 is a 3x3 convolution, RMS over channels."""
+    """Post-norm block over cells: h = RMS(h + W2 gelu(W1 * h)), with a 3x3 convolution W1."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -99,7 +99,7 @@ class MapLevel(nn.Module):
 
 
 class GainHead(Float32Linear):
-    """Predicts from CLS the gain of each map in the change of each plane at each node, [B, P, maps, nodes].
+    """Predicts from CLS each map's gain in each plane's change at each node, [B, P, maps, nodes].
 
     Initially, the gains are small, and b and the low level's maps of a plane only change that plane.
     """
@@ -135,7 +135,7 @@ class MapReadout(nn.Module):
     def forward(
         self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return change, `log_std` and `log_power`; `maps` are b, kappa and the last change [B, 3P, S, S]."""
+        """Return change, `log_std` and `log_power` from maps b, kappa and last change [B, 3P, S, S]."""
         config, planes = self.config, self.config.num_planes
         proposed = F.pixel_shuffle(self.cells(z_L), config.cell_size).float()
         proposals, log_std = proposed.split((config.num_proposals * planes, planes), dim=1)
@@ -154,7 +154,7 @@ class HrmMassMappingPreTrainedModel(HrmCosmoPreTrainedModel):
 
 
 class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
-    """The recurrence without the posterior; `embed` makes tokens, and `forward` runs one segment on them."""
+    """The recurrence without the posterior. `embed` makes tokens, `forward` runs one segment."""
 
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
@@ -178,7 +178,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         self.post_init()
 
     def embed(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Turn shear maps [B, C, S, S] into tokens [B, tokens, D]; the first is CLS."""
+        """Turn shear maps [B, C, S, S] into tokens [B, tokens, D], with CLS first."""
         return self.stem(pixel_values)
 
     @can_return_tuple
@@ -262,7 +262,7 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """Run all segments of a batch of shear maps; `loss` covers labels, kappa, or both, as given.
+        """Run all segments of a batch of shear maps, with losses for the given labels and kappa.
 
         Args:
             pixel_values: [B, 2P (+ 1), S, S] as `CosmoMapFeatureExtractor` scales them: g1 and g2 of each plane, and

@@ -17,7 +17,7 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 
 
 class HrmPuzzleModel(PuzzleReasoner):
-    """HRM without heads; a forward is one ACT step, with H_cycles * L_cycles low- and H_cycles high-level passes."""
+    """HRM without heads. A forward (one ACT step) runs H_cycles * (L_cycles + 1) level passes."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config)
@@ -31,7 +31,7 @@ class HrmPuzzleModel(PuzzleReasoner):
 
 
 class HrmPuzzleForSolving(PuzzleSolvingHead):
-    """HRM with a token head and a halting head; see `PuzzleSolvingHead` for the ACT step and `solve`."""
+    """HRM with a token head and a halting head. See `PuzzleSolvingHead` for ACT step and `solve`."""
 
     reasoner_class = HrmPuzzleModel
     has_continue_value = True

@@ -1,4 +1,4 @@
-"""Base classes of all puzzle models: initialization, the reasoner's interface, and the ACT step with its losses.
+"""Base classes of all puzzle models: initialization, reasoner interface, ACT step, losses.
 
 `PuzzleSolvingHead.forward` is ONE ACT step on a carry: it looks up puzzle rows and runs `act_step`, which compiles to
 one graph. The loop over steps is in Python: in the trainer, with one optimizer step per ACT step, or in `solve`.
@@ -52,7 +52,7 @@ MAX_BLOCKS_IN_ONE_GRAPH = 32
 
 @dataclass
 class PuzzleModelOutput(ModelOutput):
-    """Latent states after one ACT step, [B, prefix slots + S, D]; `last_hidden_state` is z_H."""
+    """Latent states after one ACT step, [B, prefix slots + S, D], with z_H as `last_hidden_state`."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
@@ -172,7 +172,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         self.embed.tokens = value
 
     def puzzle_rows(self, puzzle_identifiers: torch.Tensor | None, batch_size: int) -> torch.Tensor | None:
-        """Return rows [B, puzzle_emb_ndim] of the table; without identifiers, the row of the blank puzzle (0)."""
+        """Return rows [B, puzzle_emb_ndim] of the table, by default those of the blank puzzle (0)."""
         if self.puzzle_emb is None:
             return None
         if puzzle_identifiers is None:
@@ -222,7 +222,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
 
 
 class EquilibriumReasoner(PuzzleReasoner):
-    """Reasoner with a single level, `L_level`, that updates both states as in TRM or EqR (arXiv 2605.21488).
+    """Reasoner with a single level, which updates both states as in TRM or EqR (arXiv 2605.21488).
 
     z <- (1 - update_rate) z + update_rate L_level(z, injection) + noise_scale * normal, in training and in evaluation.
     """
@@ -253,7 +253,7 @@ class EquilibriumReasoner(PuzzleReasoner):
 
 
 class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedModel):
-    """Token and halting heads on a `PuzzleReasoner`, with the ACT step; `PuzzleSolverMixin` has `solve`."""
+    """Token and halting heads on a `PuzzleReasoner`, with the ACT step and `solve`."""
 
     reasoner_class: type[PuzzleReasoner]
     # HRM learns a continue value by bootstrapping from a second forward; TRM halts by the sign of q_halt.
@@ -378,7 +378,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return self.lm_head(z_H[:, self.config.prefix_len :])
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt and q_continue, float32 [B], of z_H [B, T, D]; a subclass may use its `logits` instead."""
+        """Return q_halt and q_continue, float32 [B], of z_H [B, T, D], or from its `logits`."""
         return self.q_head(z_H[:, 0]).float().unbind(-1)
 
     def _losses_and_metrics(self, outputs, labels, halted, steps) -> dict[str, Any]:
@@ -397,7 +397,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return {**losses, "metrics": metrics}
 
     def compile_act_step(self, **kwargs: Any) -> None:
-        """Compile the training step; keyword arguments are passed to `torch.compile`.
+        """Compile the training step. Keyword arguments are passed to `torch.compile`.
 
         A small model becomes one graph. A large one is compiled per level, because the compile time grows with the
         number of inlined blocks (95 s instead of 28 s for HRM's 48 blocks on two cores). `solve` stays uncompiled,
@@ -415,7 +415,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             level.compile(fullgraph=True, **kwargs)
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's parameter groups: all trainable weights, and the sparsely trained puzzle table."""
+        """Return the optimizer's groups: all trainable weights, and the sparsely trained puzzle table."""
         groups = [{"name": "dense", "params": [p for p in self.parameters() if p.requires_grad]}]
         if self.model.puzzle_emb is not None:
             groups.append({"name": "puzzle_emb", "params": [self.model.puzzle_emb.weight], "sparse_rows": True})

@@ -183,7 +183,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         self.post_init()
 
     def expand(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Expand embeddings [B, S, C] to streams [B, S, n, C]; without mHC, return the embeddings."""
+        """Expand embeddings [B, S, C] to streams [B, S, n, C]. Without mHC, return the embeddings."""
         if not self.config.mhc_enabled:
             return embeddings
         if self.stream_scale is not None:

@@ -110,7 +110,7 @@ class SymbolBlock(PuzzleBlock):
 
 
 class SymbolMeanBlock(SymbolBlock):
-    """Post-norm block over [B, V, S, D]: mixes positions cheaply and symbols by their mean, then applies a SwiGLU."""
+    """Post-norm block over [B, V, S, D]: a cheap position mixer, the mean of symbols, SwiGLU."""
 
     def mix_positions(self, config, layer_idx):
         self.positions = MIXERS[config.mixing](config)
@@ -124,7 +124,7 @@ class SymbolMeanBlock(SymbolBlock):
 
 
 class SeRrmPuzzleModel(EquilibriumReasoner):
-    """SE-RRM without its head; a forward is one ACT step, and only its last cycle has a gradient."""
+    """SE-RRM without its head. A forward is one ACT step with gradients in the last cycle."""
 
     config: SeRrmPuzzleConfig
     embedding_class = SymbolInputEmbedding
@@ -155,7 +155,7 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
 
 
 def canonical_symbols(input_ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Renumber the symbols of each board [B, S] by first occurrence; special symbols keep their ids.
+    """Renumber the symbols of each board [B, S] by first occurrence, except special symbols.
 
     Symbols that do not occur come last.
 
@@ -171,7 +171,7 @@ def canonical_symbols(input_ids: torch.Tensor, vocab_size: int) -> tuple[torch.T
 
 
 class SeRrmPuzzleForSolving(PuzzleSolvingHead):
-    """SE-RRM with its token head; see `PuzzleSolvingHead` for one ACT step and `solve`."""
+    """SE-RRM with its token head. See `PuzzleSolvingHead` for ACT step and `solve`."""
 
     config: SeRrmPuzzleConfig
     reasoner_class = SeRrmPuzzleModel
@@ -193,7 +193,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return self.lm_head(z_H.transpose(1, 2).flatten(2))
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt, float32 [B], and zeros; sigmoid(q_halt) is the confidence of the least confident cell."""
+        """Return q_halt, float32 [B], the logit of the lowest confidence of any cell, and zeros."""
         with torch.no_grad():
             logits = self.read_out(z_H) if logits is None else logits
             least = logits.float().softmax(-1).amax(-1).amin(-1)

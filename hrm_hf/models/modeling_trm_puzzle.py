@@ -28,7 +28,7 @@ class PositionMixingBlock(PuzzleBlock):
 
 
 class TrmPuzzleModel(EquilibriumReasoner):
-    """TRM without heads; a forward is one ACT step, with H_cycles * (L_cycles + 1) passes of its one level."""
+    """TRM without heads. A forward (one ACT step) runs H_cycles * (L_cycles + 1) level passes."""
 
     config: TrmPuzzleConfig
 
@@ -39,7 +39,7 @@ class TrmPuzzleModel(EquilibriumReasoner):
 
 
 class TrmPuzzleForSolving(PuzzleSolvingHead):
-    """TRM with a token head and a halting head; see `PuzzleSolvingHead` for the ACT step and `solve`."""
+    """TRM with a token head and a halting head. See `PuzzleSolvingHead` for ACT step and `solve`."""
 
     config: TrmPuzzleConfig
     reasoner_class = TrmPuzzleModel

@@ -1,4 +1,4 @@
-"""Helpers for all models: presets, checkpoints with code, argument checks, float32 modules, 4-bit weights on the CPU.
+"""Helpers that all models share, and fixes for 4-bit weights on the CPU.
 
 bitsandbytes 0.50 has these bugs on the CPU, but not on the GPU:
 
@@ -67,7 +67,7 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Ten
 
 
 def validate_ids(ids: torch.Tensor, vocab_size: int) -> None:
-    """Raise ValueError for a token outside the vocabulary; checked only on the CPU, to avoid a GPU sync."""
+    """Raise ValueError for a token outside the vocabulary, but only on the CPU (a GPU would sync)."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
         return
     low, high = (value.item() for value in torch.aminmax(ids))
@@ -86,7 +86,7 @@ class PromptsMixin:
     """Mixin for causal language models whose `generate` rejects prompts longer than the context window."""
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any):
-        """Generate as in transformers; raise ValueError if a prompt without its padding exceeds the window."""
+        """Generate as in transformers. Raise ValueError if a prompt without padding exceeds the window."""
         ids, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         window = self.config.max_position_embeddings
         if ids is not None and ids.shape[-1] > window:
@@ -140,7 +140,7 @@ uncompiled = _Uncompiled()
 
 
 class PresetsMixin:
-    """Mixin with `presets()` and `from_preset(name)` for config classes that map names to fields in `_presets`."""
+    """Mixin with `presets()` and `from_preset(name)` for config classes with presets in `_presets`."""
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
@@ -151,14 +151,14 @@ class PresetsMixin:
 
     @classmethod
     def from_preset(cls, name: str, **overrides):
-        """Return the config of a preset, with `overrides` applied; raise ValueError for an unknown name."""
+        """Return a preset's config with `overrides` applied. Raise ValueError for an unknown name."""
         if name not in cls._presets:
             raise ValueError(f"name={name!r}: unknown preset of {cls.model_type}; use one of {cls.presets()}")
         return cls(**{**cls._presets[name], **overrides})
 
 
 class LlamaModulesMixin:
-    """Mixin for configs of models whose linear layers are named as in Llama, so that PEFT has default targets.
+    """Mixin for configs of models with Llama's layer names, which gives PEFT default targets.
 
     PEFT calls `to_dict` of the config before it looks up the model type in its tables. The entries are added in that
     call, because adding them earlier would mean importing PEFT, which takes seconds.
@@ -173,7 +173,7 @@ class LlamaModulesMixin:
 
 
 class CheckpointCodeMixin:
-    """Mixin for pretrained models that save their code and, for some heads, a pipeline with each checkpoint.
+    """Mixin for pretrained models that save their code, and maybe a pipeline, with checkpoints.
 
     Attributes:
         _auto_map: Auto class -> "module.Class"; set by `hrm_hf.registry`.
@@ -198,7 +198,7 @@ class CheckpointCodeMixin:
 
     @property
     def device(self) -> torch.device:
-        """Device for inputs: as in transformers, but with offloaded weights the device on which accelerate computes.
+        """Device for inputs, which for offloaded weights is the one on which accelerate computes.
 
         Between calls, offloaded weights are on the meta device; inputs moved there would lose their values.
         """
@@ -229,13 +229,13 @@ class CheckpointCodeMixin:
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load as in transformers; bitsandbytes' 4-bit weights also work on the CPU."""
+        """Load as in transformers. bitsandbytes' 4-bit weights also work on the CPU."""
         loaded = super().from_pretrained(*args, **kwargs)
         repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple with output_loading_info
         return loaded
 
     def load_adapter(self, peft_model_id: str | None = None, *args, **kwargs):
-        """Load as in transformers; raise ValueError for a DoRA adapter, which transformers 5.23 loads partly."""
+        """Load as in transformers. Raise ValueError for DoRA, which transformers 5.23 loads partly."""
         info = super().load_adapter(peft_model_id, *args, **kwargs)
         lost = [name for name in info.missing_keys if "lora_magnitude_vector" in name]
         if lost:
@@ -290,7 +290,7 @@ class ConvolutionsMixin:
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load as in transformers; raise ValueError for a quantization_config, which would have no effect."""
+        """Load as in transformers. Raise ValueError for a quantization_config, which has no effect."""
         if kwargs.get("quantization_config") is not None:
             raise ValueError(
                 f"quantization_config: {cls.__name__} consists of convolutions, and bitsandbytes and torchao quantize "
@@ -300,7 +300,7 @@ class ConvolutionsMixin:
 
 
 class Float32Buffers(nn.Module):
-    """Module whose buffers follow `.to(device)` but keep their dtype; its parameters follow `.half()` etc. as usual.
+    """Module whose buffers keep their dtype in `.half()` etc., while its parameters follow.
 
     Use it for constants whose small differences half precision would lose. (`_keep_in_fp32_modules_strict` does the
     same, but only for tensors that `from_pretrained(dtype=...)` reads from a file.)
@@ -317,7 +317,7 @@ class Float32Buffers(nn.Module):
 
 
 class Float32Linear(nn.Linear):
-    """Linear layer that computes in float32 for any dtype of weights and input; the caller disables autocast."""
+    """Linear layer that computes in float32 for any dtype (the caller disables autocast)."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.float()
@@ -338,7 +338,7 @@ def repair_4bit_layers(model: nn.Module) -> None:
 
 
 def _multiply(module: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Apply a 4-bit layer in its compute dtype; the result has the dtype of `hidden_states`."""
+    """Apply a 4-bit layer in its compute dtype, and return the dtype of `hidden_states`."""
     dtype = module.compute_dtype or hidden_states.dtype
     bias = None if module.bias is None else module.bias.to(dtype)
     return F.linear(hidden_states.to(dtype), dequantize_weight(module.weight).to(dtype), bias).to(hidden_states.dtype)

@@ -9,9 +9,10 @@ import torch
 
 
 class OwnBatchesMixin:
-    """Mixin for a `transformers.Pipeline` that implements `_run(batch, forward_params, postprocess_params)`.
+    """Mixin for a `transformers.Pipeline` that processes batches in `_run`.
 
-    `_run` yields one result per input. The iteration of transformers would need a tokenizer for padding.
+    `_run(batch, forward_params, postprocess_params)` yields a result per input. transformers' own iteration would need
+    a tokenizer for padding.
     """
 
     _load_tokenizer = False
@@ -56,7 +57,7 @@ class OwnBatchesMixin:
 
 @contextmanager
 def seeded(device: torch.device, *seed: int) -> Iterator[None]:
-    """Seed the random generators of `device` and the CPU inside the block, and restore their state afterwards."""
+    """Seed the random generators of `device` and the CPU in a block, and restore them afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         yield

@@ -67,7 +67,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return tuple({name: value for name, value in part.items() if value is not None} for part in parts)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Infer the parameters of one map, or of a list, file, array or generator; see the class."""
+        """Infer the parameters of one map, or of a list, file, array or generator (see the class)."""
         if isinstance(inputs, (GeneratorType, Dataset)):
             return super().__call__(inputs, **kwargs)
         if isinstance(inputs, (list, tuple)) and not len(inputs):
@@ -108,7 +108,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return self._answers(self.model(**input_tensors, **forward_params), input_tensors, POSTERIOR)
 
     def _answers(self, outputs: Any, input_tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> dict:
-        """Return the named tensors of a model's output, and the number of segments and the distance of each map.
+        """Return the named tensors of an output, and segments and distance of each map.
 
         If the model has a distance limit, warn about maps that are unlike the training maps.
         """

@@ -1,4 +1,4 @@
-"""`pipeline("mass-mapping", model=...)`: shear maps in, convergence maps and cosmological parameters out.
+"""`pipeline("mass-mapping", model=...)`: from shear maps to convergence and parameters.
 
 infer = pipeline("mass-mapping", model="runs/mass_64")
 infer({"map": shear, "mask": mask})["kappa"]  # float32 [size, size]

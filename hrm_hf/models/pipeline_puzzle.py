@@ -68,7 +68,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return {}, {name: value for name, value in {**given, "seed": seed}.items() if value is not None}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Solve one puzzle, or a list, generator or `Dataset` of puzzles; see the class."""
+        """Solve one puzzle, or a list, generator or `Dataset` of puzzles (see the class)."""
         if isinstance(inputs, torch.Tensor):
             inputs = inputs.tolist()
         if isinstance(inputs, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The posterior of cosmological parameters as the output of a network: a mixture of Gaussians within a flat prior.
+"""The posterior of cosmological parameters as a network's output: a mixture of Gaussians.
 
 With a flat prior on [low, high], a target y is mapped to u = sqrt(2) erfinv(2 (y - low) / (high - low) - 1), which is
 standard normal under the prior. An uninformative map therefore has exactly the posterior N(0, 1), and there is no
@@ -128,7 +128,7 @@ class PosteriorHead(Float32Buffers):
         return Posterior(log_weights.squeeze(-1).log_softmax(-1), loc, config.posterior_scale * scale_tril)
 
     def nll(self, posterior: Posterior, labels: torch.Tensor) -> torch.Tensor:
-        """Return -log p [B] of labels [B, T] in nats; raise ValueError for labels outside of the prior."""
+        """Return -log p [B] of labels [B, T] in nats. Raise ValueError for labels outside the prior."""
         expected = [posterior.loc.shape[0], self.shape[1]]
         if list(labels.shape) != expected:
             raise ValueError(f"labels has shape {list(labels.shape)}: must be {expected}, {self.config.target_names}")
@@ -166,7 +166,7 @@ class PosteriorHead(Float32Buffers):
         return self.reported(first + (second - first) * torch.special.ndtr(u))
 
     def reported(self, values: torch.Tensor) -> torch.Tensor:
-        """Append s_8 to targets [..., T] in physical units if `config.derived_s8`; the result is [..., R]."""
+        """Append s_8 to targets [..., T] in physical units if `config.derived_s8`, for [..., R]."""
         if not self.config.derived_s8:
             return values
         names = self.config.target_names
@@ -185,13 +185,13 @@ class PosteriorHead(Float32Buffers):
         return mean, variance.clamp_min(1e-12).sqrt()
 
     def squared_error(self, mean: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the squared error [B], relative to the prior variance or `target_std`^2, averaged over targets."""
+        """Return the squared error [B] over the prior variance or `target_std`^2, averaged over targets."""
         first, second = self._scaling(mean)
         spread = second if self.config.prior_bounds is None else (second - first) / math.sqrt(12)
         return ((mean[:, : self.shape[1]] - labels.float()) / spread).square().mean(-1)
 
     def metrics(self, mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the mean squared error `mse_<name>` of each reported parameter, and the mean of z^2, detached."""
+        """Return the mean squared error `mse_<name>` of each reported parameter, and the mean of z^2."""
         truth = self.reported(labels.float())
         squared = (mean.detach() - truth).square()
         metrics = {f"mse_{name}": squared[:, i].mean() for i, name in enumerate(self.config.reported_names)}
@@ -272,7 +272,7 @@ class PosteriorMixin:
     def posterior_losses(
         self, output: CosmoRegressionOutput, posteriors: list[Posterior], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Set losses and metrics of the output; return NLL and squared error after each segment, [B, segments]."""
+        """Set losses and metrics. Return NLL and squared error after each segment, [B, segments]."""
         head = self.posterior_head
         nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
         mse = torch.stack([head.squared_error(mean, labels) for mean in output.segment_means.unbind(1)], dim=1)

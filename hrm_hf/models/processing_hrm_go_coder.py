@@ -60,7 +60,7 @@ MAX_MESSAGE = 120  # maximum characters of a validator's message in the stream
 
 @dataclass(frozen=True)
 class Feedback:
-    """Validator feedback on one attempt; None stands for parts that were not checked.
+    """Validator feedback on one attempt, with None for parts that were not checked.
 
     Attributes:
         syntax_ok: whether the code parses.
@@ -84,7 +84,7 @@ class Feedback:
 
     @classmethod
     def of_record(cls, values: dict[str, Any]) -> "Feedback":
-        """Build the feedback from a record; missing and null fields keep their defaults."""
+        """Build the feedback from a record, with defaults for missing and null fields."""
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names and value is not None})
 
@@ -119,17 +119,17 @@ def is_go_tokenizer(tokenizer: Any) -> bool:
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Encode user text to ids; tags in the text become ordinary characters."""
+    """Encode user text to ids. Tags in the text become ordinary characters."""
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
 
 
 def problem_segment(tokenizer: Any, title: str, body: str = "") -> list[int]:
-    """Return <PROBLEM>title, an empty line, body</PROBLEM>; empty parts are omitted."""
+    """Return <PROBLEM>title, an empty line, body</PROBLEM>, without empty parts."""
     return _segment(tokenizer, "PROBLEM", "\n\n".join(part for part in (title, body) if part))
 
 
 def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
-    """Return <CONTEXT><FILE>path</FILE>text</CONTEXT>, without <FILE> if `path` is empty; [] if both are empty."""
+    """Return <CONTEXT><FILE>path</FILE>text</CONTEXT>, without an empty path, or [] if both are empty."""
     if not path and not before:
         return []
     named = _segment(tokenizer, "FILE", path) if path else []
@@ -137,7 +137,7 @@ def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
 
 
 def cut_middle(context: list[int], room: int) -> list[int]:
-    """Truncate the middle of a context segment to fit `room` ids; return [] if too little text would be left."""
+    """Truncate the middle of a context segment to `room` ids. Return [] if too little is left."""
     if len(context) <= room:
         return context
     file_end = TOKEN_IDS["</FILE>"]
@@ -160,7 +160,7 @@ def fit_task(
 
 
 def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Iterable[str]) -> list[int]:
-    """Return <PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN>; targets are given as "kind:name".
+    """Return <PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN> for targets "kind:name".
 
     Raises:
         ValueError: the intent is not in INTENTS, or a kind is not in TARGET_KINDS.

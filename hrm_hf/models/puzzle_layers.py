@@ -1,4 +1,4 @@
-"""Layers of the puzzle reasoners: token and puzzle embeddings, post-norm blocks, and the level that stacks them.
+"""Layers of the puzzle models: embeddings, post-norm blocks, and the level that stacks them.
 
 Differences from the usual transformer, all from the original HRM code: no gain in the RMS norms, normalization after
 the residual sum, attention over all positions without a mask, weights cast to the dtype of the activations on use, and
@@ -49,13 +49,13 @@ def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
 
 
 def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
-    """Apply RMS normalization without gain to the last axis, in float32; torch's own is slower on the CPU."""
+    """Apply RMS normalization without gain in float32, which is faster than torch's on the CPU."""
     wide = hidden_states.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(hidden_states.dtype)
 
 
 def swiglu_width(size: int, expansion: float) -> int:
-    """Return the hidden width of a SwiGLU: two thirds of `expansion * size`, rounded up to a multiple of 256."""
+    """Return a SwiGLU's width, 2/3 of `expansion * size`, rounded up to a multiple of 256."""
     return -(-round(expansion * size * 2 / 3) // 256) * 256
 
 
@@ -68,7 +68,7 @@ class CastedLinear(nn.Linear):
 
 
 def linear_class(config: HrmPuzzleConfig) -> type[nn.Linear]:
-    """Return the linear class of the blocks: `CastedLinear`, or nn.Linear if the config has a quantization_config.
+    """Return the linear class of the blocks: `CastedLinear`, or nn.Linear for quantization.
 
     bitsandbytes replaces nn.Linear but not its subclasses; its layers also follow the dtype of their input.
     """
@@ -76,11 +76,11 @@ def linear_class(config: HrmPuzzleConfig) -> type[nn.Linear]:
 
 
 class QHead(CastedLinear):
-    """Q values of halting (row 0) and continuing (row 1); the weights start at 0 and the biases at -5."""
+    """Q values of halting (row 0) and continuing (row 1), with initial weights 0 and biases -5."""
 
 
 class PuzzleAttention(nn.Module):
-    """Multi-head attention over all positions, with one fused projection (rows: q heads, k heads, v heads)."""
+    """Multi-head attention over all positions, with a fused projection (rows: q, k, v heads)."""
 
     is_causal = False
     num_key_value_groups = 1
@@ -138,7 +138,7 @@ class SwiGLU(nn.Module):
 
 
 class PuzzleBlock(GradientCheckpointingLayer):
-    """Post-norm block: h = RMS(h + attention(h)); h = RMS(h + mlp(h))."""
+    """Post-norm block: h = RMS(h + attention(h)), then h = RMS(h + mlp(h))."""
 
     def __init__(self, config: HrmPuzzleConfig, layer_idx: int):
         super().__init__()
@@ -147,7 +147,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
         self.mlp = SwiGLU(config.hidden_size, config, getattr(config, "intermediate_size", None))
 
     def mix_positions(self, config: HrmPuzzleConfig, layer_idx: int) -> None:
-        """Build the layer that mixes information between positions; this class uses attention."""
+        """Build the layer that mixes information between positions (attention in this class)."""
         self.self_attn = PuzzleAttention(config, layer_idx)
 
     def forward(
@@ -162,7 +162,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
 
 
 class ReasoningLevel(nn.Module):
-    """Stack of blocks that refines a latent state; the other state is added to its input."""
+    """Stack of blocks that refines a latent state, after adding the other state to its input."""
 
     def __init__(self, config: HrmPuzzleConfig, num_layers: int, block: type[PuzzleBlock] = PuzzleBlock):
         super().__init__()
@@ -195,10 +195,10 @@ def one_step_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run H_cycles of L_cycles low-level updates and one high-level update; only the last of each has a gradient.
+    """Run H_cycles of low- and high-level updates, with gradients only in the last update of each.
 
-    x, z_H and z_L are [B, T, D]; `num_queries` limits the positions of the final z_H. Source: section 2 of the HRM
-    paper, "one-step gradient".
+    A cycle has L_cycles low-level updates, then one high-level update. x, z_H and z_L are [B, T, D]; `num_queries`
+    limits the positions of the final z_H. Source: section 2 of the HRM paper, "one-step gradient".
     """
     H_cycles, L_cycles = cycles
     with torch.no_grad():
@@ -221,9 +221,10 @@ def last_cycle_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run H_cycles, each with L_cycles updates of z_L and one of z_H; only the last cycle has a gradient.
+    """Run H_cycles of updates of z_L and z_H by one level, with gradients only in the last cycle.
 
-    One level updates both states. Arguments are as in `one_step_gradient`. Source: the TRM paper, arXiv 2510.04871.
+    A cycle has L_cycles updates of z_L, then one of z_H. Arguments are as in `one_step_gradient`. Source: the TRM
+    paper, arXiv 2510.04871.
     """
     H_cycles, L_cycles = cycles
 
@@ -239,7 +240,7 @@ def last_cycle_gradient(
 
 
 class PuzzleInputEmbedding(nn.Module):
-    """Embeds the puzzle row (in P prefix slots) and the tokens as the input x [B, P + S, D] of every level call."""
+    """Embeds puzzle row (in P prefix slots) and tokens as the input x [B, P + S, D] of every level."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
@@ -282,7 +283,7 @@ class PuzzleInputEmbedding(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, puzzle_rows: torch.Tensor | None, dtype: torch.dtype
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Return x [B, T, D] in `dtype` and the rotary tables (cos, sin) [1, T, 1, head_dim] in float32, or None."""
+        """Return x [B, T, D] in `dtype`, and cos and sin [1, T, 1, head_dim] in float32 or None."""
         config = self.config
         self.validate_length(input_ids)
         x = self.tokens(input_ids).to(dtype)
@@ -327,7 +328,7 @@ class UnitMeans(nn.Module):
         self.members = nn.Buffer(torch.empty(sum(self.counts), rows * columns), persistent=False)
 
     def member_table(self) -> torch.Tensor:
-        """Return float32 [units, S], 1 where a cell belongs to a unit; units are rows, then columns, then boxes."""
+        """Return float32 [units, S], 1 where a cell is in a unit (rows, columns, then boxes)."""
         (rows, columns), (box_rows, box_columns) = self.grid_shape, self.box_shape
         cells = torch.arange(rows * columns)
         row, column = cells // columns, cells % columns
@@ -342,7 +343,7 @@ class UnitMeans(nn.Module):
 
 
 class Neighbours(nn.Module):
-    """Linear map of the cells above, below, left and right of every cell; cells beyond the border are zero."""
+    """Linear map of the cells above, below, left and right, which are zero beyond the border."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()

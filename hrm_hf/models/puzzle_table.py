@@ -1,4 +1,4 @@
-"""The puzzle table, with one trained row per puzzle identifier, and the methods that count and resize it."""
+"""The puzzle table, one trained row per puzzle identifier, and methods to count and resize it."""
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ class PuzzleEmbedding(nn.Module):
         return self
 
     def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
-        """Return the rows [B, ndim] of identifiers [B]; on an uncompiled CPU, raise ValueError for unknown ones."""
+        """Return the rows [B, ndim] of identifiers [B]. On the CPU, raise ValueError for unknown ones."""
         if puzzle_identifiers.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (value.item() for value in torch.aminmax(puzzle_identifiers))
             if low < 0 or high >= len(self.weight):
@@ -58,7 +58,7 @@ class PuzzleTableMixin:
         return total
 
     def resize_puzzle_embeddings(self, num_puzzles: int) -> None:
-        """Change the number of puzzle identifiers; new rows start at the mean of the existing rows."""
+        """Change the number of puzzle identifiers. New rows start at the mean of the existing rows."""
         table = self._puzzle_table()
         if num_puzzles < 1:
             raise ValueError(f"num_puzzles={num_puzzles}: must be at least 1, for the blank identifier")

@@ -1,4 +1,4 @@
-"""Key-value caching for decoders that visit a layer several times per token, with one cache slot for each visit.
+"""Key-value caching for decoders that visit a layer several times per token.
 
 `LayerCacheView` redirects the keys and values of a layer to the slot of the current visit. `RecurrentCache` does this
 for a decoder that thinks in segments. Within a segment, visits are numbered
@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
 class LayerCacheView:
-    """View of a cache for one visit of a layer: updates under the layer's own index go to the visit's slot.
+    """View of a cache for one visit of a layer, which redirects updates to the visit's slot.
 
     `read` selects the part of keys or values [B, heads, S, head_dim] that the layer sees; all of them by default.
     """
@@ -52,14 +52,14 @@ def validate_slots(cache: Cache | None, slots: int) -> None:
 
 
 class OnceCache:
-    """Keys and values of layers that are visited once per token (prelude, coda), in slots from `first_slot` on."""
+    """Keys and values of layers that run once per token (prelude, coda), from slot `first_slot` on."""
 
     def __init__(self, cache: Cache | None, first_slot: int):
         self.cache, self.first_slot = cache, first_slot
         self.written: set[int] = set()
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update as in `RecurrentCache.update`; a second visit in the same forward overwrites the first."""
+        """Update as in `RecurrentCache.update`. A second visit in a forward overwrites the first."""
         if self.cache is None:
             return key, value
         return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
@@ -93,7 +93,7 @@ class RecurrentCache:
             before.before = None  # only gradient checkpointing, which recomputes forwards, needs older segments
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add keys and values of T new tokens; return all this visit attends to, [B, heads, past + T, head_dim]."""
+        """Add keys and values of T new tokens, and return all [B, heads, past + T, head_dim]."""
         if self.active is not None and self.before is not None:
             kept_key, kept_value = self.before.kept[visit]
             key, value = torch.where(self.active, key, kept_key), torch.where(self.active, value, kept_value)
@@ -127,7 +127,7 @@ class RecurrentCache:
 def write_slot(
     cache: Cache, written: set[int], key: torch.Tensor, value: torch.Tensor, slot: int, kv_layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append keys and values of T new tokens to a slot of the cache, and return all keys and values in the slot.
+    """Append keys and values of T new tokens to a cache slot, and return all of the slot.
 
     `written` holds the slots that already have the new tokens of this forward; in these, they are replaced. With
     kv_layout="per_segment" this only happens in a coda that computes the logits of every segment.
@@ -152,7 +152,7 @@ FOREIGN_CACHES = ("vllm", "sglang")
 
 
 class VisitedLayersMixin:
-    """Mixin for causal LMs that visit layers several times per token; it rejects caches with one slot per layer.
+    """Mixin for causal LMs that visit layers repeatedly. It rejects caches with a slot per layer.
 
     Continuous batching, vLLM and SGLang store keys and values by layer number, so the visits of a layer would silently
     overwrite each other. Such a model must not set `_supports_attention_backend` either; vLLM 0.33 documents it as a
@@ -165,7 +165,7 @@ class VisitedLayersMixin:
         return True
 
     def init_continuous_batching(self, *args, **kwargs):
-        """Initialize as in transformers; raise ValueError if layers are visited several times per token."""
+        """Initialize as in transformers. Raise ValueError if layers are visited repeatedly."""
         if self.visits_layers_again:
             raise ValueError(
                 f"{type(self).__name__} visits its layers several times per token, but continuous batching stores "

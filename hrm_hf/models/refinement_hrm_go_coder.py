@@ -196,7 +196,7 @@ class GoCoderRefinementMixin:
         return rows
 
     def _drop_old_attempts(self, rows: list[_Row]) -> None:
-        """Drop old attempts from streams that have no room for another one; stop rows that are still too long."""
+        """Drop old attempts from streams without room for another one. Stop rows that stay too long."""
         for row in rows:
             room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
             if row.attempts and len(row.stream()) > room:
@@ -220,7 +220,7 @@ class GoCoderRefinementMixin:
             self._decide(row, text, new_tokens, found, settings)
 
     def _write_code(self, rows: list[_Row], settings: RefinementSettings) -> list[tuple[str, list[int], int]]:
-        """Write code for each row; return it as text and as a segment, with the number of new tokens."""
+        """Write code for each row. Return it as text and as a segment, with the number of new tokens."""
         streamer = None
         if settings.streamer is not None and not rows[0].attempts:
             streamer = CodeStreamer(settings.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))
@@ -244,7 +244,7 @@ class GoCoderRefinementMixin:
     def _decide(
         self, row: _Row, text: str, new_tokens: int, feedback: Feedback | None, settings: RefinementSettings
     ) -> None:
-        """Decide on the attempt at the end of the row's stream, record it, and prepare the row for what follows."""
+        """Decide on the attempt at the end of the row's stream, record it, and prepare the next step."""
         probabilities = self._decision(row, feedback, text, settings.tokenizer)
         decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
         if probabilities[DONE] >= settings.threshold and not (feedback is not None and feedback.failed):
@@ -256,7 +256,7 @@ class GoCoderRefinementMixin:
         row.needs_plan = decision == REFINE
 
     def _decision(self, row: _Row, feedback: Feedback | None, text: str, tokenizer: Any) -> list[float]:
-        """Return the probabilities of CONTINUE, REFINE and DONE for the attempt at the end of the row's stream."""
+        """Return the probabilities of CONTINUE, REFINE and DONE for the attempt that ends the stream."""
         stream = row.stream()
         if self.model.refinement_head is None:
             stream += validation_segment(tokenizer, feedback)

@@ -26,7 +26,7 @@ MOST_SAMPLED, MOST_SAMPLED_PER_TOKEN = 4, 2
 
 @dataclass
 class SegmentSchedule:
-    """Temporary overrides of the config in training; inference reads only `gate_only`.
+    """Temporary overrides of the config in training. Inference reads only `gate_only`.
 
     Attributes:
         bp_steps: stack passes per segment with gradients; None for the config's.
@@ -124,7 +124,7 @@ def plan_segments(
     exit_threshold: float | None = None,
     logits_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> SegmentPlan:
-    """Plan a forward on `tokens` [B, T, ...]; only their shape and device are used.
+    """Plan a forward on `tokens` [B, T, ...], using only their shape and device.
 
     Args:
         schedule: temporary overrides in training.
@@ -167,7 +167,7 @@ def plan_segments(
 
 
 def drawn_segments(config, tokens: torch.Tensor) -> torch.Tensor | None:
-    """Draw the number of segments by `config.segment_sampling`, [] or [B, T]; None for "fixed".
+    """Draw the number of segments by `config.segment_sampling`, [] or [B, T], or None for "fixed".
 
     It is 1 plus a Poisson number with a log-normal rate, whose mean is halt_max_steps - 1.
     """
@@ -182,7 +182,7 @@ def drawn_segments(config, tokens: torch.Tensor) -> torch.Tensor | None:
 
 
 def exit_rule(config, criterion, threshold: float | None, logits_fn, training: bool, halting: bool):
-    """Return the object that decides which tokens halt; arguments are as in `plan_segments`."""
+    """Return the object that decides which tokens halt, with arguments as in `plan_segments`."""
     criterion = config.exit_criterion if criterion is None else criterion
     if not isinstance(criterion, str):
         return criterion
@@ -221,7 +221,7 @@ class ThinkingTokens:
 
     @classmethod
     def start(cls, plan: SegmentPlan, x: torch.Tensor, attention_mask: torch.Tensor | None) -> "ThinkingTokens":
-        """Start on embeddings x [B, T, D]; a 2-d mask [B, past + T] marks padding with 0."""
+        """Start on embeddings x [B, T, D]. A 2-d mask [B, past + T] marks padding with 0."""
         active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if attention_mask is not None and attention_mask.dim() == 2:
             active = attention_mask[:, -x.shape[1] :].bool()
@@ -233,7 +233,7 @@ class ThinkingTokens:
         return cls(plan, active, steps, fewest)
 
     def segments_to_keep(self, cache: Cache | None) -> int:
-        """Return for how many segments to keep keys and values; 0 if no token can halt before others.
+        """Return for how many segments to keep keys and values, or 0 if tokens cannot halt early.
 
         Segments store the keys themselves, which checkpointing inside a compiled segment does not allow.
         """
@@ -247,7 +247,7 @@ class ThinkingTokens:
         return self.thinking
 
     def keep(self, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-        """Return `new` for active tokens and `old` for the others; both are [B, T, ...]."""
+        """Return `new` for active tokens and `old` for the others, [B, T, ...]."""
         if self.thinking is None:
             return new
         return torch.where(self.thinking.view(*self.thinking.shape, *[1] * (new.dim() - 2)), new, old)
@@ -278,5 +278,5 @@ class ThinkingTokens:
 
 
 def _all(active: torch.Tensor) -> bool:
-    """Check whether all tokens are active; always False under torch.compile, because it would break the graph."""
+    """Check whether all tokens are active. Under torch.compile, return False to keep one graph."""
     return not torch.compiler.is_compiling() and bool(active.all())

@@ -1,4 +1,4 @@
-"""Settings of `model.solve` for puzzles; without torch, because the command line reads its options from here."""
+"""Settings of `model.solve` for puzzles. Imports no torch, because the command line reads them."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +14,7 @@ def _setting(help: str, default: Any, min: float | None = None, max: float | Non
 
 @dataclass(kw_only=True)
 class SolveSettings:
-    """Settings for solving a batch of boards; the metadata of each field has a help text and inclusive bounds.
+    """Settings for solving a batch of boards. Each field has a help text and inclusive bounds.
 
     Notes:
         min_confidence: a model prefers to halt once its answer is more likely right than wrong; a higher threshold
@@ -43,7 +43,10 @@ class SolveSettings:
         "q",
     )
     exit_when_still: float | None = _setting(
-        "Also stop when the state changes by less than this fraction of its norm, e.g. 0.001.", None, 0, 1
+        "Also stop when the last steps change the state by less than this fraction of its norm, e.g. 0.001.",
+        None,
+        0,
+        1,
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Weak-lensing shear from convergence on a periodic flat patch of sky, with its adjoint and its inverse.
+"""Weak-lensing shear from convergence on a periodic flat sky, with adjoint and inverse.
 
 With the lensing potential psi, kappa = (psi_xx + psi_yy) / 2, g1 = (psi_xx - psi_yy) / 2 and g2 = psi_xy, so that in
 Fourier space g1 = (lx^2 - ly^2) / l^2 kappa and g2 = 2 lx ly / l^2 kappa (Kaiser & Squires 1993, ApJ 404, 441).
@@ -29,7 +29,7 @@ def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None
 
 
 def adjoint_shear(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S]; the result is [..., planes, S, S].
+    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S], for [..., planes, S, S].
 
     Without a mask, this is the Kaiser-Squires estimate, except for modes at a Nyquist frequency.
     """
@@ -37,7 +37,7 @@ def adjoint_shear(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torc
 
 
 def kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the least-squares convergence with mean 0; arguments are as in `adjoint_shear`.
+    """Return the least-squares convergence with mean 0, with arguments as in `adjoint_shear`.
 
     Unobserved pixels count as shear 0, so with a mask this is only the usual first estimate, not the best map.
     """
@@ -62,7 +62,7 @@ def _combined(shear: torch.Tensor, mask: torch.Tensor | None, inverse: bool) -> 
 
 
 def _multipliers(maps: torch.Tensor) -> torch.Tensor:
-    """Return the factors for g1 and g2 of each mode of `rfft2`, [2, size, size // 2 + 1], with the maps' dtype."""
+    """Return the factors for g1 and g2 of each mode of `rfft2`, [2, size, size // 2 + 1]."""
     size = maps.shape[-1]
     # Double precision on the CPU gives the same numbers on every device.
     real = {"dtype": torch.float64, "device": "cpu"}

@@ -1,4 +1,4 @@
-"""Adaptive puzzle solving: run ACT steps until each board halts, restart, and choose among the answers.
+"""Adaptive puzzle solving: run ACT steps until boards halt, restart, and choose an answer.
 
 Runs differ by noise on the latent states (PTRM, arXiv 2605.19943, which keeps the highest q) or by random initial
 states (EqR, arXiv 2605.21488, which keeps the smallest residual). B is the number of boards, S the cells of a board, V
@@ -63,7 +63,7 @@ class PuzzleSolution:
 
 
 class AnswerPool:
-    """Answers of several runs on boards [B, S]; answers that can no longer win are dropped.
+    """Answers of several runs on boards [B, S], without those that can no longer win.
 
     An answer that the rules accept beats every other answer. Otherwise, `choose` decides:
 
@@ -113,7 +113,7 @@ class AnswerPool:
         return replace(self.found.select(self._best()), steps_of_all_runs=self.steps)
 
     def _drop_losers(self) -> None:
-        """Keep the best answer for each board; with "vote", the best of each group of equal answers."""
+        """Keep the best answer for each board, or with "vote" of each group of equal answers."""
         names = self.boards.unsqueeze(1)
         if self.choose == "vote":
             names = torch.cat((names, self.found.predictions), dim=1)
@@ -128,7 +128,7 @@ class AnswerPool:
         return _first_of_each(self.boards, self._order())
 
     def _order(self) -> torch.Tensor:
-        """Return the indices of all answers, best first; ties stay in the order of the runs."""
+        """Return the indices of all answers, best first. Ties stay in the order of the runs."""
         score = -self.found.residual if self.choose == "residual" else self.found.q_halt
         if self.choose == "rules":
             score = score.masked_fill(self.accepted, torch.inf)
@@ -139,7 +139,7 @@ class AnswerPool:
 
 
 def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the entry of each group that comes first in `order` [N]; groups [N] in ascending order."""
+    """Return for each group [N], in ascending order, the entry that comes first in `order` [N]."""
     order = order[torch.argsort(groups[order], stable=True)]
     sorted_groups = groups[order]
     first = torch.ones_like(sorted_groups, dtype=torch.bool)
@@ -148,7 +148,7 @@ def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def _concatenate(one: PuzzleSolution, other: PuzzleSolution) -> PuzzleSolution:
-    """Concatenate two solutions; the shorter trajectory repeats its last step."""
+    """Concatenate two solutions. The shorter trajectory repeats its last step."""
     if one.trajectory is not None:
         length = max(len(one.trajectory), len(other.trajectory))
         one, other = _pad_trajectory(one, length), _pad_trajectory(other, length)
@@ -177,7 +177,7 @@ def relative_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
 
 
 class PuzzleSolverMixin:
-    """Mixin with `solve` for puzzle heads: an uncompiled loop over ACT steps, whose batch shrinks at every step."""
+    """Mixin with `solve` for puzzle heads, which loops over ACT steps uncompiled."""
 
     @property
     def boards_per_call(self) -> int:
@@ -199,7 +199,7 @@ class PuzzleSolverMixin:
         return_trajectory: bool = False,
         **settings: Any,
     ) -> PuzzleSolution:
-        """Run ACT steps until every row has halted; finished rows leave the batch and cost no more compute.
+        """Run ACT steps until every row has halted. Finished rows leave the batch.
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
@@ -243,7 +243,7 @@ class PuzzleSolverMixin:
         until: StopCheck | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
-        """Run boards [N, S] once with resolved settings; a row also stops when `until` returns True for it."""
+        """Run boards [N, S] once with resolved settings. A row also stops when `until` says so."""
         puzzle_rows = self.model.puzzle_rows(puzzle_identifiers, len(input_ids))
         x, rotary = self.model.embed(input_ids, puzzle_rows, self.compute_dtype)
         z_H, z_L = self.model.fresh_states(x, settings.noise)
@@ -281,7 +281,7 @@ class PuzzleSolverMixin:
         return solution
 
     def _stops(self, settings, step: int, q_halt, q_continue, moves) -> torch.Tensor:
-        """Check which rows stop after a step, bool [N]: the model prefers to halt, or the state barely changes."""
+        """Check which rows stop after a step, bool [N], by preference or because states barely change."""
         stops = torch.zeros_like(q_halt, dtype=torch.bool)
         if settings.halt == "q":
             prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)

@@ -43,7 +43,7 @@ class Bound:
         if isinstance(value, (list, tuple)) and self.lists is not None:
             if not self.lists[0] <= len(value) <= self.lists[1]:
                 raise ValueError(
-                    f"{self.name}: has {len(value)} entries; must have {self.lists[0]} to {self.lists[1]}"
+                    f"{self.name} has {len(value)} entries: must have {self.lists[0]} to {self.lists[1]}"
                 )
             for entry in value:
                 self(entry)

@@ -111,7 +111,7 @@ def test_segments_can_be_chosen(infer, maps):
         (np.full((16, 16), np.nan), {}, "256 of 256"),
         ("nowhere.fits", {}, r"nowhere\.fits"),
         ({"maps": 1}, {}, r"\['maps'\].* map\b"),
-        ({"map": np.zeros((16, 16)), "mask": np.ones((16, 16))}, {}, "mask.*takes none"),
+        ({"map": np.zeros((16, 16)), "mask": np.ones((16, 16))}, {}, "mask.*mask_channel=False"),
         (np.zeros((16, 16)), {"num_samples": 1}, "num_samples=1"),
         (np.zeros((16, 16)), {"halt": "q"}, "halt='q'"),
     ],

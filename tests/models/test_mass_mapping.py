@@ -186,11 +186,11 @@ def test_gains_by_multipole_filter_modes():
 def test_errors_name_the_argument():
     with pytest.raises(StrictDataclassError, match=r"num_channels=4.*mask_channel=True"):
         HrmMassMappingConfig.from_preset("test", num_channels=4)
-    with pytest.raises(StrictDataclassError, match=r"kappa_std.* 2 .* 1 "):
+    with pytest.raises(StrictDataclassError, match=r"kappa_std.* 2 .* 1\b"):
         HrmMassMappingConfig.from_preset("test", kappa_std=[1.0, 1.0])
-    with pytest.raises(StrictDataclassError, match=r"cell_size=3.* 4 "):
+    with pytest.raises(StrictDataclassError, match=r"cell_size=3.* 4\b"):
         HrmMassMappingConfig.from_preset("test", cell_size=3)
-    with pytest.raises(StrictDataclassError, match=r"image_size=18.* 2 "):
+    with pytest.raises(StrictDataclassError, match="image_size=18"):
         CosmoUnetConfig.from_preset("test", image_size=18, hidden_sizes=[4, 4, 4])
     pixel_values, kappa = observation()
     with pytest.raises(ValueError, match=r"kappa.*\[3, 16, 16\].*\[3, 1, 16, 16\]"):

@@ -96,7 +96,7 @@ def test_the_best_scale_undoes_a_wrong_confidence(factor):
 @pytest.mark.parametrize("label", [[0.05, 0.8], [0.3, 1.2], [float("nan"), 0.8]])
 def test_a_label_outside_the_prior_is_rejected_by_name(label):
     head = head_of(prior_bounds=BOX)
-    with pytest.raises(ValueError, match=r"(omega_m|sigma_8)=.* row 1 "):
+    with pytest.raises(ValueError, match=r"(omega_m|sigma_8)=.* row 1\b"):
         head.normalize(torch.tensor([[0.3, 0.8], label]))
 
 
@@ -126,12 +126,12 @@ def test_points_have_the_mean_and_covariance_of_a_standard_normal():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prior_bounds": [[0.1, 0.5]]}, "prior_bounds.* 1 .* 2 "),
+        ({"prior_bounds": [[0.1, 0.5]]}, r"prior_bounds.* 1 .* 2\b"),
         ({"prior_bounds": [[0.5, 0.1], [0.6, 1.0]]}, r"prior_bounds.*omega_m.*\[0\.5, 0\.1\]"),
         ({"covariance": "full"}, "covariance"),
         ({"target_names": ["omega_m"]}, "derived_s8"),
         ({"num_channels": 1, "mask_channel": True}, "num_channels=1"),
-        ({"pixel_mean": [0.0, 0.0]}, "pixel_mean.* 2 .* 1 "),
+        ({"pixel_mean": [0.0, 0.0]}, r"pixel_mean.* 2 .* 1\b"),
     ],
 )
 def test_inconsistent_configs_are_rejected(fields, message):

@@ -159,7 +159,7 @@ class HyperConnection(nn.Module):
 class HyperHead(nn.Module):
     """Reduces n streams to one with learned weights, as deepseek_v4 does before its final norm.
 
-    Parameters: `hc_fn` [n, n C], `hc_base` [n], `hc_scale` [1]. The weights start at 1/n.
+    Parameters: `hc_fn` [n, n C], `hc_base` [n], `hc_scale` [1]. The weights, sigmoid(...) + eps, start at 1/n.
     """
 
     def __init__(

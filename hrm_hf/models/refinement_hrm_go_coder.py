@@ -186,7 +186,7 @@ class GoCoderRefinementMixin:
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         for name, values in (("code_prefixes", prefixes), ("contexts", contexts)):
             if values is not None and len(values) != len(prompts):
-                raise ValueError(f"{name}: got {len(values)} for {len(prompts)} prompts; pass one for each prompt")
+                raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts; pass one for each prompt")
         budgets = self.config.problem_budget, self.config.context_budget
         rows = []
         for index, prompt in enumerate(prompts):

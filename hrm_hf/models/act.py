@@ -86,10 +86,7 @@ def wants_to_halt(q_halt: torch.Tensor, q_continue: torch.Tensor | None) -> torc
 
 
 def continue_target(next_q_halt: torch.Tensor, next_q_continue: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """Return the bootstrap target [B] of the continue value, from the Q values of the next step.
-
-    Source: HRM paper, eq. 8.
-    """
+    """Return the bootstrap target [B] of the continue value from the next Q values (HRM paper, eq. 8)."""
     return torch.sigmoid(torch.where(last, next_q_halt, torch.maximum(next_q_halt, next_q_continue)))
 
 
@@ -140,10 +137,7 @@ def halted_metrics(
     num_labels: torch.Tensor,
     q_halt: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Sum metrics over the slots that halted in this call and have labels.
-
-    All inputs are [B]. Divide the sums by `count` for means.
-    """
+    """Sum metrics over slots that halted and have labels (inputs [B]). Divide by `count` for means."""
     valid = halted & (num_labels > 0)
     exact = num_correct == num_labels
     return {

@@ -42,9 +42,7 @@ class Bound:
         """Raise ValueError for an invalid value, with the name of the field and its range."""
         if isinstance(value, (list, tuple)) and self.lists is not None:
             if not self.lists[0] <= len(value) <= self.lists[1]:
-                raise ValueError(
-                    f"{self.name} has {len(value)} entries: must have {self.lists[0]} to {self.lists[1]}"
-                )
+                raise ValueError(f"{self.name} has {len(value)} entries: must have {self.lists[0]} to {self.lists[1]}")
             for entry in value:
                 self(entry)
             return

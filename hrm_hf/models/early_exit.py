@@ -57,13 +57,7 @@ class SegmentState:
 
 
 class ExitKind(NamedTuple):
-    """Properties of an exit criterion.
-
-    Attributes:
-        default_threshold, highest_threshold: default and upper limit of its threshold; a default of None means none.
-        learned: whether it reads the halting head, which has to be trained.
-        of_distributions: whether it reads the logits of every segment.
-    """
+    """Thresholds of an exit criterion, and whether it reads the (trained) halting head or all logits."""
 
     default_threshold: float | None = None
     highest_threshold: float = torch.inf
@@ -157,10 +151,7 @@ class DrawnExit:
 def relative_change(hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
     """Return
 
-    h_m - h_{m-1}
-    /
-    h_m
-    , [B, T], which is infinite after the first segment.
+    h_m - h_{m-1} / h_m , [B, T], which is infinite after the first segment.
     """
     if previous is None:
         return torch.full_like(hidden[..., 0], torch.inf)
@@ -246,12 +237,7 @@ def halting_value_losses(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the losses [N] of both halting values, averaged over segments, and metrics.
 
-    Segments without a known target count as 0.
-
-    Args:
-        q: [N, M, 2], halt and continue values.
-        halted_in: int [N], the segment (1..M) in which each token halted.
-        nll, correct: [N, M] and bool [N, M]; after halting, those of the halting segment.
+    q: [N, M, 2]. halted_in: int [N], 1..M. nll [N, M], correct bool [N, M]: after halting, of the halting segment.
     """
     M = q.shape[1]
     segment = torch.arange(1, M + 1, device=q.device)
@@ -284,10 +270,7 @@ def halting_value_losses(
 
 
 def halting_distribution(q: torch.Tensor) -> torch.Tensor:
-    """Return the probability p [N, M] that the gate halts after segment m, for q [N, M, 2].
-
-    The gate is s(q_halt - q_continue). The probabilities of a token sum to 1.
-    """
+    """Return the probability [N, M] that the gate s(q_halt - q_continue) halts after each segment."""
     gate = torch.sigmoid(q[..., 0] - q[..., 1])
     gate = torch.cat([gate[:, :-1], torch.ones_like(gate[:, :1])], dim=1)
     before = torch.cat([torch.ones_like(gate[:, :1]), (1 - gate[:, :-1]).cumprod(1)], dim=1)

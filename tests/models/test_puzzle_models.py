@@ -1,7 +1,4 @@
-"""Puzzle models as Hugging Face models: sizes, initial values, solving, saving, the puzzle table, errors.
-
-Referees: parameter counts of the original models, and other runs of the same model.
-"""
+"""Puzzle models: sizes, initial values, solving, saving, table. Referees: the originals' sizes, other runs."""
 
 import threading
 

@@ -192,6 +192,11 @@ class WeightAverage(TrainerCallback):
 
 
 SCHEDULE_OPTIONS = ("lr_scheduler_type", "lr_scheduler_kwargs", "lr_min_ratio", "warmup_steps")
+WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")  # schedules
+STEP_OPTIONS = (  # of the steps, and how many there are
+    "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
+    "max_grad_norm", "ema_rate", "seed",
+)  # fmt: skip
 # These belong to the state of the checkpoint, or choose a kernel.
 NOT_SETTINGS = ("params", "param_names", "lr", "fused", "foreach", "capturable", "differentiable")
 
@@ -208,7 +213,7 @@ def optimization_record(args: Any, optimizer: Any, scheduler: Any) -> dict[str, 
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # as accelerate wraps it
         optimizer = optimizer.optimizer
     kinds = [type(one) for one in getattr(optimizer, "optimizers", [optimizer])]
-    options = {name: getattr(args, name, None) for name in SCHEDULE_OPTIONS}
+    options = {name: getattr(args, name, None) for name in (*SCHEDULE_OPTIONS, *STEP_OPTIONS)}
     return {
         "optim": " and ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds),
         "scheduler": type(scheduler).__name__,

@@ -14,6 +14,7 @@ file system without locks gets a warning, and local locks only keep out runs of 
 """
 
 import contextlib
+import copy
 import math
 import shutil
 import time
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock
-from transformers import BitsAndBytesConfig, IntervalStrategy, PreTrainedModel, Trainer
+from transformers import BitsAndBytesConfig, IntervalStrategy, PreTrainedModel, Trainer, TrainerCallback
 
 from ..hub.cards import record_evaluation
 from ..hub.kinds import Kind, load_config
@@ -33,6 +34,7 @@ from ..io.files import lock_folder
 from ..io.usage import counted, validate_extra
 from ..registry import architecture_of
 from .adapters import quantization_config, save_trained, settle_base, with_adapters
+from .optim import WITHOUT_WARMUP
 from .preemption import exit_if_preempted
 from .recipes import ModelArguments, TuningArguments, hardware_of, save_recipe, write_results
 
@@ -133,6 +135,17 @@ class TrainingRun:
         raise NotImplementedError
 
 
+class SaveOptionsCallback(TrainerCallback):
+    """Saves the options of a run when it begins; if it cannot resume, those of the earlier run stay."""
+
+    def __init__(self, run: TrainingRun):
+        self.run = run
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if args.should_save:
+            self.run.save_options()
+
+
 def run_training(run: TrainingRun) -> None:
     """Train, and leave model, results, plots and card in the run's folder."""
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
@@ -149,11 +162,12 @@ def run_training(run: TrainingRun) -> None:
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
     run.parameters = run.count_parameters(model)  # before it may be sharded
     model = with_adapters(model, tuning_args)
-    if args.should_save:  # before the trainer, which may turn options into what the model means by them
+    run.options = tuple(map(copy.copy, run.options))  # the trainer may turn options into what the model means by them
+    if args.should_save:
         print(run.describe(), describe_options(args), sep="\n", flush=True)
-        run.save_options()
 
     trainer = run.make_trainer(model)
+    trainer.add_callback(SaveOptionsCallback(run))
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     exit_if_preempted(trainer)
@@ -179,12 +193,16 @@ def describe_options(args: Any) -> str:
     """Return the main options as the run uses them, whether flags, a recipe or defaults gave them."""
     rate = getattr(args, "peak_learning_rate", args.learning_rate)
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    warmup = f"{args.warmup_steps:,.0f} steps" if args.warmup_steps >= 1 else f"{args.warmup_steps:.0%} of the run"
+    if not args.warmup_steps or schedule in WITHOUT_WARMUP:
+        warmup = "no warm-up"
+    else:
+        steps = args.warmup_steps
+        warmup = f"warm-up {counted(int(steps), 'step') if steps >= 1 else f'{steps:.0%} of the run'}"
     factors = args.per_device_train_batch_size, args.gradient_accumulation_steps, args.world_size
     rows = f"{math.prod(factors):,} rows a step ({' x '.join(map(str, factors))}: device, accumulation, processes)"
     length = counted(args.max_steps, "step") if args.max_steps > 0 else f"num_train_epochs {args.num_train_epochs:g}"
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
-    rate = f"learning rate {rate:g} ({schedule}, warm-up {warmup})"
+    rate = f"learning rate {rate:g} ({schedule}, {warmup})"
     return f"options: {length}, {rows}, {rate}, weight decay {args.weight_decay:g}, {precision}"
 
 

@@ -51,7 +51,15 @@ from ..hub.push import own_files
 from ..hub.secrets import validate_no_secrets
 from ..io.options import wanted_checkpoint
 from ..registry import ARCHITECTURES
-from .optim import SCHEDULE_OPTIONS, apply_settings, group_settings, optimization_record, validate_resumable
+from .optim import (
+    SCHEDULE_OPTIONS,
+    STEP_OPTIONS,
+    WITHOUT_WARMUP,
+    apply_settings,
+    group_settings,
+    optimization_record,
+    validate_resumable,
+)
 from .preemption import PreemptionCallback
 from .run import agreed, begin, held, rotate
 
@@ -78,6 +86,7 @@ class CompleteCheckpoints:
     _stale: list[Path] = []
     _resumed = False
     _settings: list[dict[str, Any]] = []  # of the optimizer's groups, by the options of this run
+    _num_training_steps = 0
 
     # ---- training ----
 
@@ -233,7 +242,7 @@ class CompleteCheckpoints:
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
         """As in the library; also keeps the optimizer's settings, which loading a checkpoint overwrites."""
-        warmup = self.args.get_warmup_steps(num_training_steps)
+        warmup = 0 if self.args.lr_scheduler_type in WITHOUT_WARMUP else self.args.get_warmup_steps(num_training_steps)
         if warmup > num_training_steps and self.is_world_process_zero():
             warnings.warn(
                 f"warmup_steps={self.args.warmup_steps:g}: longer than the run of {num_training_steps} steps, which "
@@ -242,6 +251,7 @@ class CompleteCheckpoints:
             )
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         self._settings = group_settings(self.optimizer) if self.optimizer is not None else []
+        self._num_training_steps = num_training_steps
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -250,13 +260,19 @@ class CompleteCheckpoints:
             return
         present = optimization_record(self.args, self.optimizer, self.lr_scheduler)
         state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+        if state.global_step > self._num_training_steps:
+            raise ValueError(
+                f"max_steps={self.args.max_steps}, num_train_epochs={self.args.num_train_epochs:g}: {checkpoint} has "
+                f"taken {state.global_step} steps, the run has only {self._num_training_steps}; raise them"
+            )
         saved = state.stateful_callbacks.get(OPTIMIZATION, {})
         if saved:
             validate_resumable(saved, present, checkpoint)
         with readable(checkpoint, "optimizer.pt or scheduler.pt"):
             super()._load_optimizer_and_scheduler(checkpoint)
         changes = apply_settings(self.optimizer, self.lr_scheduler, self._settings)
-        changes += [f"{k} {saved[k]} -> {present[k]}" for k in SCHEDULE_OPTIONS if saved and saved[k] != present[k]]
+        names = (*SCHEDULE_OPTIONS, *STEP_OPTIONS) if saved else ()
+        changes += [f"{name} {saved[name]} -> {present[name]}" for name in names if saved[name] != present[name]]
         if changes and self.is_world_process_zero():
             print(f"resuming {checkpoint} with changed options: {', '.join(changes)}", flush=True)
 

@@ -90,8 +90,7 @@ def test_bfloat16_needs_capability_eight_on_every_gpu():
 def test_large_models_use_checkpointing_and_small_ones_only_when_memory_is_short():
     assert plan_launch("hrm-lm-100m", [], [AMPERE]).activation_checkpointing
     assert not plan_launch("hrm-lm-50m", [], [AMPERE]).activation_checkpointing
-    tight = plan_launch("hrm-lm-50m", ["--block_size", "2048"], [Device("G", 5 * GIB, (8, 0))])
-    assert tight.activation_checkpointing
+    assert plan_launch("hrm-lm-50m", ["--block_size=2048"], [Device("G", 5 * GIB, (8, 0))]).activation_checkpointing
 
 
 @pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
@@ -229,8 +228,7 @@ def test_two_cpu_processes_train(tmp_path):
     command = [sys.executable, str(ROOT / "training" / "launch.py"), "--model", "hrm-lm-shakespeare-cpu", "--cpu"]
     command += ["--processes", "2", "--train_data", str(text), "--output_dir", str(tmp_path / "run")]
     command += ["--max_steps", "2", "--logging_steps", "1", "--eval_strategy", "no", "--prompt", ""]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, env=environment, capture_output=True, cwd=ROOT)
+    result = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr.decode()[-3000:]
     plan = json.loads((tmp_path / "run" / "launch_plan.json").read_text())
     assert plan["effective_batch"] == 16 and plan["command_line"] in result.stdout.decode()

@@ -204,9 +204,8 @@ def test_missing_data_set_error_names_the_build_command(tmp_path, monkeypatch, c
         script("pretrain.py", BASIC.split(), monkeypatch)
     command = str(stop.value).splitlines()[-1].split()
     assert command[:3] == ["hrm-hf", "data", "sudoku"] and command[-1] == "data/sudoku-extreme-small"
-    assert CliRunner().invoke(app, command[1:]).exit_code == 0  # and it is the command that mends it
-    size = data_size("data/sudoku-extreme-small")
-    assert size == (16, 1.0, None)
+    assert CliRunner().invoke(app, command[1:]).exit_code == 0  # and the command fixes it
+    assert data_size("data/sudoku-extreme-small") == (16, 1.0, None)
     assert not Path("checkpoints").exists()
 
 
@@ -231,9 +230,8 @@ def test_environment_variables_decide_the_compiler_and_not_whether_wandb_is_used
 
 
 def test_each_command_resumes_in_its_own_folder():
-    basic, ultra, here = (
-        Path(run_of(command)["output_dir"]) for command in (BASIC, ULTRA, f"{BASIC} checkpoint_path=here")
-    )
+    commands = (BASIC, ULTRA, f"{BASIC} checkpoint_path=here")
+    basic, ultra, here = (Path(run_of(command)["output_dir"]) for command in commands)
     assert basic == Path(run_of(BASIC)["output_dir"]) != ultra and here == Path("here")
     assert basic.parent == Path("checkpoints/Sudoku-extreme-small ACT-torch")
 

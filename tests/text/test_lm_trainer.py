@@ -292,7 +292,7 @@ def test_resume_continues_the_schedule(make):
 @pytest.mark.parametrize(
     "changed",
     [{}, {"learning_rate": 3e-3, "adam_atan2": True}, {"weight_decay": 0.2}, {"adam_beta1": 0.8}, {"warmup_steps": 5},
-     {"lr_scheduler_type": "constant", "learning_rate": 1.0}],
+     {"lr_scheduler_type": "constant", "learning_rate": 1.0}, {"max_grad_norm": 0.5}, {"max_steps": 8}],
 )  # fmt: skip
 def test_a_resumed_run_follows_the_options_that_it_is_given(make, changed, capsys):
     kept = {"adam_atan2": changed.get("adam_atan2", False), "save_strategy": "steps", "save_steps": 3}

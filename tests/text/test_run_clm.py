@@ -146,6 +146,15 @@ def test_resumed_run_has_the_losses_of_an_uninterrupted_run(run, streaming):
     assert sorted(resumed) == [1, 2, 3, 4, 5] and resumed == losses(alone)
 
 
+def test_a_rejected_resume_leaves_the_recipe_of_the_run(run):
+    options = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    out, results = run("run", **options)
+    before = (out / "recipe.yaml").read_text()
+    with pytest.raises(ValueError, match=r"^max_steps=3, .*checkpoint-4"):
+        run("run", **options, max_steps=3, resume_from_checkpoint="last")
+    assert (out / "recipe.yaml").read_text() == before and "(constant, no warm-up)" in results["printed"]
+
+
 def test_saved_weights_are_trained_further(run):
     first, before = run("first")
     second, after = run("second", model_name_or_path=str(first), tokenizer_name=None, config_overrides=None)

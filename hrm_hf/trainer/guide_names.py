@@ -22,6 +22,9 @@ HRM_LM = Guide(
         "train_samples": "--max_train_samples", "val_samples": "--max_eval_samples", "tokenizer": "--tokenizer_name",
         "epochs": "--num_train_epochs", "fast_mode": "--streaming false", "no_streaming": "--streaming false",
         "wandb": "--report_to wandb", "no_wandb": "--report_to none", "lr": "--learning_rate",
+        "model": "--recipe training/recipes/hrm_lm_50m.yaml (or 100m), or --model_name_or_path for saved weights",
+        "gpus": "training/launch.py --gpus", "dry_run": "training/launch.py --dry_run",
+        "verbose": "training/launch.py --verbose", "master_port": "training/launch.py --master_port",
     },
 )  # fmt: skip
 RLM_MHC = Guide(
@@ -31,7 +34,8 @@ RLM_MHC = Guide(
         "model.gradient_checkpointing": "--activation_checkpointing",
         "model.max_seq_len": "--block_size, and max_position_embeddings in --config_overrides",
         "training.optimizer.type": "--optim", "training.optimizer.lr": "--learning_rate",
-        "training.optimizer.betas": "--adam_beta1 and --adam_beta2", "training.scheduler.type": "--lr_scheduler_type",
+        "training.optimizer.betas": "--adam_beta1 and --adam_beta2", "training.optimizer.eps": "--adam_epsilon",
+        "training.scheduler.type": "--lr_scheduler_type", "data.num_workers": "--dataloader_num_workers",
         "training.scheduler.min_lr_ratio": "--lr_min_ratio", "training.batch_size": "--per_device_train_batch_size",
         "training.mixed_precision": "--bf16 true or --fp16 true",
         "training.gradient_checkpointing": "--activation_checkpointing", "data.max_length": "--block_size",
@@ -50,6 +54,10 @@ PERLMUTTER = Guide(
         "lr": "--learning_rate", "lr_warmup_steps": "--warmup_steps", "beta1": "--adam_beta1",
         "beta2": "--adam_beta2", "project_name": "WANDB_PROJECT, with --report_to wandb",
         "checkpoint_path": "--output_dir", "eval_save_outputs": "hrm-hf eval puzzles --out",
+        "arch": "--model_type", "arch.name": "--model_type", "arch.loss.name": "--config_overrides loss_type=...",
+        "arch.loss.loss_type": "--config_overrides loss_type=...",
+        "arch.num_heads": "--config_overrides num_attention_heads=...",
+        "arch.rope_theta": "--config_overrides 'rope_parameters={rope_type: default, rope_theta: ...}'",
     },
     fields="arch.",
 )  # fmt: skip
@@ -62,10 +70,22 @@ COSMOLOGY = Guide(
         "num_workers": "--dataloader_num_workers", "no_compile": "--torch_compile false",
         "wandb_project": "--report_to wandb, with WANDB_PROJECT set", "wandb_run_name": "--run_name",
         "wandb_offline": "--report_to wandb, with WANDB_MODE=offline", "no_wandb": "--report_to none",
-        "resume": "--resume_from_checkpoint",
+        "resume": "--resume_from_checkpoint", "debug": "--recipe training/recipes/cosmo_debug.yaml",
     },
 )  # fmt: skip
-GUIDES = (HRM_LM, RLM_MHC, PERLMUTTER, COSMOLOGY)
+GO_CODER = Guide(
+    "go_coder",
+    "plan_budget",
+    {
+        "batch_size": "--per_device_train_batch_size", "eval_batch_size": "--per_device_eval_batch_size",
+        "planner_lr": "--lr_multipliers planner=...", "generator_lr": "--lr_multipliers generator=...",
+        "refinement_lr": "--lr_multipliers refinement=...", "tokenizer_file": "--tokenizer_name",
+        "n_positions": "--max_length", "n_embd": "--config_overrides n_embd=... (gpt2) or hidden_size=...",
+        "n_head": "--config_overrides n_head=... (gpt2) or num_attention_heads=...",
+        "n_layer": "--config_overrides n_layer=... (gpt2) or planner_layers=...,generator_layers=...",
+    },
+)  # fmt: skip
+GUIDES = (GO_CODER, HRM_LM, RLM_MHC, PERLMUTTER, COSMOLOGY)
 # Values of --model in the guides' launchers.
 MODELS = {"50m": "hrm-lm-50m", "100m": "hrm-lm-100m"}
 

@@ -65,6 +65,7 @@ BOUNDS = {
 REPLACED = {
     "warmup_ratio": "use warmup_steps, which below 1 is a share of the run",
     "evaluation_strategy": "use eval_strategy",
+    "logging_dir": "set the environment variable TENSORBOARD_LOGGING_DIR",
     "no_cuda": "use use_cpu",
     "group_by_length": "use train_sampling_strategy group_by_length",
 }
@@ -304,7 +305,10 @@ class RecipeParser(HfArgumentParser):
 
     def error(self, message: str):
         """Raises UsageError: the usage above a message would be hundreds of options."""
-        raise UsageError(message)
+        of_guide = (
+            name_of_guide(message.split()[1].strip("-:"), self.known) if message.startswith("argument") else None
+        )
+        raise UsageError(f"{message}; {of_guide}" if of_guide else message)
 
 
 def _switch(text: str | bool) -> bool:

@@ -17,10 +17,11 @@ from huggingface_hub.errors import StrictDataclassError
 from hrm_hf import HrmPuzzleConfig, TrmPuzzleConfig
 from hrm_hf.cli.data import app as data_app
 from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
+from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.io.usage import UsageError
 from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
-from hrm_hf.trainer.guide_names import COSMOLOGY, HRM_LM, PERLMUTTER, RLM_MHC
+from hrm_hf.trainer.guide_names import COSMOLOGY, GO_CODER, HRM_LM, PERLMUTTER, RLM_MHC
 from hrm_hf.trainer.recipes import (
     ModelArguments,
     RecipeParser,
@@ -82,8 +83,7 @@ def test_flags_override_the_file(recipe):
     path = recipe({"needed": 3, "word": "file", "rate": 0.5})
     (options,) = parse_recipe([Options], ["--recipe", path, "--word", "flag"])
     assert options == Options(needed=3, word="flag", rate=0.5)
-    (same,) = parse_recipe([Options], ["--word=flag", f"--recipe={path}"])
-    assert same == options
+    assert parse_recipe([Options], ["--word=flag", f"--recipe={path}"]) == (options,)
     assert parse_recipe([Options], ["--needed", "1", "--flag"]) == (Options(needed=1, flag=True),)
 
 
@@ -124,7 +124,8 @@ def test_options_of_transformers_4_name_what_takes_their_place(old, new, recipe)
 
 
 LM, MAPS = (LmDataArguments, LmTrainingArguments), (CosmoDataArguments, CosmoTrainingArguments)
-GUIDES = [(HRM_LM, LM), (RLM_MHC, LM), (PERLMUTTER, CLASSES[1:]), (COSMOLOGY, MAPS)]
+GO = (GoDataArguments, GoTrainingArguments)
+GUIDES = [(HRM_LM, LM), (RLM_MHC, LM), (PERLMUTTER, CLASSES[1:]), (COSMOLOGY, MAPS), (GO_CODER, GO)]
 
 
 @pytest.mark.parametrize(("guide", "classes"), GUIDES, ids=lambda value: getattr(value, "page", ""))
@@ -132,7 +133,7 @@ def test_errors_about_names_of_a_guide_name_our_options_and_the_page(guide, clas
     parser = RecipeParser((ModelArguments, *classes))
     assert guide.option in parser.known and (ROOT / "docs" / "coming_from" / f"{guide.page}.md").exists()
     for name, here in guide.names.items():
-        assert set(re.findall(r"--(\w+)", here)) - {"out", "kind"} <= parser.known | {"config_overrides"}
+        assert "launch.py" in here or set(re.findall(r"--(\w+)", here)) - {"out", "kind"} <= parser.known
         with pytest.raises(UsageError, match=f"use {re.escape(here)}; .*{guide.page}.md"):
             parser.validate_known([f"+{name}=1"])
 
@@ -145,7 +146,9 @@ def test_errors_about_names_of_a_guide_name_our_options_and_the_page(guide, clas
         (LM, ["training.max_steps=5"], "'training.max_steps'; use --max_steps; .*rlm_mhc"),
         (LM, ["max_steps=5"], "^max_steps=5: .*--max_steps 5"),
         (CLASSES[1:], ["--puzzle_emb_lrr", "1"], "'puzzle_emb_lrr'.*'puzzle_emb_lr'"),
-        (CLASSES[1:], ["arch.hidden_size=8"], "use --config_overrides hidden_size="),
+        (CLASSES[1:], ["arch.num_heads=8"], "use --config_overrides num_attention_heads="),
+        (LM, ["--model", "50m"], "'model'; use --recipe .*hrm_lm_50m.yaml"),
+        (MAPS, ["--debug"], "--debug: .*; use --recipe .*cosmo_debug.yaml"),
     ],
 )
 def test_errors_about_unknown_flags_give_our_name_or_the_nearest(classes, words, message):
@@ -254,9 +257,8 @@ def test_a_saved_recipe_keeps_options_that_were_switched_off(tmp_path, recipe):
 
 
 def test_results_name_task_metrics_and_versions(tmp_path):
-    path = write_results(tmp_path, "sudoku", {"exact_accuracy": 0.5}, train_seconds=1.5, parameters=7)
-    results = json.loads(path.read_text())
-    assert path == tmp_path / "results.json"
+    write_results(tmp_path, "sudoku", {"exact_accuracy": 0.5}, train_seconds=1.5, parameters=7)
+    results = json.loads((tmp_path / "results.json").read_text())
     assert results.pop("versions").keys() >= {"python", "hrm_hf", "torch", "transformers", "accelerate", "datasets"}
     assert results == {"task": "sudoku", "metrics": {"exact_accuracy": 0.5}, "train_seconds": 1.5, "parameters": 7}
 

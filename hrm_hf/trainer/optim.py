@@ -213,7 +213,11 @@ def optimization_record(args: Any, optimizer: Any, scheduler: Any) -> dict[str, 
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # as accelerate wraps it
         optimizer = optimizer.optimizer
     kinds = [type(one) for one in getattr(optimizer, "optimizers", [optimizer])]
-    options = {name: getattr(args, name, None) for name in (*SCHEDULE_OPTIONS, *STEP_OPTIONS)}
+    unused = {"num_train_epochs"} if args.max_steps > 0 else set()
+    unused |= {"warmup_steps"} if args.lr_scheduler_type in WITHOUT_WARMUP else set()
+    unused |= {"lr_min_ratio"} if args.lr_scheduler_type != "cosine" else set()
+    names = (*SCHEDULE_OPTIONS, *STEP_OPTIONS)
+    options = {name: None if name in unused else getattr(args, name, None) for name in names}
     return {
         "optim": " and ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds),
         "scheduler": type(scheduler).__name__,

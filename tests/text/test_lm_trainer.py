@@ -291,8 +291,8 @@ def test_resume_continues_the_schedule(make):
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"learning_rate": 3e-3, "adam_atan2": True}, {"weight_decay": 0.2}, {"adam_beta1": 0.8}, {"warmup_steps": 5},
-     {"lr_scheduler_type": "constant", "learning_rate": 1.0}, {"max_grad_norm": 0.5}, {"max_steps": 8}],
+    [{"num_train_epochs": 9}, {"learning_rate": 3e-3, "adam_atan2": True}, {"warmup_steps": 5, "adam_beta1": 0.8},
+     {"lr_scheduler_type": "constant", "learning_rate": 1.0}, {"weight_decay": 0.2}, {"max_grad_norm": 0.5}],
 )  # fmt: skip
 def test_a_resumed_run_follows_the_options_that_it_is_given(make, changed, capsys):
     kept = {"adam_atan2": changed.get("adam_atan2", False), "save_strategy": "steps", "save_steps": 3}
@@ -304,7 +304,7 @@ def test_a_resumed_run_follows_the_options_that_it_is_given(make, changed, capsy
     for one, other in zip(optimizer_of(resumed).param_groups, optimizer_of(fresh).param_groups, strict=True):
         assert {**one, "params": None} == {**other, "params": None}
     rates = [[entry["learning_rate"] for entry in logged(trainer)[3:]] for trainer in (resumed, fresh)]
-    assert rates[0] == rates[1] and ("with changed options" in capsys.readouterr().out) == bool(changed)
+    assert rates[0] == rates[1] and ("changed options" in capsys.readouterr().out) != ("num_train_epochs" in changed)
 
 
 def test_options_that_a_checkpoint_cannot_follow_are_rejected(make):

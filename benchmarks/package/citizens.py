@@ -169,6 +169,21 @@ def predictions(architecture: str) -> None:
     assert_equal_but_for_rounding(torch.from_numpy(given[0]), expected)
 
 
+@check("Trainer: true maps alone have an eval_loss, as `labels`, or as `kappa` with label_names", every.MASS_MAPPERS)
+def maps_alone(architecture: str) -> None:
+    for name in ("labels", "kappa"):
+        given = {**every.inputs(architecture, ROWS), name: every.targets(architecture, ROWS)["kappa"]}
+        rows = [{key: value[row] for key, value in given.items()} for row in range(ROWS)]
+        with tempfile.TemporaryDirectory() as folder:
+            found = plain_trainer(architecture, folder, label_names=[name]).evaluate(rows)["eval_loss"]
+        with torch.no_grad():
+            losses = [
+                every.model(architecture)(**transformers.default_data_collator(rows[i : i + 2])).loss
+                for i in range(0, ROWS, 2)
+            ]
+        torch.testing.assert_close(torch.tensor(found), torch.stack(losses).mean(), rtol=1e-5, atol=1e-6)
+
+
 @check("Trainer: the loss of accumulated batches is divided once")
 def accumulation(architecture: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

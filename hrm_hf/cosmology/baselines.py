@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from ..io.usage import validate_extra
 from .dataset.rows import MapSet
@@ -59,7 +60,7 @@ def run_baseline(
 def _chunks(maps: MapSet) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield chunks of maps in float64, with their masks."""
     size = max(1, CHUNK_PIXELS // int(np.prod(maps.maps.shape[1:])))
-    for start in range(0, len(maps), size):
+    for start in tqdm(range(0, len(maps), size), desc="Summarizing", unit=" batches", disable=None, leave=False):
         part = maps[start : start + size]
         yield part.maps.astype(np.float64), part.masks
 

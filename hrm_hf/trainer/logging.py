@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
+from tqdm.auto import tqdm
 from transformers import IntervalStrategy, Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.trainer_callback import ProgressCallback
@@ -98,8 +99,7 @@ class LogLineCallback(ProgressCallback):
             seconds = round((state.max_steps - state.global_step) / logs["steps_per_second"])
             parts.append(f"ETA {timedelta(seconds=seconds)}")
         mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
-        write = print if self.training_bar is None else self.training_bar.write
-        write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))
+        tqdm.write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))  # above bars, of an evaluation too
         sys.stdout.flush()  # at once, where the output is a file
 
 

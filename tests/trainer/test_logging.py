@@ -7,6 +7,7 @@ import every
 import pytest
 import started
 import tiny_lm
+from tqdm.auto import tqdm
 from transformers import TrainerState
 
 from hrm_hf.text.run import MhcMonitorCallback
@@ -39,10 +40,11 @@ def test_values_with_a_group_and_the_learning_rate_are_repeated():
 
 def test_a_line_of_progress_tells_the_time_that_is_left(capsys):
     line = LogLineCallback({"loss": "loss {:.1f}"})
-    for step in (10, 20):
-        line.on_log(None, TrainerState(global_step=step, max_steps=20), None, {"loss": 2.0, "steps_per_second": 0.5})
-    first, last = capsys.readouterr().out.splitlines()
-    assert first.endswith("loss 2.0  ETA 0:00:20") and last.endswith("loss 2.0")
+    with tqdm(total=2):  # of an evaluation; the lines are written above it
+        for step in (10, 20):
+            line.on_log(None, TrainerState(global_step=step, max_steps=20), None, {"loss": 2, "steps_per_second": 0.5})
+    first, last = (said := capsys.readouterr()).out.splitlines()
+    assert first.endswith("loss 2.0  ETA 0:00:20") and last.endswith("loss 2.0") and "\r    " in said.err
 
 
 @pytest.fixture(scope="module")

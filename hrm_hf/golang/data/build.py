@@ -161,7 +161,8 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
     if options.out.exists():
         _validate_same(options.out, beside, settings, "prompts for another model")
     dropped, rows = Dropped(), []
-    for record in spread(list(read_records(options.records)), options.limit):
+    records = spread(list(read_records(options.records)), options.limit)
+    for record in tqdm(records, desc="prompts", unit=" records", disable=None):
         solution = record["solution"]["code"]
         if longest is not None and len(builder.tokenizer(solution, verbose=False)["input_ids"]) > longest:
             dropped.add(f"solution longer than {longest} tokens", record["id"])

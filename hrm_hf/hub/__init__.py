@@ -1,9 +1,9 @@
-"""Complete checkpoints to the Hub and back, and Spaces: thin over huggingface_hub.
+"""Push and pull of complete checkpoints and Spaces, a thin layer over huggingface_hub.
 
-`push.py` and `pull.py` move files, `cards.py` writes model cards, `manifests.py` checks that a folder is complete,
-`kinds.py` tells the kind of a model. `model.push_to_hub` and `Trainer(push_to_hub=True)` are in
-`models/modeling_utils.py` and `trainer/saving.py`. Here are the options of `hrm-hf push` and `pull`; other names are
-loaded on first use.
+`push.py` and `pull.py` transfer files, `cards.py` writes model cards, `manifests.py` validates that a folder is
+complete, and `kinds.py` determines the kind of a model. `model.push_to_hub` and `Trainer(push_to_hub=True)` are in
+`models/modeling_utils.py` and `trainer/saving.py`. This module defines the options of `hrm-hf push` and `pull`; it
+imports other names on first use.
 """
 
 import re
@@ -37,9 +37,9 @@ class PushOptions(Options):
     """What to push and where."""
 
     sources: list[str] = option(
-        "Folder of a checkpoint. With --space: a Space's folder, or models to show.", argument=True
+        "Checkpoint folder. With --space: the folder of a Space, or models for the demo.", argument=True
     )
-    repo_id: str = option("Repository, which is created if it does not exist.", argument=True, metavar="OWNER/NAME")
+    repo_id: str = option("Repository; created if it does not exist.", argument=True, metavar="OWNER/NAME")
     private: bool | None = option(
         "Visibility of a new repository. [default: the owner's setting]", None, flags=("--private/--public",)
     )
@@ -48,12 +48,12 @@ class PushOptions(Options):
     )
     message: str | None = option("Commit message; with --create-pr, also the title of the pull request.", None)
     license: str | None = option(
-        "License of the weights, by its name on the Hub: apache-2.0, mit, cc-by-4.0, other, ...", None
+        "License of the weights, as named on the Hub: apache-2.0, mit, cc-by-4.0, other, ...", None
     )
     create_pr: bool = option(
-        "Open a pull request with the commit; the repository must exist, but you need no write access.", False
+        "Open a pull request with the commit. The repository must exist; write access is not needed.", False
     )
-    with_training_state: bool = option("Also push the optimizer, the carry and checkpoint-N folders.", False)
+    with_training_state: bool = option("Also push the optimizer, the carry and the checkpoint-N folders.", False)
     include: list[str] = option("Also push files that match this pattern; may be repeated.", [])
     space: bool = option("Push a Gradio demo instead of a model.", False)
     embed: bool = option("Copy models from local folders into the demo.", False)
@@ -84,12 +84,12 @@ class PushOptions(Options):
 
     @property
     def to_pull_request(self) -> bool:
-        """Return whether the revision is a pull request."""
+        """Whether the revision is a pull request."""
         return (self.revision or "").startswith(PULL_REQUEST)
 
     @property
     def repository(self) -> dict[str, str]:
-        """Return arguments of HfApi."""
+        """Arguments of HfApi that identify the repository."""
         return {"repo_id": self.repo_id, "repo_type": "space" if self.space else "model"}
 
 

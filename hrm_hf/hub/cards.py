@@ -1,9 +1,9 @@
 """Model cards with results.
 
-A card is made once from the template of its architecture (`model_cards/<model_type>.md`, jinja). Later, three parts of
-it are ours: the `model-index` of its metadata, which holds every result; the table of results between two markers; and
-the table of the training between two others, from `recipe.yaml`, `results.json` and the data builders' files. The rest
-stays as people write it. Results are also written as `.eval_results/*.yaml`, the newer form of the Hub.
+A card is created once from the template of its architecture (`model_cards/<model_type>.md`, jinja). After that, only
+three parts are updated: the `model-index` of its metadata, which holds every result; the table of results between two
+markers; and the table of the training between two others, from `recipe.yaml`, `results.json` and the data builders'
+files. Everything else can be edited. Results are also written as `.eval_results/*.yaml`, the newer format of the Hub.
 """
 
 import json
@@ -30,8 +30,8 @@ LICENSE_NOT_STATED = "not stated; name one here and in the metadata"
 SOLVING_SETTINGS = (
     "max_steps", "min_steps", "min_confidence", "halt", "restarts", "noise", "noise_at", "choose", "exit_when_still",
 )  # fmt: skip
-# Speeds and positions of a run, which say nothing about the model's quality.
-NO_QUALITIES = (
+# Speeds and positions of a run, which do not measure the quality of a model.
+NOT_RECORDED = (
     "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",
     "runtime", "model_preparation_time",
 )  # fmt: skip
@@ -40,15 +40,15 @@ NO_QUALITIES = (
 def record_evaluation(
     folder: str | Path, metrics: dict[str, Any], dataset: str, split: str, parameters: int | None, **settings: Any
 ) -> Path:
-    """Record an evaluation in the card of a checkpoint folder, making the card if there is none; return its path.
+    """Record an evaluation in the card of a checkpoint folder, which is created if missing, and return its path.
 
-    A result with the same data set, split, settings and metric is replaced; all others stay.
+    Replaces a result with the same data set, split, settings and metric, and keeps all others.
 
     Args:
-        metrics: name -> value, with or without the `eval_` of `Trainer.evaluate`; only numbers are recorded.
-        dataset: path or Hub name of the data. Of a local path only the last part is recorded.
+        metrics: name -> value, with or without the `eval_` prefix of `Trainer.evaluate`; only numbers are recorded.
+        dataset: path or Hub name of the data; only the last part of a local path is recorded.
         parameters: number of parameters for a new card; counted if None.
-        settings: how the metrics were computed; those of SOLVING_SETTINGS are taken from `metrics`.
+        settings: how the metrics were computed; entries of `metrics` named in SOLVING_SETTINGS are added.
 
     Raises:
         FileNotFoundError: `folder` has no config.json.
@@ -75,7 +75,7 @@ def record_evaluation(
             metric_args=settings or None,
         )
         for name, value in metrics.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name not in (*settings, *NO_QUALITIES)
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in (*settings, *NOT_RECORDED)
     ]
     old = [result for result in card.data.eval_results or [] if not any(map(result.is_equal_except_value, new))]
     card.data.model_name = card.data.model_name or folder.resolve().name
@@ -94,9 +94,9 @@ def record_evaluation(
 
 
 def _evaluations(results: list) -> list[dict[str, Any]]:
-    """Group `EvalResult`s by evaluation: data set, split and settings, with the values of the metrics as text.
+    """Group `EvalResult`s by evaluation (data set, split and settings), with metric values as text.
 
-    An interval, recorded as NAME_low and NAME_high, stands with its metric.
+    An interval recorded as NAME_low and NAME_high is appended to the value of its metric.
     """
     found: dict[str, dict[str, Any]] = {}
     for result in results:
@@ -112,7 +112,7 @@ def _evaluations(results: list) -> list[dict[str, Any]]:
 
 
 def _write_eval_results(folder: Path, results: list) -> None:
-    """Write `EvalResult`s as DATA.yaml, a file per data set; the Hub shows those of its benchmarks."""
+    """Write `EvalResult`s to one DATA.yaml per data set; the Hub displays those of its benchmarks."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     entries: dict[str, list[EvalResultEntry]] = {}
@@ -133,9 +133,9 @@ def _write_eval_results(folder: Path, results: list) -> None:
 
 
 def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
-    """Return the template of the folder's architecture, filled from its config and training files.
+    """Render the card template of the folder's architecture from its config and training files.
 
-    Raises: as `record_evaluation`.
+    Raises the errors of `record_evaluation`.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -143,7 +143,9 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     config = _config(folder)
     template = resource("model_cards") / f"{config.model_type}.md"
     if not template.is_file():
-        raise ValueError(f"there is no card template for model type {config.model_type!r} ({template})")
+        raise ValueError(
+            f"model_type={config.model_type!r}: there is no card template ({template}); write a README.md"
+        )
     row, recipe, license = architecture_of(config), read_run(folder)[0], license_of(folder, levels=0)
     base, sources = recipe.get("model_name_or_path"), training_sources(recipe)
     datasets = dict.fromkeys(source.removeprefix(HUB_PREFIX).partition(":")[0] for source in filter(_on_hub, sources))
@@ -155,7 +157,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     )
     card = ModelCard.from_template(
         metadata,
-        template_str="{% include card %}",  # the library's own environment finds no layouts and escapes nothing
+        template_str="{% include card %}",  # huggingface_hub's jinja environment finds no layouts
         card=_environment().get_template(template.name),
         config=config,
         task=row.task_of(config),
@@ -173,7 +175,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
 
 
 def card_for_repository(folder: str | Path, repo_id: str) -> str:
-    """Return the folder's card, or a new one, whose examples load `repo_id` instead of the folder."""
+    """Return the folder's card (or a new one) with `repo_id` instead of the folder in its examples."""
     from huggingface_hub import ModelCard
 
     folder, path = Path(folder), Path(folder, CARD_FILE)
@@ -198,11 +200,11 @@ def _config(folder: Path):
 
 
 def _count_parameters(config) -> int:
-    """Count the parameters of a config's model; its buffers (puzzle table, initial states) are not among them."""
+    """Count the parameters of a config's model, without buffers (puzzle table, initial states)."""
     import torch
 
     heads = {head.__name__: head for head in ARCHITECTURES[type(config)].heads.values()}
-    with torch.device("meta"):  # nothing is allocated
+    with torch.device("meta"):  # allocates no memory
         return heads[config.architectures[0]](config).num_parameters()
 
 
@@ -221,16 +223,16 @@ def _environment() -> Any:
     return environment
 
 
-# ---- what a run left beside its weights ----
+# ---- files that a run saved with its weights ----
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return recipe and results of a checkpoint folder; {} for a missing file, or one of another tool."""
+    """Return the recipe and the results of a checkpoint folder; {} for a missing file or one of another tool."""
     return _read(folder / "recipe.yaml", yaml.safe_load), _read(folder / "results.json", json.loads)
 
 
 def training_context(folder: Path) -> dict[str, Any]:
-    """Return the values of `_training.md`: recipe and results without empty entries, and the folder's files."""
+    """Return the variables of `_training.md`: recipe and results without empty entries, and the folder's files."""
     recipe, results = ({k: v for k, v in run.items() if v not in (None, "")} for run in read_run(folder))
     return {
         "recipe": recipe,
@@ -241,7 +243,7 @@ def training_context(folder: Path) -> dict[str, Any]:
 
 
 def training_sources(recipe: dict[str, Any]) -> list[str]:
-    """Return paths and names of training data, or the `hrm-hf data` command that generates them."""
+    """Return the paths and names of the training data, or the `hrm-hf data` command that generates them."""
     if not recipe.get("build_data"):
         listed = recipe.get("train_data") or []
         listed = [listed] if isinstance(listed, str) else listed
@@ -250,26 +252,26 @@ def training_sources(recipe: dict[str, Any]) -> list[str]:
     sources = [rest[i + 1] for i, word in enumerate(rest[:-1]) if word == "--source"]
     sources += [word.removeprefix("--source=") for word in rest if word.startswith("--source=")]
     options = [i for i, word in enumerate(rest) if word.startswith("-")]
-    sources += rest[: min(options, default=len(rest))]  # those that come first, without a flag
+    sources += rest[: min(options, default=len(rest))]  # positional arguments
     return sources or [f"hrm-hf data {command}"]
 
 
 def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
-    """Return the names of a run's data, or the commands that generated them, and the weights that it started from.
+    """Return the data of a run, as names or generating commands, and the weights that it started from.
 
     Raises:
-        ValueError: a recipe that none of our scripts wrote.
+        ValueError: a recipe that was not written by our scripts.
     """
     names = [recipe.get(name) for name in ("build_data", "data_path", "train_data", "model_name_or_path")]
     each = [part for name in names if name is not None for part in (name if isinstance(name, list) else [name])]
     if not all(isinstance(part, str) for part in each):
-        raise ValueError("the recipe names its data by neither a text nor a list of texts")
+        raise ValueError("the recipe must name its data by a string or a list of strings")
     if build := recipe.get("build_data"):
         sources = ["hrm-hf data " + " ".join(_without_folders(word) for word in shlex.split(str(build)))]
     else:
         sources = [_without_folders(str(source)) for source in training_sources(recipe)]
     started_from = recipe.get("model_name_or_path")
-    sources = list(dict.fromkeys(sources))  # two files of one name in two folders
+    sources = list(dict.fromkeys(sources))  # files in different folders can have the same name
     return sources, _without_folders(str(started_from)) if started_from else None
 
 
@@ -282,14 +284,14 @@ def _read(file: Path, load: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def _on_hub(source: str) -> bool:
-    """Return whether a name is one of the Hub; `runs/model` beside a folder `runs` is a path, even if it is gone."""
+    """Check whether a source is a Hub name; `runs/model` is a path if the folder `runs` exists here."""
     if source.startswith("hrm-hf ") or not is_hub_source(source):
         return False
     return source.startswith(HUB_PREFIX) or Path(source).parts[0] not in os.listdir()
 
 
 def _without_folders(path: str | None) -> str | None:
-    """Return a name of the Hub as it is, and the last part of a path: a card must not publish local folders."""
+    """Return a Hub name unchanged, or the last part of a path, because a card must not publish local folders."""
     return path if not path or _on_hub(path) else Path(path).name
 
 
@@ -301,7 +303,7 @@ def _licenses_of(source: str) -> list[tuple[str, str]]:
         return [known]
     counted = _read(path.parent / "report.json", json.loads).get("licences")  # by `hrm-hf data go`
     if isinstance(counted, dict):
-        licenses = ", ".join(f"{name} ({count:,} records of the set)" for name, count in counted.items())
+        licenses = ", ".join(f"{name} ({count:,} records of the data set)" for name, count in counted.items())
         return [(path.name, licenses)]
     if "generator_version" in _read(path / "cosmology.json", json.loads):
         return [_generated("hrm-hf data cosmology")]
@@ -314,4 +316,4 @@ def _licenses_of(source: str) -> list[tuple[str, str]]:
 
 
 def _generated(command: str) -> tuple[str, str]:
-    return f"generated by `{command}`", "none needed: no one else's data"
+    return f"generated by `{command}`", "none needed: no third-party data"

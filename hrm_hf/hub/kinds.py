@@ -1,4 +1,4 @@
-"""Kinds of models: a command that needs a puzzle solver says at once that it was given a language model."""
+"""Kinds of models, so that a command that needs a puzzle solver rejects a language model before it loads it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from ..registry import ArchitectureSpec
 
-IS_ADAPTER = "is a PEFT adapter; merge it first (merge_and_unload) and save the whole model"
+IS_ADAPTER = "is a PEFT adapter; merge it first (merge_and_unload) and save the complete model"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model that some commands take.
+    """A kind of model that some commands accept.
 
     Attributes:
-        title: its name in a message, such as "a puzzle solver".
-        commands: the commands that take such a model.
-        auto_class: name of the Auto class that loads its head, in the registry and in `auto_map` of a config.json.
-        ability: entry of `registry.ABILITIES` that the architecture needs too, if any.
+        title: name for messages, such as "a puzzle solver".
+        commands: commands that accept this kind.
+        auto_class: name of the Auto class that loads the head, in the registry and in `auto_map` of config.json.
+        ability: entry of `registry.ABILITIES` that the architecture must also have, if any.
     """
 
     title: str
@@ -37,12 +37,12 @@ class Kind:
     ability: str | None = None
 
     def has(self, row: ArchitectureSpec) -> bool:
-        """Return whether an architecture of this package is of this kind."""
+        """Check whether an architecture of this package is of this kind."""
         loaded_by = {auto_class.__name__ for auto_class in row.head_auto_classes}
         return self.auto_class in loaded_by and (self.ability is None or self.ability in row.abilities)
 
     def takes(self, config: PreTrainedConfig) -> bool:
-        """Return whether a model is of this kind; language models may also be transformers' own."""
+        """Check whether a model is of this kind; language models may also come from transformers."""
         from transformers import AutoModelForCausalLM
 
         from ..registry import architecture_of
@@ -60,21 +60,21 @@ LANGUAGE_MODEL = Kind(
     "AutoModelForCausalLM",
 )
 REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "AutoModelForImageClassification")
-MASS_MAPPER = Kind("a model that makes mass maps", "eval cosmo-map and app", "AutoModelForImageToImage")
-KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR, MASS_MAPPER)  # a model is of one of them
+MASS_MAPPER = Kind("a mass mapper (a model of mass maps)", "eval cosmo-map and app", "AutoModelForImageToImage")
+KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR, MASS_MAPPER)  # every model is one of these
 GO_CODER = Kind("a Go coder", "go and eval go", "AutoModelForCausalLM", "refinement")
 
 
 def validate_kind(name: str, wanted: Kind) -> None:
-    """Raise ModelError for a folder whose config.json is unreadable or names the Auto classes of another kind.
+    """Raise ModelError if a folder's config.json is unreadable or names Auto classes of another kind.
 
-    Loads nothing heavy. A config.json that names no such class, and a model on the Hub, are left to `load_config`.
+    This check is fast; it accepts a config.json without such classes and any model on the Hub (see `load_config`).
     """
     file = Path(name, CONFIG)
     try:
         stated = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if not isinstance(stated, dict):
-            raise ValueError(f"{CONFIG} holds {json.dumps(stated)[:40]}; expected an object")
+            raise ValueError(f"{CONFIG} contains {json.dumps(stated)[:40]}; expected an object")
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(name, error) from error
     auto_map = stated.get("auto_map")
@@ -85,14 +85,14 @@ def validate_kind(name: str, wanted: Kind) -> None:
 
 
 def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -> PreTrainedConfig:
-    """Return the config of a folder or a model on the Hub.
+    """Load the config of a folder or of a model on the Hub.
 
     Args:
-        wanted: kind that the model must be of; None for any.
-        adapters: accept a PEFT adapter, and return the config of its base.
+        wanted: required kind of the model; None for any.
+        adapters: accept a PEFT adapter, and return the config of its base model.
 
     Raises:
-        ModelError: no such model, an adapter unless `adapters`, an unreadable config, or another kind.
+        ModelError: a missing model, an unreadable config, a model of another kind, or an adapter without `adapters`.
     """
     find_model(name)
     adapter = Path(name, ADAPTER_CONFIG)
@@ -106,7 +106,7 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
         validate_kind(name, wanted)
     from .. import register
 
-    register()  # seconds, which the checks above spare
+    register()  # takes seconds, so the fast checks come first
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -123,7 +123,7 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
 
 
 def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
-    """Load a model in eval mode. CheckpointError for weights that are unreadable, missing, unfit or not finite."""
+    """Load a model in eval mode. Raises CheckpointError for unreadable, missing, misshapen or non-finite weights."""
     import torch
     from torch.nn import Parameter
     from transformers.utils import logging
@@ -132,31 +132,33 @@ def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
 
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True, **options}
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # its report is a table of many lines
+    logging.set_verbosity_error()  # hides the long table of missing and mismatched weights
     try:
         network, info = auto_class.from_pretrained(name, **options)
     except READ_ERRORS as error:
-        said = shorten(str(error), 300, placeholder=" ...")
-        raise CheckpointError(f"{name}: its weights cannot be read ({type(error).__name__}: {said})") from error
+        reason = shorten(str(error), 300, placeholder=" ...")
+        raise CheckpointError(f"{name}: the weights cannot be read ({type(error).__name__}: {reason})") from error
     finally:
         logging.set_verbosity(verbosity)
     plain = {key: value for key, value in network.state_dict().items() if type(value) in (torch.Tensor, Parameter)}
     problems = {
         "missing": sorted(info["missing_keys"]),
-        "of another shape than config.json says": sorted(key for key, *_ in info["mismatched_keys"]),
+        "of a different shape than in config.json": sorted(key for key, *_ in info["mismatched_keys"]),
         "not finite": broken_weights(plain),  # quantized tensors of torchao have no norm
     }
     for problem, names in problems.items():
         if names:
-            raise CheckpointError(f"{name}: {len(names)} weights are {problem}, such as {names[0]}; save it again")
+            raise CheckpointError(
+                f"{name}: {len(names)} weights are {problem}, such as {names[0]}; save the model again"
+            )
     return network.eval()
 
 
 def _unreadable(name: str, error: Exception) -> ModelError:
-    said = shorten(str(error), 300, placeholder=" ...")  # a paragraph or two of the library
-    return ModelError(f"{name} is no model that can be read: {said}")
+    reason = shorten(str(error), 300, placeholder=" ...")  # transformers raises long messages
+    return ModelError(f"{name}: the model cannot be read: {reason}")
 
 
 def _of_another_kind(name: str, model_type: Any, wanted: Kind, own: Kind | None) -> ModelError:
-    instead = f". For {own.title} there are hrm-hf {own.commands}" if own else ""
+    instead = f". For {own.title}, use hrm-hf {own.commands}" if own else ""
     return ModelError(f"{name} is a model of type {model_type}; expected {wanted.title}{instead}")

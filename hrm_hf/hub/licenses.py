@@ -1,19 +1,19 @@
-"""Recognize the license of a folder by its license file, and those of well-known data sets by their names.
+"""Detection of a folder's license from its license file, and of well-known data sets' licenses from their names.
 
-Model cards state these licenses; they are no legal advice. Licenses of Go records are in the records themselves.
+Model cards state these licenses. They are not legal advice. Licenses of Go records are in the records themselves.
 """
 
 import re
 from pathlib import Path
 
 
-UNKNOWN_LICENSE = "unknown"  # the Hub's word for a license that nobody stated
+UNKNOWN_LICENSE = "unknown"  # name that the Hub uses for an unstated license
 NOT_STATED = "not stated"
 SPDX = re.compile(r"SPDX-License-Identifier:\s*([\w.+-]+)")
 LICENSE_FILES = (
     "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING", "COPYING.txt", "UNLICENSE",
 )  # fmt: skip
-# A sentence that only one license has; the first that fits wins.
+# Sentences that identify a license; the first match wins.
 LICENSE_SENTENCES = (
     ("Apache-2.0", r"Apache License\s+Version 2\.0"),
     ("MPL-2.0", r"Mozilla Public License,?\s+[Vv]ersion 2\.0"),
@@ -28,7 +28,7 @@ LICENSE_SENTENCES = (
     ("Unlicense", r"This is free and unencumbered software released into the public domain"),
     ("CC0-1.0", r"CC0 1\.0 Universal"),
 )
-# Words in the path or name of a set, its name, its license; the first that fits wins.
+# Pattern for the path or name of a data set, its name, its license; the first match wins.
 KNOWN = (
     (r"concept.?arc", "ConceptARC", "MIT"),
     (r"arc.?agi.?2|arc.?2\b", "ARC-AGI-2", "Apache-2.0"),
@@ -45,7 +45,7 @@ KNOWN = (
 
 
 def license_of(folder: str | Path, levels: int = 2) -> str:
-    """Return the SPDX name of the license file in a folder or up to `levels` above it, or "unknown"."""
+    """Return the SPDX name of the license file in a folder or up to `levels` parent folders, or "unknown"."""
     folder = Path(folder).resolve()
     for place in (folder, *folder.parents[:levels]):
         for name in LICENSE_FILES:
@@ -56,12 +56,12 @@ def license_of(folder: str | Path, levels: int = 2) -> str:
 
 
 def license_of_text(text: str) -> str:
-    """Return the SPDX name of a license by a sentence that only this license has, or "unknown"."""
+    """Return the SPDX name of a license by a sentence that identifies it, or "unknown"."""
     if named := SPDX.search(text):
         return named[1]
     return next((name for name, sentence in LICENSE_SENTENCES if re.search(sentence, text)), UNKNOWN_LICENSE)
 
 
 def known_source(source: str) -> tuple[str, str] | None:
-    """Return name and license of a data set by its path or name; None for an unknown one."""
+    """Return the name and license of a well-known data set by its path or name; None for others."""
     return next(((name, license) for words, name, license in KNOWN if re.search(words, source, re.IGNORECASE)), None)

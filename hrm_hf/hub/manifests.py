@@ -1,7 +1,8 @@
-"""Complete checkpoints: a manifest with the size and SHA-256 of every file, written last, and checked before loading.
+"""Checkpoint manifests, which list the size and SHA-256 of every file, to detect incomplete or corrupted checkpoints.
 
-A run killed while it saves leaves no manifest; a faulty disk or copy leaves a file that differs from it. The manifest
-also names the run. It protects from corruption, not from people: whoever can change a file can write a new manifest.
+The manifest is written last and checked before loading. A run that is killed while saving leaves no manifest; a faulty
+disk or copy leaves a file that does not match it. The manifest also names the run. It protects against corruption, not
+against tampering: anyone who can change a file can also write a new manifest.
 """
 
 import contextlib
@@ -25,11 +26,11 @@ from ..io.options import wanted_checkpoint
 MANIFEST = "manifest.json"
 WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
 RAW_WEIGHTS_FILE = "raw_weights.safetensors"
-CARRY_FILE = "act_state_{}.pt"  # of a process of a puzzle run: its carry, and where its data stand
-# Patterns of the files that our trainers add to the library's training state; a push omits them by default.
+CARRY_FILE = "act_state_{}.pt"  # carry and data position of each process of a puzzle run
+# Patterns of files that our trainers add to the training state of transformers; a push omits them by default.
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, CARRY_FILE.format("*"))
 
-LARGEST_WEIGHT = 1e18  # its square is about the largest 32-bit number, so that nothing computed with more is finite
+LARGEST_WEIGHT = 1e18  # its square is close to the largest float32, so larger weights overflow
 SHARD_METADATA = ".metadata"
 METADATA_CLASSES = {
     "torch": ("Size",),
@@ -42,7 +43,7 @@ METADATA_CLASSES = {
     "pathlib": ("PosixPath", "PurePosixPath"),
     "collections": ("OrderedDict",),
 }  # fmt: skip
-# Messages of torch when an archive could not be written.
+# Messages of torch errors when an archive could not be written.
 TORCH_CANNOT_WRITE = ("inline_container", "iostream error", "PytorchStreamWriter failed")
 # Errors that readers of checkpoints raise for corrupted bytes.
 READ_ERRORS = (
@@ -52,11 +53,11 @@ READ_ERRORS = (
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is corrupted or belongs to another run."""
+    """Error for a checkpoint that is corrupted or belongs to another run."""
 
 
 class Manifest(NamedTuple):
-    """Size in bytes and SHA-256 in hex of each file by its name in the folder, and the run that wrote them."""
+    """Size in bytes and SHA-256 in hex of each file by its name in the folder, and the id of the run."""
 
     files: dict[str, tuple[int, str]]
     run_id: str | None = None
@@ -66,7 +67,7 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
     """List every file of `folder` with its size and checksum, as the last step of saving a checkpoint."""
     folder = Path(folder)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(MANIFEST)]
-    # The files are still in the page cache: benchmarks/package/checkpoints.py measures the cost.
+    # Fast, because the files are still in the page cache; benchmarks/package/checkpoints.py measures the cost.
     entries = {
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": checksum}
         for file, checksum in zip(files, checksums(files))
@@ -77,9 +78,9 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
 
 
 def manifest_of_copy(folder: Path, sources: Mapping[str, Path | bytes]) -> bytes:
-    """Return the manifest of a copy of `folder` that has `sources` instead of the files of these names.
+    """Return the manifest of a copy of `folder` in which `sources` replace the files of the same names.
 
-    Files that the copy lacks are dropped, and those that only the copy has are not added: people may edit them.
+    Drops files that the copy lacks. Does not add files that only the copy has, because people may edit those.
     """
     manifest, entries = read_manifest(folder), {}
     for name, (size, digest) in manifest.files.items():
@@ -97,16 +98,16 @@ def _signed(content: dict[str, Any]) -> bytes:
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """Return the manifest of a checkpoint. Raise CheckpointError if it is missing, broken or invalid."""
+    """Read the manifest of a checkpoint. Raise CheckpointError if it is missing or invalid."""
     file = Path(folder) / MANIFEST
     if not file.is_file():
-        raise CheckpointError(f"{MANIFEST} is missing, so the run was stopped while it saved")
+        raise CheckpointError(f"{MANIFEST} is missing, so the run was stopped while saving")
     try:
         return _parsed(file.read_text(encoding="utf-8"))
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{MANIFEST} is broken ({error})") from error
+        raise CheckpointError(f"{MANIFEST} is corrupted ({error})") from error
 
 
 def _parsed(text: str) -> Manifest:
@@ -114,23 +115,23 @@ def _parsed(text: str) -> Manifest:
     if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
         raise CheckpointError(f"{MANIFEST} is {json.dumps(content)[:40]}; expected a list of files")
     if content.pop("sha256", None) != _own_checksum(content):
-        raise CheckpointError(f"{MANIFEST} is not as it was written: its own checksum differs")
+        raise CheckpointError(f"{MANIFEST} was modified: its own checksum differs")
     files = {}
     for name, entry in content["files"].items():
         path = PurePosixPath(name)
         if not name or set("\0\\") & set(name) or path.is_absolute() or ".." in path.parts:
-            raise CheckpointError(f"{MANIFEST} names {name[:100]!r}, which is no file of this folder")
+            raise CheckpointError(f"{MANIFEST} names {name[:100]!r}, which is not a file in this folder")
         match entry:
             case {"size": int(size), "sha256": str(digest)} if type(size) is int and size >= 0:
                 files[name] = size, digest
             case _:
                 raise CheckpointError(
                     f"{MANIFEST}: the entry of {name[:100]!r} is {json.dumps(entry)[:120]}; expected size (bytes) and "
-                    "sha256 (text)"
+                    "sha256 (string)"
                 )
     run_id = content.get("run")
     if not isinstance(run_id, str | None):
-        raise CheckpointError(f"{MANIFEST}: run is {json.dumps(run_id)[:40]}; expected a text or null")
+        raise CheckpointError(f"{MANIFEST}: run is {json.dumps(run_id)[:40]}; expected a string or null")
     return Manifest(files, run_id)
 
 
@@ -139,7 +140,7 @@ def _own_checksum(content: dict[str, Any]) -> str:
 
 
 def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str]:
-    """Return what is wrong with a checkpoint folder, a line per file; an empty list if it is complete.
+    """List the problems of a checkpoint folder, one line per file; an empty list means that it is complete.
 
     Args:
         with_checksums: compare the content of every file, not only its size.
@@ -154,10 +155,10 @@ def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str
     found, to_read = {}, []
     for name, (size, _) in files.items():
         file = folder / name
-        if not os.path.isfile(file):  # a pipe or a device would keep a reader waiting
+        if not os.path.isfile(file):  # reading a pipe or a device could block
             found[name] = f"{name} is missing"
         elif file.stat().st_size != size:
-            found[name] = f"{name} has {file.stat().st_size:,} bytes, {size:,} expected"
+            found[name] = f"{name} has {file.stat().st_size:,} bytes; expected {size:,}"
         elif with_checksums:
             to_read.append(name)
     try:
@@ -166,7 +167,7 @@ def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str
         return [*found.values(), f"a file cannot be read ({error})"]
     for name, checksum in zip(to_read, read):
         if checksum != files[name][1]:
-            found[name] = f"{name} has other content than was written (sha256 {checksum[:8]}...)"
+            found[name] = f"{name} has changed since it was written (sha256 {checksum[:8]}...)"
     return [found[name] for name in files if name in found]
 
 
@@ -182,7 +183,7 @@ def step_of(folder: Path) -> int:
 
 
 def run_id_of(folder: str | Path) -> str | None:
-    """Return the run that wrote a checkpoint, or None without a readable manifest."""
+    """Return the id of the run that wrote a checkpoint, or None if the manifest is missing or unreadable."""
     try:
         return read_manifest(folder).run_id
     except (CheckpointError, OSError):
@@ -195,12 +196,12 @@ def resolve_checkpoint(
     """Return the checkpoint to resume from, or None for a fresh start.
 
     Args:
-        wanted: None or False for a fresh start; True or "last" for the newest; "last-complete" for the newest complete
-            one, or a fresh start if there is none, so that one command starts a run and continues it; or a folder.
+        wanted: None or False for a fresh start; True or "last" for the newest checkpoint; "last-complete" for the
+            newest complete one, or a fresh start if there is none; or a folder.
         problems: filled with the result of `find_corruption` for each folder that was read, by its resolved path.
 
     Raises:
-        FileNotFoundError: "last" is wanted, and there is no checkpoint.
+        FileNotFoundError: `wanted` is "last", and there is no checkpoint.
         CheckpointError: the checkpoint is corrupted; the message names the newest complete one.
     """
     wanted = wanted_checkpoint(wanted)
@@ -209,7 +210,7 @@ def resolve_checkpoint(
     available, problems = list_checkpoints(output_dir), {} if problems is None else problems
 
     def problems_of(folder: Path) -> list[str]:
-        """Read a folder once: hashing a large checkpoint takes minutes."""
+        """Check each folder only once, because hashing a large checkpoint takes minutes."""
         place = folder.resolve()
         if place not in problems:
             problems[place] = find_corruption(folder)
@@ -220,10 +221,10 @@ def resolve_checkpoint(
         newest = next(complete, None)
         return str(newest) if newest else None
     if wanted == "last" and not available:
-        raise FileNotFoundError(f"no checkpoint to resume from in {output_dir}")
+        raise FileNotFoundError(f"{output_dir} has no checkpoint to resume from")
     folder = available[-1] if wanted == "last" else Path(wanted)
     if found := problems_of(folder):
-        fix = "no complete checkpoint is left; start the run again"
+        fix = "no complete checkpoint is left; restart the run"
         if newest := next(complete, None):
             fix = f"resume from the newest complete one, {newest}, with --resume_from_checkpoint last-complete"
         raise CheckpointError(f"checkpoint {folder} is corrupted: {'; '.join(found)}. Nothing was loaded; {fix}.")
@@ -231,7 +232,7 @@ def resolve_checkpoint(
 
 
 def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors that are not finite, or so large that nothing computed with them is."""
+    """Return the names of tensors that are not finite, or so large that computing with them overflows."""
     local = {n: t.to_local() if isinstance(t, DTensor) else t for n, t in named.items()}
     local = {n: t.detach() for n, t in local.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
     largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
@@ -241,10 +242,10 @@ def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
 
 @contextlib.contextmanager
 def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator[None]:
-    """Turn errors of reading a checkpoint inside the block into a CheckpointError that names the folder and `what`.
+    """Convert errors from reading a checkpoint in this context into a CheckpointError with the folder and `what`.
 
     Args:
-        values_too: include ValueErrors, which may otherwise be messages of this package.
+        values_too: also convert plain ValueErrors; set to False if they can be messages of this package.
     """
     try:
         yield
@@ -256,31 +257,31 @@ def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator
             raise
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"checkpoint {folder}: {what} cannot be read, or does not fit this run ({type(error).__name__}: "
-            f"{reason}). Nothing was trained or written; resume from another checkpoint, or with the model and the "
-            "options that this one was saved with"
+            f"checkpoint {folder}: {what} cannot be read, or does not match this run ({type(error).__name__}: "
+            f"{reason}). Nothing was trained or written; resume from another checkpoint, or use the model and the "
+            "options with which this one was saved"
         ) from error
 
 
 class _PlainMetadata(pickle.Unpickler):
-    """Reads the metadata of torch.distributed.checkpoint, and nothing that could run code."""
+    """Unpickler for torch.distributed.checkpoint metadata that rejects everything that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        torchs_own = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not torchs_own and name not in METADATA_CLASSES.get(module, ()):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and name not in METADATA_CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"it uses {module}.{name}, which is not allowed in metadata")
         return super().find_class(module, name)
 
 
 def validate_plain_metadata(folder: str | Path) -> None:
-    """Raise CheckpointError if the metadata of sharded weights (FSDP), which torch unpickles, hold code."""
+    """Raise CheckpointError if the metadata of sharded weights (FSDP), which torch unpickles, contains code."""
     for file in sorted(Path(folder).rglob(SHARD_METADATA)):
         with readable(folder, str(file.relative_to(folder))), open(file, "rb") as stream:
             _PlainMetadata(stream).load()
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that the device or the machine ran out of memory."""
+    """Check whether an error means that the device or the machine ran out of memory."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )

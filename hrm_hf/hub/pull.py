@@ -1,7 +1,7 @@
-"""Pull a repository at one commit by huggingface_hub, and verify every file against the digests of the Hub.
+"""Pull a repository at one commit with huggingface_hub, and verify every file against its digest on the Hub.
 
-A pull into a folder downloads into a hidden sibling and renames it at the end, so the final name always stands for a
-complete model. The same command continues an interrupted pull.
+A pull into a folder first downloads into a hidden sibling and renames it at the end, so the final folder is always
+complete. Repeat the command to continue an interrupted pull.
 """
 
 import errno
@@ -29,16 +29,16 @@ from huggingface_hub.utils import validate_repo_id
 from ..io.model_names import is_below_here
 
 
-WORTH_REPEATING = (408, 409, 423, 425, 429)  # client errors that may pass by themselves
-PULL_RECORD = ".pulled.json"  # which commit of which repository a folder holds
+TEMPORARY_ERRORS = (408, 409, 423, 425, 429)  # client errors for which a retry may succeed
+PULL_RECORD = ".pulled.json"  # records the repository and commit of a folder
 
 
 class HubError(OSError):
-    """A push or pull that failed; the message says why and what to do."""
+    """Error of a failed push or pull; the message explains the reason and what to do."""
 
 
 class PullResult(NamedTuple):
-    """A folder that holds a repository at `commit`; each of its files matches the digest of the Hub."""
+    """Folder with a repository at `commit`, in which every file matches its digest on the Hub."""
 
     path: Path
     commit: str
@@ -47,7 +47,7 @@ class PullResult(NamedTuple):
 
 
 class HubAddress(NamedTuple):
-    """A model on the Hub; `path` is a file or folder in it ("" for all), and `revision` is None for main."""
+    """Address of a model on the Hub, or of a file or folder `path` in it; `revision` is None for main."""
 
     repo_id: str
     path: str = ""
@@ -58,15 +58,15 @@ class HubAddress(NamedTuple):
 
 
 def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
-    """Parse OWNER/NAME, OWNER/NAME/FILE or the URL of either; return None for a path on this machine.
+    """Parse OWNER/NAME, OWNER/NAME/FILE or the URL of either; return None for a local path.
 
     Raises:
-        ValueError: another host, no valid name, two revisions, or a revision of a path.
+        ValueError: another host, an invalid name, two different revisions, or a revision for a local path.
     """
     is_url = "://" in text
     if not is_url and ("/" not in text.strip("/") or is_below_here(text)):
         if revision is not None:
-            raise ValueError(f"revision={revision!r}: only for models on the Hub; {text} is a path")
+            raise ValueError(f"revision={revision!r}: only valid for models on the Hub; {text} is a local path")
         return None
     uri = parse_hf_uri(text if is_url else f"hf://{text.rstrip('/')}", endpoint=constants.ENDPOINT)
     if uri.type != "model" or uri.id.count("/") != 1:
@@ -77,7 +77,7 @@ def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
 
 
 def pull_address(address: HubAddress) -> Path:
-    """Download a file with its siblings, or a folder, into the cache, and return its path."""
+    """Download a folder, or a file together with its siblings, into the cache; returns the local path."""
 
     def choose(names: list[str]) -> list[str]:
         folder = address.path.rpartition("/")[0] if address.path in names else address.path
@@ -98,14 +98,14 @@ def pull_checkpoint(
 
     Args:
         repo_id: OWNER/NAME.
-        out: new folder, or the folder of an earlier pull of the same commit, which is only verified; the cache of
-            huggingface_hub if None.
-        revision: branch, tag or sha; main by default.
-        token: the one you are logged in with if None.
-        choose: function from the names of all files to those to download; all if None.
+        out: new folder, or the folder of an earlier pull of the same commit, which is only verified; None for the
+            cache of huggingface_hub.
+        revision: branch, tag or sha; default main.
+        token: Hub token; None for the token of the logged-in user.
+        choose: function that selects the file names to download; None for all.
 
     Raises:
-        ValueError: `out` holds something else.
+        ValueError: `out` has other content.
         HubError: the download failed, or a file does not match its digest.
     """
     validate_repo_id(repo_id)
@@ -116,16 +116,16 @@ def pull_checkpoint(
         names = names if choose is None else list(choose(names))
         patterns = [glob.escape(name) for name in names]
         if folder is None:
-            # With the revision's name, so that the cache knows its commit offline.
+            # Pass the name of the revision, so that the cache can resolve it offline.
             folder = Path(api.snapshot_download(repo_id, revision=revision, allow_patterns=patterns))
             commit = folder.name
             _verify(api, folder, repo_id, commit, names)
         elif _is_new(folder, repo_id, commit):
             incoming = folder.with_name(f".{folder.name}.incoming")
             api.snapshot_download(repo_id, revision=commit, local_dir=incoming, allow_patterns=patterns)
-            for left in _verify(api, incoming, repo_id, commit, names):  # by an interrupted pull of another commit
-                (incoming / left).unlink()
-            shutil.rmtree(incoming / ".cache")  # notes of huggingface_hub
+            for leftover in _verify(api, incoming, repo_id, commit, names):  # from an interrupted pull
+                (incoming / leftover).unlink()
+            shutil.rmtree(incoming / ".cache")  # metadata of huggingface_hub
             (incoming / PULL_RECORD).write_text(json.dumps({"repo_id": repo_id, "commit": commit}))
             if folder.exists():
                 folder.rmdir()
@@ -138,16 +138,16 @@ def pull_checkpoint(
 def verify_checkpoint(
     folder: str | Path, repo_id: str, *, revision: str | None = None, token: str | None = None
 ) -> PullResult:
-    """Compare a pulled folder with the digests of the Hub at a revision, by default the pulled one.
+    """Compare a pulled folder with the digests on the Hub at a revision (default: the pulled commit).
 
     Raises:
-        ValueError: no revision is given, and the folder was not made by a pull.
-        HubError: files are missing, extra, or differ; the message names them.
+        ValueError: `revision` is None and the folder was not created by a pull.
+        HubError: files are missing, extra or different; the message names them.
     """
     folder = Path(folder).expanduser().absolute()
     revision = revision or _pull_record(folder).get("commit")
     if revision is None:
-        raise ValueError(f"revision=None: {folder} was not made by a pull; give the revision to compare with")
+        raise ValueError(f"revision=None: {folder} was not created by a pull; give the revision to compare with")
     with hub_errors("pull", repo_id, revision, token):
         api = HfApi(token=token)
         commit = api.model_info(repo_id, revision=revision).sha
@@ -157,98 +157,100 @@ def verify_checkpoint(
         "are missing": found.missing_paths,
         "are not in the repository": [path for path in found.extra_paths if path != PULL_RECORD],
     }
-    if said := "; ".join(f"{', '.join(paths)} {words}" for words, paths in wrong.items() if paths):
-        raise HubError(f"{folder} is not {repo_id} at {commit}: {said}. Pull it again into a new folder")
+    if problems := "; ".join(f"{', '.join(paths)} {problem}" for problem, paths in wrong.items() if paths):
+        raise HubError(f"{folder} is not {repo_id} at {commit}: {problems}. Pull it again into a new folder")
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != PULL_RECORD]
     return PullResult(folder, commit, found.checked_count, sum(sizes))
 
 
 def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str]) -> list[str]:
-    """Delete files that do not match their digests and raise HubError; return files of other commits."""
+    """Raise HubError if files do not match their digests, and delete them; returns files of other commits."""
     found = api.verify_repo_checksums(repo_id, revision=commit, local_dir=folder)
     for each in found.mismatches:
         file = folder / each["path"]
-        Path(os.path.realpath(file)).unlink()  # in the cache, the blob that the file is a link to
+        Path(os.path.realpath(file)).unlink()  # files in the cache are links to blobs
         file.unlink(missing_ok=True)
     if found.mismatches:
         names = ", ".join(each["path"] for each in found.mismatches)
         raise HubError(
-            f"{names} of {repo_id} at {commit}: does not match the digest of the Hub and was deleted; run the same "
-            "command again"
+            f"{names} of {repo_id} at {commit}: deleted, because the digest differs from the one on the Hub; run the "
+            "same command again"
         )
     if missing := set(names) & set(found.missing_paths):
-        raise HubError(f"{', '.join(sorted(missing))} of {repo_id} at {commit}: cannot be kept in a folder")
+        raise HubError(f"{', '.join(sorted(missing))} of {repo_id} at {commit}: cannot be stored in a folder")
     return found.extra_paths
 
 
 def _is_new(folder: Path, repo_id: str, commit: str) -> bool:
-    """Return False for the folder of an earlier pull of this commit. Raise ValueError for any other content."""
+    """Return False for an earlier pull of this commit; raise ValueError if the folder has other content."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return True
     record = _pull_record(folder)
     if record == {"repo_id": repo_id, "commit": commit}:
         return False
-    held = f"{record['repo_id']} at {record['commit']}" if record else "other files"
-    raise ValueError(f"out={folder}: holds {held}; choose a new folder, or delete it")
+    content = f"{record['repo_id']} at {record['commit']}" if record else "other files"
+    raise ValueError(f"out={folder}: contains {content}; choose a new folder, or delete it")
 
 
 def _pull_record(folder: Path) -> dict[str, str]:
-    """Return repository and commit of a pulled folder; {} for another one."""
+    """Return the repository and commit of a pulled folder; {} for other folders."""
     file = folder / PULL_RECORD
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
 @contextmanager
 def hub_errors(action: str, repo_id: str, revision: str | None = None, token: str | None = None) -> Iterator[None]:
-    """Turn errors of huggingface_hub inside the block into a `HubError` of one sentence; `action` is push or pull."""
+    """Convert errors of huggingface_hub in this context into a one-sentence `HubError`; `action` is push or pull."""
     try:
         yield
     except HubError:
         raise
     except (HTTPError, OSError, RuntimeError) as error:
         cause: BaseException | None = error
-        while cause is not None:  # the library wraps the errors of its threads
-            if said := _explained(cause, action, repo_id, revision, has_token=bool(token or get_token())):
-                raise HubError(said) from error
+        while cause is not None:  # huggingface_hub wraps the errors of its threads
+            if message := _explained(cause, action, repo_id, revision, has_token=bool(token or get_token())):
+                raise HubError(message) from error
             cause = cause.__cause__ or cause.__context__
         raise
 
 
 def _explained(error: BaseException, action: str, repo_id: str, revision: str | None, has_token: bool) -> str | None:
-    kept = "readers still see the old files" if action == "push" else "what was downloaded is kept"
+    kept = "the Hub still has the old files" if action == "push" else "downloaded files are kept"
     again, log_in = f"{kept}. Run the same command again", "`hf auth login`, or set HF_TOKEN"
     match error:
         case OfflineModeIsEnabled():
             return f"HF_HUB_OFFLINE is set: unset it to {action}"
         case LocalTokenNotFoundError():
-            return f"there is no token, and this {action} needs one: {log_in}"
+            return f"this {action} needs a token: {log_in}"
         case GatedRepoError():
-            return f"{repo_id} is gated: ask for access on its page, with the account of your token"
+            return f"{repo_id} is gated: request access on its page, with the account of your token"
         case RevisionNotFoundError():
             return f"{repo_id} has no revision {revision!r}; expected a branch, a tag or the sha of a commit"
         case RepositoryNotFoundError() if not has_token:
             return f"{repo_id} does not exist, or is private and there is no token: {log_in}"
         case RepositoryNotFoundError():
-            return f"{repo_id} does not exist, or is private and your token may not read it; check name and token"
+            return f"{repo_id} does not exist, or is private and your token cannot read it; check name and token"
         case HfHubHTTPError():
             status, why = error.response.status_code, error.server_message or "no reason given"
-            if status >= 500 or status in WORTH_REPEATING:
+            if status >= 500 or status in TEMPORARY_ERRORS:
                 return f"the Hub answered the {action} of {repo_id} with {status} ({why}); {again} in a few minutes"
             if not has_token and status in (401, 403):
-                return f"the Hub wants a token for {repo_id} ({why}): {log_in}"
+                return f"the Hub requires a token for {repo_id} ({why}): {log_in}"
             verb, role = ("write to", "write") if action == "push" else ("read", "read")
             propose = ", or propose it with --create-pr (create_pr)" if "create_pr" in why else ""
-            said = {
+            messages = {
                 401: f"the Hub rejected the token ({why}): it is wrong or was revoked. {log_in}",
                 403: f"your token may not {verb} {repo_id} ({why}): use one with the role {role} and access{propose}",
-                404: f"the Hub did not find what the {action} of {repo_id} needs ({why}): check name and revision",
-                410: f"{repo_id} or a file of it was removed from the Hub ({why}): ask its owner, or use another",
-                412: f"somebody else has changed {repo_id} during the push ({why}); nothing was committed. Push again",
+                404: f"the {action} of {repo_id} needs what the Hub does not have ({why}): check name and revision",
+                410: f"{repo_id} or a file in it was removed from the Hub ({why}): ask its owner, or use another one",
+                412: f"somebody else changed {repo_id} during the push ({why}); nothing was committed. Push again",
             }
-            return said.get(status, f"the Hub rejected the {action} of {repo_id} with {status}: {why}; fix this first")
+            return messages.get(status, f"the Hub rejected the {action} of {repo_id} with {status}: {why}; fix this")
         case HTTPError():
             return f"the connection to {constants.ENDPOINT} failed ({type(error).__name__}: {error}); {again}"
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = f" of {error.filename}" if error.filename else ""
-            return f"the disk{where} is full ({error.strerror}); what is there is kept. Free some space and run again"
+            return (
+                f"the disk{where} is full ({error.strerror}); existing files are kept. Free some space and run again"
+            )
     return None

@@ -1,8 +1,8 @@
 """Push a complete checkpoint, or a Space, to the Hub in one commit.
 
-`checkpoint_contents` validates the weights, picks the files of a model, and adds the code of this package with its
-license, and what the folder lacks of a model card, generation config and feature extractor. The folder itself is not
-changed. Readers of the Hub see the old model or the new one.
+`checkpoint_contents` validates the weights, selects the files of a model, and adds the code of this package with its
+license. It also adds a model card, generation config and feature extractor if the folder has none. The folder itself
+is not changed. Since there is only one commit, users see either the complete old model or the complete new one.
 """
 
 import json
@@ -37,7 +37,7 @@ from .secrets import SECRETS_FILES, validate_no_secrets
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 WEIGHT_PATTERNS = ("model*.safetensors", INDEX, "pytorch_model*.bin", "pytorch_model.bin.index.json")
 CODE_LICENSE, PREPROCESSOR = "LICENSE_CODE", "preprocessor_config.json"
-LIBRARYS_CARD = "This model card has been automatically generated"  # in the empty card of transformers
+LIBRARYS_CARD = "This model card has been automatically generated"  # in the placeholder card of transformers
 MODEL_FILES = (
     CONFIG, "generation_config.json", "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja",
@@ -54,18 +54,20 @@ SPACE_IGNORED = ("__pycache__", ".git", ".cache", ".ipynb_checkpoints")
 
 @dataclass
 class Contents:
-    """Files of one commit: name in the repository -> file or bytes; what stays behind and why; what was added."""
+    """Files of one commit by name in the repository, reasons for omitted files, and notes on what was added."""
 
     files: dict[str, Path | bytes] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, file: Path, problem: str | None) -> None:
-        """Add a file, unless its name tells of secrets. Raise ValueError for a `problem` of `folder_files`."""
+        """Add a file unless its name suggests secrets. Raise ValueError for a `problem` of `folder_files`."""
         if problem:
-            raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
+            raise ValueError(
+                f"{file} {problem}; nothing was uploaded. Replace it with a copy of the file, or delete it"
+            )
         if any(fnmatch(file.name, pattern) for pattern in SECRETS_FILES):
-            self.left_out[name] = "may hold a secret, by its name"
+            self.left_out[name] = "may contain a secret, judging by its name"
         else:
             self.files[name] = file
 
@@ -78,7 +80,7 @@ class Contents:
 
 
 class PushResult(NamedTuple):
-    """A commit: address of the repository or pull request, sha, names and bytes of the files, notes, revision."""
+    """Result of a push: URL of the repository or pull request, commit sha, file names and bytes, notes, revision."""
 
     url: str
     commit: str
@@ -94,12 +96,12 @@ def push_checkpoint(folder: str | Path, repo_id: str, *, token: str | None = Non
     Args:
         folder: folder of a saved model, a finished run or a PEFT adapter.
         repo_id: OWNER/NAME; the repository is created if it does not exist.
-        token: the one you are logged in with if None.
+        token: Hub token; None for the token of the logged-in user.
         options: other fields of `PushOptions`.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete, or `repo_id` is invalid; nothing was uploaded.
-        HubError: the Hub rejected the push, or could not be reached; readers see the old files.
+        HubError: the Hub rejected the push, or could not be reached; the repository is unchanged.
     """
     target = PushOptions(sources=[str(folder)], repo_id=repo_id, **options)
     contents = checkpoint_contents(folder, repo_id, target.license, target.with_training_state, target.include)
@@ -107,13 +109,13 @@ def push_checkpoint(folder: str | Path, repo_id: str, *, token: str | None = Non
 
 
 def push_space(folder: str | Path, repo_id: str, *, token: str | None = None, **options: Any) -> PushResult:
-    """Upload the folder of a Gradio Space in one commit; arguments and errors as in `push_checkpoint`."""
+    """Upload the folder of a Gradio Space in one commit; arguments and errors are those of `push_checkpoint`."""
     target = PushOptions(sources=[str(folder)], repo_id=repo_id, space=True, **options)
     return commit_contents(space_contents(folder), target, token)
 
 
 def space_contents(folder: str | Path) -> Contents:
-    """Return the files of a Space's folder. Raise ValueError unless README.md names Gradio and an app file."""
+    """Collect the files of a Space. Raise ValueError unless README.md specifies Gradio and an existing app file."""
     folder = Path(folder)
     if not (folder / CARD_FILE).exists():
         raise FileNotFoundError(f"{folder} has no {CARD_FILE}; expected the folder of a Space")
@@ -126,7 +128,7 @@ def space_contents(folder: str | Path) -> Contents:
     contents = Contents()
     for name, (file, problem) in folder_files(folder).items():
         if set(SPACE_IGNORED) & set(name.split("/")):
-            contents.left_out[name.partition("/")[0] + "/"] = "made by programs"
+            contents.left_out[name.partition("/")[0] + "/"] = "generated files"
         else:
             contents.add(name, file, problem)
     contents.notes += validate_no_secrets(contents.files)
@@ -134,9 +136,9 @@ def space_contents(folder: str | Path) -> Contents:
 
 
 def commit_contents(contents: Contents, target: PushOptions, token: str | None = None) -> PushResult:
-    """Make one commit of all `contents`, which also deletes weights that would be read instead of the new ones."""
+    """Upload all `contents` in one commit, which also deletes old weights that would be loaded instead of new ones."""
     if not (token or get_token()):
-        raise HubError("there is no token, and a push needs one: `hf auth login`, or set HF_TOKEN")
+        raise HubError("a push needs a token: `hf auth login`, or set HF_TOKEN")
     name = "the demo" if target.space else Path(target.sources[0]).resolve().name
     api, message = HfApi(token=token), target.message or f"Upload {name} with hrm_hf"
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
@@ -165,8 +167,8 @@ def commit_contents(contents: Contents, target: PushOptions, token: str | None =
         url = f"{url}/discussions/{number}"
         see = f"{'hf download' if target.space else 'hrm-hf pull'} {kind}{target.repo_id} --revision {revision}"
         notes.append(
-            f"pull request {number}: main stays as it is until it is merged. See it with `{see}`, push more with "
-            f"--revision {revision}, merge it with `hf discussions merge {kind}{target.repo_id} {number}`"
+            f"pull request {number}: main does not change until it is merged. Download it with `{see}`, push more "
+            f"with --revision {revision}, merge it with `hf discussions merge {kind}{target.repo_id} {number}`"
         )
     elif target.create_pr:
         notes.append("nothing differs from main, so no pull request was opened")
@@ -174,15 +176,15 @@ def commit_contents(contents: Contents, target: PushOptions, token: str | None =
 
 
 def _head(api: HfApi, target: PushOptions) -> ModelInfo | SpaceInfo:
-    """Return the commit that a push starts from. Raise HubError if a pull request cannot be opened or has ended."""
+    """Return the commit that a push starts from. Raise HubError if a pull request cannot be opened or is closed."""
     try:
         head = api.repo_info(**target.repository, revision=target.revision)
     except RepositoryNotFoundError as error:
         if not (target.create_pr or target.to_pull_request):
             raise
         raise HubError(
-            f"{target.repo_id} does not exist, or your token may not read it, and a pull request needs a repository: "
-            "check the name and the token, or push without --create-pr (create_pr) to create it"
+            f"{target.repo_id} does not exist, or your token cannot read it. A pull request needs a repository: check "
+            "the name and the token, or push without --create-pr (create_pr) to create it"
         ) from error
     if target.to_pull_request:
         number = int(target.revision.removeprefix(PULL_REQUEST))
@@ -205,12 +207,12 @@ def checkpoint_contents(
     with_training_state: bool = False,
     include: Iterable[str] = (),
 ) -> Contents:
-    """Return the files of a push of `folder` to `repo_id`; arguments as in `PushOptions`.
+    """Collect the files to push from `folder` to `repo_id`; arguments are those of `PushOptions`.
 
     Raises:
-        FileNotFoundError: no folder of a model.
+        FileNotFoundError: `folder` is not the folder of a model.
         ValueError: weights are missing, truncated or not safetensors; a language model has no tokenizer; there is
-            neither a card nor a template for one; a file holds a secret, or is a link to a file outside the folder.
+            neither a card nor a template for one; a file contains a secret, or is a link to a file outside the folder.
     """
     folder = Path(folder)
     found = own_files(folder, with_training_state, include)
@@ -226,7 +228,7 @@ def checkpoint_contents(
 
 
 def own_files(folder: Path, with_training_state: bool = False, include: Iterable[str] = ()) -> Contents:
-    """Return the folder's files without anything added; arguments and errors as in `checkpoint_contents`."""
+    """Collect the folder's own files; arguments and errors are those of `checkpoint_contents`."""
     weights = {file.name for file in validate_weights(folder)}
     found, include = Contents(), tuple(include)
     for name, (file, problem) in folder_files(folder).items():
@@ -241,22 +243,22 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
         else:
             group = name.split("/")[0] + "/" if "/" in name else name
             what, option = (
-                ("training state", "with-training-state") if state else ("no part of a checkpoint", "include")
+                ("training state", "with-training-state") if state else ("not part of a checkpoint", "include")
             )
             found.left_out[group] = f"{what}; --{option} adds it"
     return found
 
 
 def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
-    """Return each file below a folder by its name, and why it must not be pushed (None if it may).
+    """Return each file below a folder by its name, and the reason why it must not be pushed (None if it may).
 
-    A link may lead to a file of the folder or, from a snapshot in the cache of huggingface_hub, to a blob there. Links
-    to folders are not followed.
+    A link may point to a file in the folder or, in a snapshot of the huggingface_hub cache, to a blob of the cache.
+    Links to folders are not followed.
     """
     own, found = Path(os.path.realpath(folder)), {}
     allowed, repository = [own], own.parent.parent
     if own.parent.name == "snapshots" and repository.parent == Path(os.path.realpath(constants.HF_HUB_CACHE)):
-        allowed += [repository / "blobs", repository.parent / "blobs"]  # of the repository, and shared by several
+        allowed += [repository / "blobs", repository.parent / "blobs"]  # of this repository, and shared by all
     for path in sorted(folder.rglob("*")):
         problem = None
         if path.is_symlink():
@@ -264,25 +266,25 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
             if target.is_dir():
                 problem = "is a link to a folder, which is not followed"
             elif not target.is_file():
-                problem = "is a link to nothing"
+                problem = "is a broken link"
             elif not any(target.is_relative_to(place) for place in allowed):
-                problem = "is a link to a file outside of the folder, which is not followed"
+                problem = "is a link to a file outside the folder, which is not followed"
         if path.is_file() or problem:
             found[path.relative_to(folder).as_posix()] = (path, problem)
     return found
 
 
 def validate_weights(folder: Path) -> list[Path]:
-    """Return the weight files of a checkpoint folder. Raise as `checkpoint_contents` unless each is complete."""
+    """Return the weight files of a checkpoint folder; errors for incomplete ones are as in `checkpoint_contents`."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder; expected the folder of a saved model")
+        raise FileNotFoundError(f"{folder} is not a folder; expected the folder of a saved model")
     if not (folder / CONFIG).exists():
         if not (folder / ADAPTER_CONFIG).exists():
             raise FileNotFoundError(f"{folder} has no {CONFIG}; expected the folder of a saved model")
         _tensors_of(folder / ADAPTER)
         return [folder / ADAPTER]
     if (folder / MANIFEST).exists() and (found := find_corruption(folder)):
-        raise ValueError(f"{folder} is a corrupted checkpoint: {'; '.join(found)}. Push an earlier one")
+        raise ValueError(f"{folder} is a corrupted checkpoint: {'; '.join(found)}. Push an earlier checkpoint")
     if (folder / WEIGHTS).exists():
         _tensors_of(folder / WEIGHTS)
         return [folder / WEIGHTS]
@@ -297,14 +299,14 @@ def validate_weights(folder: Path) -> list[Path]:
         absent = {tensor for tensor, shard in weight_map.items() if shard == file.name} - _tensors_of(file)
         if absent:
             raise ValueError(
-                f"{file} lacks {len(absent)} tensors of {INDEX}, such as {min(absent)}: two saves are mixed; save the "
-                "model again into an empty folder"
+                f"{file} lacks {len(absent)} tensors of {INDEX}, such as {min(absent)}: files of two saves are mixed; "
+                "save the model again into an empty folder"
             )
     return [folder / INDEX, *shards]
 
 
 def _tensors_of(file: Path) -> set[str]:
-    """Return the names of a file's tensors. Raise ValueError if it is missing, truncated or not safetensors."""
+    """Return the tensor names in a file. Raise ValueError if it is missing, truncated or not safetensors."""
     try:
         with safe_open(file, "pt") as opened:
             return set(opened.keys())
@@ -313,19 +315,19 @@ def _tensors_of(file: Path) -> set[str]:
 
 
 def _complete(contents: Contents, folder: Path, config: PreTrainedConfig, row: ArchitectureSpec | None) -> None:
-    """Add the code of an architecture with its license, and a missing generation config or feature extractor."""
+    """Add the architecture's code with its license, and a generation config or feature extractor if missing."""
     if row:
         _add_code(contents, folder, config, row)
     if (row and AutoModelForCausalLM in row.heads) or type(config) in AutoModelForCausalLM._model_mapping:
         if not {"tokenizer.json", "tokenizer_config.json"} & contents.files.keys():
             raise ValueError(
-                f"{folder} has no tokenizer, and nobody could use the model without one: "
+                f"{folder} has no tokenizer, without which the model cannot be used; save it with "
                 f"tokenizer.save_pretrained({str(folder)!r})"
             )
         if "generation_config.json" not in contents.files:
             text = GenerationConfig.from_model_config(config).to_json_string()
             contents.files["generation_config.json"] = text.encode()
-            contents.notes.append("generation_config.json: made from config.json")
+            contents.notes.append("generation_config.json: created from config.json")
     if row and row.feature_extractor:
         with tempfile.TemporaryDirectory() as scratch:
             row.feature_extractor.from_config(config).save_pretrained(scratch)
@@ -334,11 +336,11 @@ def _complete(contents: Contents, folder: Path, config: PreTrainedConfig, row: A
             _add_fields(contents, folder, PREPROCESSOR, {"auto_map": json.loads(made)["auto_map"]})
         else:
             contents.files[PREPROCESSOR] = made
-            contents.notes.append(f"{PREPROCESSOR}: made from config.json")
+            contents.notes.append(f"{PREPROCESSOR}: created from config.json")
 
 
 def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig, row: ArchitectureSpec) -> None:
-    """Add the modules of an architecture, their license, and the fields of config.json that name their classes."""
+    """Add the modules of an architecture, their license, and the config.json fields that name their classes."""
     modules: dict[str, Path] = {}
     for cls in filter(None, (type(config), row.base, row.head, row.feature_extractor)):
         file = sys.modules[cls.__module__].__file__
@@ -346,8 +348,8 @@ def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig, row: A
     own = [name for name in sorted(modules) if (folder / name).is_file()]
     if edited := [name for name in own if (folder / name).read_bytes() != modules[name].read_bytes()]:
         contents.notes.append(
-            f"{', '.join(edited)}: pushed as in hrm_hf {__version__}, which differs from the folder; to use your own "
-            "version, run `hf upload` after this push"
+            f"{', '.join(edited)}: pushed the version of hrm_hf {__version__}, which differs from the folder; to use "
+            "your own version, run `hf upload` after this push"
         )
     contents.files |= modules | {CODE_LICENSE: code_license()}
     for name in modules:
@@ -359,7 +361,7 @@ def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig, row: A
 
 
 def _add_fields(contents: Contents, folder: Path, name: str, fields: dict[str, Any]) -> None:
-    """Add entries to mappings of a JSON file, which an older version of the package may have saved without them."""
+    """Add entries to mappings in a JSON file that an older version of the package may have saved without them."""
     try:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
         old = {field: dict(content.get(field) or {}) for field in fields}
@@ -372,34 +374,34 @@ def _add_fields(contents: Contents, folder: Path, name: str, fields: dict[str, A
 
 
 def code_license() -> bytes:
-    """Return the license of the code in a checkpoint; the card names that of the weights."""
+    """Return the license of the code in a checkpoint; the license of the weights is in the card."""
     return (
-        "The Python files (*.py) beside this file come from the package hrm_hf and are under the license below.\n"
-        "It is the license of the code alone. That of the weights is named in the metadata of README.md; where none\n"
-        "is named, none is granted.\n\n" + (files("hrm_hf") / "LICENSE").read_text()
+        "The Python files (*.py) in this folder come from the package hrm_hf and are under the license below.\n"
+        "It applies to the code only. The license of the weights is stated in the metadata of README.md; if none\n"
+        "is stated, none is granted.\n\n" + (files("hrm_hf") / "LICENSE").read_text()
     ).encode()
 
 
 def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | None, ours: bool) -> None:
-    """Add the folder's card under the repository's name, or a new one, with the license of the weights."""
+    """Add the folder's card (or a new one) with the repository's name and the license of the weights."""
     path = folder / CARD_FILE
     if not path.exists() and not ours:
-        raise ValueError(f"{folder} has no {CARD_FILE}, and there is no template for its kind of model; write one")
+        raise ValueError(f"{folder} has no {CARD_FILE}, and hrm_hf has no template for this kind of model; write one")
     card = ModelCard(card_for_repository(folder, repo_id) if ours else path.read_text(encoding="utf-8"))
     if license:
         card.data.license = license
         card.text = card.text.replace(LICENSE_NOT_STATED, license)
     if card.data.license in (None, UNKNOWN_LICENSE):
         contents.notes.append(
-            f"{CARD_FILE} names no license, so nobody may use the weights; --license apache-2.0, say, names one"
+            f"{CARD_FILE} states no license, so nobody may use the weights; set one, e.g. --license apache-2.0"
         )
     contents.files[CARD_FILE] = str(card).encode()
 
 
 def complete_push(folder: str, repo_id: str) -> None:
-    """Add the license of the code to the files of `model.push_to_hub`, and our card instead of the library's.
+    """Add the code license to the files of `model.push_to_hub`, and replace transformers' placeholder card.
 
-    A card that the repository had before stays, and so do the caller's tags. Raise ValueError for a secret in a file.
+    Keeps a card that the repository already has, and the caller's tags. Raise ValueError if a file contains a secret.
     """
     path, tags = Path(folder, CARD_FILE), []
     Path(folder, CODE_LICENSE).write_bytes(code_license())

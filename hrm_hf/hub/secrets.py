@@ -1,8 +1,8 @@
-"""Find tokens, keys and passwords in files before a push, with detect-secrets.
+"""Search for tokens, keys and passwords in files before a push, with detect-secrets.
 
-Only detectors that know a secret by its form are used: detectors of entropy or variable names would report every
-tokenizer. Nothing is sent anywhere. Only the header of safetensors is searched, and torch's files without their
-tensors. Compressed, encrypted or encoded content is not searched.
+Only detectors that recognize a secret by its format are used, because those of entropy or variable names would flag
+every tokenizer. The search is local. Of safetensors files only the header is searched, and of torch files everything
+except tensors. Compressed, encrypted or encoded content is not searched.
 """
 
 import json
@@ -23,16 +23,16 @@ from safetensors import SafetensorError, safe_open
 from ..io.usage import install_command
 
 
-# Names, as patterns, of files that exist to hold secrets, in forms that no detector knows.
+# Name patterns of files that store secrets, possibly in formats that no detector recognizes.
 SECRETS_FILES = (
     ".env", ".env.*", "*.env", ".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", "token", "stored_tokens",
     "id_rsa", "id_ecdsa", "id_ed25519", "credentials", "credentials.json",
 )  # fmt: skip
 NOT_SEARCHED = f"files were not searched for secrets: {install_command('secrets')}"
-BLOCK, OVERLAP = 2**18, 2**13  # bytes searched at once, and shared by two blocks: no secret is longer
-TENSOR = re.compile(r"(^|/)data/\d+$")  # in a file of torch
-PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter runs hold no secret
-# Detectors of the library; a slow one searches only texts that contain one of its words (in lower case).
+BLOCK, OVERLAP = 2**18, 2**13  # bytes searched at once; bytes that blocks share, longer than any secret
+TENSOR = re.compile(r"(^|/)data/\d+$")  # name of a tensor in a torch file
+PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter strings contain no secret
+# Detectors of detect-secrets; a slow one only searches texts that contain one of its words (in lower case).
 DETECTORS = {
     "aws.AWSKeyDetector": "akia asia abia acca a3t aws",
     "azure_storage_key.AzureStorageKeyDetector": "",
@@ -50,9 +50,8 @@ DETECTORS = {
     "telegram_token.TelegramBotTokenDetector": ":aa",
     "twilio.TwilioKeyDetector": "",
 }
-# Secrets that detect-secrets 1.5 lacks. What must not stand before a pattern follows its first letters, so that the
-# search stays fast.
-# Of AWS it finds a secret key only in quotes.
+# Secrets that detect-secrets 1.5 misses, such as AWS secret keys without quotes. A negative lookbehind comes after the
+# first letters of a pattern, which keeps the search fast.
 MORE_PATTERNS = {
     "AWS Secret Key": (
         r"(?i:aws|secret)[\w .-]{0,30}[\"']?\s*[:=]\s*[\"']?"
@@ -77,22 +76,22 @@ WORDS = {"AWS Secret Key": "aws secret", "Weights & Biases Key": "wandb"}  # as 
 
 
 def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:
-    """Raise ValueError for a file or content that holds a token, a key or a password.
+    """Raise ValueError if a file contains a token, a key or a password.
 
-    Without detect-secrets only your own token is searched for, and a note is returned.
+    Without detect-secrets, this only searches for the user's own token and returns a note.
     """
     token = get_token()
     for name, source in files.items():
         if kind := secret_in(name, source, token):
             raise ValueError(
-                f"{name}: holds a secret ({kind}); nothing was uploaded. Delete it from the file, and revoke it if "
-                "anybody has seen the file. For a false alarm, `hf upload` sends a file as it is"
+                f"{name}: contains a secret ({kind}); nothing was uploaded. Remove it from the file, and revoke it if "
+                "anybody has seen the file. If this is a false alarm, upload the file with `hf upload`"
             )
     return [] if find_spec("detect_secrets") else [NOT_SEARCHED]
 
 
 def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str | None:
-    """Return the kind of secret in a file, or None; `token` is your own."""
+    """Return the kind of secret that a file contains, or None; `token` is the user's own token."""
     with BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as stream:
         for block in _blocks(name, stream, source):
             if token and token.encode() in block:
@@ -106,7 +105,7 @@ def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str 
 
 
 def _blocks(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[bytes]:
-    """Yield overlapping blocks of what is searched in a file; blocks of UTF-16 also without their zeros."""
+    """Yield overlapping blocks of a file's content to search; UTF-16 blocks also without their zero bytes."""
     for stream in _streams(name, file, source):
         before = b""
         while block := stream.read(BLOCK):
@@ -118,7 +117,7 @@ def _blocks(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[bytes]:
 
 
 def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[BinaryIO]:
-    """Yield a file without its tensors."""
+    """Yield the content of a file without its tensors."""
     if name.endswith(".safetensors") and isinstance(source, Path):
         try:
             with safe_open(source, "pt") as opened:
@@ -141,17 +140,17 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
 
 
 def _texts_in(metadata: dict[str, str]) -> Iterator[str]:
-    """Yield each entry as `key: value`, and the entries of a value that is a JSON mapping likewise, unescaped."""
+    """Yield each entry as `key: value`; also yields the unescaped entries of values that are JSON mappings."""
     for key, value in metadata.items():
         yield f"{key}: {value}"
         if value.startswith("{"):
-            with suppress(ValueError):  # it only looks like JSON, and is searched as it is
+            with suppress(ValueError):  # not JSON, so only the text itself is searched
                 yield from _texts_in({name: str(inner) for name, inner in json.loads(value).items()})
 
 
 @cache
 def _detectors() -> list[tuple[str, list[str], Any]]:
-    """Return the kind of each secret, words of which a text must contain one, and its detector."""
+    """Return (kind of secret, words, detector) tuples; a text must contain one of the words, if there are any."""
     if not find_spec("detect_secrets"):
         return []
     from detect_secrets.plugins.base import RegexBasedDetector

@@ -11,7 +11,7 @@ def test_dry_run_lists_files_and_uploads_nothing(hub, puzzle):
     (puzzle / "optimizer.pt").write_text("x")
     said = call("push", puzzle, NAME, "--dry-run").stdout
     assert "model.safetensors" in said and "stays behind: optimizer.pt (training state" in said
-    assert "note: README.md names no license" in said
+    assert "note: README.md states no license" in said
     plan = json.loads(call("push", puzzle, NAME, "--dry-run", "--json", "--license", "mit").stdout)
     assert plan["files"]["model.safetensors"] == (puzzle / "model.safetensors").stat().st_size
     assert plan["bytes"] == sum(plan["files"].values()) and not plan["notes"]

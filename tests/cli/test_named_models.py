@@ -167,7 +167,7 @@ def test_unreadable_config_is_reported_in_one_line(models, name, said):
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("said", ["cannot be read", "missing, such", "not finite, such", "of another shape"])
+@pytest.mark.parametrize("said", ["cannot be read", "missing, such", "not finite, such", "of a different shape"])
 @pytest.mark.parametrize("name, command", [("trm_puzzle", "solve MODEL 0"), ("hrm_lm", "eval lm MODEL --data TEXT")])
 def test_unusable_weights_are_an_error(tmp_path, name, command, said):
     file, text = every.save(name, tmp_path / "model") / "model.safetensors", tmp_path / "text.txt"

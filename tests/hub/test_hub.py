@@ -120,7 +120,7 @@ def test_missing_configs_are_created_from_config_json(architecture, file, saved,
     (folder / file).unlink()
     contents = checkpoint_contents(folder, NAME)
     assert json.loads(contents.files[file]) == kept
-    assert f"{file}: made from config.json" in contents.notes
+    assert f"{file}: created from config.json" in contents.notes
 
 
 def test_language_model_without_a_tokenizer_is_rejected(saved, tmp_path):
@@ -162,12 +162,12 @@ def test_file_with_a_secret_is_rejected(file, text, kind, puzzle, monkeypatch):
 def test_user_names_the_license_of_weights_and_code_keeps_ours(puzzle):
     unnamed = checkpoint_contents(puzzle, NAME)
     assert ModelCard(unnamed.files["README.md"].decode()).data.license == "unknown"
-    assert any("names no license" in note for note in unnamed.notes)
+    assert any("states no license" in note for note in unnamed.notes)
     named = checkpoint_contents(puzzle, NAME, license="cc-by-4.0")
     text = named.files["README.md"].decode()
     assert ModelCard(text).data.license == "cc-by-4.0" and "The weights: cc-by-4.0" in text
-    assert not any("names no license" in note for note in named.notes)
-    assert b"license of the code alone" in named.files["LICENSE_CODE"]
+    assert not any("states no license" in note for note in named.notes)
+    assert b"applies to the code only" in named.files["LICENSE_CODE"]
     assert (Path(__file__).parents[2] / "LICENSE").read_bytes() in named.files["LICENSE_CODE"]
 
 
@@ -218,7 +218,7 @@ def test_missing_and_truncated_shards_are_rejected(saved, tmp_path):
 
 
 def test_folder_without_a_checkpoint_is_named(tmp_path, puzzle):
-    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
         validate_weights(tmp_path / "nowhere")
     (puzzle / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no config.json"):
@@ -280,7 +280,7 @@ def test_somebody_elses_commit_during_a_push_is_not_overwritten(hub, puzzle, mon
 @pytest.mark.parametrize(
     ("token", "said"),
     [
-        (None, "no token,.*`hf auth login`"),
+        (None, "needs a token.*`hf auth login`"),
         ("hf_wrong", "rejected the token"),
         ("hf_test_read", "org/model .*role write"),
     ],

@@ -561,7 +561,7 @@ def stop_in_manifest(folder):
 
 
 DAMAGE = [
-    (truncate, "model.safetensors .*1,234 bytes, 2,000"),
+    (truncate, "model.safetensors .*1,234 bytes.* 2,000"),
     (remove, "optimizer.pt is missing"),
     (stop_before_manifest, "manifest.json is missing"),
     pytest.param(
@@ -608,7 +608,7 @@ def test_last_complete_resumes_from_the_checkpoint_before_a_corrupted_one(make_t
     whole.train()
     file = tmp_path / "run" / "checkpoint-6" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"model\.safetensors .*100 bytes, [\d,]+ .*checkpoint-4"):
+    with pytest.raises(ValueError, match=r"model\.safetensors .*100 bytes; expected [\d,]+.*checkpoint-4"):
         make_trainer(**options).train("last")
     resumed = make_trainer(**options)
     resumed.train("last-complete")

@@ -155,7 +155,7 @@ def test_files_named_like_secrets_are_not_pushed(name, puzzle):
     (puzzle / name).parent.mkdir(exist_ok=True)
     (puzzle / name).write_text("DATABASE_PASSWORD=hunter2\n")
     contents = checkpoint_contents(puzzle, NAME, include=("*",))
-    assert name not in contents.files and "may hold a secret" in contents.left_out[name]
+    assert name not in contents.files and "may contain a secret" in contents.left_out[name]
 
 
 def test_push_to_hub_of_a_model_rejects_secrets(hub):

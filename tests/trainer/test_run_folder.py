@@ -142,7 +142,7 @@ def test_a_manifest_lists_files_of_subfolders_as_sharded_checkpoints_have_them(t
     write_manifest(place, "a" * 32)
     assert read_manifest(place).files["global_step2/rank_0.pt"][0] == 3
     (place / "global_step2" / "rank_0.pt").write_bytes(b"abd")
-    assert "global_step2/rank_0.pt has other content than was written" in find_corruption(place)[0]
+    assert "global_step2/rank_0.pt has changed since it was written" in find_corruption(place)[0]
 
 
 def test_last_complete_renames_corrupted_checkpoints_before_a_new_run(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Read complete checkpoints and write complete files and folders, for the exporters of other formats."""
+"""Loading of complete checkpoints, and writing of complete files and folders, for all exporters."""
 
 import os
 import shutil
@@ -16,17 +16,17 @@ from ..hub.manifests import MANIFEST, find_corruption
 
 
 def find_file(model: str, name: str) -> str | None:
-    """Return the path of a file of a model, in its folder or from the Hub; None if it does not exist."""
+    """Return the path of a model's file, in its folder or downloaded from the Hub; None if it does not exist."""
     return cached_file(
         model, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
     )
 
 
 def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: Any) -> PreTrainedModel:
-    """Load a model in eval mode; `options` are those of `from_pretrained`.
+    """Load a model in eval mode; `options` are passed to `from_pretrained`.
 
     Raises:
-        ValueError: a corrupted checkpoint, missing or unexpected weights, or an adapter.
+        ValueError: the checkpoint is corrupted, has missing or unexpected weights, or is an adapter.
     """
     if (Path(model) / MANIFEST).is_file() and (found := find_corruption(model)):
         raise ValueError(f"checkpoint {model} is corrupted: {'; '.join(found)}. Nothing was written")
@@ -41,7 +41,7 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if names := sorted(str(name) for name in info[what]):
             raise ValueError(
-                f"checkpoint {model} does not fit its config.json: {len(names)} {what.replace('_', ' ')} "
+                f"checkpoint {model} does not match its config.json: {len(names)} {what.replace('_', ' ')} "
                 f"({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}). Nothing was written"
             )
     return network.eval()
@@ -49,9 +49,9 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
 
 @contextmanager
 def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Iterator[Path]:
-    """Yield a file next to `out` that replaces `out` at the end, and is deleted after an error."""
+    """Yield a temporary file next to `out`, which replaces `out` on success and is deleted after an error."""
     if out.is_dir():
-        raise IsADirectoryError(f"{out} is a folder; expected the name of a file to write, such as {out}/{example}")
+        raise IsADirectoryError(f"{out} is a folder; give the name of a file to write, such as {out}/{example}")
     if out.exists() and not force:
         raise FileExistsError(f"{out} exists; choose another name, or overwrite it with --force (force=True)")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -65,16 +65,16 @@ def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> 
 
 @contextmanager
 def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a folder next to `out` whose files move to `out` at the end; it is deleted after an error.
+    """Yield a temporary folder next to `out`, whose files are moved to `out` on success; it is always deleted.
 
-    With `force`, files of the same names in `out` are overwritten, others stay.
+    With `force`, files of the same names in `out` are overwritten, and others are kept.
     """
     if out.exists() and not out.is_dir():
-        raise FileExistsError(f"{out} is a file; expected the name of a folder to write")
+        raise FileExistsError(f"{out} is a file; give the name of a folder to write")
     if not force and out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty; choose another name, or overwrite it with --force (force=True)")
     unfinished = out.with_name(f"unfinished-{out.name}")
-    if unfinished.exists():  # of an export that was killed
+    if unfinished.exists():  # left by a killed export
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     try:

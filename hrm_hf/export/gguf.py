@@ -1,13 +1,14 @@
-"""Checkpoints written as GGUF files, which llama.cpp and the programs built on it read.
+"""Export of checkpoints to GGUF files for llama.cpp and programs built on it.
 
     export_gguf("go-unified", "go-unified.gguf", dtype="q8_0")
 
-llama.cpp computes the architectures that it knows and no others. The unified Go coder has the shape of a Llama and
-becomes `llama`; plain Llama and GPT-2 become `llama` and `gpt2`. Tensors keep their values; rows of q and k go from
-transformers' half-split rotary order to interleaved pairs, and GPT-2's weights are transposed to (out, in).
+llama.cpp only runs architectures that it implements. The unified Go coder has the architecture of a Llama and is
+exported as `llama`; plain Llama and GPT-2 are exported as `llama` and `gpt2`. Tensors keep their values. The rows of q
+and k are reordered from the half-split rotary layout of transformers to interleaved pairs, and GPT-2's weights are
+transposed to (out, in).
 
-Left out: the two-stack Go coder, whose cross-attention no architecture of llama.cpp has; recurrent models; adapters;
-tokenizers other than byte-level BPE; quantization below 8 bits, which `llama-quantize` does to our files.
+Not supported: the two-stack Go coder, because llama.cpp has no architecture with its cross-attention; recurrent
+models; adapters; tokenizers other than byte-level BPE; quantization below 8 bits, which `llama-quantize` can do.
 """
 
 import itertools
@@ -44,12 +45,12 @@ LLAMA_SETTINGS = {
     "mlp_bias": (False,),
     "quantization_config": (None,),
 }
-# Rounding moves the argmax between near ties only; a wrong layout leaves some per cent of agreement.
-LEAST_AGREEMENT = 0.5
+# Rounding changes the argmax only between near ties; with a wrong layout, only a few percent agree.
+MIN_AGREEMENT = 0.5
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
-# Runtimes stop at the end of the Go coder's attempt, which a validator's verdict follows. They do not print its text.
+# Runtimes stop at this tag, the end of the Go coder's attempt, which a validator's verdict would follow.
 END_OF_ATTEMPT = "</CODE>"
-# Go with tabs, other alphabets, numbers, runs of blanks and the Go coder's tags: where tokenizers come apart.
+# Texts on which tokenizers tend to differ: tabs, other alphabets, numbers, repeated spaces, tags of the Go coder.
 CHECK_TEXTS = (
     "func readFile(path string) ([]byte, error) {\n\tf, err := os.Open(path)\n\tif err != nil {\n\t\treturn nil, err\n"
     "\t}\n\tdefer f.Close()\n\treturn io.ReadAll(f)\n}\n",
@@ -63,20 +64,20 @@ CHECK_TEXTS = (
 def export_gguf(
     model: str | Path, out: str | Path, dtype: str = "f16", force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Write a model and its tokenizer to one GGUF file; either the complete file or none.
+    """Write a model and its tokenizer to one GGUF file, which appears only if it is complete.
 
-    Arguments as `ExportGguf`. Vectors and GPT-2's positions stay f32; with q8_0, matrices whose row length is
-    not a multiple of 32 become f16. With `check`, `compare_with_llama_cpp` runs before `out` appears.
+    The arguments are those of `ExportGguf`. Vectors and GPT-2's positions stay f32. With q8_0, matrices whose row
+    length is not a multiple of 32 become f16. With `check`, `compare_with_llama_cpp` runs before `out` appears.
 
     Raises:
         FileExistsError: `out` exists.
-        ImportError: the gguf package is missing, or with `check` llama-cpp-python.
-        ValueError: no such model, another architecture or kind of tokenizer, a corrupted checkpoint, or with `check`
-            a file that llama.cpp computes differently.
+        ImportError: the gguf package is missing, or llama-cpp-python with `check`.
+        ValueError: a missing model, an unsupported architecture or tokenizer, a corrupted checkpoint, or outputs of
+            llama.cpp that differ (with `check`).
     """
     validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
-    if check and find_spec("llama_cpp") is None:  # in no extra: it is compiled when it is installed
-        raise ImportError("check needs llama.cpp's Python binding: pip install llama-cpp-python, or leave it out")
+    if check and find_spec("llama_cpp") is None:  # not in an extra, because installing it compiles llama.cpp
+        raise ImportError("check=True needs llama.cpp's Python binding: pip install llama-cpp-python, or omit check")
     with complete_or_nothing(Path(out), force) as unfinished:
         config = load_config(str(model))
         layout = layout_of(config, str(model))
@@ -102,7 +103,7 @@ def export_gguf(
 
 
 class Layout(NamedTuple):
-    """An architecture of llama.cpp: its name, the number of layers, and the values of settings that it computes."""
+    """Architecture of llama.cpp: its name, the number of layers, and the config values that it supports."""
 
     architecture: str
     layers: int
@@ -110,7 +111,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(config: PreTrainedConfig, model: str) -> Layout:
-    """Return the layout of a model. Raise ValueError if llama.cpp would compute it differently, or not at all."""
+    """Return the layout of a model. Raise ValueError if llama.cpp does not support it or would run it differently."""
     row = architecture_of(config)
     if row is not None and row.gguf_layout:
         layout = load_function(row.gguf_layout)(config, model)
@@ -118,26 +119,28 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
         layout = LAYOUTS[type(config)](config)
     else:
         raise ValueError(
-            f"{model} is a {config.model_type}, which no architecture of llama.cpp computes. Exportable are "
-            f"hrm_go_coder of the preset `unified` ({GO_UNIFIED}), llama and gpt2"
+            f"{model} is a {config.model_type}, which llama.cpp does not support; supported are hrm_go_coder of the "
+            f"preset `unified` ({GO_UNIFIED}), llama and gpt2"
         )
     for name, expected in layout.expected.items():
         if (value := _setting(config, name)) not in expected:
-            raise ValueError(f"{model}: llama.cpp's {layout.architecture} needs {name}={expected[0]!r}, not {value!r}")
+            raise ValueError(
+                f"{model}: llama.cpp's {layout.architecture} requires {name}={expected[0]!r}, not {value!r}"
+            )
     return layout
 
 
 def go_coder_layout(config: PreTrainedConfig, model: str) -> Layout:
-    """Return the layout of one stack of the Go coder, a Llama. Raise ValueError for a model of two stacks."""
+    """Return the layout of the unified Go coder, a Llama. Raise ValueError for a two-stack model."""
     if not config.unified:
         raise ValueError(
-            f"{model} is a two-stack hrm_go_coder, and llama.cpp has no architecture with cross-attention to a second "
-            f"stack under rotary positions. Train the preset `unified` ({GO_UNIFIED}), which has the shape of a Llama"
+            f"{model} is a two-stack hrm_go_coder, and llama.cpp has no architecture with rotary cross-attention to a "
+            f"second stack; train the preset `unified` ({GO_UNIFIED}), which has the architecture of a Llama"
         )
     return Layout("llama", config.planner_layers, LLAMA_SETTINGS | {"planner_cycles": (1,)})
 
 
-# Architectures of transformers; ours are named in the registry.
+# Architectures of transformers; those of this package are in the registry.
 LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
     LlamaConfig: lambda config: Layout("llama", config.num_hidden_layers, LLAMA_SETTINGS),
     GPT2Config: lambda config: Layout("gpt2", config.n_layer, GPT2_SETTINGS),
@@ -145,10 +148,10 @@ LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
 
 
 def gguf_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, np.ndarray]:
-    """Return the weights under GGUF's names, in f32 and in llama.cpp's order of rows.
+    """Return the weights by their GGUF names, in f32 and in llama.cpp's row order.
 
     Raises:
-        ValueError: a tensor that GGUF has no name for, or one that is not finite.
+        ValueError: a tensor has no GGUF name or is not finite.
     """
     from gguf import MODEL_ARCH, get_tensor_name_map
 
@@ -159,9 +162,7 @@ def gguf_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, np.ndarr
     tensors = {}
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
-            raise ValueError(
-                f"{name} has values that are not finite; the checkpoint is corrupted or training diverged"
-            )
+            raise ValueError(f"{name} has NaN or infinite values; the checkpoint is corrupted or training diverged")
         target = names.get_name(name.replace("model.planner.", "model."), (".weight", ".bias"))
         if target is None:
             raise ValueError(f"GGUF has no name for the tensor {name} {tuple(tensor.shape)} of this model")
@@ -170,7 +171,7 @@ def gguf_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, np.ndarr
             heads = config.num_attention_heads if ".attn_q." in target else config.num_key_value_heads
             array = interleave_rotary(array, heads)
         elif name.startswith("transformer.h.") and array.ndim == 2:
-            array = array.T  # GPT-2's Conv1D holds (in, out)
+            array = array.T  # GPT-2's Conv1D stores (in, out)
         tensors[target] = np.ascontiguousarray(array)
     return tensors
 
@@ -178,7 +179,7 @@ def gguf_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, np.ndarr
 def interleave_rotary(weight: np.ndarray, heads: int) -> np.ndarray:
     """Reorder the rows of a q or k projection, [heads * head_dim, width], from half-split to interleaved rotary order.
 
-    transformers rotates dimension i of a head with i + head_dim/2, llama.cpp's `llama` 2i with 2i + 1.
+    transformers rotates dimension i of a head with i + head_dim/2; llama.cpp's `llama` rotates 2i with 2i + 1.
     """
     rows, width = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
@@ -186,15 +187,15 @@ def interleave_rotary(weight: np.ndarray, heads: int) -> np.ndarray:
 
 @torch.no_grad()
 def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
-    """Load a GGUF file in llama.cpp and compare ids and logits with transformers' on CHECK_TEXTS.
+    """Load a GGUF file in llama.cpp and compare token ids and logits with transformers on CHECK_TEXTS.
 
     Raises:
-        ValueError: llama.cpp gives other ids, or the argmax of the logits agrees at less than half of the positions.
+        ValueError: the token ids differ, or the argmax of the logits agrees at less than half of the positions.
     """
     import llama_cpp
 
     limit = min(network.config.max_position_embeddings, 512)
-    # f32 keys and values: what differs is then the file's, not the runtime's cache.
+    # Use f32 keys and values, so that differences come from the file, not from the runtime's cache.
     llama = llama_cpp.Llama(
         str(path), n_ctx=limit, n_batch=limit, logits_all=True, verbose=False, n_threads=torch.get_num_threads(),
         n_threads_batch=torch.get_num_threads(),
@@ -209,7 +210,7 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
             if ids != theirs:
                 raise ValueError(
                     f"llama.cpp gives other ids for {text!r} ({'with' if tags else 'without'} tags): "
-                    f"{theirs[:20]} ..., expected {ids[:20]} ...; nothing was written"
+                    f"{theirs[:20]} ...; expected {ids[:20]} .... Nothing was written"
                 )
             ids = ids[:limit]
             llama.reset()
@@ -221,10 +222,10 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
             largest = max(largest, ours.abs().max().item())
     llama.close()
     agreed = torch.cat(agreements).float()
-    if agreed.mean() < LEAST_AGREEMENT:
+    if agreed.mean() < MIN_AGREEMENT:
         raise ValueError(
-            f"llama.cpp computes another model: the likeliest token agrees at {agreed.mean():.1%} of {len(agreed)} "
-            f"positions, logits differ by up to {max(differences):.3g}; nothing was written"
+            f"llama.cpp gives other outputs: the most likely token agrees at {agreed.mean():.1%} of {len(agreed)} "
+            f"positions, and logits differ by up to {max(differences):.3g}. Nothing was written"
         )
     return {
         "compared_tokens": len(agreed),
@@ -237,14 +238,14 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
 def _setting(config: PreTrainedConfig, name: str) -> Any:
     if name in ("rope_type", "partial_rotary_factor"):
         return config.rope_parameters.get(name, 1.0)
-    return getattr(config, name, None)  # quantization_config is an attribute of quantized checkpoints only
+    return getattr(config, name, None)  # only quantized checkpoints have quantization_config
 
 
 def _write(
     path: Path, model: str, config: PreTrainedConfig, layout: Layout, vocabulary: dict[str, Any],
     tensors: dict[str, np.ndarray], dtype: str,
 ) -> int:  # fmt: skip
-    """Write the file; return how many matrices became f16 because q8_0 could not hold them."""
+    """Write the file; returns the number of matrices stored as f16 because q8_0 does not support their shape."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, layout.architecture)
@@ -262,7 +263,7 @@ def _write(
 
 
 def _add_description(writer: Any, model: str) -> None:
-    """Add the name, and the license that the model card states."""
+    """Add the model's name, and its license if the model card states one."""
     writer.add_type("model")
     writer.add_name(Path(model).resolve().name if Path(model).exists() else model.rpartition("/")[2])
     card = find_file(model, "README.md")
@@ -295,7 +296,7 @@ def _add_shape(writer: Any, config: PreTrainedConfig, layout: Layout, dtype: str
 
 
 def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
-    """Add a tensor in its type; return True if it is f16 because q8_0 cannot cut its rows into blocks."""
+    """Add a tensor in its data type; returns True if it falls back to f16, because q8_0 needs rows of whole blocks."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -304,32 +305,33 @@ def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
     falls_back = dtype == "q8_0" and tensor.shape[-1] % 32 != 0
     kind = GGMLQuantizationType["F16" if falls_back else dtype.upper()]
     if kind is GGMLQuantizationType.F16 and np.abs(tensor).max() > np.finfo(np.float16).max:
-        raise ValueError(f"{name} has values beyond f16's {np.finfo(np.float16).max}; export with --dtype bf16 or f32")
+        limit = np.finfo(np.float16).max
+        raise ValueError(f"{name} has values beyond the f16 maximum of {limit}; export with --dtype bf16 or f32")
     writer.add_tensor(name, quantize(tensor, kind), raw_dtype=kind)
     return falls_back
 
 
 def load_tokenizer(model: str) -> Any:
-    """Return the tokenizer saved with a model. Raise ValueError if there is none, or it cannot be read."""
+    """Load the tokenizer saved with a model. Raise ValueError if there is none, or if it cannot be read."""
     if find_file(model, "tokenizer.json") is None:
         raise ValueError(
-            f"{model} has no tokenizer.json, and a GGUF file holds the tokenizer too; save it with the model: "
+            f"{model} has no tokenizer.json, which a GGUF file must include; save the tokenizer with the model: "
             "tokenizer.save_pretrained(folder)"
         )
     try:
         return AutoTokenizer.from_pretrained(model)
-    except Exception as error:  # the Rust library raises Exception itself for a broken file
+    except Exception as error:  # tokenizers raises plain Exception for a corrupted file
         raise ValueError(f"the tokenizer of {model} cannot be read: {error}") from error
 
 
 def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
     """Return the fields of a GGUF file that describe a tokenizer.
 
-    llama.cpp knows a tokenizer's way of splitting and normalizing by its name only, so everything but byte-level BPE
-    split as GPT-2 does, its "gpt-2", is rejected.
+    A GGUF file refers to a pre-tokenizer only by name. We use "gpt-2" and reject everything except byte-level BPE with
+    GPT-2's splitting.
 
     Args:
-        vocab_size: rows of the embedding; ids beyond the tokenizer's become unused tokens.
+        vocab_size: rows of the embedding; ids that the tokenizer does not have become unused tokens.
 
     Raises:
         ValueError: llama.cpp would give other ids.
@@ -345,11 +347,11 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
         types_by_id[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
     if max(tokens_by_id) >= vocab_size:
         raise ValueError(
-            f"the tokenizer has ids up to {max(tokens_by_id)}, the model embeds {vocab_size}: they do not belong "
-            "together, or the model needs resize_token_embeddings and training"
+            f"the tokenizer has ids up to {max(tokens_by_id)}, but the model embeds only {vocab_size} tokens; use the "
+            "model's own tokenizer, or call resize_token_embeddings and train"
         )
     if tokenizer.eos_token_id is None:
-        raise ValueError("the tokenizer has no eos token, and llama.cpp would stop at id 11; set tokenizer.eos_token")
+        raise ValueError("eos_token=None: llama.cpp would stop at id 11 instead; set tokenizer.eos_token")
     add_bos, add_eos = _added_around(tokenizer)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in backend["model"]["merges"]]
     return {
@@ -387,7 +389,7 @@ def add_vocabulary(writer: Any, vocabulary: dict[str, Any]) -> None:
 
 
 def _validate_byte_level(backend: dict[str, Any]) -> None:
-    """Raise ValueError for anything but byte-level BPE after GPT-2's split."""
+    """Raise ValueError unless a tokenizer is byte-level BPE with GPT-2's splitting."""
     model, split, normalizer = backend["model"], backend["pre_tokenizer"] or {}, backend["normalizer"] or {}
     wrong = [f"{name}={model[name]}" for name in ("byte_fallback", "ignore_merges", "dropout") if model.get(name)]
     if model["type"] != "BPE":
@@ -403,15 +405,15 @@ def _validate_byte_level(backend: dict[str, Any]) -> None:
         wrong += [f"{blanks[0]} of the added token {added['content']!r}"] if blanks else []
     if wrong:
         raise ValueError(
-            "the tokenizer is not byte-level BPE as GPT-2's, the only kind exported here, and llama.cpp would give "
-            f"other ids: {'; '.join(wrong)}. `hrm-hf data go-tokenizer` trains one"
+            "the tokenizer is not byte-level BPE like GPT-2's, so llama.cpp would give other ids: "
+            f"{'; '.join(wrong)}. Train a supported tokenizer with `hrm-hf data go-tokenizer`"
         )
 
 
 def _added_around(tokenizer: Any) -> tuple[bool, bool]:
-    """Return whether a plain call puts bos before and eos after a text."""
+    """Return whether the tokenizer adds bos before and eos after a text by default."""
     plain, full = tokenizer.encode("x", add_special_tokens=False), tokenizer.encode("x")
     for bos, eos in itertools.product((False, True), repeat=2):
         if full == [tokenizer.bos_token_id] * bos + plain + [tokenizer.eos_token_id] * eos:
             return bos, eos
-    raise ValueError(f"the tokenizer makes {plain} into {full}; a GGUF file can only say bos before and eos after")
+    raise ValueError(f"the tokenizer turns {plain} into {full}; GGUF supports only bos before and eos after a text")

@@ -1,15 +1,15 @@
-"""Models as graphs of tensors, for `torch_export.py` and `onnx.py`: one exporter for each kind of model.
+"""Tensor graphs of models for `torch_export.py` and `onnx.py`, with one exporter for each kind of model.
 
-A graph has no loop that depends on data, so it is the part that a loop repeats:
+A graph cannot contain a data-dependent loop, so it contains the body of the loop:
 
-- puzzles: one ACT step; the loop and who halts stay outside;
-- recurrent regressors: all segments of halt="fixed", and for adaptive halting two graphs more, stem and segment;
+- puzzles: one ACT step; the loop and halting stay outside the graph;
+- recurrent regressors: all segments with halt="fixed", and the graphs stem and segment for adaptive halting;
 - other regressors: the forward;
-- causal language models: the forward without a cache. One that halts runs all segments and freezes a token that halts,
-  so logits are those of adaptive halting.
+- causal language models: the forward without a cache. Models that halt run all segments but freeze halted tokens, so
+  the logits equal those of adaptive halting.
 
-A row of the registry names its exporter. Left out: training, generation with a cache, the Go coder's refinement head,
-quantized models.
+The registry names the exporter of each architecture. Not supported: training, generation with a cache, the Go coder's
+refinement head, quantized models.
 """
 
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ from ..registry import ARCHITECTURES, architecture_of, load_function
 
 
 POSTERIOR = ("log_weights", "loc", "scale_tril")
-REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # of the model's output
+REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # fields of model outputs
 
 
 @dataclass
 class Graph:
-    """A module whose forward takes and returns tensors.
+    """Module whose forward takes and returns tensors.
 
     Attributes:
         inputs: example tensors by name, in the order of the forward.
-        axes: the dynamic axes of each input, with their names.
+        axes: names of the dynamic axes of each input.
         outputs: names of the returned tensors.
     """
 
@@ -46,10 +46,10 @@ class Graph:
 
 
 class Exporter:
-    """The graphs of one kind of model, and inputs to try them on.
+    """Base class that provides the graphs of one kind of model, and inputs to test them.
 
     Attributes:
-        settings: fields of the config that users of the graphs need.
+        settings: config fields that users of the graphs need.
         has_loop: whether halting happens outside the graphs, in a class of `onnx_runtime.py`.
     """
 
@@ -64,15 +64,15 @@ class Exporter:
         raise NotImplementedError
 
     def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
-        """Return seeded, valid inputs of the main graph."""
+        """Return random but valid inputs of the main graph."""
         raise NotImplementedError
 
     def settings_of(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Return the settings that loops and users of the outputs need."""
+        """Return the settings that the loop and users of the outputs need."""
         return {name: getattr(self.config, name) for name in self.settings}
 
     def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
-        """Return the share of `loop_inputs` rows that take as many steps in the exported loop as in the model."""
+        """Return the fraction of `loop_inputs` rows that take the same number of steps in exported loop and model."""
         raise NotImplementedError
 
     def loop_inputs(self) -> dict[str, torch.Tensor]:
@@ -84,9 +84,9 @@ class Exporter:
 class PuzzleStep(nn.Module):
     """One ACT step.
 
-    Args of the forward: input_ids int64 [B, S], puzzle_identifiers int64 [B], z_H and z_L as `config.state_shapes`
-    says, and reset bool [B]: a row that is reset starts from the initial states, whatever is in z_H and z_L.
-    Returns logits [B, S, V], q_halt_logits and q_continue_logits [B], next_z_H and next_z_L.
+    The forward takes input_ids int64 [B, S], puzzle_identifiers int64 [B], z_H and z_L with the shapes of
+    `config.state_shapes`, and reset bool [B]; reset rows start from the initial states instead of z_H and z_L.
+    It returns logits [B, S, V], q_halt_logits and q_continue_logits [B], next_z_H and next_z_L.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -96,7 +96,7 @@ class PuzzleStep(nn.Module):
     def forward(self, input_ids, puzzle_identifiers, z_H, z_L, reset):
         model, reasoner = self.model, self.model.model
         rows = None
-        if reasoner.puzzle_emb is not None:  # not its forward, which looks at the identifiers
+        if reasoner.puzzle_emb is not None:  # its forward validates identifiers by value, which cannot be traced
             rows = F.embedding(puzzle_identifiers, reasoner.puzzle_emb.weight)
         x, rotary = reasoner.embed(input_ids, rows, torch.float32)
         z_H, z_L = (replace_rows(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))
@@ -106,7 +106,7 @@ class PuzzleStep(nn.Module):
 
 
 class PuzzleExporter(Exporter):
-    """Puzzle heads: one ACT step."""
+    """Exporter of puzzle models: one ACT step."""
 
     settings = ("seq_len", "vocab_size", "num_puzzle_identifiers", "halt_max_steps")
     has_loop = True
@@ -115,7 +115,7 @@ class PuzzleExporter(Exporter):
         for name in ("noise_scale", "random_initial_states"):
             if getattr(self.config, name, 0):
                 raise ValueError(
-                    f"{name}={getattr(self.config, name)}: a model that draws random numbers has no export"
+                    f"{name}={getattr(self.config, name)}: models that draw random numbers have no export"
                 )
         inputs = self.random_inputs()
         outputs = ["logits", "q_halt_logits", "q_continue_logits", "next_z_H", "next_z_L"]
@@ -150,7 +150,7 @@ class PuzzleExporter(Exporter):
 
 
 class LanguageModelForward(nn.Module):
-    """input_ids and attention_mask int64 [B, T] to logits [B, T, V]; one that halts adds halt_steps int64 [B, T]."""
+    """Map input_ids and attention_mask int64 [B, T] to logits [B, T, V], and halt_steps int64 [B, T] if it halts."""
 
     def __init__(self, model: PreTrainedModel, outputs: list[str]):
         super().__init__()
@@ -162,7 +162,7 @@ class LanguageModelForward(nn.Module):
 
 
 class LanguageModelExporter(Exporter):
-    """Causal language models: the forward without a cache. The first row of the inputs is padded on the left."""
+    """Exporter of causal language models: the forward without a cache; the first example input is left-padded."""
 
     settings = ("vocab_size", "max_position_embeddings")
 
@@ -181,7 +181,7 @@ class LanguageModelExporter(Exporter):
 
 
 class PosteriorOfMaps(nn.Module):
-    """pixel_values [B, C, S, S] to the posterior; names and shapes of the outputs as in `CosmoRegressionOutput`."""
+    """Map pixel_values [B, C, S, S] to the posterior, with the output shapes of `CosmoRegressionOutput`."""
 
     def __init__(self, model: PreTrainedModel, outputs: list[str]):
         super().__init__()
@@ -193,7 +193,7 @@ class PosteriorOfMaps(nn.Module):
 
 
 class RegressionExporter(Exporter):
-    """Regressors of maps: the forward."""
+    """Exporter of map regressors: the forward."""
 
     settings = ("reported_names", "target_names", "prior_bounds")
     outputs = ("posterior_mean", "posterior_std", *POSTERIOR)
@@ -211,7 +211,7 @@ class RegressionExporter(Exporter):
 
 
 class CosmoStemGraph(nn.Module):
-    """pixel_values [B, C, S, S] to tokens [B, tokens, D]."""
+    """Map pixel_values [B, C, S, S] to tokens [B, tokens, D]."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -222,9 +222,9 @@ class CosmoStemGraph(nn.Module):
 
 
 class CosmoSegment(nn.Module):
-    """One segment: tokens, z_H, z_L [B, tokens, D] to the posterior, the expected gain halt_logits [B], both states.
+    """One segment: map tokens, z_H, z_L [B, tokens, D] to the posterior, halt_logits [B] and both states.
 
-    The states are zeros before the first segment.
+    halt_logits is the expected gain of another segment. The states are zeros before the first segment.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -240,7 +240,7 @@ class CosmoSegment(nn.Module):
 
 
 class RecurrentRegressionExporter(RegressionExporter):
-    """Regressors that think in segments: all segments at once, and stem and segment for adaptive halting."""
+    """Exporter of recurrent regressors: all segments in one graph, and stem and segment for adaptive halting."""
 
     settings = (*RegressionExporter.settings, "halt_max_steps", "halt_threshold")
     outputs = (*RegressionExporter.outputs, "halt_logits")
@@ -267,18 +267,18 @@ class RecurrentRegressionExporter(RegressionExporter):
 
 
 def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
-    """Return the exporter of an architecture. Raise ValueError for one without, or for a quantized model."""
+    """Return the exporter of an architecture. Raise ValueError if there is none, or if the model is quantized."""
     row = architecture_of(config)
     if row is None or row.exporter is None:
         known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.exporter)
-        raise ValueError(f"{model} is a {config.model_type}; exportable are {known}")
+        raise ValueError(f"{model} is a {config.model_type}; supported are {known}")
     if config.to_dict().get("quantization_config") is not None:
-        raise ValueError(f"{model} is quantized; export the checkpoint it was made from, and quantize what you get")
+        raise ValueError(f"{model} is quantized; export the original checkpoint, and quantize the result")
     return load_function(row.exporter)(config)
 
 
 def graphs(model: PreTrainedModel) -> dict[str, Graph]:
-    """Return the graphs of a float32 model in eval mode; "model" is the main one. Raise ValueError for another."""
+    """Return the graphs of a model; "model" is the main one. Raise ValueError unless it is float32 in eval mode."""
     exporter = exporter_of(model.config, type(model).__name__)
     if model.training or {parameter.dtype for parameter in model.parameters()} != {torch.float32}:
         raise ValueError("the model must be in float32 and in eval mode: model.float().eval()")
@@ -286,5 +286,5 @@ def graphs(model: PreTrainedModel) -> dict[str, Graph]:
 
 
 def random_inputs(config: PreTrainedConfig, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return seeded, valid inputs of the main graph of a model."""
+    """Return random but valid inputs of a model's main graph."""
     return exporter_of(config, config.model_type).random_inputs(rows, seed)

@@ -1,11 +1,11 @@
-"""Models as ONNX graphs, with what is needed to run them without this package.
+"""Export of models to ONNX graphs, together with everything needed to run them without this package.
 
     export_onnx("runs/sudoku", "sudoku_onnx", check=True)
     OnnxPuzzleSolver("sudoku_onnx").solve(boards)
 
-The graphs are those of `graphs.py`. Puzzles and recurrent regressors halt outside of them: `onnx_runtime.py` has the
-loops, on numpy and ONNX Runtime alone, and goes into the folder too. Left out: half precision and quantization, which
-tools of ONNX do to our files; generation with a cache.
+The graphs come from `graphs.py`. Puzzle models and recurrent regressors halt outside the graphs: the loops are in
+`onnx_runtime.py`, which needs only numpy and ONNX Runtime and is copied into the folder. Not supported: generation
+with a cache; half precision and quantization, for which ONNX tools can be used on the exported files.
 """
 
 import json
@@ -28,7 +28,7 @@ from .torch_export import compare, describe, export_graph, load_exportable
 
 
 META_FILE = "onnx.json"
-LIBRARIES = ("torch", "transformers", "onnx", "onnxscript")  # whose versions a graph depends on
+LIBRARIES = ("torch", "transformers", "onnx", "onnxscript")  # their versions are recorded with the graphs
 RUNTIME_FILE = "onnx_runtime.py"
 COPIED = (
     "config.json", IDENTIFIERS_FILE, "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -39,16 +39,16 @@ COPIED = (
 def export_onnx(
     model: str | Path, out: str | Path, opset: int = 18, force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Write a folder with the graphs of a model; either all of them or none. Arguments as `ExportOnnx`.
+    """Write a folder with all graphs of a model, or nothing; the arguments are those of `ExportOnnx`.
 
-    The folder holds model.onnx (with model.onnx.data above 1.5 GB), for `hrm_cosmo` also stem.onnx and segment.onnx,
-    config.json, the files of tokenizer, feature extractor or puzzle identifiers, onnx.json (inputs, outputs, shapes,
-    settings of halting), and onnx_runtime.py if there is a loop to run.
+    The folder contains model.onnx (with model.onnx.data above 1.5 GB), for `hrm_cosmo` also stem.onnx and
+    segment.onnx, config.json, the files of the tokenizer, feature extractor or puzzle identifiers, onnx.json (inputs,
+    outputs, shapes, halting settings), and onnx_runtime.py if there is a loop to run.
 
     Raises:
-        FileExistsError: `out` is not empty, or a file.
+        FileExistsError: `out` is a file or a folder that is not empty.
         ImportError: a package is missing.
-        ValueError: another architecture, a corrupted checkpoint, or with `check` another result.
+        ValueError: an unsupported architecture, a corrupted checkpoint, or different outputs (with `check`).
     """
     needed = ("onnx", "onnxscript", "onnxruntime")
     validate_extra("onnx", f"ONNX export needs {', '.join(needed)}", *needed)
@@ -78,10 +78,10 @@ def export_onnx(
 
 
 def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> None:
-    """Write one ONNX file with `meta` in it. Raise ValueError if onnx cannot convert it to `opset`."""
+    """Write one ONNX file with the metadata `meta`. Raise ValueError if onnx cannot convert it to `opset`."""
     import onnx
 
-    logging.disable(logging.WARNING)  # remarks on packages that are not needed and constants that stay
+    logging.disable(logging.WARNING)  # hides notes on optional packages and constants
     try:
         with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
@@ -93,9 +93,9 @@ def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> N
         logging.disable(logging.NOTSET)
     written = program.model.opset_imports[""]
     if written != opset:
-        raise ValueError(f"onnx could not convert {file.name} to opset {opset}, it is still {written}; use {written}")
+        raise ValueError(f"opset={opset}: onnx cannot convert {file.name} from opset {written}; use opset={written}")
     program.model.metadata_props["hrm_hf"] = json.dumps(meta)
-    program.save(file)  # beside it the weights, if they are too many for one file
+    program.save(file)  # writes weights that are too large for one file to a second file
     onnx.checker.check_model(str(file))
 
 
@@ -111,9 +111,9 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
 
 
 def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> dict[str, Any]:
-    """Compare the graph and, if there is one, the adaptive loop with torch; see `torch_export.compare`.
+    """Compare the main graph and the adaptive loop, if there is one, with torch; see `torch_export.compare`.
 
-    A loop adds `same_steps`, the share of rows that took as many steps.
+    With a loop, the result includes `same_steps`, the fraction of rows that took the same number of steps.
     """
     import onnxruntime
 

@@ -1,12 +1,12 @@
-"""Exported models in ONNX Runtime: adaptive halting around the graphs of `hrm-hf export onnx`.
+"""Adaptive halting in ONNX Runtime for the graphs of `hrm-hf export onnx`.
 
-This file needs numpy and onnxruntime only and is copied beside the graphs:
+This file needs only numpy and onnxruntime and is copied into the folder of the graphs:
 
     from onnx_runtime import OnnxPuzzleSolver
 
     answer = OnnxPuzzleSolver("sudoku_onnx").solve(boards)
 
-B is the batch, S the positions, T the positions of the latent states, D their width.
+In shapes, B is the batch, S the number of positions, and V the size of the vocabulary.
 """
 
 import json
@@ -19,13 +19,13 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 
-META_KEY = "hrm_hf"  # of the metadata in each .onnx file: what onnx.json says
+META_KEY = "hrm_hf"  # metadata key in each .onnx file; the value is the content of onnx.json
 UNREADABLE = (errors.Fail, errors.InvalidGraph, errors.InvalidProtobuf, errors.InvalidArgument, errors.NotImplemented)
 
 
 @dataclass
 class OnnxPuzzleSolution:
-    """predictions int64 [B, S], steps int32 [B], q_halt float32 [B] and logits [B, S, V], as `solve` of the model."""
+    """Result of `solve`: predictions int64 [B, S], steps int32 [B], q_halt float32 [B], logits [B, S, V]."""
 
     predictions: np.ndarray
     steps: np.ndarray
@@ -34,14 +34,14 @@ class OnnxPuzzleSolution:
 
 
 class OnnxPuzzleSolver:
-    """ACT with the exported step; a finished row leaves the batch and costs nothing more.
+    """Solver that runs ACT with the exported step; finished rows leave the batch.
 
     Args:
         path: folder of the export, or its model.onnx.
         session: arguments of `onnxruntime.InferenceSession`, such as `providers` and `sess_options`.
 
     Raises:
-        FileNotFoundError, ValueError: no such file, or not an exported puzzle model.
+        FileNotFoundError, ValueError: the file is missing, or not an exported puzzle model.
     """
 
     def __init__(self, path: str | Path, **session: Any):
@@ -59,26 +59,26 @@ class OnnxPuzzleSolver:
         min_confidence: float = 0.0,
         halt: str = "q",
     ) -> OnnxPuzzleSolution:
-        """Run ACT steps until every row has its answer.
+        """Run ACT steps until every row halts.
 
         Args:
-            input_ids: token ids [B, S]. puzzle_identifiers: [B], 0 if absent.
-            max_steps: most ACT steps; those of the model's config by default.
-            min_steps: fewest ACT steps before a row may stop.
-            min_confidence: least sigmoid(q_halt), 0 to 1, at which a row may stop.
-            halt: "q" stops a row when the model prefers halting, "fixed" runs `max_steps` for all rows.
+            input_ids: token ids [B, S]. puzzle_identifiers: [B]; default 0.
+            max_steps: maximum number of ACT steps; default from the model's config.
+            min_steps: minimum number of ACT steps before a row may halt.
+            min_confidence: minimum sigmoid(q_halt), in [0, 1], at which a row may halt.
+            halt: "q" halts a row when the model prefers it; "fixed" runs `max_steps` for all rows.
 
         Raises:
-            ValueError: ids outside the tables, another shape, or settings that contradict each other.
+            ValueError: ids out of range, a wrong shape, or contradictory settings.
         """
         settings = self.settings
         max_steps = settings["halt_max_steps"] if max_steps is None else max_steps
         if halt not in ("q", "fixed"):
-            raise ValueError(f'halt={halt!r}; expected "q" (stop when the model prefers to) or "fixed"')
+            raise ValueError(f'halt={halt!r}: must be "q" (halt when the model prefers it) or "fixed"')
         if not 1 <= min_steps <= max_steps:
-            raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
+            raise ValueError(f"min_steps={min_steps}: must be in [1, max_steps={max_steps}]")
         if not 0 <= min_confidence <= 1:
-            raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
+            raise ValueError(f"min_confidence={min_confidence}: must be in [0, 1]")
         min_confidence = max(min_confidence, settings["halt_confidence"])
         data = self._checked(input_ids, puzzle_identifiers)
         batch, seq_len = data["input_ids"].shape
@@ -118,13 +118,13 @@ class OnnxPuzzleSolver:
                 raise ValueError(f"{name} has shape {list(ids.shape)}; expected {['batch', *shape]}")
             count = self.settings[table]
             if ids.dtype.kind not in "iu" or (ids.size and not 0 <= ids.min() <= ids.max() < count):
-                raise ValueError(f"{name} are {ids.dtype}; expected integers from 0 to {count - 1}")
+                raise ValueError(f"{name} ({ids.dtype}): must be integers from 0 to {count - 1}")
         return {name: ids.astype(np.int64) for name, ids in data.items()}
 
 
 @dataclass
 class OnnxCosmoPosterior:
-    """Posteriors of B maps, as `CosmoRegressionOutput` has them; halt_logits and steps [B] are of the last segment.
+    """Posteriors of B maps, as in `CosmoRegressionOutput`; halt_logits and steps [B] belong to the last segment.
 
     posterior_mean and posterior_std [B, R] are in physical units, in the order of the setting "reported_names".
     """
@@ -139,9 +139,9 @@ class OnnxCosmoPosterior:
 
 
 class OnnxCosmoRegressor:
-    """Adaptive halting of `hrm_cosmo` with the exported stem and segment. Arguments: see `OnnxPuzzleSolver`.
+    """Regressor that runs `hrm_cosmo` with adaptive halting from the exported stem and segment.
 
-    For all segments in one call, and for `cosmo_cnn`, run model.onnx itself.
+    The arguments are those of `OnnxPuzzleSolver`. To run all segments, or `cosmo_cnn`, use model.onnx directly.
     """
 
     def __init__(self, folder: str | Path, **session: Any):
@@ -151,19 +151,19 @@ class OnnxCosmoRegressor:
     def predict(
         self, pixel_values: np.ndarray, max_steps: int | None = None, halt: str = "adaptive"
     ) -> OnnxCosmoPosterior:
-        """Return the posteriors of maps [B, C, S, S], which are scaled as in preprocessor_config.json.
+        """Return the posteriors of maps [B, C, S, S], which must be scaled as in preprocessor_config.json.
 
         Args:
-            max_steps: most segments; those of the model's config by default.
-            halt: "adaptive" ends a map's when the expected gain is below the config's threshold, "fixed" runs all.
+            max_steps: maximum number of segments; default from the model's config.
+            halt: "adaptive" halts a map when the expected gain is below the config's threshold; "fixed" runs all.
 
         Raises:
-            ValueError: no map, another shape, or other settings.
+            ValueError: no maps, a wrong shape, or invalid settings.
         """
         settings = self.meta["settings"]
         max_steps = settings["halt_max_steps"] if max_steps is None else max_steps
         if max_steps < 1 or halt not in ("fixed", "adaptive"):
-            raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
+            raise ValueError(f'max_steps={max_steps}, halt={halt!r}: must be at least 1, and "fixed" or "adaptive"')
         pixel_values = np.asarray(pixel_values, dtype=np.float32)
         expected = self.stem.get_inputs()[0].shape[1:]
         if pixel_values.ndim != 4 or list(pixel_values.shape[1:]) != expected or not len(pixel_values):
@@ -191,14 +191,14 @@ def open_graph(path: str | Path, name: str, **session: Any) -> tuple[onnxruntime
     """Open the file `name` in a folder, or the file itself; return the session and its metadata."""
     file = Path(path) / name if Path(path).is_dir() else Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; write it with `hrm-hf export onnx MODEL --out FOLDER`")
+        raise FileNotFoundError(f"{file} does not exist; create it with `hrm-hf export onnx MODEL --out FOLDER`")
     try:
         opened = onnxruntime.InferenceSession(str(file), **{"providers": ["CPUExecutionProvider"], **session})
     except UNREADABLE as error:
-        raise ValueError(f"{file} is no ONNX file that this onnxruntime can read: {error}") from error
+        raise ValueError(f"{file} is not an ONNX file that this onnxruntime can read: {error}") from error
     meta = opened.get_modelmeta().custom_metadata_map.get(META_KEY)
     if meta is None:
-        raise ValueError(f"{file} was not written by `hrm-hf export onnx`: it does not say how to halt")
+        raise ValueError(f"{file} was not written by `hrm-hf export onnx`: its metadata has no halting settings")
     return opened, json.loads(meta)
 
 

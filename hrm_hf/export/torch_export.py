@@ -1,9 +1,9 @@
-"""`torch.export` files of models' graphs (`graphs.py`); `onnx.py` writes the same graphs as ONNX.
+"""Export of model graphs (`graphs.py`) to `torch.export` files; `onnx.py` exports the same graphs to ONNX.
 
     export_torch("runs/sudoku", "sudoku.pt2", check=True)
     step = torch.export.load("sudoku.pt2").module()
 
-Everything is exported in float32 on the CPU, with batch and text length dynamic.
+Everything is exported in float32 on the CPU, with dynamic batch size and text length.
 """
 
 import json
@@ -21,23 +21,23 @@ from .graphs import Graph, exporter_of, graphs, random_inputs
 
 
 META_FILE = "hrm_hf.json"  # inside a .pt2 archive: architecture, inputs, outputs
-TOLERANCE = 1e-3  # of the largest value of an output; float32 in another order of sums stays well below
+TOLERANCE = 1e-3  # relative to the largest value of an output; reordered float32 sums stay well below
 
 
 def export_graph(graph: Graph) -> ExportedProgram:
-    """Export a graph as a program of ATen operators, whose dynamic axes take any size of at least 1."""
+    """Export a graph as a program of ATen operators; dynamic axes accept any size of at least 1."""
     dims = {name: Dim(name, min=1) for axes in graph.axes.values() for name in axes.values()}
     shapes = tuple({axis: dims[name] for axis, name in graph.axes[key].items()} for key in graph.inputs)
     with torch.no_grad():
         program = torch.export.export(graph.module.eval(), tuple(graph.inputs.values()), dynamic_shapes=shapes)
-    # What runs without autocast or gradients is a graph of its own.
+    # Code that runs without autocast or gradients becomes a nested graph.
     parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     used = {node.target for part in parts for node in part.graph.nodes} & REPLACED.keys()
     return program.run_decompositions({target: REPLACED[target] for target in used}) if used else program
 
 
 def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the operator of `hyper_connections` with operators that every runtime has."""
+    """Replace the custom operator of `hyper_connections` by operators that every runtime supports."""
     comb, sums = torch.softmax(logits, dim=1) + eps, []
     for step in range(2 * iterations - 1):
         total = comb.sum(dim=step % 2, keepdim=True) + eps
@@ -47,7 +47,7 @@ def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.
 
 
 def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `cummax` along the last axis of integers [B, T], with T * T comparisons per row."""
+    """Replace `cummax` along the last axis of integers [B, T], with T * T comparisons per row."""
     if values.dim() != 2 or dim not in (1, -1):
         raise NotImplementedError(f"cummax of {values.dim()} axes along axis {dim}; expected [B, T] along the last")
     steps = torch.arange(values.shape[1], device=values.device)
@@ -58,19 +58,19 @@ def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torc
 
 def _where(condition: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if chosen.dtype != torch.bool:
-        return NotImplemented  # stays as it is
+        return NotImplemented  # keep the original operator
     return (condition & chosen) | (~condition & other)
 
 
 REPLACED = {
-    torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # or a file would need this package to be loaded
-    torch.ops.aten.cummax.default: _running_maximum,  # which ONNX lacks
-    torch.ops.aten.where.self: _where,  # which ONNX Runtime lacks for booleans
+    torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # otherwise loading a file would require this package
+    torch.ops.aten.cummax.default: _running_maximum,  # not in ONNX
+    torch.ops.aten.where.self: _where,  # not in ONNX Runtime for booleans
 }
 
 
 def load_exportable(model: str) -> PreTrainedModel:
-    """Load a checkpoint in float32, activations too (`forward_dtype` is dropped); errors as in `load_model`."""
+    """Load a checkpoint in float32, including activations (drops `forward_dtype`); errors as in `load_model`."""
     config = load_config(model)
     exporter_of(config, model)
     if config.to_dict().get("forward_dtype"):
@@ -79,16 +79,17 @@ def load_exportable(model: str) -> PreTrainedModel:
 
 
 def export_torch(model: str | Path, out: str | Path, force: bool = False, check: bool = False) -> dict[str, Any]:
-    """Write the main graph of a model as a `torch.export` archive; either the complete file or none.
+    """Write the main graph of a model to a `torch.export` archive, which appears only if it is complete.
 
-    Arguments as `ExportTorch`; with `check` the file is read back and compared before `out` appears.
+    The arguments are those of `ExportTorch`. With `check`, the file is loaded and compared before `out` appears.
 
     Raises:
         FileExistsError: `out` exists.
-        ValueError: another ending or architecture, a corrupted checkpoint, or with `check` another result.
+        ValueError: a wrong suffix, an unsupported architecture, a corrupted checkpoint, or different outputs (with
+            `check`).
     """
     if Path(out).suffix != ".pt2":
-        raise ValueError(f"{out} must end in .pt2, which torch.export.save and load insist on")
+        raise ValueError(f"out={out}: must end in .pt2, as torch.export.save and load require")
     with complete_or_nothing(Path(out), force, "model.pt2") as unfinished:
         network = load_exportable(str(model))
         graph = graphs(network)["model"]
@@ -110,7 +111,7 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """Return outputs, and inputs with type and shape, with the names of dynamic axes."""
+    """Return the names of the outputs, and the name, dtype and shape (with dynamic axes by name) of each input."""
     inputs = []
     for name, value in graph.inputs.items():
         shape = [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)]
@@ -120,14 +121,14 @@ def describe(graph: Graph) -> dict[str, Any]:
 
 @torch.no_grad()
 def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]:
-    """Compare the main graph, computed by `run(inputs) -> tensors`, with the model on random inputs of other size.
+    """Compare the exported main graph, run by `run(inputs) -> tensors`, with the model on a new batch size.
 
     Raises:
-        ValueError: an output differs by more than TOLERANCE of its largest value.
+        ValueError: an output differs by more than TOLERANCE times its largest value.
     """
     graph = graphs(network)["model"]
     inputs = random_inputs(network.config, rows, seed=1)
-    given = inputs.get("attention_mask", torch.ones(())).bool()  # padding may give anything
+    given = inputs.get("attention_mask", torch.ones(())).bool()  # outputs at padding are undefined
     differences, result = {}, {}
     for name, ours, theirs in zip(graph.outputs, graph.module(*inputs.values()), run(inputs), strict=True):
         if given.dim():
@@ -137,8 +138,8 @@ def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]
         )  # SE-RRM has an empty state
         if not differences[name] <= TOLERANCE * max(1.0, reach):
             raise ValueError(
-                f"the exported graph computes another {name}: it differs by up to {differences[name]:.3g}, where "
-                f"values reach {reach:.3g}. Nothing was written"
+                f"the exported graph gives other values of {name}: they differ by up to {differences[name]:.3g} and "
+                f"reach {reach:.3g}. Nothing was written"
             )
         if name == "logits":
             result["argmax_agreement"] = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()

@@ -143,9 +143,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     config = _config(folder)
     template = resource("model_cards") / f"{config.model_type}.md"
     if not template.is_file():
-        raise ValueError(
-            f"model_type={config.model_type!r}: there is no card template ({template}); write a README.md"
-        )
+        raise ValueError(f"model_type={config.model_type!r}: has no card template ({template}); write README.md")
     row, recipe, license = architecture_of(config), read_run(folder)[0], license_of(folder, levels=0)
     base, sources = recipe.get("model_name_or_path"), training_sources(recipe)
     datasets = dict.fromkeys(source.removeprefix(HUB_PREFIX).partition(":")[0] for source in filter(_on_hub, sources))

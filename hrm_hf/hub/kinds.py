@@ -148,9 +148,7 @@ def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
     }
     for problem, names in problems.items():
         if names:
-            raise CheckpointError(
-                f"{name}: {len(names)} weights are {problem}, such as {names[0]}; save the model again"
-            )
+            raise CheckpointError(f"{name}: {len(names)} weights are {problem}, such as {names[0]}; save it again")
     return network.eval()
 
 

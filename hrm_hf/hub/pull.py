@@ -250,7 +250,5 @@ def _explained(error: BaseException, action: str, repo_id: str, revision: str | 
             return f"the connection to {constants.ENDPOINT} failed ({type(error).__name__}: {error}); {again}"
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = f" of {error.filename}" if error.filename else ""
-            return (
-                f"the disk{where} is full ({error.strerror}); existing files are kept. Free some space and run again"
-            )
+            return f"the disk{where} is full ({error.strerror}); files are kept. Free some space and run again"
     return None

@@ -63,9 +63,7 @@ class Contents:
     def add(self, name: str, file: Path, problem: str | None) -> None:
         """Add a file unless its name suggests secrets. Raise ValueError for a `problem` of `folder_files`."""
         if problem:
-            raise ValueError(
-                f"{file} {problem}; nothing was uploaded. Replace it with a copy of the file, or delete it"
-            )
+            raise ValueError(f"{file} {problem}; nothing was uploaded. Replace it with a copy, or delete it")
         if any(fnmatch(file.name, pattern) for pattern in SECRETS_FILES):
             self.left_out[name] = "may contain a secret, judging by its name"
         else:

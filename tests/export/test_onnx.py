@@ -237,7 +237,7 @@ def written_before(exported, monkeypatch):
 def test_wrong_output_is_detected_and_nothing_is_written(tmp_path, written_before):
     save_with_another_head(tmp_path / "model")
 
-    with pytest.raises(ValueError, match="computes another posterior_mean"):
+    with pytest.raises(ValueError, match="other values of posterior_mean"):
         export_onnx(tmp_path / "model", tmp_path / "onnx", check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -277,9 +277,9 @@ def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
         ({"input_ids": np.zeros((2, 16))}, "input_ids .*float64.* 0 to 5"),
         ({"puzzle_identifiers": np.array([0, -1])}, "puzzle_identifiers .* 0 to 4"),
         ({"puzzle_identifiers": np.zeros(3, int)}, r"puzzle_identifiers has shape \[3\]"),
-        ({"halt": "never"}, 'expected "q"'),
-        ({"min_steps": 17}, "1 <= min_steps <= max_steps"),
-        ({"min_confidence": 2}, "min_confidence=2 .*0 and 1"),
+        ({"halt": "never"}, "halt='never'"),
+        ({"min_steps": 17}, "min_steps=17"),
+        ({"min_confidence": 2}, "min_confidence=2: "),
     ],
 )
 def test_solver_names_the_invalid_input(exported, change, message):
@@ -292,7 +292,7 @@ def test_solver_rejects_files_of_other_exporters(exported, tmp_path):
     with pytest.raises(FileNotFoundError, match="hrm-hf export onnx"):
         OnnxPuzzleSolver(tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"no graph")
-    with pytest.raises(ValueError, match="no ONNX file"):
+    with pytest.raises(ValueError, match="not an ONNX file"):
         OnnxPuzzleSolver(tmp_path)
     _, cnn = exported("cosmo_cnn")
     with pytest.raises(ValueError, match="is a cosmo_cnn"):

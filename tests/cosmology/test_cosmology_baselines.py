@@ -1,4 +1,4 @@
-"""Regressions on summaries of maps: the summaries against direct computation, the fits on fields of known spectra."""
+"""Regressions on map summaries: summaries match direct computation, and fits work on fields of known spectra."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Rows and batches of maps: what a batch holds, what augmentation does, and what it depends on.
+"""Rows, batches and augmentation of maps.
 
 Referees: numpy's rot90, fliplr and roll; the mean and spread of a standard normal; sets of cosmologies.
 """

@@ -1,4 +1,4 @@
-"""Cosmology data sets on disk: what they hold, and that neither workers nor interruptions change it.
+"""Cosmology data sets on disk: their content, which neither workers nor interruptions change.
 
 Referees: `datasets` and `pyarrow` for the files, `generate_map` for single maps, numpy for means and deviations, a
 small tmpfs for the full disk.
@@ -42,7 +42,7 @@ def contents(folder):
 
 
 def stop_at(monkeypatch, shard: int, error: BaseException):
-    """Lets a build fail in the middle of the shard of a number, from 0."""
+    """Make a build fail in the middle of the shard with this index."""
     written = []
 
     def write(file, features, blocks):
@@ -67,7 +67,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def copied(built, tmp_path):
-    """A copy that a test may spoil."""
+    """A copy that a test may modify."""
     return Path(shutil.copytree(built[0], tmp_path / "copy"))
 
 

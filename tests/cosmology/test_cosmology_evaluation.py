@@ -1,4 +1,4 @@
-"""Figures of posteriors over cosmological parameters, on Gaussian posteriors whose figures are known."""
+"""Metrics of posteriors over cosmological parameters, on Gaussian posteriors with known metrics."""
 
 import json
 import math
@@ -32,7 +32,7 @@ COVARIANCE = np.array([[0.03**2, -0.7 * 0.03 * 0.05], [-0.7 * 0.03 * 0.05, 0.05*
 
 
 def gaussian(width=1.0, bias=0.0, maps=2000, draws=400, seed=0):
-    """Posteriors N(mean, C) of two parameters whose truths are drawn from them; told `width` times too wide."""
+    """Posteriors N(mean, C) of two parameters, reported `width` times too wide; the truths are drawn from them."""
     rng = np.random.default_rng(seed)
     factor = np.linalg.cholesky(COVARIANCE)
     mean = np.stack([rng.uniform(*bounds, maps) for bounds in PRIOR.values()], axis=1)

@@ -1,7 +1,7 @@
 """Correlated random fields: spectra of several planes, and the factor of a matrix of spectra.
 
-Referees: GLASS (a table, by `make_referees.py`), numpy's Cholesky factor, the spectra that were asked for, the field
-of a single plane.
+Referees: GLASS (a table, by `make_referees.py`), numpy's Cholesky factor, the requested spectra, the field of a single
+plane.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Readers of HEALPix maps, FITS images and Quijote cubes.
 
-The files are made here by healpy, astropy and numpy. Referee of the projection is astropy's WCS.
+healpy, astropy and numpy write the files. The referee of the projection is astropy's WCS.
 """
 
 import sys
@@ -33,7 +33,7 @@ def fits():
 
 @pytest.fixture
 def write_sky(healpy, tmp_path):
-    """Writes a HEALPix file and returns its path."""
+    """Write a HEALPix file and return its path."""
 
     def write(values, name="sky.fits", **options):
         path = tmp_path / name
@@ -45,7 +45,7 @@ def write_sky(healpy, tmp_path):
 
 @pytest.fixture
 def write_table(fits, tmp_path):
-    """Writes a table of columns (name, format, values) after an image and returns its path."""
+    """Write a table of columns (name, format, values) after an image and return its path."""
 
     def write(*columns, **header):
         table = fits.BinTableHDU.from_columns([fits.Column(n, form, array=values) for n, form, values in columns])

@@ -1,4 +1,4 @@
-"""Data sets of maps read from files: the table of parameters, the split by universe, what is written."""
+"""Data sets of maps read from files: the table of parameters, the split by universe, the written rows."""
 
 import json
 import re
@@ -290,7 +290,7 @@ def test_simulated_maps_are_not_written_into_a_folder_of_maps_from_files(two_cub
 
 @pytest.fixture
 def three_cubes(save_cube, table, tmp_path, monkeypatch):
-    """A call that writes the maps of three cubes in as many shards; `broken` is the number of one to fail at."""
+    """Return a function that writes the maps of three cubes to three shards; it fails at cube number `broken`."""
     monkeypatch.setattr(from_files, "READS_IN_SHARD", 1)
     paths = [save_cube(contrast(seed=number), folder=str(number)) for number in range(3)]
     labels = table("omega_m,sigma_8\n0.3,0.8\n0.2,0.9\n0.4,0.7\n")

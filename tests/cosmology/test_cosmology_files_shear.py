@@ -1,6 +1,6 @@
-"""Shear of convergence maps from files: how exact it is, its noise and masks, and the data sets of it.
+"""Shear of convergence maps from files: its accuracy, noise, masks and data sets.
 
-Referees: the shear of a whole periodic sky, from which patches are cut; the convergence in the files.
+Referees: the shear of a complete periodic sky, from which patches are cut; the convergence in the files.
 """
 
 import json
@@ -36,7 +36,7 @@ def build(*arguments):
 
 
 def shear_rows(kappa, margin, seed=0, number=0, mask=None, **survey):
-    """Rows of shear of cuts [rows, planes, wide, wide] of convergence."""
+    """Rows of shear, computed from convergence cutouts [rows, planes, wide, wide]."""
     settings = FileSettings("fits", SIZE, 2 * kappa.shape[1], True, 5.0, observable="shear", **survey)
     rows = {"map": kappa, "margin": np.full(len(kappa), margin), "source": np.full(len(kappa), "sky")}
     return sheared(rows if mask is None else rows | {"mask": mask}, settings, seed, number)
@@ -50,7 +50,7 @@ def random_cuts(planes=1):
 
 
 def missing_shear(side_deg, margins, skies=8, sky_sides=8):
-    """rms of what the shear of patches lacks over the rms of the shear, [margins, 2]: as it is, and less its mean."""
+    """Return rms of the missing shear / rms of the shear, [margins, 2]: with and without its mean."""
     sums = np.zeros((len(margins), 3))
     for seed in range(skies):
         side = side_deg * sky_sides * 60 * ARCMIN

@@ -1,8 +1,7 @@
-"""Maps from files all the way: cubes like Quijote's and a table of their parameters become a data set, a trained
-model, its evaluation, a baseline and answers of the pipeline. Maps without parameters are refused wherever those are
-needed.
+"""Maps from files, end to end: cubes like Quijote's and a table of parameters become a data set, a trained model, its
+evaluation, a baseline and pipeline outputs. Maps without parameters are rejected where parameters are needed.
 
-Referees: the figures that training itself reports, the model's answers to arrays.
+Referees: the metrics that training reports, the model's outputs for arrays.
 """
 
 import json
@@ -35,7 +34,7 @@ def call(*arguments):
 
 @pytest.fixture(scope="module")
 def cubes(tmp_path_factory):
-    """Ten folders of a cube each, its contrast the wider the larger sigma_8, and the table of their parameters."""
+    """Ten folders with a cube each, whose contrast grows with sigma_8, and the table of their parameters."""
     folder = tmp_path_factory.mktemp("latin_hypercube")
     rng = np.random.default_rng(0)
     table = ["#Omega_m   Omega_b  h  n_s  sigma_8"]
@@ -70,7 +69,7 @@ def unlabelled(cubes, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Runs the training script in this process, and gives its output folder."""
+    """Run the training script in this process and return its output folder."""
 
     def start(**options):
         folder = tmp_path_factory.mktemp("run")

@@ -1,4 +1,4 @@
-"""The original's generators: what their maps are, and how much of omega_m a ridge reads off their power spectra."""
+"""Generators of the original: their maps, and how well a ridge regression predicts omega_m from power spectra."""
 
 import numpy as np
 import pytest

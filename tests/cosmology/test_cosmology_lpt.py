@@ -1,8 +1,8 @@
 """The 2LPT box and its convergence maps.
 
-Referees: linear theory summed over the very modes of the box, closed forms of perturbation theory (displacements of
+Referees: linear theory summed over the modes of the box, closed forms of perturbation theory (displacements of
 crossed waves, the skewness of Bouchet et al. 1995 and Bernardeau 1994), the growth equation solved step by step, and
-Limber's spectra, which `test_cosmology_physics.py` holds against pyccl.
+Limber's spectra, which `test_cosmology_physics.py` compares with pyccl.
 """
 
 from functools import cache
@@ -30,7 +30,7 @@ COSMOLOGY = Cosmology(0.3, 0.8)
 
 @cache
 def box_modes(side=SIDE, grid=GRID):
-    """|k| of the modes of a box and how many each stands for (0 for the mean), by another way than the package's."""
+    """Return |k| of the modes of a box and their multiplicity (0 for the mean), computed independently."""
     axis = 2 * np.pi / side * np.r_[0 : grid // 2, -grid // 2 : 0]
     k = np.linalg.norm(np.stack(np.meshgrid(axis, axis, axis[: grid // 2 + 1], indexing="ij")), axis=0)
     count = np.full(k.shape, 2.0)
@@ -204,7 +204,7 @@ def maps(count=48):
 
 
 def open_spectrum(patches):
-    """Multipoles and mean power [bins, rings] of patches [..., bins, size, size] that do not close on themselves."""
+    """Return multipoles and mean power [bins, rings] of non-periodic patches [..., bins, size, size]."""
     window = np.outer(*[np.hanning(66)[1:-1]] * 2)
     centred = patches - patches.mean((-2, -1), keepdims=True)
     ell, power = map_power_spectrum(centred * window, SETTINGS.side_rad, bins=10)

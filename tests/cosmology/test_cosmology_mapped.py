@@ -1,4 +1,4 @@
-"""Maps that stay on the disk: the same numbers as in memory, whichever rows, shards and kinds of columns.
+"""Memory-mapped maps equal maps in memory for all rows, shards and kinds of columns.
 
 Referees: `read_arrays`; the private memory that Linux counts for a process.
 """
@@ -57,7 +57,7 @@ def test_training_reads_mapped_columns(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="private memory is read from /proc")
 @pytest.mark.slow
 def test_all_rows_are_read_without_keeping_them_in_memory(tmp_path):
-    """Private memory after all 64 MB of maps were read, batch by batch, grew by less than a quarter of them."""
+    """Reading 64 MB of maps batch by batch increases private memory by less than a quarter of that."""
     build_cosmology_dataset(MapSettings(size=256, kind="gaussian"), tmp_path, 256, shard_size=64)
     code = """
 import sys

@@ -1,4 +1,4 @@
-"""Transfer function, growth, distances, normalisation and Limber projection of `Cosmology`.
+"""Transfer function, growth, distances, normalization and Limber projection of `Cosmology`.
 
 The referees are camb and pyccl, through the tables in `tests/fixtures/cosmology` (made by `make_tables.py` there).
 """
@@ -26,7 +26,7 @@ def cosmology_of(row):
 
 
 def each(table):
-    """Parametrises a test over the cosmologies of a table."""
+    """Parametrize a test over the cosmologies of a table."""
     rows = table["cosmologies"]
     return pytest.mark.parametrize("row", rows, ids=[f"{row['omega_m']}-{row['sigma_8']}" for row in rows])
 

@@ -1,4 +1,4 @@
-"""`pipeline("cosmology-regression")`: every form of maps gives the posterior that the model itself gives.
+"""`pipeline("cosmology-regression")`: every input format of maps gives the same posterior as the model itself.
 
 Referees: the model and its own draws, numpy's quantiles.
 """
@@ -19,7 +19,7 @@ NAMES = ["omega_m", "sigma_8", "s_8"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A saved model whose answers differ from map to map, with its feature extractor."""
+    """A saved model whose outputs differ between maps, with its feature extractor."""
     folder = tmp_path_factory.mktemp("model")
     model = tiny_cosmo.model()
     with torch.no_grad():

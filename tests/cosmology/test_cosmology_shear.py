@@ -1,4 +1,4 @@
-"""Data sets of shear: noise, masks, the convergence beside it, and what augmentation does to a field of spin 2.
+"""Data sets of shear: noise, masks, the stored convergence, and augmentation of a spin-2 field.
 
 Referees: the convergence of the same seed, the shear operator (which has a test of its own), the variance of noise.
 """
@@ -109,7 +109,7 @@ def test_rotated_shear_is_the_shear_of_the_rotated_convergence():
 
 
 def test_the_collator_rotates_shear_with_its_signs():
-    """A training batch is made of convergence, and its shear is compared: whichever turn and shift was drawn."""
+    """The shear of an augmented batch must equal the shear of its augmented convergence."""
     size = 9
     kappa = np.random.default_rng(0).normal(size=(16, 1, size, size)).astype(np.float32)
     maps = shear_from_convergence(torch.from_numpy(kappa)).numpy()

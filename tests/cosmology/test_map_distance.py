@@ -1,4 +1,4 @@
-"""Whether maps that are not like the training maps are told: by the model, the pipeline, evaluation and the app.
+"""Detection of maps unlike the training maps, by the model, the pipeline, evaluation and the app.
 
 Referees: the Mahalanobis distance by numpy; maps of another generator and with other noise.
 """
@@ -31,7 +31,7 @@ def draw(kind, count, first_seed, **settings):
 
 @pytest.fixture(scope="module")
 def trained():
-    """A model that knows 600 log-normal maps, as far as their statistics go, and its extractor."""
+    """A model whose statistics are fitted to 600 log-normal maps, and its extractor."""
     maps = draw("lognormal", 600, 0)
     figures = {"pixel_mean": [float(maps.mean())], "pixel_std": [float(maps.std())]}
     model = tiny_cosmo.model(image_size=32, num_ps_bins=8, **figures).eval()

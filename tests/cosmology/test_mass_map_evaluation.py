@@ -1,6 +1,6 @@
-"""`hrm-hf eval cosmo-map` of a trained model, and what tells its two forms apart.
+"""`hrm-hf eval cosmo-map` of a trained model, and the options that are valid for models or methods only.
 
-Referees: the maps and posteriors that the pipeline makes of the same rows.
+Referees: the maps and posteriors of the pipeline for the same rows.
 """
 
 import json
@@ -36,7 +36,7 @@ def run(*arguments):
 
 
 def mapped(model, data, **options):
-    """What the pipeline makes of the rows, and their true maps less the mean."""
+    """Outputs of the pipeline for the rows, and the true maps without their means."""
     rows = read_arrays(data, "test")
     items = [{"map": one, "mask": mask} for one, mask in zip(rows["map"], rows["mask"])]
     truth = rows["kappa"] - rows["kappa"].mean((2, 3), keepdims=True)

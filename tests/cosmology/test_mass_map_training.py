@@ -1,4 +1,4 @@
-"""Training of models of mass maps: fresh observations, the script, and what it leaves.
+"""Training of mass mappers: fresh observations, the script, and its output files.
 
 Referees: the forward operator, the same rows in other batches, and the saved model run by the pipeline.
 """
@@ -42,7 +42,7 @@ def shear_maps(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, shear_maps, monkeypatch):
-    """`run("name", option=value, ...)` runs the script in this process, and gives its output folder."""
+    """`run("name", option=value, ...)` runs the script in this process and returns its output folder."""
 
     def start(name, **options):
         recipe = {**RECIPE, "data_path": shear_maps, "output_dir": str(tmp_path / name), **options}
@@ -72,7 +72,7 @@ def collator(**options) -> MassMapCollator:
 
 @pytest.mark.parametrize("fresh", [None, 1e-6])
 def test_the_shear_of_a_batch_matches_its_convergence(fresh):
-    """Turned, moved and observed together, with what is drawn anew and with what is stored."""
+    """Convergence and shear are rotated and shifted together, for fresh and for stored observations."""
     batch = collator(shear_noise=fresh).at_step(rows().__getitems__([0, 1, 2, 3, 4, 5]), 7)
     mask = batch["pixel_values"][:, 2:]
     expected = shear_from_convergence(batch["kappa"], mask)

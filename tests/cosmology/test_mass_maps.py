@@ -1,7 +1,7 @@
-"""Mass maps from shear: Wiener filter, smoothed Kaiser-Squires, their figures, and `hrm-hf eval cosmo-map`.
+"""Mass maps from shear: Wiener filter, smoothed Kaiser-Squires, their metrics, and `hrm-hf eval cosmo-map`.
 
 Referees: the posterior of a Gaussian field as dense matrices, Wiener's formula mode by mode where nothing is hidden,
-and maps made by hand whose figures are known.
+and hand-made maps with known metrics.
 """
 
 import json
@@ -40,7 +40,7 @@ def problem(request):
 
 
 def dense(settings, spectra, mask):
-    """The filter [pixels, 2 pixels] and the covariance [pixels, pixels] of the posterior of the map of one row."""
+    """Filter [pixels, 2 pixels] and posterior covariance [pixels, pixels] of one map."""
     planes, pixels = settings.planes, settings.planes * SIZE**2
     units = torch.eye(pixels, dtype=torch.float64).view(pixels, planes, SIZE, SIZE)
     operator = shear_from_convergence(units, mask).reshape(pixels, -1).mT

@@ -1,4 +1,4 @@
-"""`RegressionTrainer`: means over maps, exact resuming, and batches that do not depend on how they are divided.
+"""`RegressionTrainer`: means over maps, exact resuming, and results that do not depend on how batches are divided.
 
 Referees: a training loop written out by hand, an uninterrupted run, the model called on all maps at once.
 """

@@ -1,6 +1,6 @@
 """`training/run_cosmo.py` from a data set to a results folder, its recipes, and every option of the original's script.
 
-Referees: the saved model run by the pipeline and by `predict_maps`, the same run repeated, and one process for two.
+Referees: the saved model run by the pipeline and by `predict_maps`, a repeated run, and one process instead of two.
 """
 
 import json
@@ -48,7 +48,7 @@ def maps(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path, maps, monkeypatch):
-    """`run("name", option=value, ...)` runs the script in this process, and gives its output folder."""
+    """`run("name", option=value, ...)` runs the script in this process and returns its output folder."""
 
     def start(name, *flags, **options):
         recipe = {**RECIPE, "data_path": maps, "output_dir": str(tmp_path / name), **options}

@@ -1,4 +1,4 @@
-"""What the tests of ONNX and of torch.export share: models that are quick to export, and one for another's export."""
+"""Helpers of the ONNX and torch.export tests: models that are quick to export, and one with a wrong export."""
 
 import every
 import torch
@@ -16,7 +16,7 @@ SHORTER = {
 
 
 def save_with_another_head(folder) -> None:
-    """Saves the tiny cosmo_cnn with a posterior head that was changed, so that an export of the tiny one is wrong."""
+    """Save the tiny cosmo_cnn with a modified posterior head, for which an export of the original is wrong."""
     every.save("cosmo_cnn", folder)
     model = every.model("cosmo_cnn")
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""What writers of other formats share: a place that cannot be written is named, and no partial file stays.
+"""Shared code of the exporters: errors name a path that cannot be written, and no partial file remains.
 
-Referee: /dev/full, the kernel's device on which every write fails for want of space.
+Referee: /dev/full, the kernel's device on which every write fails because it is full.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""GGUF files. Referees: gguf's own reader and dequantisation, torch's casts, and llama.cpp where it is installed."""
+"""GGUF files. Referees: gguf's own reader and dequantization, torch's casts, and llama.cpp where it is installed."""
 
 import json
 from importlib.util import find_spec
@@ -70,7 +70,7 @@ def read(file):
 
 
 def half_split(weight, heads):
-    """Undoes interleaved rotary order row by row: row i of a head was 2i, row i + head_dim/2 was 2i + 1."""
+    """Undo interleaved rotary order row by row: row i of a head was 2i, row i + head_dim/2 was 2i + 1."""
     order = [
         head * (size := len(weight) // heads) + 2 * (row % (size // 2)) + row // (size // 2)
         for head in range(heads)
@@ -397,7 +397,7 @@ def test_check_rejects_a_file_in_half_split_rotary_order(tmp_path, tokenizer, mo
 
 
 def vocabulary_in_llama_cpp(folder, tokenizer):
-    """The tokenizer of an exported model as llama.cpp has it, without the weights."""
+    """The tokenizer of an exported model in llama.cpp, loaded without the weights."""
     import llama_cpp
 
     save(folder / "model", tokenizer)

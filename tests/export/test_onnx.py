@@ -49,7 +49,7 @@ def build(architecture: str):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A function from an architecture to its model and the folder of its export; each is made once."""
+    """Return a function from an architecture to its model and the folder of its export, which is cached."""
     made = {}
 
     def make(architecture: str):
@@ -227,7 +227,7 @@ def test_later_opsets_give_the_same(tmp_path, opset):
 
 @pytest.fixture
 def written_before(exported, monkeypatch):
-    """Every graph is the one that was exported of cosmo_cnn: an export takes seconds, and not for what is tested."""
+    """Replace every export by the graph of cosmo_cnn, because exports are slow and not tested here."""
     _, folder = exported("cosmo_cnn")
     monkeypatch.setattr(
         "hrm_hf.export.onnx.write_graph", lambda graph, file, *_: shutil.copy(folder / "model.onnx", file)

@@ -27,7 +27,7 @@ def save(architecture: str, folder: Path, **overrides) -> str:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A function from an architecture to its model, file and the program read back; each is made once."""
+    """Return a function from an architecture to its model, file and loaded program, which are cached."""
     made = {}
 
     def make(architecture: str):
@@ -56,7 +56,7 @@ def test_the_program_read_back_equals_the_model(exported, architecture, rows):
 
 @pytest.mark.parametrize("architecture", every.EXPORTED)
 def test_graphs_run_eagerly_and_return_the_outputs_they_name(architecture):
-    """Quick, where the exports of `SLOW` are not: a graph calls methods of its model."""
+    """Fast, unlike the exports of `SLOW`: a graph calls methods of its model."""
     model = every.model(architecture, **SHORTER.get(architecture, {})).eval()
     for graph in graphs(model).values():
         with torch.no_grad():
@@ -128,7 +128,7 @@ def test_file_describes_inputs_and_outputs(exported):
 
 
 def test_a_process_without_the_package_runs_the_mhc_file(exported, tmp_path):
-    """Its Sinkhorn normalisation is an operator that this package defines."""
+    """Sinkhorn normalization is an operator that this package defines."""
     model, result, _ = exported("rlm_mhc")
     ids = torch.randint(97, 123, (2, 10))
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_other_puzzle_layouts_are_exported(overrides):
 
 @pytest.fixture
 def exported_before(exported, monkeypatch):
-    """Every program is the one that was exported of cosmo_cnn: an export takes seconds, and not for what is tested."""
+    """Replace every export by the program of cosmo_cnn, because exports are slow and not tested here."""
     _, _, program = exported("cosmo_cnn")
     monkeypatch.setattr("hrm_hf.export.torch_export.export_graph", lambda graph: program)
 

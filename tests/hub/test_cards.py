@@ -1,6 +1,6 @@
-"""Model cards of every architecture. Referees: huggingface_hub reads them, Python runs their examples.
+"""Model cards of every architecture. Referees: huggingface_hub reads the cards, Python runs their examples.
 
-What `hrm-hf eval puzzles --update-card` makes of them is in test_cli_solve.py.
+test_cli_solve.py tests `hrm-hf eval puzzles --update-card`.
 """
 
 import json

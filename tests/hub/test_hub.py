@@ -1,4 +1,4 @@
-"""Push and pull in one process against a loopback Hub: what is uploaded, what is refused, what is said.
+"""Push and pull in one process against a loopback Hub: uploaded files, rejected files, messages.
 
 Referees: huggingface_hub's client and safetensors' reader. Processes that are killed and processes without the package
 are in test_hub_round_trip.py, the command line in test_cli_hub.py.
@@ -429,7 +429,7 @@ def test_an_interrupted_download_continues_with_the_same_command(hub, puzzle, tm
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 422, 429, 503])
 @pytest.mark.parametrize("action", ["push", "pull"])
-def test_only_passing_failures_are_worth_repeating(hub, puzzle, tmp_path, monkeypatch, status, action):
+def test_only_temporary_failures_suggest_a_retry(hub, puzzle, tmp_path, monkeypatch, status, action):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     push_checkpoint(puzzle, NAME)
     (puzzle / "results.json").write_text("{}")

@@ -1,6 +1,6 @@
-"""Pull requests: first the loopback Hub's, judged by huggingface_hub's client, then what our push makes of them.
+"""Pull requests: first of the loopback Hub, tested by huggingface_hub's client, then those of our push.
 
-What the commands print is in test_cli_hub.py.
+test_cli_hub.py tests the output of the commands.
 """
 
 import every
@@ -20,7 +20,7 @@ FIRST, SECOND = "refs/pr/1", "refs/pr/2"
 
 @pytest.fixture
 def api(hub):
-    """A client in whose repository are the files a, b and c."""
+    """A client with a repository that contains the files a, b and c."""
     client = HfApi(endpoint=hub.url, token=hub.token)
     client.create_repo(NAME)
     files = [CommitOperationAdd(f"{name}.txt", name.encode()) for name in "abc"]
@@ -34,7 +34,7 @@ def shown(hub, revision="main"):
 
 
 def change(client, options=None, **texts):
-    """A commit that writes each file NAME.txt, or deletes it where the text is None."""
+    """Commit that writes each file NAME.txt, or deletes it if the text is None."""
     operations = [
         CommitOperationDelete(f"{name}.txt") if text is None else CommitOperationAdd(f"{name}.txt", text.encode())
         for name, text in texts.items()

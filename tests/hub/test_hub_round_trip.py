@@ -1,7 +1,7 @@
-"""Models go to a loopback Hub and come back in other processes, some of which are killed on the way.
+"""Models are pushed to a loopback Hub and pulled by other processes, some of which are killed.
 
-Referee: the process that loads has no `hrm_hf`, an empty cache and only the name and commit; what it computes must be
-equal bit for bit. What is refused and what is said is in test_hub.py.
+Referee: a process without `hrm_hf` and with an empty cache loads the model by name and commit; its outputs must be
+equal bit for bit. Rejected files and messages are in test_hub.py.
 """
 
 import json
@@ -28,7 +28,7 @@ LARGE = 32 * 2**20  # bytes of a file that is fetched in several pieces
 
 
 def run(hub, home, *command, token=True):
-    """Output of a process that has ended well."""
+    """Output of a process that has exited successfully."""
     finished = subprocess.run(
         command, env=environment(hub, home, token), cwd=home.parent,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
@@ -45,7 +45,7 @@ def environment(hub, home, token=True):
 
 @contextmanager
 def held(hub, home, part, after, *command):
-    """A process that is stopped by the Hub in the middle of a body, and killed there at the end of the block."""
+    """A process that the Hub stops in the middle of a body, and that is killed at the end of the block."""
     reached = hub.hold(part, after)
     process = subprocess.Popen(command, env=environment(hub, home), stderr=subprocess.PIPE, text=True)
     try:

@@ -1,6 +1,6 @@
-"""The loopback Hub judged by its clients, huggingface_hub, and by requests that they never send.
+"""The loopback Hub, tested by its client huggingface_hub and by requests that the client never sends.
 
-What packages of ours do with a Hub is tested elsewhere; here only that the stand-in behaves as the Hub does.
+These tests only show that the loopback Hub behaves like the Hub; other files test how our package uses it.
 """
 
 import itertools
@@ -30,7 +30,7 @@ PATIENCE = 60  # seconds until a test gives up on an event
 
 @pytest.fixture
 def online(monkeypatch):
-    """Lets huggingface_hub reach loopback from this process (conftest.py turns it offline) and keeps Xet out."""
+    """Let huggingface_hub reach loopback from this process (conftest.py sets offline mode) and disable Xet."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
 
@@ -64,13 +64,13 @@ def write_checkpoint(folder: Path, seed: int = 0) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Path -> bytes of every file below a folder, without the client's own notes."""
+    """Path -> bytes of every file below a folder, without the client's metadata."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and ".cache" not in path.parts]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def shown(hub: HubServer, **where) -> dict[str, bytes]:
-    """What the repository holds beside the .gitattributes that every new one begins with."""
+    """Files of the repository except the .gitattributes of every new repository."""
     files = hub.files(REPO, **where)
     files.pop(".gitattributes")
     return files

@@ -1,4 +1,4 @@
-"""`HrmTrainer(push_to_hub=True)` against a loopback Hub: whole checkpoints, averaged weights, our card."""
+"""`HrmTrainer(push_to_hub=True)` against a loopback Hub: complete checkpoints, averaged weights, our card."""
 
 import json
 import warnings

@@ -264,7 +264,7 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
             if target.is_dir():
                 problem = "is a link to a folder, which is not followed"
             elif not target.is_file():
-                problem = "is a broken link"
+                problem = "is a link to a file that does not exist"
             elif not any(target.is_relative_to(place) for place in allowed):
                 problem = "is a link to a file outside the folder, which is not followed"
         if path.is_file() or problem:

@@ -162,7 +162,7 @@ def test_invalid_model_names_are_explained(models, monkeypatch, name, said):
     [("strange", "`x`"), ("broken", "valid JSON"), ("null", "null")],
 )
 def test_unreadable_config_is_reported_in_one_line(models, name, said):
-    with pytest.raises(ModelError, match=f"{name} .*{said}") as error:
+    with pytest.raises(ModelError, match=f"{name}: .*{said}") as error:
         kinds.load_config(str(models / name), kinds.PUZZLE_SOLVER if name == "null" else None)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 

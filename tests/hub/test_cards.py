@@ -252,7 +252,7 @@ def test_card_lists_counted_licenses_of_go_records(tmp_path):
     folder = every.save("hrm_go_coder", tmp_path / "it")
     (tmp_path / "report.json").write_text(json.dumps({"licences": {"BSD-3-Clause": 9886, "unknown": 3}}))
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"train_data": [str(tmp_path / "train.jsonl")]}))
-    wanted = "| train.jsonl | BSD-3-Clause (9,886 records of the set), unknown (3 records of the set) |"
+    wanted = "| train.jsonl | BSD-3-Clause (9,886 records of the data set), unknown (3 records of the data set) |"
     assert wanted in new_card_text(folder)
 
 

@@ -590,7 +590,7 @@ def test_the_newest_checkpoint_has_the_most_steps(checkpoints):
 
 
 def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*empty"):
+    with pytest.raises(FileNotFoundError, match=r"empty has no checkpoint"):
         resolve_checkpoint(tmp_path / "empty", "last")
     for folder in list_checkpoints(checkpoints):
         stop_before_manifest(folder)

@@ -155,7 +155,7 @@ def test_last_complete_renames_corrupted_checkpoints_before_a_new_run(tmp_path, 
     ]  # fmt: skip
     assert [folder.name for folder in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4"]
     assert resolve_checkpoint(tmp_path, "last") == str(tmp_path / "checkpoint-4")
-    assert "checkpoint-4 is corrupted (model.safetensors has other content" in capsys.readouterr().out
+    assert "checkpoint-4 is corrupted (model.safetensors has changed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,7 @@ def remove_the_tokenizer(folder):
         (truncate, "is corrupted"),
         (drop_a_tensor, r"1 missing keys \(model.layers.1.mlp.up_proj.weight\)"),
         (add_a_tensor, r"1 unexpected keys \(model.layers.0.gate\)"),
-        (diverge, r"model\.norm\.weight .*not finite"),
+        (diverge, r"model\.norm\.weight .*NaN"),
         (widen, r"config\.json|is corrupted"),
         (break_the_tokenizer, "tokenizer of .*read"),
         (remove_the_tokenizer, "has no tokenizer.json"),

@@ -25,18 +25,23 @@ OF_IMPORTS = (
     Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # a class of torchao
     Message("torch.utils._pytree", r"<enum 'ScaleCalculationMode'> is an Enum subclass"),
     Message("bitsandbytes.backends.cpu.ops", r"Failed to load CPU gemm_4bit_forward from kernels-community"),
+    # The packaged solver is the default on purpose.
+    Message("transformers.pipelines", r"No model was supplied, defaulted to .*sudoku-9x9 and revision main\."),
 )
+# TRL and PEFT enable activation checkpointing by its former name, which still works.
+OF_TRL = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Our programs also hide these messages.
 MESSAGES = (
     *OF_IMPORTS,
+    OF_TRL,
     # `--help` of a training script does not need torch.
     Message("transformers", r"PyTorch was not found"),
     # transformers asks for pinned memory by default, which does not help without a GPU.
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
+    # Recipes request workers for machines with more CPUs than this one.
+    Message(UserWarning, r"This DataLoader will create \d+ worker processes in total"),
     # accelerate's call of DDP.
     Message(FutureWarning, r"`broadcast_buffers` is deprecated"),
-    # TRL and PEFT enable activation checkpointing by its former name, which still works.
-    Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"),
     # Compiled steps are faster on a CPU as well.
     Message("transformers.training_args", r"The speedups for torchdynamo mostly come with GPU Ampere or higher"),
 )

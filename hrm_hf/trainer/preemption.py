@@ -20,6 +20,7 @@ those, and Slurm sends it to every process of a step.
 """
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -45,7 +46,7 @@ SAME_PRESS_SECONDS = 1.0  # in which a launcher passes Ctrl-C on to processes th
 
 
 class PreemptionCallback(TrainerCallback):
-    """Saves and stops after the step in which some process was told to.
+    """Saves and stops after the step in which a process was told to, or ran out of `max_minutes`.
 
     Attributes:
         preempted: whether training was stopped so; the same on all processes.
@@ -105,14 +106,18 @@ class PreemptionCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if args.save_strategy == SaveStrategy.BEST and control.should_evaluate:
             return  # the library would save this step only if it is the best; the next one will do
-        told = 2 if self.received is not None or signal.SIGUSR1 in signal.sigpending() else int(bool(self.pressed))
+        told = 2 * bool(self.pressed) or int(time.monotonic() > getattr(args, "deadline", math.inf))
+        if self.received is not None or signal.SIGUSR1 in signal.sigpending():
+            told = 3
         if args.world_size > 1:
             agreed = torch.tensor(told, device=args.device)
             torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)
             told = int(agreed.item())
         if told:
-            self.preempted = told == 2
-            if not self.preempted:
+            self.preempted = told == 3
+            if told == 1 and state.is_world_process_zero:
+                print(f"max_minutes={args.max_minutes:g}: stopped after step {state.global_step} of {state.max_steps}")
+            if told == 2:
                 self.pressed = self.pressed or time.monotonic()
                 folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
                 text = f"stopped after step {state.global_step} of {state.max_steps}, saved in {folder}"

@@ -14,6 +14,7 @@ import math
 import platform
 import re
 import sys
+import time
 from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -57,7 +58,7 @@ BOUNDS = {
     ),
     "a number in 0..1": (lambda v: 0 <= v <= 1, ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts")),
     "a number from 0 to below 1": (lambda v: 0 <= v < 1, ("adam_beta1", "adam_beta2")),
-    "a number above 0": (lambda v: v > 0, ("adam_epsilon", "num_train_epochs")),
+    "a number above 0": (lambda v: v > 0, ("adam_epsilon", "num_train_epochs", "max_minutes")),
     "a number from 1 up, or -1 for whole epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
 }  # fmt: skip
 
@@ -132,9 +133,11 @@ class HrmTrainingArguments(CheckedArguments, TrainingArguments):
     lr_min_ratio: float | None = HfArg(default=0.1, help="Share of the learning rate where cosine decay ends.")
     ema_rate: float = HfArg(default=0.0, help="Moving average of weights, e.g. 0.999; 0 for none.")
     max_nonfinite_steps: int = HfArg(default=20, help="Stop after so many non-finite steps in a row.")
+    max_minutes: float | None = HfArg(default=None, help="Stop training so long after the start; evaluate and save.")
 
     def __post_init__(self):
         super().__post_init__()
+        self.deadline = time.monotonic() + 60 * (self.max_minutes or math.inf)
         if self.global_batch_size is not None:
             shares = self.world_size * self.gradient_accumulation_steps
             if self.global_batch_size % shares:

@@ -15,6 +15,8 @@ assert "TQDM_DELAY" not in os.environ
 record = lambda words: logging.makeLogRecord({"msg": words})
 assert not logging.getLogger("torchao").filter(record("Failed to load /a/b.so: no such file"))
 assert logging.getLogger("torchao").filter(record("Values overflow"))
+said = [record(f"No model was supplied, defaulted to {name} and revision main.") for name in ("/a/sudoku-9x9", "vit")]
+assert [bool(logging.getLogger("transformers.pipelines").filter(one)) for one in said] == [False, True]
 assert not logging.getLogger("transformers").filters
 """
 AFTER = """

@@ -99,6 +99,13 @@ def test_signal_pending_before_training_stops_after_the_first_step(number, tmp_p
     assert not signal.sigpending()
 
 
+def test_run_out_of_minutes_saves_after_its_step_and_is_not_preempted(tmp_path):
+    trainer = make("lm", tmp_path, max_minutes=1e-6)
+    trainer.train()
+    assert not trainer.preemption.preempted and trainer.state.global_step == 1
+    assert find_corruption(tmp_path / "checkpoint-1") == []
+
+
 def test_repeated_signals_act_as_one(tmp_path):
     trainer = make("lm", tmp_path)
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):

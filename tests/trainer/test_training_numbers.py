@@ -23,6 +23,7 @@ REFUSED = [
 OURS = [
     ("global_batch_size", 0), ("ema_rate", 1.5), ("ema_rate", math.nan), ("lr_min_ratio", -0.1), ("lr_min_ratio", 2.0),
     ("max_nonfinite_steps", 0), ("puzzle_emb_lr", -1.0), ("puzzle_emb_weight_decay", math.nan), ("eval_max_steps", 0),
+    ("max_minutes", 0.0),
 ]  # fmt: skip
 
 

@@ -12,7 +12,6 @@ Three ways to spend more compute on a puzzle, all of them inference only:
 And one that is no longer the model's own answer: `search`, for Sudoku.
 """
 
-import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ import torch
 from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from ..io.files import json_object, load_json, numbered_lines, read_lines
+from ..io.files import decode_marked, json_object, load_json, numbered_lines, read_lines
 from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task
@@ -225,16 +224,14 @@ def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
 
     It is UTF-8, or UTF-16 with a byte-order mark, as Windows programs write it. `place` names it in errors.
     """
-    marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    try:
-        text = content.decode("utf-16" if marked else "utf-8-sig").strip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: is no text in UTF-8 (byte {error.start}); expected {FILE_KINDS}") from error
+    text = decode_marked(content, place).strip("\r\n")
     if not re.match(r"\s*(\{|\[\s*[\[{\"\d\]])", text):
         return task.split(text)
     try:
         return _puzzles_of_json(json.loads(text), task)
     except (ValueError, RecursionError) as error:
+        if '"' not in text:  # an array as numpy, Python or C prints it
+            return task.split(text)
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) > 1 and all(line.lstrip().startswith("{") for line in lines):
             return [json_object(line.encode(), f"{place}, line {i}") for i, line in enumerate(lines, 1)]

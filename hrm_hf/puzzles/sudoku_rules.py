@@ -3,28 +3,21 @@
 Two notations. A *board* is an array of digits, 0 for a blank. *Tokens* are what models see: PAD 0, blank 1, digit d as
 d + 1, as in the original HRM.
 
-Boards as people write them have frames, comments and several signs for a blank; `split_boards` finds them in a text.
+Boards as people write them have frames, comments and several signs for a blank; `board_text.py` reads those.
 """
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from .board_text import BOX_SHAPES, CELLS, split_boards
+
 
 PAD, BLANK, DIGIT_OFFSET = 0, 1, 1
-BOX_SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
 
 Puzzle = str | Sequence | np.ndarray
-
-_CELLS = frozenset("0123456789.")
-_FRAME = re.compile(r"[\s\ufeff\u200b|+=:!,'\"`(){}\[\]\u2500-\u257f]")
-_BLANKS = "_?xX·□*-"  # signs for a blank where there is neither `.` nor 0
-_SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
-_LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
-_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # of SadMan's .sdk files
 
 
 class SudokuShape:
@@ -67,8 +60,9 @@ def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
     if isinstance(puzzle, (list, tuple)) and puzzle and all(isinstance(row, str) and len(row) > 1 for row in puzzle):
         puzzle = "\n".join(puzzle)
     if isinstance(puzzle, str):
-        text = puzzle if _CELLS.issuperset(puzzle) else "".join(_rows(_PROGRESS.sub("", puzzle)))
-        cells: list[Any] = list(text or puzzle)
+        boards = [puzzle] if CELLS.issuperset(puzzle) else split_boards(puzzle, size)
+        board = boards[0] if len(boards) == 1 else puzzle
+        cells: list[Any] = list("".join((board["puzzle"] if isinstance(board, dict) else board).split()))
     elif not isinstance(puzzle, (Sequence, np.ndarray)):
         raise ValueError(f"a board is a text or a list of cells, not {puzzle!r:.60}")
     else:
@@ -90,56 +84,6 @@ def _to_digit(cell: Any, index: int, size: int) -> int:
     if int(text) > size:
         raise ValueError(f"{place}: digit {text} is above the board's size {size}")
     return int(text)
-
-
-def _rows(text: str) -> list[str]:
-    """Return the cells of each line, `.` for a blank; an empty string for frames and comments."""
-    lines = ["" if _is_comment(line) else _FRAME.sub("", line) for line in text.splitlines()]
-    blank, rows = ".", []
-    if not any("." in line or "0" in line for line in lines):
-        counts = {sign: sum(line.count(sign) for line in lines if _DIGIT.search(line)) for sign in _BLANKS}
-        blank = max(counts, key=counts.get) if any(counts.values()) else "."
-    for line in lines:
-        row = "".join(cell for cell in line if cell == blank or cell not in "*-")
-        is_rule = blank != "." and not _DIGIT.search(row) and len(row) not in BOX_SHAPES
-        rows.append("" if is_rule else row.replace(blank, "."))
-    return rows
-
-
-def _is_comment(line: str) -> bool:
-    """Whether a line is a header, a comment or prose: it has a word, and most of it is no cells."""
-    text = "".join(line.split())
-    is_prose = _LETTERS.search(line) and sum(character in _CELLS for character in text) < len(text) / 2
-    return text.startswith(("#", ";", "//")) or bool(is_prose)
-
-
-def split_boards(text: str, size: int) -> list[str | dict[str, str]]:
-    """Split a text into its boards of `size` rows, each as lines of cells, or a dict with its solution.
-
-    A board is a line, on which its solution and other words may follow, or lines of cells; frames, comments and empty
-    lines between bands are skipped. An empty line elsewhere ends an incomplete board.
-    """
-    shape = sudoku_shape(size)
-    text = _PROGRESS.sub("", text)
-    boards, rows = [], []
-
-    def end() -> None:
-        boards.extend(["\n".join(rows)] if rows else [])
-        rows.clear()
-
-    for line, row in zip(text.splitlines(), _rows(text)):
-        words = [each for each in _SEPARATOR.split(line) if len(each) == shape.cells and _CELLS.issuperset(each)]
-        if words or len(row) == shape.cells:
-            end()
-            solved = len(words) > 1 and not set(words[1]) & {".", "0"}
-            boards.append({"puzzle": words[0], "solution": words[1]} if solved else (words or [row])[0])
-        elif row:
-            rows.append(row)
-        cells = sum(map(len, rows))
-        if cells >= shape.cells or (not line.strip() and cells % (shape.size * shape.box_shape[0])):
-            end()
-    end()
-    return boards
 
 
 def encode(puzzle: Puzzle, size: int | None = None) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import maze, sudoku, sudoku_rules
 from .arc_grids import box_symmetries, dihedral
+from .board_text import split_boards
 from .dataset import PAD_ID
 from .readers import COLUMN_NAMES
 from .sudoku_rules import BLANK, DIGIT_OFFSET, decode, to_board
@@ -261,7 +262,7 @@ class SudokuTask(PuzzleTask):
             raise ValueError(f"the config has box_shape={config.box_shape}; expected {list(self.board.box_shape)}")
 
     def split(self, text: str) -> list[Any]:
-        return sudoku_rules.split_boards(text, self.board.size)
+        return split_boards(text, self.board.size)
 
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
         return sudoku_rules.encode(cells, self.board.size).astype(np.int64)

@@ -1,0 +1,78 @@
+"""Find Sudoku boards in texts as people write them: with frames, comments, empty fields, several signs for a blank."""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+
+BOX_SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # rows and columns of a box by the size of a board
+
+CELLS = frozenset("0123456789.")
+_FRAME = re.compile(r"[\s\ufeff\u200b|¦‖+=:;!,'\"`~<>/\\(){}\[\]\u2500-\u257f]")
+_COLUMN, _EDGES = re.compile(r"[,;\t|│┃║]"), re.compile(r"^\s*[|│┃║](.*)[|│┃║]\s*$")
+_BLANKS = "_?xX·□*-"  # signs for a blank where there is neither `.` nor 0
+_SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
+_LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
+_NOTHING = re.compile(r"\b(null|None|nan)\b")  # a blank in JSON and Python
+_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # of SadMan's .sdk files
+
+
+def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str]]:
+    """Split a text into its boards of `size` rows, each as lines of cells, or a dict with its solution.
+
+    A board is a line, on which its solution and other words may follow, or lines of cells; frames, comments and empty
+    lines between bands are skipped. An empty line elsewhere ends an incomplete board. Without `size` it is one board.
+    """
+    text = _NOTHING.sub(".", _PROGRESS.sub("", unicodedata.normalize("NFKC", text)))
+    cells_of_board = {rows * rows for rows in BOX_SHAPES} if size is None else {size * size}
+    band = size * BOX_SHAPES[size][0] if size else 1
+    boards, rows = [], []
+
+    def end() -> None:
+        boards.extend(["\n".join(rows)] if rows else [])
+        rows.clear()
+
+    for line, row in zip(text.splitlines(), _rows(text)):
+        words = [each for each in _SEPARATOR.split(line) if len(each) in cells_of_board and CELLS.issuperset(each)]
+        if words or len(row) in cells_of_board:
+            end()
+            solved = len(words) > 1 and not set(words[1]) & {".", "0"}
+            boards.append({"puzzle": words[0], "solution": words[1]} if solved else (words or [row])[0])
+        elif row:
+            rows.append(row)
+        cells = sum(map(len, rows))
+        if size and (cells >= size * size or (not (row or line.strip()) and cells % band)):
+            end()
+    end()
+    return boards
+
+
+def _rows(text: str) -> list[str]:
+    """Return the cells of each line, `.` for a blank; an empty string for frames and comments."""
+    lines, blank, rows = ["" if _is_comment(line) else line for line in text.splitlines()], ".", []
+    if not any("." in line or "0" in line for line in lines):
+        lines = list(_filled(lines))
+        counts = {sign: sum(line.count(sign) for line in lines if _DIGIT.search(line)) for sign in _BLANKS}
+        blank = max(counts, key=counts.get) if any(counts.values()) else "."
+    for line in lines:
+        row = "".join(cell for cell in _FRAME.sub("", line) if cell == blank or cell not in "*-")
+        is_rule = blank != "." and not _DIGIT.search(row) and len(row) not in BOX_SHAPES
+        rows.append("" if is_rule else row.replace(blank, "."))
+    return rows
+
+
+def _filled(lines: list[str]) -> Iterator[str]:
+    """Yield lines with `.` in empty fields: between separators, or where each character of a line is a cell."""
+    wide = max(map(len, lines), default=0)
+    is_grid = (wide in BOX_SHAPES and len(lines) == wide) or (len(lines) == 1 and wide in {n * n for n in BOX_SHAPES})
+    for line in lines:
+        fields = [field.strip() or "." for field in _COLUMN.split(_EDGES.sub(r"\1", line))]
+        is_row = len(fields) in BOX_SHAPES and all(len(field) == 1 for field in fields)
+        yield "".join(fields) if is_row else line.ljust(wide).replace(" ", ".") if is_grid else line
+
+
+def _is_comment(line: str) -> bool:
+    """Whether a line is a header, a comment or prose: it has a word, and most of it is no cells."""
+    text = "".join(line.split())
+    is_prose = _LETTERS.search(line) and sum(character in CELLS for character in text) < len(text) / 2
+    return text.startswith(("#", "//")) or (text.startswith(";") and text.count(";") < 3) or bool(is_prose)

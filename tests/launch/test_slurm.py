@@ -163,10 +163,10 @@ def test_resuming_job_uses_the_folder_of_its_run(started):
     assert "OUTPUT_DIR=runs/NAME_JOB" in started(RESUME="last-complete")  # an error: nothing to go on with
 
 
-@pytest.mark.parametrize("text", ["\n  --a 1\n\t--b 2\n", "--a 1\r\n--b 2\r\n", "--a 1 \\\n--b 2"])
+@pytest.mark.parametrize("text", ["\n  --a 1\n\t--b 2\n", "--a 1 # c\r\n--b 2\r\n", "--a 1 \\\n--b 2 \\\n"])
 def test_every_line_of_extra_args_reaches_the_program(started, text):
     assert started(EXTRA_ARGS=text)[-4:] == ["--a", "1", "--b", "2"]
-    assert "EXTRA_ARGS=--run_name" in started(EXTRA_ARGS="--run_name 'my run'")  # an error
+    assert "EXTRA_ARGS=--seed" in started(EXTRA_ARGS="--seed 1 --run_name='my run'")  # an error
 
 
 @pytest.mark.parametrize("name", ["JOB_NAME", "JOB_NUM_NODES", "JOB_NODELIST", "SUBMIT_DIR", "CPUS_PER_TASK"])

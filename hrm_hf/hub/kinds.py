@@ -124,11 +124,10 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
 
 def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
     """Load a model in eval mode. Raises CheckpointError for unreadable, missing, misshapen or non-finite weights."""
-    import torch
-    from torch.nn import Parameter
     from transformers.utils import logging
 
-    from .manifests import READ_ERRORS, CheckpointError, broken_weights
+    from ..models.modeling_utils import broken_weights
+    from .manifests import READ_ERRORS, CheckpointError
 
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True, **options}
     verbosity = logging.get_verbosity()
@@ -140,11 +139,10 @@ def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
         raise CheckpointError(f"{name}: the weights cannot be read ({type(error).__name__}: {reason})") from error
     finally:
         logging.set_verbosity(verbosity)
-    plain = {key: value for key, value in network.state_dict().items() if type(value) in (torch.Tensor, Parameter)}
     problems = {
         "missing": sorted(info["missing_keys"]),
         "of a different shape than in config.json": sorted(key for key, *_ in info["mismatched_keys"]),
-        "not finite": broken_weights(plain),  # quantized tensors of torchao have no norm
+        "not finite": broken_weights(network.state_dict()),
     }
     for problem, names in problems.items():
         if names:

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from torch.distributed.tensor import DTensor
 
 from ..io.files import checksums
 from ..io.options import wanted_checkpoint
@@ -30,7 +29,6 @@ CARRY_FILE = "act_state_{}.pt"  # carry and data position of each process of a p
 # Patterns of files that our trainers add to the training state of transformers; a push omits them by default.
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, CARRY_FILE.format("*"))
 
-LARGEST_WEIGHT = 1e18  # its square is close to the largest float32, so larger weights overflow
 SHARD_METADATA = ".metadata"
 METADATA_CLASSES = {
     "torch": ("Size",),
@@ -229,15 +227,6 @@ def resolve_checkpoint(
             fix = f"resume from the newest complete one, {newest}, with --resume_from_checkpoint last-complete"
         raise CheckpointError(f"checkpoint {folder} is corrupted: {'; '.join(found)}. Nothing was loaded; {fix}.")
     return str(folder)
-
-
-def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors that are not finite, or so large that computing with them overflows."""
-    local = {n: t.to_local() if isinstance(t, DTensor) else t for n, t in named.items()}
-    local = {n: t.detach() for n, t in local.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
-    largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
-    values = torch.stack([value.to(largest[0].device) for value in largest]).tolist() if largest else []
-    return [name for name, value in zip(local, values) if not value < LARGEST_WEIGHT]
 
 
 @contextlib.contextmanager

@@ -154,6 +154,8 @@ class BoundedFields:
             logger.warning_once(f"The saved config has fields that this version of hrm_hf does not read: {unknown}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
+        if "rope_theta" in kwargs:  # the library would ignore it beside our default
+            self.rope_parameters = {**(self.rope_parameters or {}), "rope_theta": kwargs["rope_theta"]}
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -169,3 +171,5 @@ class BoundedFields:
             for validator in validators:
                 if isinstance(validator, Bound):
                     validator(getattr(self, name))
+        if isinstance(rope := getattr(self, "rope_parameters", None), dict):
+            number(1e-6, name="rope_parameters['rope_theta']")(rope.get("rope_theta", 1) or 0)

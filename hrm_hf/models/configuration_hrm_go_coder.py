@@ -114,7 +114,10 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
 
     def __post_init__(self, **kwargs):
         # Key-value slots of one cycle; caches read this field.
-        self.num_hidden_layers = self.planner_layers + 2 * self.generator_layers
+        layers, given = self.planner_layers + 2 * self.generator_layers, self.num_hidden_layers
+        if given not in (type(self).num_hidden_layers, layers) and "model_type" not in kwargs:
+            raise ValueError(f"num_hidden_layers={given}: set planner_layers and generator_layers instead")
+        self.num_hidden_layers = layers
         if self.refinement_class_weights is None:
             self.refinement_class_weights = [1.0] * len(DECISIONS)
         super().__post_init__(**kwargs)

@@ -4,6 +4,7 @@ Maps are scaled by the mean and the standard deviation of the data set, never of
 a map is the signal. Maps are not resized, because the model has learned the angular size of a pixel.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import BatchFeature, FeatureExtractionMixin
 
 STRETCHES = ("linear", "asinh")
 FILE_KINDS = (".npy", ".npz", ".fits", ".fits.gz", ".fit")
-LEAST = -1.6e30  # HEALPix marks unobserved pixels with UNSEEN = -1.6375e30
+MOST = 1e20  # greater values mark missing pixels, such as HEALPix's UNSEEN = -1.6375e30
 MAP_NAMES, MASK_NAMES = ("map", "maps", "kappa"), ("mask", "masks")
 
 
@@ -223,7 +224,9 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 def _with_gaps(data: np.ndarray, bad: Any) -> np.ndarray:
     """Replace the header's BAD_DATA value, if it has one, by NaN."""
-    return data if bad is None else np.where(np.isclose(data, bad, rtol=1e-5, atol=0), np.nan, data)
+    with suppress(ValueError):
+        return np.where(np.isclose(data, float(str(bad)), rtol=1e-5, atol=0), np.nan, data)
+    return data
 
 
 def _native(data: np.ndarray) -> np.ndarray:
@@ -260,7 +263,7 @@ def _masked(item: Any) -> np.ndarray:
 
 
 def _validate_finite(values: np.ndarray, masks: np.ndarray | None, places: list[str]) -> None:
-    bad = ~np.isfinite(values) | (values < LEAST)
+    bad = ~(np.abs(values) < MOST)
     if masks is not None:
         bad &= masks[:, None]
     if bad.any():

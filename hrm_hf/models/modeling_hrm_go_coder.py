@@ -505,8 +505,8 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         planner_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmGoCoderOutput:
-        shifted = kwargs.get("shift_labels")
-        validate_labels(labels if shifted is None else shifted, input_ids if inputs_embeds is None else inputs_embeds)
+        given = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
+        validate_labels(given, input_ids if inputs_embeds is None else inputs_embeds, self.config.vocab_size)
         targets, how = self._targets(labels, decision_positions, planner_only, kwargs)
         outputs: HrmGoCoderModelOutput = self.model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,

@@ -531,7 +531,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         validate_call(self, kwargs)
         targets, num_items = _shifted(labels, kwargs), kwargs.pop("num_items_in_batch", None)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        validate_labels(targets, tokens)
+        validate_labels(targets, tokens, self.config.vocab_size)
         plan = self.plan(tokens, schedule, num_segments, exit_criterion, exit_threshold)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:

@@ -293,7 +293,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device)
             for shape in self.config.state_shapes(batch_size)
         )
-        incoming = _incoming(input_ids, puzzle_identifiers, labels)
+        incoming = _incoming(input_ids, puzzle_identifiers, labels, self.config.vocab_size)
         data = {name: torch.zeros_like(value) for name, value in incoming.items()}
         steps = torch.zeros(batch_size, dtype=torch.int32, device=input_ids.device)
         return ActCarry(z_H, z_L, steps, torch.ones_like(steps, dtype=torch.bool), data)
@@ -319,7 +319,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             ValueError: the batch does not match the config or the carry, or attention weights are requested.
         """
         validate_no_attentions(self, output_attentions)
-        incoming = _incoming(input_ids, puzzle_identifiers, labels)
+        incoming = _incoming(input_ids, puzzle_identifiers, labels, self.config.vocab_size)
         carry = self.initial_carry(**incoming) if carry is None else carry
         _validate_carry(carry, incoming)
         ids = torch.where(carry.halted, incoming["puzzle_identifiers"], carry.current_data["puzzle_identifiers"])
@@ -422,10 +422,10 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return groups
 
 
-def _incoming(input_ids, puzzle_identifiers, labels) -> dict[str, torch.Tensor]:
+def _incoming(input_ids, puzzle_identifiers, labels, vocab_size: int) -> dict[str, torch.Tensor]:
     if puzzle_identifiers is None:
         puzzle_identifiers = torch.zeros(input_ids.shape[0], dtype=torch.int32, device=input_ids.device)
-    validate_labels(labels, input_ids)
+    validate_labels(labels, input_ids, vocab_size)
     data = {"input_ids": input_ids, "puzzle_identifiers": puzzle_identifiers}
     return data if labels is None else {**data, "labels": labels}
 

@@ -269,7 +269,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         **kwargs: Unpack[TransformersKwargs],
     ) -> RlmMhcOutput:
         validate_call(self, kwargs)
-        validate_labels(labels, input_ids if inputs_embeds is None else inputs_embeds)
+        validate_labels(labels, input_ids if inputs_embeds is None else inputs_embeds, self.config.vocab_size)
         outputs: RlmMhcModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

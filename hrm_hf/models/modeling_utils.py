@@ -41,6 +41,9 @@ LIBRARY_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 
+LARGEST_WEIGHT = 1e18  # its square is close to the largest float32, so larger weights overflow
+
+
 def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Tensor | None = None) -> None:
     """Check the tokens and keyword arguments of a causal language model's forward.
 
@@ -66,20 +69,33 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Ten
         )
 
 
-def validate_ids(ids: torch.Tensor, vocab_size: int) -> None:
-    """Raise ValueError for a token outside the vocabulary, but only on the CPU (a GPU would sync)."""
-    if ids.device.type != "cpu" or torch.compiler.is_compiling() or not ids.numel():
+def validate_ids(ids: torch.Tensor, size: int, name: str = "input_ids", limit: str = "vocab_size") -> None:
+    """Raise ValueError for a token or label out of range, but only on the CPU (a GPU would sync)."""
+    if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    low, high = (value.item() for value in torch.aminmax(ids))
-    if low < 0 or high >= vocab_size:
-        raise ValueError(f"input_ids={low if low < 0 else high}: must be in [0, {vocab_size - 1}] (vocab_size)")
+    ids = ids[ids != -100] if name == "labels" else ids
+    low, high = (value.item() for value in torch.aminmax(ids)) if ids.numel() else (0, 0)
+    if low < 0 or high >= size:
+        raise ValueError(f"{name}={low if low < 0 else high}: must be in [0, {size - 1}] ({limit}={size})")
 
 
-def validate_labels(labels: torch.Tensor | None, tokens: torch.Tensor | None) -> None:
-    """Raise ValueError unless labels have the shape of the tokens [B, S] or embeddings [B, S, D]."""
+def validate_labels(labels: torch.Tensor | None, tokens: torch.Tensor | None, vocab_size: int) -> None:
+    """Raise ValueError for labels outside the vocabulary or of another shape than tokens [B, S] or embeddings."""
+    if labels is not None:
+        validate_ids(labels, vocab_size, "labels")
     if labels is not None and tokens is not None and labels.shape != tokens.shape[:2]:
         shapes = f"{list(labels.shape)}; expected {list(tokens.shape[:2])}"
         raise ValueError(f"labels has shape {shapes}: one label per token; use -100 for tokens without a label")
+
+
+def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
+    """Return the names of tensors that are not finite, or so large that computing with them overflows."""
+    local = {n: t.to_local() if hasattr(t, "to_local") else t for n, t in named.items()}
+    plain = {n: t.detach() for n, t in local.items() if type(t) in (torch.Tensor, nn.Parameter)}  # not of torchao
+    local = {n: t for n, t in plain.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
+    largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
+    values = torch.stack([value.to(largest[0].device) for value in largest]).tolist() if largest else []
+    return [name for name, value in zip(local, values) if not value < LARGEST_WEIGHT]
 
 
 class PromptsMixin:
@@ -274,6 +290,8 @@ class OwnModelMixin:
     ):
         """Run as in transformers, but divide the loss by `num_items_in_batch` of a Trainer, if given."""
         num_items = kwargs.pop("num_items_in_batch", None)
+        if labels is not None and self.num_labels > 1 and not labels.is_floating_point():
+            validate_ids(labels, self.num_labels, "labels", "num_labels")
         given = {"use_cache": use_cache, "return_dict": True, **kwargs}
         output = super().forward(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, **given)
         if labels is not None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .modeling_utils import broken_weights
+
 
 class OwnBatchesMixin:
     """Mixin for a `transformers.Pipeline` that processes batches in `_run`.
@@ -23,7 +25,8 @@ class OwnBatchesMixin:
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.model.eval()
+        if broken := broken_weights(dict(self.model.eval().named_parameters())):
+            raise ValueError(f"{self.model.name_or_path}: {len(broken)} weights are not finite, such as {broken[0]}")
 
     def save_pretrained(self, save_directory, **kwargs: Any) -> None:
         """Save the model, which includes the pipeline's code, and the feature extractor."""

@@ -54,11 +54,6 @@ def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(hidden_states.dtype)
 
 
-def swiglu_width(size: int, expansion: float) -> int:
-    """Return a SwiGLU's width, 2/3 of `expansion * size`, rounded up to a multiple of 256."""
-    return -(-round(expansion * size * 2 / 3) // 256) * 256
-
-
 class CastedLinear(nn.Linear):
     """Linear layer that casts its weights to the dtype of its input."""
 
@@ -128,7 +123,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, size: int, config: HrmPuzzleConfig, width: int | None = None):
         super().__init__()
-        width, linear = width or swiglu_width(size, config.expansion), linear_class(config)
+        linear = linear_class(config)
+        # By default two thirds of `expansion * size`, up to a multiple of 256.
+        width = width or -(-round(config.expansion * size * 2 / 3) // 256) * 256
         self.gate_up_proj = linear(size, 2 * width, bias=False)
         self.down_proj = linear(width, size, bias=False)
 

@@ -39,7 +39,6 @@ from ..hub.manifests import (
     RAW_WEIGHTS_FILE,
     TORCH_CANNOT_WRITE,
     CheckpointError,
-    broken_weights,
     find_corruption,
     list_checkpoints,
     out_of_memory,
@@ -50,6 +49,7 @@ from ..hub.manifests import (
 from ..hub.push import own_files
 from ..hub.secrets import validate_no_secrets
 from ..io.options import wanted_checkpoint
+from ..models.modeling_utils import broken_weights
 from ..registry import ARCHITECTURES
 from .optim import (
     SCHEDULE_OPTIONS,

@@ -121,6 +121,8 @@ def test_labels_and_tokens_that_do_not_fit_are_named(architecture):
         with pytest.raises(ValueError, match=re.escape(f"labels has shape {list(wrong.shape)}")):
             model(**given, labels=wrong)
     for token in (-1, 10**6):
+        with pytest.raises(ValueError, match=f"labels={token}: .*vocab_size"):
+            model(**every.inputs(architecture), labels=torch.full_like(given["input_ids"], token))
         given["input_ids"][0, 3] = token
         for call in (model.solve, model) if architecture in every.PUZZLES else (model,):
             with pytest.raises(ValueError, match=f"input_ids={token}: .*vocab_size"):

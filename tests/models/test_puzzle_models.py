@@ -269,6 +269,7 @@ def test_a_trajectory_repeats_the_answer_of_a_finished_row():
         ({"puzzle_emb_ndim": 1025, "puzzle_emb_len": 2}, "puzzle_emb_ndim=1025.* 2 .* hidden_size=512"),
         ({"grid_shape": [9, 8]}, r"grid_shape=\[9, 8\].*seq_len=81"),
         ({"seq_len": "81"}, "'seq_len'.*int.*str"),
+        ({"rope_theta": 0}, r"rope_theta'\]=0"),
     ],
 )
 def test_impossible_configs_are_rejected(fields, message):

@@ -120,7 +120,9 @@ def _step(statement: "Node") -> str | None:
         inner = None if clause is None else clause.child_by_field_name("right")
         if inner is not None:
             return f"loop over {_text(inner)}"
-        return "loop" if clause is None else f"loop while {_text(_condition(clause))}"
+        whole = clause is None or clause.type != "for_clause"
+        condition = clause if whole else clause.child_by_field_name("condition") or clause
+        return "loop" if condition is None else f"loop while {_text(condition)}"
     if kind == "if_statement":
         return f"if {_text(statement.child_by_field_name('condition'))}"
     if kind == "expression_switch_statement":
@@ -139,10 +141,6 @@ def _step(statement: "Node") -> str | None:
         called = _called(statement)
         return f"call {called}" if called else None
     return None
-
-
-def _condition(clause: "Node") -> "Node":
-    return clause.child_by_field_name("condition") or clause if clause.type == "for_clause" else clause
 
 
 def _called(node: "Node") -> str | None:

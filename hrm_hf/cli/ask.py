@@ -202,15 +202,14 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
     Raises:
         ValueError: the file is not what its suffix says; names the file and the line.
     """
-    from ..io.files import load_json, parse_json, read_lines
+    from ..io.files import load_json, numbered_lines, parse_json
 
     if not path.is_file():
         raise UsageError(f"{path}: does not exist", "--context-file")
     if path.suffix == ".json":
         return load_json(path)
     if path.suffix == ".jsonl":
-        lines = ((number, line) for number, line in read_lines(path) if line.strip())
-        return [parse_json(line, f"{path}, line {number}") for number, line in lines]
+        return [parse_json(line, place) for place, line in numbered_lines(path)]
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -26,6 +26,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
+from ..io.files import load_json
 from ..io.model_names import is_below_here
 
 
@@ -195,7 +196,9 @@ def _is_new(folder: Path, repo_id: str, commit: str) -> bool:
 def _pull_record(folder: Path) -> dict[str, str]:
     """Return the repository and commit of a pulled folder; {} for other folders."""
     file = folder / PULL_RECORD
-    return json.loads(file.read_text()) if file.is_file() else {}
+    record = load_json(file) if file.is_file() else {}
+    is_ours = isinstance(record, dict) and all(isinstance(record.get(name), str) for name in ("repo_id", "commit"))
+    return record if is_ours else {}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 Errors name the file and the line. Importing this needs neither torch nor `datasets`.
 """
 
+import codecs
 import csv
 import errno
 import gzip
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from filelock import FileLock
 
+UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 HUB_PREFIX = "hub:"
 IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, next to a data set and in a checkpoint
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
-NOT_DATA = ("__MACOSX", "$RECYCLE.BIN")  # folders that macOS and Windows add to zip files and disks
+NOT_DATA = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found")  # of operating systems
 TEMPORARY = ".tmp"  # suffix of a file that is being written
 CHECKSUMS = "sha256"  # key in the info file of a data set: SHA-256 of each file by its name in the folder
 BUILD_LOCK = ".build.lock"
@@ -65,7 +67,7 @@ def local_files(source: str) -> list[Path]:
     """Return the sorted files of a path, recursively. Raise for a missing path or one without known files."""
     path = Path(source).expanduser()
     if path.is_dir():
-        files = [file for file in visible_files(path) if file_kind(file) is not None]
+        files = [file for file in visible_files(path) if file_kind(file) is not None and file.stat().st_size]
         if not files:
             raise ValueError(f"{source} contains no file of a known kind; expected {KINDS}")
         return files
@@ -80,17 +82,14 @@ def local_files(source: str) -> list[Path]:
 
 
 def visible_files(folder: str | Path, pattern: str = "*") -> list[Path]:
-    """Return the sorted files below a folder whose names match, without hidden files and folders of `NOT_DATA`.
-
-    Hidden are, among others, `.ipynb_checkpoints/` of Jupyter and the files `._NAME` of macOS.
-    """
+    """Return the sorted files below a folder whose names match, without hidden ones and those of `NOT_DATA`."""
     found = (path for path in Path(folder).rglob(pattern) if path.is_file())
     return sorted(path for path in found if not any(map(is_hidden, path.relative_to(folder).parts)))
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder of this name in a data folder is to be skipped."""
-    return name.startswith(".") or name in NOT_DATA
+    """Return whether a file or folder of this name is skipped in a data folder, such as `._NAME` of macOS."""
+    return name.startswith((".", "~$")) or name in NOT_DATA  # "~$": open in an office program
 
 
 def file_kind(path: Path) -> str | None:
@@ -143,6 +142,8 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
 
 def decode_text(line: bytes, place: str) -> str:
     """Decode UTF-8. Raise `BadLineError`, which names the place and the byte."""
+    if b"\0" in line:
+        raise BadLineError(f"{place}: holds NUL bytes, as UTF-16 without its mark; convert the file to UTF-8")
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -204,8 +205,21 @@ def load_split(
 
 
 def open_unpacked(path: str | Path) -> BinaryIO:
-    """Open a file for reading bytes, decompressed if its name ends in .gz."""
-    return gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
+    """Open a file for reading bytes, unpacked if its name ends in .gz, and as UTF-8 if it is marked as UTF-16."""
+    file = gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
+    with suppress(*GZIP_ERRORS):  # reading reports them
+        if file.peek(2)[:2] in UTF16_MARKS:
+            with file:
+                return io.BytesIO(decode_marked(file.read(), str(path)).encode())
+    return file
+
+
+def decode_marked(content: bytes, place: str) -> str:
+    """Decode a text in UTF-8, or in UTF-16 with a byte-order mark. Raise ValueError, which names the place."""
+    try:
+        return content.decode("utf-16" if content[:2] in UTF16_MARKS else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: is no text in UTF-8 (byte {error.start}); convert it") from error
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
@@ -229,10 +243,10 @@ def load_json(path: str | Path) -> Any:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """YAML 1.2 in two points that 1.1 reads otherwise: 1e-5 is a number, and a date is text."""
+    """YAML 1.2 in points that 1.1 reads otherwise: 1e-5 is a number; a date, 012 and 1:20 are text."""
 
 
-_CHANGED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_CHANGED = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("float", "int", "timestamp"))
 _YamlLoader.yaml_implicit_resolvers = {
     first: [pair for pair in pairs if pair[0] not in _CHANGED]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -240,6 +254,7 @@ _YamlLoader.yaml_implicit_resolvers = {
 _NUMBER = r"(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+"
 _FLOAT = re.compile(rf"[-+]?({_NUMBER}|\.inf|\.Inf|\.INF)\Z|\.(nan|NaN|NAN)\Z")
 _YamlLoader.add_implicit_resolver(_CHANGED[0], _FLOAT, list("-+.0123456789"))
+_YamlLoader.add_implicit_resolver(_CHANGED[1], re.compile(r"[-+]?(0|[1-9][\d_]*)\Z"), list("-+0123456789"))
 
 
 def load_yaml(path: str | Path, as_text: bool = False) -> Any:
@@ -259,14 +274,18 @@ def parse_yaml(text: str | bytes, place: str, as_text: bool = False) -> Any:
 
 
 def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers, from 1, and fields of a CSV file; empty lines give rows without fields.
+    """Yield line numbers, from 1, and fields of a CSV file (`,`, `;` or tabs); empty lines have no fields.
 
     Raises:
         ValueError: not UTF-8, a quote that nothing closes, or a broken gzip file; names file and line.
     """
     with open_unpacked(path) as file:
-        reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+        text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+        reader = csv.reader([])
         try:
+            first = text.readline()
+            comma = next((mark for mark in ",;\t" if mark in first), ",")
+            reader = csv.reader(chain([first] if first else [], text), delimiter=comma, skipinitialspace=True)
             for row in reader:
                 yield reader.line_num, row
         except (csv.Error, UnicodeDecodeError, *GZIP_ERRORS) as error:
@@ -339,6 +358,8 @@ def changed_files(info: Path, files: Iterable[Path]) -> dict[Path, tuple[str, st
     """
     content = load_json(info) if info.is_file() else {}
     known = content.get(CHECKSUMS, {}) if isinstance(content, dict) else {}
+    if not isinstance(known, dict) or not all(isinstance(each, str) for each in known.values()):
+        raise ValueError(f"{info}: {CHECKSUMS} is {shorten(known)}; expected checksums by file: build it again")
     keys = {}
     for file in files:
         if expected := known.get(os.path.relpath(file, info.parent)):

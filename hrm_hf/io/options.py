@@ -119,12 +119,9 @@ def flag(field: dataclasses.Field) -> str:
 
 
 def value_type(hint: Any) -> Any:
-    """Return the type of a given value: `int` for `int | None`."""
-    return next((each for each in get_args(hint) if each is not NoneType), hint) if _optional(hint) else hint
-
-
-def _optional(hint: Any) -> bool:
-    return NoneType in get_args(hint)
+    """Return the type of a value that is given: `int` for `int | None`."""
+    kinds = get_args(hint)
+    return next((each for each in kinds if each is not NoneType), hint) if NoneType in kinds else hint
 
 
 def parse_command(command: str, kinds: Mapping[str, type[Options]], **given: Any) -> tuple[str, Options]:

@@ -141,8 +141,9 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
     identifiers = load_json(folder / IDENTIFIERS_FILE)
     if not isinstance(identifiers, list) or not all(isinstance(name, str) for name in identifiers):
         raise ValueError(f"{folder / IDENTIFIERS_FILE} is no list of names; build the data set again")
+    content = load_info(folder / INFO_FILE)
     try:
-        return PuzzleInfo(**load_info(folder / INFO_FILE), identifiers=identifiers)
+        return PuzzleInfo(**content, identifiers=identifiers)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / INFO_FILE}: {error}; build the data set again") from error
 

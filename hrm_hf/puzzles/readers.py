@@ -1,8 +1,8 @@
 """Read the question/answer files of the Sudoku and maze builders, and make rows of a puzzle data set of them.
 
-A source is a file (`.csv`, `.jsonl`, `.parquet`; the first two also as `.gz`), a folder with `train.*` and `test.*`,
-or a data set of the Hub written `hub:OWNER/NAME`. Every source has one string column with puzzles and one with
-solutions, named as in `COLUMN_NAMES`, and optionally a number column `rating`.
+A source is a file (`.csv`, `.jsonl`, `.json`, also as `.gz`; `.parquet`), a folder with `train.*` and `test.*`, or a
+data set of the Hub written `hub:OWNER/NAME`. Every source has one string column with puzzles and one with solutions,
+named as in `COLUMN_NAMES`, and optionally a number column `rating`.
 
 `read_unique` also removes rows: no puzzle is in two splits or twice in one. Of equal puzzles (the givens of a Sudoku;
 walls, S and G of a maze) the first stays, and one in the test split before one in training. Equal puzzles with
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..io.files import HUB_PREFIX, csv_rows, json_object, numbered_lines, shorten
+from ..io.files import HUB_PREFIX, JSON_KINDS, csv_rows, json_object, numbered_lines, shorten
 from ..resources import existing_path
 from .dataset import ROW_COLUMNS, puzzle_features
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # The Hub sets of the HRM authors, our own files, and the widespread Kaggle header.
 COLUMN_NAMES = (("question", "answer"), ("puzzle", "solution"), ("quizzes", "solutions"))
 RATING_COLUMN = "rating"
-FILE_KINDS = (".csv", ".jsonl", ".parquet")
+FILE_KINDS = (".csv", ".jsonl", ".json", ".parquet")
 COMPARED_ROWS = 4096  # at a time, since comparing copies them
 
 
@@ -110,7 +110,7 @@ def read_table(path: str | Path) -> PuzzleTable:
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind == ".csv":
         return _table(str(path), csv_dicts(path))
-    if kind == ".jsonl":
+    if kind in JSON_KINDS:
         lines = numbered_lines(path)
         return _table(str(path), ((int(where.rpartition(" ")[2]), json_object(line, where)) for where, line in lines))
     if kind == ".parquet" and path.suffix != ".gz":
@@ -121,7 +121,9 @@ def read_table(path: str | Path) -> PuzzleTable:
             return _from_arrow(pyarrow.parquet.read_table(path), str(path))
         except pa.ArrowException as error:
             raise ValueError(f"{path}: cannot be read as Parquet ({error})") from error
-    raise ValueError(f"{path}: unknown kind of file {path.suffix!r}; expected .csv[.gz], .jsonl[.gz] or .parquet")
+    raise ValueError(
+        f"{path}: unknown kind of file {path.suffix!r}; expected .csv, .jsonl, .json (also .gz) or .parquet"
+    )
 
 
 logger = logging.getLogger(__name__)
@@ -330,7 +332,7 @@ def _read_folder(folder: Path) -> dict[str, PuzzleTable]:
         if files:
             tables[split] = read_table(files[0])
     if "train" not in tables:
-        raise FileNotFoundError(f"{folder} has no train.csv, train.jsonl or train.parquet (.gz allowed)")
+        raise FileNotFoundError(f"{folder} has no train.csv, train.jsonl, train.json or train.parquet (.gz allowed)")
     return tables
 
 
@@ -358,7 +360,7 @@ def _find_columns(names: list[str], place: str) -> tuple[str, str]:
 def csv_dicts(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the line number and the fields by name of each row of a CSV file."""
     rows = csv_rows(path)
-    _, header = next(rows, (1, []))
+    header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     for number, row in rows:
         if row and len(row) != len(header):
             raise ValueError(f"{path}, line {number}: {len(row)} fields; expected {len(header)} as in line 1")

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser, SchedulerType, TrainingArguments
@@ -29,7 +29,7 @@ from transformers.hf_argparser import HfArg, string_to_bool
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .._version import __version__
-from ..io.files import load_yaml, parse_yaml
+from ..io.files import load_yaml, parse_yaml, shorten
 from ..io.model_names import nearest_file
 from ..io.options import expand_home, wanted_checkpoint
 from ..io.usage import UsageError
@@ -250,11 +250,12 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
     path = first.parse_known_args(args)[0].recipe
     try:
         values = load_recipe(path, parser.known) if path else {}
+        hints = {name: str(hint) for each in dataclasses for name, hint in get_type_hints(each).items()}
         for action in parser._actions:
             action.required = action.required and action.dest not in values
+            if action.dest in values:
+                _validate_kind(action.dest, values[action.dest], hints.get(action.dest, ""), path)
             value = values.get(action.dest)
-            if isinstance(value, list) and action.nargs is None and action.type in (int, float):
-                parser.error(f"{path}: {action.dest} takes one value, not the list {value}")
             if isinstance(value, list) and action.nargs == "+":
                 values[action.dest] = [action.type(item) if isinstance(item, str) else item for item in value]
         parser.set_defaults(**values)
@@ -339,6 +340,13 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
     if isinstance(values.get("config_overrides"), dict):
         values["config_overrides"] = json.dumps(values["config_overrides"])
     return values
+
+
+def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
+    """Raise ValueError for a list, mapping or null in a recipe if the hint of the option has none."""
+    for word, kind in {"list": list, "dict": dict, "None": type(None)}.items():
+        if isinstance(value, kind) and word not in hint.replace("Optional", "None") and name != "config_overrides":
+            raise ValueError(f"{path}: {name}={shorten(value)}: must be one value; leave the line out for the default")
 
 
 def _as_flag(value: Any, text: Any) -> Any:
@@ -429,10 +437,7 @@ def parse_overrides(overrides: str | None) -> dict[str, Any]:
     if not overrides:
         return {}
     if overrides.lstrip().startswith("{"):
-        try:
-            return json.loads(overrides)
-        except ValueError:
-            return {str(key): value for key, value in parse_yaml(overrides, f"config_overrides={overrides}").items()}
+        return {str(key): value for key, value in parse_yaml(overrides, f"config_overrides={overrides}").items()}
     pairs = {}
     for item in re.split(r",(?=\s*\w+\s*=)", overrides):  # not at the commas of lists and mappings
         key, sign, value = item.partition("=")

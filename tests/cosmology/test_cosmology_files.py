@@ -123,15 +123,15 @@ def test_a_coarse_pixel_is_the_mean_of_the_pixels_it_covers(write_sky, noise):
     [
         ("f4", -1.6375e30, {}),
         ("f4", -1e30, {"BAD_DATA": -1e30}),
-        ("f8", -999, {"BAD_DATA": -999}),
+        ("f8", -999, {"BAD_DATA": "-999"}),
         ("i2", -32768, {"TNULL2": -32768, "TSCAL2": 1e-4}),
-        ("i4", 7, {"TNULL2": 7, "TSCAL2": 1e-4, "TZERO2": 5.0}),
+        ("i4", 7, {"TNULL2": 7, "TSCAL2": 1e-4, "TZERO2": 5.0, "INDXSCHM": "IMPLICIT"}),
     ],
 )
 def test_pixels_without_a_value_are_masked_and_zero(write_table, sky, noise, form, missing, header):
     stored = np.where(sky[1] > 0, missing, (noise * 1e5).astype(int) * 10).astype(form)
     column = ("T", {"f4": "E", "f8": "D", "i2": "I", "i4": "J"}[form], stored)
-    path = write_table(("PIXEL", "J", np.arange(len(noise))), column, NSIDE=NSIDE, INDXSCHM="EXPLICIT", **header)
+    path = write_table(("HPIX", "J", np.arange(len(noise))), column, NSIDE=NSIDE, **header)
     patches = read_healpix_patches(path, side_deg=10, size=40, centres=[(50.0, 0.0)])
     assert not patches.mask[0, 22:].any() and patches.mask[0, :18].all()
     assert (patches.maps[0, 0][~patches.mask[0]] == 0).all()
@@ -149,7 +149,14 @@ def test_pixels_without_a_value_are_masked_and_zero(write_table, sky, noise, for
 )
 def test_tables_that_are_no_map_of_their_resolution_are_rejected(write_table, pixels, header, message):
     with pytest.raises(ValueError, match=message):
-        read_healpix_patches(write_table(("PIXEL", "J", pixels), ("T", "E", np.ones(2)), **{"NSIDE": 2, **header}))
+        header = {"NSIDE": 2, "INDXSCHM": "EXPLICIT", **header}
+        read_healpix_patches(write_table(("N", "J", pixels), ("T", "E", np.ones(2)), **header))
+
+
+def test_maps_and_masks_in_other_coordinates_are_rejected(write_sky, noise):
+    paths = [write_sky(noise, f"{system}.fits", coord=system) for system in "GC"]
+    with pytest.raises(ValueError, match=r"COORDSYS: .*.galactic.: .*G\.fits.*equatorial.*C\.fits"):
+        read_healpix_patches(paths[0], paths[1])
 
 
 def test_files_of_several_bins_are_channels(write_sky, noise):
@@ -207,8 +214,9 @@ def test_errors_for_missing_files_name_where_to_get_them(healpy, tmp_path):
         read_quijote_cube(tmp_path / "df_m_16_CIC_z=0.npy")
 
 
-def test_nan_is_rejected_in_observed_pixels_and_ignored_under_the_mask(write_sky, sky, noise):
-    noise[sky[1] > 60] = np.nan
+@pytest.mark.parametrize("missing", [np.nan, -1e30])
+def test_pixels_without_a_value_are_rejected_unless_masked(write_sky, sky, noise, missing):
+    noise[sky[1] > 60] = missing
     path = write_sky(noise)
     with pytest.raises(ValueError, match=r"sky\.fits: \d+ .*NaN"):
         read_healpix_patches(path)

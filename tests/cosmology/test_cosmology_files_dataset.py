@@ -60,7 +60,8 @@ def test_rows_of_the_quijote_table_are_found_by_folder_number(table, tmp_path):
         "file,omega_m,sigma_8\na/map.fits,0.3,0.8\nb/map.fits,0.4,0.7\n",
         ",file,omega_m,sigma_8\n0,a/map.fits,0.3,0.8\n1,b/map.fits,0.4,0.7\n",  # DataFrame.to_csv
         "file\tomega_m\tsigma_8\n0\ta/map.fits\t0.3\t0.8\n1\tb/map.fits\t0.4\t0.7\n",  # index_label=False, and R
-        ";Omega_m;Sigma8\na/map.fits;0.3;0.8\nb/map.fits;0.4;0.7\n",  # an index of files
+        ";Omega_m;Sigma8\na/map.fits;0,3;0,8\nb/map.fits;0,4;0,7\n",  # an index of files
+        ",,omega_m,sigma_8\n0,a/map.fits,0.3,0.8\n1,b/map.fits,0.4,0.7\n",  # of two levels
         ",omega_m,sigma_8\n7,0.4,0.7\n0,0.3,0.8\n",  # of shuffled rows
     ],
 )
@@ -235,16 +236,10 @@ def test_bad_usage_is_rejected_before_reading(save_cube, tmp_path):
         assert message in re.sub(r"[\s│]+", " ", result.output)
 
 
-def test_a_split_without_labels_is_rejected(save_cube, tmp_path):
-    readings = [cube_reading(save_cube(contrast()), 250)]
-    with pytest.raises(ValueError, match=r"test_share=0\.5 .*labels"):
-        write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, test_share=0.5)
-
-
-def test_an_empty_split_is_rejected(save_cube, table, tmp_path):
-    labels = table("omega_m,sigma_8\n0.3,0.8\n")
-    readings = [cube_reading(save_cube(contrast(), folder="0"), 250)]
-    with pytest.raises(ValueError, match=r"test_share=0\.5 of 1\b"):
+@pytest.mark.parametrize("rows, message", [("", " .*labels"), ("omega_m,sigma_8\n0.3,0.8\n", r" of 1\b")])
+def test_a_split_needs_labels_of_two_universes(save_cube, table, tmp_path, rows, message):
+    readings, labels = [cube_reading(save_cube(contrast(), folder="0"), 250)], table(rows) if rows else None
+    with pytest.raises(ValueError, match=rf"test_share=0\.5{message}"):
         write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, labels=labels, test_share=0.5)
 
 

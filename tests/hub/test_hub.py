@@ -458,7 +458,7 @@ def test_pull_of_a_missing_model_or_revision_is_explained(hub, puzzle, monkeypat
 def test_a_folder_without_a_record_is_verified_against_a_named_revision(hub, puzzle, tmp_path):
     commit = push_checkpoint(puzzle, NAME).commit
     folder = pull_checkpoint(NAME, tmp_path / "pulled").path
-    (folder / PULL_RECORD).unlink()
+    (folder / PULL_RECORD).write_text("[1]")
     with pytest.raises(ValueError, match="revision=None"):
         verify_checkpoint(folder, NAME)
     assert verify_checkpoint(folder, NAME, revision="main").commit == commit

@@ -41,7 +41,8 @@ def test_files_of_all_kinds_and_folders_are_concatenated(tmp_path):
     write(tmp_path / "a.json", json.dumps([PAIR], indent=1))
     (tmp_path / "__MACOSX").mkdir()
     (tmp_path / "__MACOSX" / "._a.json").write_bytes(b"\0\5\26\7")
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({**PAIR, "prompt": "é"}).encode()))
+    (tmp_path / "README.md").write_text("About the rows.")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({**PAIR, "prompt": "é"}).encode("utf-16")))
     pq.write_table(pa.Table.from_pylist([{**PAIR, "prompt": "c"}]), tmp_path / "c.parquet")
     assert load_answers([str(tmp_path)], "sft")["prompt"][:] == ["a", "é", "c"]
     assert load_answers([str(tmp_path), str(tmp_path / "a.json")], "sft", limit=2)["prompt"][:] == ["a", "é"]

@@ -103,7 +103,8 @@ def test_text_options_keep_what_is_written(recipe, text):
         ("", "recipe.yaml .*mapping.* NoneType"),
         ("needed: many\n", "--needed: .*int.*'many'"),
         ("needed: 1.5\n", "--needed: .*int.*'1.5'"),
-        ("needed: 1\nrate: [1]\n", "rate"),
+        *((f"needed: {value}\n", r"recipe\.yaml: needed=") for value in ("[1]", "{a: 1}", "null")),
+        ("needed: 1\nflag: [on]\n", r"recipe\.yaml: flag=\['on'\]"),
         ("needed: 1\n7: x\n", "7"),
         ("word: x\n", "required: --needed"),
     ],
@@ -180,7 +181,7 @@ def test_overrides_may_be_a_mapping_in_the_file_a_string_or_json(recipe):
 
 
 def test_overrides_take_numbers_lists_and_mappings():
-    assert parse_overrides("a=1e-5,b=x,c=.5") == {"a": 1e-5, "b": "x", "c": 0.5}
+    assert parse_overrides("a=1e-5,b=x,c=.5,d=012") == {"a": 1e-5, "b": "x", "c": 0.5, "d": "012"}
     for text in ("a={x: 1e-3, y: [2, 3]}, b=2024-01-01", "{a: {x: 1e-3, y: [2, 3]}, b: 2024-01-01}"):
         assert parse_overrides(text) == {"a": {"x": 1e-3, "y": [2, 3]}, "b": "2024-01-01"}
 

@@ -16,7 +16,7 @@ healpy and astropy are imported inside functions; the extra `cosmology` installs
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +36,9 @@ QUIJOTE_BOX = 1000.0  # side of every Quijote box in Mpc/h
 MAX_SIDE_DEG = 30.0  # larger gnomonic patches stretch areas in their corners by more than 25 %
 MAX_ZEROS = 0.01  # a larger fraction of exact zeros in a map without a mask looks like missing sky
 ORDERINGS = {"RING": "RING", "NEST": "NESTED", "NESTED": "NESTED"}
+COORDINATES = re.compile("(?P<galactic>G)|(?P<equatorial>C|Q|EQ|ICRS|FK5|J2000)|(?P<ecliptic>E)")  # by COORDSYS
+PIXEL_NAMES = ("PIX", "HPIX", "HPX", "IPIX", "HEALPIX")  # of a column with the numbers of pixels
+MOST = 1e20  # a greater value stands for a missing one
 UNSEEN = -1.6375e30  # HEALPix's value of an unobserved pixel
 QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
 
@@ -148,8 +151,12 @@ def read_healpix_patches(
 
 def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndarray, np.ndarray]:
     """Return maps [channels, pixels] in RING order, 0 where not observed, and the mask of observed pixels [pixels]."""
-    read = [_read_healpix(path, field) for path in paths]
-    masks = [] if mask is None else [_read_healpix(mask, 0)]
+    files = [*paths, *([] if mask is None else [mask])]
+    coordinates, found = zip(*[_read_healpix(path, 0 if path is mask else field) for path in files])
+    known = {words: str(path) for path, words in zip(files, coordinates) if words}
+    if len(known) > 1:
+        raise ValueError(f"COORDSYS: files have different coordinates {known}; rotate them to the same")
+    read, masks = list(found[: len(paths)]), list(found[len(paths) :])
     if len(sizes := sorted({len(values) for values in read + masks})) > 1:
         raise ValueError(f"{paths[0]}, other files or the mask differ in resolution: they have {sizes} pixels")
     sky = np.stack(read)
@@ -162,13 +169,13 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     if not observed.any():
         raise ValueError(f"the mask of {paths[0]} is empty: no pixel is observed")
     for path, values in zip(paths, sky):
-        if bad := np.count_nonzero(~np.isfinite(values[observed])):
-            raise ValueError(f"{path}: {bad} observed pixels are NaN or infinite; exclude them with the mask")
+        if bad := np.count_nonzero(~(np.abs(values[observed]) < MOST)):
+            raise ValueError(f"{path}: {bad} observed pixels are NaN or above {MOST:g}; exclude them with the mask")
     return np.where(observed, sky, 0).astype(np.float32), observed
 
 
-def _read_healpix(path: str | Path, field: int) -> np.ndarray:
-    """Read one map of a HEALPix file in RING order, with UNSEEN where it has no value."""
+def _read_healpix(path: str | Path, field: int) -> tuple[str | None, np.ndarray]:
+    """Read coordinates and one map of a HEALPix file in RING order, with UNSEEN where it has no value."""
     healpy = _import_optional("healpy")
     with _open_fits(path, HEALPIX_SOURCE) as hdus:
         table = next(filter(_is_healpix, hdus), None)
@@ -188,6 +195,7 @@ def _read_healpix(path: str | Path, field: int) -> np.ndarray:
             pixels = np.ravel(table.data.field(0)) if number > field else np.arange(len(values))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path}: cannot be read as a HEALPix map: {error}") from error
+        stated = COORDINATES.match(_header_word(table, "COORDSYS"))
         nside = table.header.get("NSIDE", float(np.sqrt(len(values) / 12)))
     is_nested = ORDERINGS[ordering] == "NESTED"
     if not isinstance(nside, int | float) or not healpy.isnsideok(nside, nest=is_nested):
@@ -203,7 +211,7 @@ def _read_healpix(path: str | Path, field: int) -> np.ndarray:
         raise ValueError(f"{path}: pixel indices are repeated; expected one value per pixel")
     sky = np.full(total, UNSEEN)
     sky[healpy.nest2ring(nside, pixels) if is_nested else pixels] = values
-    return sky
+    return stated and stated.lastgroup, sky
 
 
 def _header_word(hdu: Any, name: str) -> str:
@@ -212,11 +220,10 @@ def _header_word(hdu: Any, name: str) -> str:
 
 def _has_pixel_numbers(table: Any) -> bool:
     """Check whether the first column holds pixel indices, as in a map of a part of the sky."""
-    scheme = _header_word(table, "INDXSCHM")
-    if scheme in ("EXPLICIT", "IMPLICIT"):
-        return scheme == "EXPLICIT"
-    names = table.columns.names
-    return _header_word(table, "OBJECT") == "PARTIAL" or (len(names) > 1 and names[0].upper().startswith("PIX"))
+    names, scheme = table.columns.names, _header_word(table, "INDXSCHM")
+    if len(names) > 1 and names[0].upper().startswith(PIXEL_NAMES):
+        return True  # whatever the header says
+    return scheme == "EXPLICIT" or (scheme != "IMPLICIT" and _header_word(table, "OBJECT") == "PARTIAL")
 
 
 def _missing_values(table: Any, number: int) -> np.ndarray:
@@ -227,10 +234,9 @@ def _missing_values(table: Any, number: int) -> np.ndarray:
 
 
 def _bad_data(values: np.ndarray, header: Any) -> np.ndarray:
-    bad = header.get("BAD_DATA")
-    if isinstance(bad, bool) or not isinstance(bad, int | float):
-        return np.zeros(values.shape, bool)
-    return np.isclose(values, bad, rtol=1e-5, atol=0)
+    with suppress(ValueError):
+        return np.isclose(values, float(str(header.get("BAD_DATA"))), rtol=1e-5, atol=0)
+    return np.zeros(values.shape, bool)
 
 
 def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
@@ -287,7 +293,7 @@ def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray |
         if chosen not in images:
             raise ValueError(f"{path} has no image{'' if hdu is None else f' in HDU {hdu}'}, only {_list_hdus(hdus)}")
         image = np.asarray(hdus[chosen].data).astype(np.float32)
-        image[_bad_data(image, hdus[chosen].header) | np.isclose(image, UNSEEN, rtol=1e-5, atol=0)] = np.nan
+        image[_bad_data(image, hdus[chosen].header)] = np.nan
     image = image[None] if image.ndim == 2 else image
     if image.ndim != 3 or image.shape[1] != image.shape[2]:
         raise ValueError(f"{path} has shape {image.shape}; expected (size, size) or (channels, size, size)")
@@ -297,7 +303,7 @@ def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray |
         if not mask.any():
             raise ValueError(f"the mask of {path} is empty: no pixel is observed")
         image = np.where(mask, image, np.float32(0))
-    if bad := np.count_nonzero(~np.isfinite(image)):
+    if bad := np.count_nonzero(~(np.abs(image) < MOST)):
         raise ValueError(
             f"{path}: {bad} of {image.size} pixels are NaN, infinite or missing; exclude them with a mask"
         )

@@ -192,17 +192,14 @@ def _changed_function(edit: Edit) -> tuple[Declaration | None, Declaration] | st
     name = changed[0]
     if name not in new:
         return "function removed"
-    if name in old and _changed_lines(old[name].code, new[name].code) > MAX_CHANGED_LINES:
+    lines = difflib.ndiff(*(each[name].code.splitlines() for each in (old, new))) if name in old else ()
+    if sum(line[:1] in "+-" for line in lines) > MAX_CHANGED_LINES:
         return f"more than {MAX_CHANGED_LINES} changed lines"
     return old.get(name), new[name]
 
 
 def _differ(old: Declaration, new: Declaration) -> bool:
     return old.code != new.code and syntax_shape(old.code) != syntax_shape(new.code)
-
-
-def _changed_lines(old: str, new: str) -> int:
-    return sum(line[:1] in "+-" for line in difflib.ndiff(old.splitlines(), new.splitlines()))
 
 
 def _verb(word: str) -> str | None:

@@ -305,16 +305,10 @@ def _swap_lines(body: Body, generator: random.Random) -> str | None:
     return body.replaced((*upper, texts[lower]), (*lower, texts[upper]))
 
 
-def _braces(body: Body) -> list[Token]:
-    return [token for token in body.tokens if token.text in ("{", "}")]
-
-
-def _operators(body: Body) -> list[Token]:
-    return [token for token in body.tokens if token.text in FLIPPED and token.parent in BINARY_PARENTS]
-
-
 OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
-    "delete brace": lambda body, rng: body.change_one(rng, _braces(body), lambda t: (t.start, t.stop, b"")),
+    "delete brace": lambda body, rng: body.change_one(
+        rng, [token for token in body.tokens if token.text in ("{", "}")], lambda t: (t.start, t.stop, b"")
+    ),
     # like a model that runs out of budget
     "truncate": lambda body, rng: body.change_one(rng, body.tokens, lambda t: (t.start, len(body.code), b"")),
     "duplicate token": lambda body, rng: body.change_one(
@@ -326,6 +320,8 @@ OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
     "swap lines": _swap_lines,
     # == into !=, + into -, && into ||
     "flip operator": lambda body, rng: body.change_one(
-        rng, _operators(body), lambda t: (t.start, t.stop, FLIPPED[t.text].encode())
+        rng,
+        [token for token in body.tokens if token.text in FLIPPED and token.parent in BINARY_PARENTS],
+        lambda t: (t.start, t.stop, FLIPPED[t.text].encode()),
     ),
 }

@@ -27,10 +27,7 @@ class GoCoderTrainer(CausalLMTrainer):
     """`CausalLMTrainer` for records of Go tasks, with a warmup of the refinement loss."""
 
     arguments_class = GoTrainingArguments
-    log_format = LM_LOG_FORMAT | {
-        "go/syntax_rate": "code that parses {:6.1%}",
-        "go/type_rate": "type-checks {:6.1%}",
-    }
+    log_format = LM_LOG_FORMAT | {"go/syntax_rate": "code that parses {:6.1%}", "go/type_rate": "type-checks {:6.1%}"}
 
     def prepare_model(self, model: Any, args: GoTrainingArguments) -> None:
         """Set the loss weights of a run in the model's config. Raises ValueError if it has none."""

@@ -7,14 +7,7 @@ import torch
 from torch import nn
 
 from .configuration_hrm_go_coder import HrmGoCoderConfig
-from .processing_hrm_go_coder import (
-    CATEGORIES,
-    DECISIONS,
-    LINE_BUCKETS,
-    PLANNER_OPENERS,
-    RESERVED,
-    TOKEN_IDS,
-)
+from .processing_hrm_go_coder import CATEGORIES, DECISIONS, LINE_BUCKETS, PLANNER_OPENERS, RESERVED, TOKEN_IDS
 
 
 IGNORED = -100

@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from .generation_hrm_go_coder import (
-    CODE,
-    END_CODE,
-    LEAST_CODE,
-    CodeStreamer,
-    Task,
-    for_ids_alone,
-    until,
-)
+from .generation_hrm_go_coder import CODE, END_CODE, LEAST_CODE, CodeStreamer, Task, for_ids_alone, until
 from .processing_hrm_go_coder import (
     CONTINUE,
     DECISION_TOKENS,

@@ -39,8 +39,7 @@ class SolveSettings:
         "start: add noise to the initial states; every_step: add it before every step.", "start"
     )
     choose: Literal["q", "residual", "vote", "rules"] = _setting(
-        "Answer to keep: highest q, smallest residual, most votes, or the first that obeys the rules.",
-        "q",
+        "Answer to keep: highest q, smallest residual, most votes, or the first that obeys the rules.", "q"
     )
     exit_when_still: float | None = _setting(
         "Also stop when the last steps change the state by less than this fraction of its norm, e.g. 0.001.",

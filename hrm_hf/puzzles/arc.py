@@ -304,10 +304,7 @@ def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
 
 
 def build_arc(
-    tasks: Sequence[ArcTask],
-    num_aug: int = 1000,
-    seed: int = 42,
-    cache_dir: str | Path | None = None,
+    tasks: Sequence[ArcTask], num_aug: int = 1000, seed: int = 42, cache_dir: str | Path | None = None
 ) -> tuple["datasets.DatasetDict", PuzzleInfo]:
     """Augment and encode tasks; the rows go to Arrow files, so memory does not grow with their number.
 

@@ -185,9 +185,7 @@ class PuzzleSplit:
 
 
 def read_unique(
-    source: str | Path,
-    held_out: HeldOut,
-    rules: Callable[[PuzzleTable], "PuzzleRules"],
+    source: str | Path, held_out: HeldOut, rules: Callable[[PuzzleTable], "PuzzleRules"]
 ) -> tuple[dict[str, PuzzleSplit], dict[str, int]]:
     """Return the splits of a source without equal rows, and how many rows were removed for which reason.
 

@@ -27,11 +27,7 @@ class AdamATan2(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.95),
-        weight_decay: float = 0.1,
+        self, params: Iterable, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), weight_decay: float = 0.1
     ):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 

@@ -20,12 +20,7 @@ def test_flags_may_have_underscores_or_hyphens(flag, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "choices, known",
-    [
-        (Exit, EXIT_CRITERIA),
-        (GoValidator, ("auto", *VALIDATORS)),
-        (ReasoningTask, TASKS),
-    ],
+    "choices, known", [(Exit, EXIT_CRITERIA), (GoValidator, ("auto", *VALIDATORS)), (ReasoningTask, TASKS)]
 )
 def test_option_choices_equal_the_librarys(choices, known):
     assert get_args(choices) == tuple(known)

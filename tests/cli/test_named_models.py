@@ -157,10 +157,7 @@ def test_invalid_model_names_are_explained(models, monkeypatch, name, said):
         find_model(name)
 
 
-@pytest.mark.parametrize(
-    "name, said",
-    [("strange", "`x`"), ("broken", "valid JSON"), ("null", "null")],
-)
+@pytest.mark.parametrize("name, said", [("strange", "`x`"), ("broken", "valid JSON"), ("null", "null")])
 def test_unreadable_config_is_reported_in_one_line(models, name, said):
     with pytest.raises(ModelError, match=f"{name}: .*{said}") as error:
         kinds.load_config(str(models / name), kinds.PUZZLE_SOLVER if name == "null" else None)

@@ -12,13 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
-from hrm_hf.cosmology.evaluation import (
-    MassMaps,
-    compare_peaks,
-    compare_spectra,
-    evaluate_mass_maps,
-    peak_counts,
-)
+from hrm_hf.cosmology.evaluation import MassMaps, compare_peaks, compare_spectra, evaluate_mass_maps, peak_counts
 from hrm_hf.cosmology.reconstruction import WienerFilter, smoothed_kaiser_squires, spectra_of_cosmologies
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.models.shear_operator import adjoint_shear, kaiser_squires, shear_from_convergence
@@ -173,11 +167,7 @@ def run(*arguments):
 
 def test_methods_are_evaluated_from_the_command_line(data, tmp_path):
     errors = {}
-    for method, options in {
-        "kaiser-squires": (),
-        "wiener": ("--draws", 8),
-        "wiener-mean": (),
-    }.items():
+    for method, options in {"kaiser-squires": (), "wiener": ("--draws", 8), "wiener-mean": ()}.items():
         out = tmp_path / method
         found = run("--data", data / "shear", "--method", method, "--train", 40, "--out", out, *options, "--json")
         assert found.exit_code == 0, found.output

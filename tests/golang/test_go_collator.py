@@ -158,11 +158,7 @@ def test_the_end_of_the_problem_is_truncated_after_the_context(builder):
 
 @pytest.mark.parametrize(
     ("budgets", "attempts", "reason"),
-    [
-        ({"plan_budget": 5}, "", "plan"),
-        ({"code_budget": 20}, "", "code"),
-        ({"max_length": 40}, "cccd", "stream"),
-    ],
+    [({"plan_budget": 5}, "", "plan"), ({"code_budget": 20}, "", "code"), ({"max_length": 40}, "cccd", "stream")],
 )
 def test_records_over_budget_are_rejected_with_the_reason(budgets, attempts, reason):
     record = tiny_go.record(1, attempts)

@@ -91,10 +91,7 @@ def test_a_commit_becomes_old_function_message_and_new_function(repository):
             "source": "git",
             "licence": "MIT",
             "group": "calc",
-            "problem": {
-                "title": "calc: fix division by zero (#12)",
-                "body": "Return an error. It used to panic.",
-            },
+            "problem": {"title": "calc: fix division by zero (#12)", "body": "Return an error. It used to panic."},
             "context": {"path": "calc.go", "before": DIV},
             "plan": {
                 "intent": "FIX",

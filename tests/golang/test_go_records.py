@@ -14,11 +14,7 @@ from hrm_hf.io.files import BadLineError
 
 CODE = "func Add(a, b int) int {\n\treturn a + b\n}"
 PREFIX = "func Add(a, b int) int {"
-PLAN = {
-    "intent": "ADD",
-    "targets": ["func:Add"],
-    "steps": [{"intent": "ADD", "target": "func:Add", "text": "return"}],
-}
+PLAN = {"intent": "ADD", "targets": ["func:Add"], "steps": [{"intent": "ADD", "target": "func:Add", "text": "return"}]}
 FAULT = {
     "syntax_ok": False,
     "types_ok": None,

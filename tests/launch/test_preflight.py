@@ -15,16 +15,7 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.launch import preflight
-from hrm_hf.launch.preflight import (
-    Check,
-    backends,
-    gpus,
-    hostname,
-    interfaces,
-    output_folder,
-    port_check,
-    threads,
-)
+from hrm_hf.launch.preflight import Check, backends, gpus, hostname, interfaces, output_folder, port_check, threads
 
 
 LOOPBACK = next(name for name, state in psutil.net_if_stats().items() if name.startswith("lo") and state.isup)

@@ -36,10 +36,7 @@ def observation(rows: int = 3, planes: int = 1, seed: int = 0) -> tuple[torch.Te
 
 @pytest.mark.parametrize(
     ("head", "config", "parameters"),
-    [
-        (HrmCosmoForMassMapping, HrmMassMappingConfig, 173_514),
-        (CosmoUnetForMassMapping, CosmoUnetConfig, 173_964),
-    ],
+    [(HrmCosmoForMassMapping, HrmMassMappingConfig, 173_514), (CosmoUnetForMassMapping, CosmoUnetConfig, 173_964)],
 )
 def test_the_two_mass_64_models_have_these_parameter_counts(head, config, parameters):
     built = head(config.from_preset("mass-64", **FIELDS))

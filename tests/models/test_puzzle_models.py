@@ -7,12 +7,7 @@ import tiny
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from hrm_hf import (
-    HrmPuzzleConfig,
-    HrmPuzzleForSolving,
-    TrmPuzzleConfig,
-    TrmPuzzleForSolving,
-)
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
 
 
 def inputs(rows: int = 8, **keywords):

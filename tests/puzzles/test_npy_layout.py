@@ -8,10 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from typer.testing import CliRunner
 
-from hrm_hf.puzzles.dataset import (
-    PuzzleInfo,
-    puzzle_features,
-)
+from hrm_hf.puzzles.dataset import PuzzleInfo, puzzle_features
 from hrm_hf.puzzles.npy_layout import guess_task, read_original, write_original
 
 

@@ -16,14 +16,7 @@ import yaml
 from golden import HRM, TRM, TRM_MLP, Case
 from hub_here import call
 from huggingface_hub import HfApi
-from public_checkpoints import (
-    arch_section,
-    compiled,
-    publish,
-    run_config,
-    saved,
-    training_state,
-)
+from public_checkpoints import arch_section, compiled, publish, run_config, saved, training_state
 from safetensors.torch import save as save_safetensors
 from tolerances import assert_copied
 

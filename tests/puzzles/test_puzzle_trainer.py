@@ -564,10 +564,7 @@ DAMAGE = [
     (truncate, "model.safetensors .*1,234 bytes.* 2,000"),
     (remove, "optimizer.pt is missing"),
     (stop_before_manifest, "manifest.json is missing"),
-    pytest.param(
-        stop_in_manifest,
-        "manifest.json",
-    ),
+    pytest.param(stop_in_manifest, "manifest.json"),
 ]
 
 

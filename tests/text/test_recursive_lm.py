@@ -338,13 +338,7 @@ def test_the_task_is_registered_and_takes_a_text_generation_pipeline(tmp_path):
     assert RlmPipeline(generator).model is generator.model
 
 
-@pytest.mark.parametrize(
-    "context, message",
-    [
-        (3, "context is a int"),
-        (b"x", "context is a bytes"),
-    ],
-)
+@pytest.mark.parametrize("context, message", [(3, "context is a int"), (b"x", "context is a bytes")])
 def test_contexts_of_other_types_are_rejected(context, message):
     ask, _ = ask_of([])
     with pytest.raises(ValueError, match=message):

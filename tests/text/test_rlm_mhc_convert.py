@@ -84,11 +84,7 @@ def test_every_mismatched_tensor_is_named(tmp_path):
     )
     with pytest.raises(ValueError) as error:
         convert_rlm_mhc(folder, tmp_path / "ours")
-    for name in (
-        "model.norm.weight",
-        "layers.1.mlp.down_proj.weight",
-        "layers.0.mlp.up_proj.weight",
-    ):
+    for name in ("model.norm.weight", "layers.1.mlp.down_proj.weight", "layers.0.mlp.up_proj.weight"):
         assert name in str(error.value)
     assert not (tmp_path / "ours").exists()
 

@@ -150,9 +150,7 @@ def _expect(holds: bool, field: str, value: Any, expected: str) -> None:
 
 
 def read_records(
-    paths: str | Path | Iterable[str | Path],
-    on_bad_line: str = "stop",
-    on_skip: Callable[[str], None] | None = None,
+    paths: str | Path | Iterable[str | Path], on_bad_line: str = "stop", on_skip: Callable[[str], None] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the records of files (`.jsonl`, `.jsonl.gz`), with one line in memory at a time.
 

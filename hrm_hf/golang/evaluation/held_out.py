@@ -19,14 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...models.processing_hrm_go_coder import (
-    DECISION_TOKENS,
-    DECISIONS,
-    DONE,
-    TOKEN_IDS,
-    Feedback,
-    parse_plan,
-)
+from ...models.processing_hrm_go_coder import DECISION_TOKENS, DECISIONS, DONE, TOKEN_IDS, Feedback, parse_plan
 from ..data.records import problem_text
 from ..data.streams import GoStreamBuilder, TooLongError, padded_decisions
 from ..options import EvaluateGo

@@ -1,10 +1,10 @@
 """Run untrusted programs in bubblewrap: no network, no files of the user, limits on all resources.
 
-The program sees an empty read-only root with only the given paths, a read-only /proc, a /dev without /dev/zero (which
-gives shared memory that no limit counts), and a /tmp of limited size and number of files. It runs in its own
-namespaces, without capabilities and with an empty environment. Wall time, CPU time, memory, threads, file size, /tmp
-and output are limited. The program can make the system calls listed in `seccomp.py` and no others: no sockets, and no
-processes without `processes=True`.
+The program sees an empty read-only root with only the given paths, a read-only /proc, a /tmp of limited size and
+number of files, and a /dev without /dev/zero, which gives shared memory that no limit counts, and pseudo-terminals,
+whose number the host limits for all. It runs in its own namespaces, without capabilities and with an empty
+environment. Wall time, CPU time, memory, threads, file size, /tmp and output are limited. The program can make the
+system calls listed in `seccomp.py` and no others: no sockets, and no processes without `processes=True`.
 
 The program never runs as root on the host: if we are root, bubblewrap and its children run under a uid that no account
 has. RLIMIT_DATA limits memory; it does not count memory that Go only reserves. RLIMIT_AS, set more than four GiB
@@ -223,7 +223,7 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
     arguments = [
         "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL",
         "--hostname", "sandbox", "--die-with-parent", "--new-session", "--clearenv",
-        "--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev",
+        "--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts",
         "--perms", "0000", "--ro-bind-data", file(b""), "/dev/zero", "--bind", "/sys/tmp", "/tmp",
     ]  # fmt: skip
     for name, *values in options:

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	_ "time/tzdata" // a sandbox has no /usr/share/zoneinfo
 	"unsafe"
 )
 

@@ -1,5 +1,6 @@
 """Shared by tests of hrm_hf.golang: marks for missing programs, errors, corrupted functions."""
 
+import os
 import random
 import re
 import subprocess
@@ -20,6 +21,7 @@ def _reason(check) -> str:
 
 GO_MISSING = _reason(find_go)
 SANDBOX_MISSING = GO_MISSING or _reason(validate_sandbox)
+SYSTEM = [(path, path) for path in ("/usr", "/bin", "/lib", "/lib64") if os.path.exists(path)]  # for /bin/sh
 needs_go = pytest.mark.skipif(bool(GO_MISSING), reason=GO_MISSING or "Go is there")
 needs_sandbox = pytest.mark.skipif(bool(SANDBOX_MISSING), reason=SANDBOX_MISSING or "a sandbox is there")
 

@@ -158,6 +158,8 @@ class BuildGo(Options):
                 "also reads records",
                 "--text",
             )
+        if self.text is not None and self.text.resolve() in (self.out.resolve(), self.out.resolve() / "trajectories"):
+            raise UsageError(f"text={str(self.text)!r}: holds the records (--out); choose another folder", "--text")
 
 
 @dataclass(kw_only=True)

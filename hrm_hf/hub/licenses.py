@@ -4,11 +4,13 @@ Model cards state these licenses. They are not legal advice. Licenses of Go reco
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 
 UNKNOWN_LICENSE = "unknown"  # name that the Hub uses for an unstated license
 NOT_STATED = "not stated"
+MAX_CHARACTERS = 1_000_000  # of a license file
 SPDX = re.compile(r"SPDX-License-Identifier:\s*([\w.+-]+)")
 LICENSE_FILES = (
     "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING", "COPYING.txt", "UNLICENSE",
@@ -50,8 +52,10 @@ def license_of(folder: str | Path, levels: int = 2) -> str:
     for place in (folder, *folder.parents[:levels]):
         for name in LICENSE_FILES:
             file = place / name
-            if file.is_file():
-                return license_of_text(file.read_text(encoding="utf-8", errors="replace"))
+            with suppress(OSError):  # an unreadable file states nothing
+                if file.is_file():
+                    with open(file, encoding="utf-8", errors="replace") as stream:
+                        return license_of_text(stream.read(MAX_CHARACTERS))
     return UNKNOWN_LICENSE
 
 

@@ -17,7 +17,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -196,7 +196,7 @@ def load_split(
         raise ValueError(f"{path} has no split {split!r}; it has {sorted(available)}")
     file = available[split]
     if info is not None:
-        validate_unchanged(Path(path, info), [Path(file), *Path(path).glob(IDENTIFIERS_FILE)])
+        validate_unchanged(Path(path, info), [Path(file), *Path(path).glob(IDENTIFIERS_FILE)], closed=True)
     try:
         # Load only the requested split: converting a large train split takes minutes.
         return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
@@ -342,32 +342,36 @@ def load_info(file: Path) -> dict[str, Any]:
     return {name: value for name, value in content.items() if name != CHECKSUMS}
 
 
-def validate_unchanged(info: Path, files: Iterable[Path]) -> None:
+def validate_unchanged(info: Path, files: Iterable[Path], closed: bool = False) -> None:
     """Raise ValueError if a file changed after its data set was built; see `changed_files`."""
-    for file, (found, expected) in changed_files(info, files).items():
-        raise ValueError(
-            f"{file} changed after it was built (sha256 {found[:8]}..., in {info.name} "
-            f"{expected[:8]}...); build the data set again, or delete its entry there if you changed it yourself"
-        )
+    for file, (found, expected) in changed_files(info, files, closed).items():
+        problem = f"was added after the data set was built: it is not in {info.name}; delete it"
+        if expected:
+            problem = f"changed after it was built (sha256 {found[:8]}..., in {info.name} {expected[:8]}...); "
+            problem += "delete its entry there if you changed it yourself"
+        raise ValueError(f"{file} {problem}, or build the data set again")
 
 
-def changed_files(info: Path, files: Iterable[Path]) -> dict[Path, tuple[str, str]]:
+def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> dict[Path, tuple[str, str]]:
     """Return the files whose checksum differs from the info file, with both checksums.
 
-    Files without an entry are not checked, as in older folders. A process reads a file only once for this.
+    Files without an entry are not checked, as in older folders; `closed`: they must not stand beside others that have
+    one. A process reads a file only once for this.
     """
     content = load_json(info) if info.is_file() else {}
     known = content.get(CHECKSUMS, {}) if isinstance(content, dict) else {}
     if not isinstance(known, dict) or not all(isinstance(each, str) for each in known.values()):
         raise ValueError(f"{info}: {CHECKSUMS} is {shorten(known)}; expected checksums by file: build it again")
-    keys = {}
+    keys, changed = {}, {}
     for file in files:
         if expected := known.get(os.path.relpath(file, info.parent)):
             state = file.stat()
             keys[file] = (str(file.resolve()), state.st_size, state.st_mtime_ns, expected)
+        elif known and closed:
+            changed[file] = ("", "")
     unread = [file for file, key in keys.items() if key not in _checked]
     found = dict(zip(unread, checksums(unread)))
-    changed = {file: (found[file], keys[file][-1]) for file in unread if found[file] != keys[file][-1]}
+    changed |= {file: (found[file], keys[file][-1]) for file in unread if found[file] != keys[file][-1]}
     _checked.update(keys[file] for file in unread if file not in changed)
     return changed
 
@@ -404,12 +408,12 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
 
 
 @contextmanager
-def building(out: Path) -> Iterator[None]:
+def building(out: Path, option: str = "--out") -> Iterator[None]:
     """Lock the output folder of a build. Raise FolderInUseError if another build writes there."""
     is_new = not out.exists()
     if not is_new and not out.is_dir():
-        raise FileExistsError(f"out={str(out)!r}: is a file; choose another folder")
-    lock = lock_folder(out, BUILD_LOCK, "build", "--out")
+        raise FileExistsError(f"{option[2:]}={str(out)!r}: is a file; choose another folder")
+    lock = lock_folder(out, BUILD_LOCK, "build", option)
     try:
         yield
     finally:
@@ -422,11 +426,12 @@ def building(out: Path) -> Iterator[None]:
 
 
 def one_at_a_time(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorate a builder so that it locks the folder `out` of its options."""
+    """Decorate a builder so that it locks the folders `out` and, if there is one, `text` of its options."""
 
     @wraps(build)
     def locked(options: Any) -> Any:
-        with building(Path(options.out)):
+        text = getattr(options, "text", None)
+        with building(Path(options.out)), building(text, "--text") if text else nullcontext():
             return build(options)
 
     return locked

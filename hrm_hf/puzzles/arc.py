@@ -369,10 +369,8 @@ def save_arc_dataset(
     splits: "datasets.DatasetDict", info: PuzzleInfo, tasks: Sequence[ArcTask], out: str | Path
 ) -> Path:
     """Save the data set, and the evaluated tasks as `test_puzzles.json` beside it, for voting."""
-    folder = save_puzzle_dataset(splits, info, out)
     puzzles = {task.name: task_to_json(task) for task in tasks if task.evaluated}
-    (folder / TEST_PUZZLES_FILE).write_text(json.dumps(puzzles))
-    return folder
+    return save_puzzle_dataset(splits, info, out, {TEST_PUZZLES_FILE: json.dumps(puzzles)})
 
 
 def encode_task(task: ArcTask | dict[str, Any], identifier: str | None = None) -> dict[str, dict[str, np.ndarray]]:

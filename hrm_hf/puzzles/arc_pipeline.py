@@ -5,7 +5,6 @@ input. A task that the model was not trained on has no row: it gets the blank ro
 unlikely to be right.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..io.files import load_json
+from ..io.files import load_json, validate_unchanged
 from .arc import TEST_PUZZLES_FILE, augmentations, encode_task, parse_task, task_identifiers
 from .arc_grids import (
     FRAME,
@@ -27,7 +26,7 @@ from .arc_grids import (
     parse_identifier,
     undo_augmentation,
 )
-from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID
+from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, INFO_FILE, PAD_ID
 from .tasks import Ballot, Candidate, MazeTask, Puzzle, PuzzleTask, SudokuTask, ballots, sigmoid
 
 
@@ -160,7 +159,8 @@ def load_test_puzzles(path: str | Path) -> dict[str, dict[str, Any]]:
     file = Path(path) / TEST_PUZZLES_FILE
     if not file.exists():
         raise FileNotFoundError(f"{file} is missing; `hrm-hf data arc` writes it beside the data set")
-    return json.loads(file.read_text())
+    validate_unchanged(Path(path) / INFO_FILE, [file])
+    return load_json(file)
 
 
 def _key(grid: Any) -> GridKey:

@@ -104,8 +104,10 @@ def puzzle_features(seq_len: int, **extra: str) -> "datasets.Features":
     return Features(grids | {name: Value(dtype) for name, dtype in scalars.items()})
 
 
-def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path) -> Path:
-    """Write `splits` and `info` as the folder described above and return its path.
+def save_puzzle_dataset(
+    splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path, more: dict[str, str] | None = None
+) -> Path:
+    """Write `splits` and `info` as the folder described above and return its path; `more` are names and texts.
 
     FileExistsError: `out` already holds a puzzle data set made with other options.
     """
@@ -117,9 +119,11 @@ def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: s
     for name, split in splits.items():
         with complete_file(out / "data" / f"{name}-00000.parquet") as stream:
             split.to_parquet(stream)
-    write_text(out / IDENTIFIERS_FILE, info.identifiers_json())
+    texts = {IDENTIFIERS_FILE: info.identifiers_json(), **(more or {})}
+    for name, text in texts.items():
+        write_text(out / name, text)
     write_text(out / "README.md", _data_card(splits, info))
-    new_info |= checksums_in(out, [IDENTIFIERS_FILE, *(f"data/{name}-00000.parquet" for name in splits)])
+    new_info |= checksums_in(out, [*texts, *(f"data/{name}-00000.parquet" for name in splits)])
     write_text(info_path, json.dumps(new_info, indent=1))  # last: its presence marks a complete folder
     return out
 

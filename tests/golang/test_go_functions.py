@@ -1,7 +1,9 @@
 """Functions as records. Referees: hand-written files, and go/parser if Go is installed."""
 
+import inspect
 import os
 import subprocess
+import sys
 from shutil import which
 
 import pytest
@@ -162,8 +164,11 @@ def test_a_file_is_walked_once_however_many_functions_it_has(tmp_path, monkeypat
     parse, walks = functions.parse_file, []
     monkeypatch.setattr(functions, "parse_file", lambda text: Root(parse(text)))
     one = "// F{0} returns the sum of a and {0}.\nfunc F{0}(a int) int {{\n\ta += {0}\n\treturn a\n}}\n\n"
-    (tmp_path / "f.go").write_text("package p\n\n" + "".join(map(one.format, range(30))))
-    assert len(list(function_records(tmp_path, Dropped()))) == 30 and len(walks) < 10
+    one += "// Of returns the sum of a and {0}.\nfunc (t T) Of{0}(a int) int {{\n\ta += {0}\n\treturn a\n}}\n\n"
+    large = "type T struct {\n" + "\ta int\n" * 9000 + "}\n\n"
+    (tmp_path / "f.go").write_text("package p\n\n" + large + "".join(map(one.format, range(15))))
+    found = list(function_records(tmp_path, Dropped()))
+    assert len(found) == 30 and len(walks) < 10 and max(len(record["context"]["before"]) for record in found) < 30_000
 
 
 def test_generated_and_irregular_files_are_skipped_with_a_reason(tree):
@@ -183,8 +188,17 @@ def test_generated_and_irregular_files_are_skipped_with_a_reason(tree):
         (tree / f"{name}.go").symlink_to(target)
     (tree / "folder").symlink_to("inner")
     (tree / os.fsdecode(b"\xff.go")).write_text(FILE)
-    dropped = Dropped()
-    assert [file.name for file in go_files(tree, dropped)] == ["same.go", "inner/shop.go"]
+    deep, limit, dropped = tree.joinpath("inner", *["d"] * 300), sys.getrecursionlimit(), Dropped()
+    deep.mkdir(parents=True)
+    (deep / "deep.go").write_text(FILE)
+    (deep / "go.mod").symlink_to(tree.parent / "out.mod")
+    (tree.parent / "out.mod").write_text("module out\n")
+    sys.setrecursionlimit(len(inspect.stack(0)) + 200)
+    try:
+        found = [(file.path.name, file.module == "out") for file in go_files(tree, dropped)]
+    finally:
+        sys.setrecursionlimit(limit)
+    assert found == [("same.go", False), ("shop.go", False), ("deep.go", False)]
     assert dropped.examples == {
         "not a regular file": ["pipe.go"],
         "link out of the tree": ["device.go", "out.go"],

@@ -6,6 +6,7 @@ Text, CSV, Go records, Sudoku, mazes, ARC, parquet, JSON and YAML. Maps of cosmo
 import gzip
 import json
 import random
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +21,7 @@ from hrm_hf.golang.data.streams import _read
 from hrm_hf.io.files import CHECKSUMS, FolderInUseError, building, load_split
 from hrm_hf.puzzles import maze, sudoku, sudoku_generation, sudoku_rules
 from hrm_hf.puzzles.arc import read_tasks
+from hrm_hf.puzzles.arc_pipeline import load_test_puzzles
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
 from hrm_hf.puzzles.npy_layout import read_original
 from hrm_hf.puzzles.pipeline import read_puzzle_file
@@ -166,15 +168,17 @@ SETS = {
                   lambda out: read_arrays(out, "train")),
     "reasoning": ("pointers --num-train 8 --num-validation 2 --num-test 2", "reasoning.json",
                   "data/test-00000.parquet", lambda out: load_split(out, "test", info="reasoning.json")),
-    "go": ("{} --trajectories 1", "report.json", "trajectories/train.jsonl",
+    "go": ("{0}/a.go --trajectories 1 --text {0}/text", "report.json", "trajectories/train.jsonl",
            lambda out: records(out / "trajectories" / "train.jsonl")),
+    "arc": ("{0}/arc.json --num-aug 0 --evaluate training", "puzzle.json", "test_puzzles.json", load_test_puzzles),
 }  # fmt: skip
 
 
 def build_small(task, tmp_path, out):
     (tmp_path / "a.go").write_text(GO_FILE)
-    words = [word.format(tmp_path / "a.go") for word in SETS[task][0].split()]
-    return CliRunner().invoke(app, ["data", task, *words, "--out", str(out)])
+    pair = {"input": [[1]], "output": [[2]]}
+    (tmp_path / "arc.json").write_text(json.dumps({"training": {"a": {"train": [pair], "test": [pair]}}}))
+    return CliRunner().invoke(app, ["data", task, *SETS[task][0].format(tmp_path).split(), "--out", str(out)])
 
 
 @pytest.mark.parametrize("task", SETS)
@@ -182,11 +186,17 @@ def test_a_changed_file_is_named_until_its_set_is_built_again_by_one_builder(tas
     _, info, name, read = SETS[task]
     monkeypatch.setattr("hrm_hf.io.files.SECONDS_TO_WAIT", 0.0)
     out = tmp_path / "out"
-    with building(out):
-        result = build_small(task, tmp_path, out)
-    assert isinstance(result.exception, FolderInUseError) and "--out" in str(result.exception) and not out.exists()
+    for folder, option in ((out, "--out"), *([(tmp_path / "text", "--text")] if task == "go" else [])):
+        with building(folder):
+            result = build_small(task, tmp_path, out)
+        assert isinstance(result.exception, FolderInUseError) and option in str(result.exception) and not out.exists()
     assert (result := build_small(task, tmp_path, out)).exit_code == 0, result.output
     read(out)
+    if name.endswith(".parquet"):  # other files are read by their names
+        added = shutil.copy(out / name, out / name.replace("00000", "00001", 1))
+        with pytest.raises(ValueError, match=rf"{added.name} .*{info}"):
+            read(out)
+        added.unlink()
     content = (out / name).read_bytes()
     middle = len(content) // 2
     (out / name).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])

@@ -165,7 +165,7 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
         raise ValueError(f"{path} has no column {unknown[0]!r}; it has {list(features)}")
     folder = _local_folder(path, [INFO_FILE, f"{split}/*"])
     files = list(map(str, visible_files(folder / split, "*.parquet")))
-    validate_unchanged(folder / INFO_FILE, map(Path, files))
+    validate_unchanged(folder / INFO_FILE, map(Path, files), closed=True)
     dataset = load_dataset(
         "parquet", data_files={split: files}, split=split, columns=names, keep_in_memory=False
     )  # fmt: skip
@@ -218,11 +218,13 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
 def claimed_folder(out: Path, options: dict[str, Any]) -> Iterator[None]:
     """Lock the folder of a data set and record the build options in it.
 
-    Deletes modified shards, so that they are built again. Raises FileExistsError if the folder has other content.
+    Deletes modified and added shards, so that they are built again. Raises FileExistsError if the folder has other
+    content.
     """
     with building(out):
         _claim_folder(out, options)
-        for file in changed_files(out / INFO_FILE, out.glob("*/*.parquet")):
+        shards = (file for split in SPLITS for file in (out / split).glob("*.parquet"))
+        for file in changed_files(out / INFO_FILE, shards, closed=True):
             file.unlink()
         yield
 

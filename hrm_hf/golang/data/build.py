@@ -177,6 +177,8 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
             continue
         rows.append({"prompt": prompt, "reference": solution})
     with building(options.out.parent):
+        if options.out.exists():  # another build may have written it meanwhile
+            _validate_same(options.out, beside, settings, "prompts for another model")
         report = {"out": str(options.out), "rows": write_lines(options.out, rows), "left_out": dropped.report()}
         write_text(beside, json.dumps(report | {"options": settings}, indent=2, ensure_ascii=False) + "\n")
     return report

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MIN_DOC_CHARACTERS, MIN_BODY_LINES = 20, 2
+MAX_TYPE = 20_000  # characters; a longer type in the context of each of its methods would take quadratic memory
 DIRECTIVE = re.compile(r"//(go:|line |export |[a-z0-9]+:[a-z0-9])")  # for tools; not part of a doc comment
 
 
@@ -202,6 +203,6 @@ def _types_of_package(parsed: list[tuple[GoFile, "Node"]]) -> dict[str, str]:
 
 
 def _before(clause: list[str], part: Declaration, declared: dict[str, str]) -> str:
-    """Return the package clause and the receiver's type, each on its own lines."""
-    receiver = [declared[part.receiver]] if part.receiver in declared else []
+    """Return the package clause and the beginning of the receiver's type, each on its own lines."""
+    receiver = [declared[part.receiver][:MAX_TYPE]] if part.receiver in declared else []
     return "\n\n".join(clause + receiver) + "\n"

@@ -80,12 +80,15 @@ def go_files(root: str | Path, dropped: Dropped | None = None) -> Iterator[GoFil
 
 
 def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
-    for folder, folders, names in os.walk(root, onerror=lambda error: dropped.add("unreadable", str(error.filename))):
+    waiting = [str(root)]
+    while waiting:  # os.walk alone recurses in Python 3.11, and a tree may be deep
+        walk = os.walk(waiting.pop(), onerror=lambda error: dropped.add("unreadable", str(error.filename)))
+        folder, folders, names = next(walk, ("", [], []))
         problems = {name: _folder_problem(folder, name) for name in sorted(folders)}
         for name, reason in problems.items():
             if reason:
                 dropped.add(reason, str(Path(folder, name).relative_to(root)))
-        folders[:] = [name for name, reason in problems.items() if not reason]
+        waiting += [os.path.join(folder, name) for name, reason in reversed(problems.items()) if not reason]
         for name in sorted(names):
             if name.endswith(".go") and name[0] in "._":  # Go ignores them, too
                 dropped.add("hidden file", str(Path(folder, name).relative_to(root)))
@@ -168,18 +171,19 @@ def _package_of(folder: Path, root: Path, modules: dict) -> tuple[str, str]:
 
 
 def _module_of(folder: Path, root: Path, modules: dict) -> tuple[str, Path] | None:
-    if folder not in modules:
-        name = _module_name(folder / "go.mod")
-        if name is not None:
-            modules[folder] = (name, folder)
-        else:
-            modules[folder] = None if folder == root else _module_of(folder.parent, root, modules)
-    return modules[folder]
+    found, place = None, root
+    for part in ("", *folder.relative_to(root).parts):
+        place = place / part
+        if place not in modules:
+            name = _module_name(place / "go.mod")
+            modules[place] = found if name is None else (name, place)
+        found = modules[place]
+    return found
 
 
 def _module_name(file: Path) -> str | None:
     try:
-        if not file.is_file() or file.stat().st_size > MAX_BYTES:
+        if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_BYTES:
             return None
         match = re.search(r'^module\s+"?([^\s"]+)', file.read_text(encoding="utf-8-sig"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):

@@ -36,7 +36,6 @@ PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter strings contain no sec
 DETECTORS = {
     "aws.AWSKeyDetector": "akia asia abia acca a3t aws",
     "azure_storage_key.AzureStorageKeyDetector": "",
-    "basic_auth.BasicAuthDetector": "",
     "gitlab_token.GitLabTokenDetector": "gl",
     "jwt.JwtTokenDetector": "",
     "mailchimp.MailchimpDetector": "-us",
@@ -52,27 +51,44 @@ DETECTORS = {
 }
 # Secrets that detect-secrets 1.5 misses, such as AWS secret keys without quotes. A negative lookbehind comes after the
 # first letters of a pattern, which keeps the search fast.
+NO_EXAMPLE = r"(?![xX*]{8})"
 MORE_PATTERNS = {
     "AWS Secret Key": (
-        r"(?i:aws|secret)[\w .-]{0,30}[\"']?\s*[:=]\s*[\"']?"
-        r"(?=\S{0,39}[0-9])(?=\S{0,39}[a-z])(?=\S{0,39}[A-Z])[A-Za-z0-9/+]{40}",
-        r"(?i:aws_?session_?token)[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+=]{100,}",
+        # a name, signs and maybe a word (name: NAME, value: KEY), and 40 characters of all kinds; digests are longer
+        r"(?i:aws|secret)[\w .-]{0,30}(?:\\n|[^\w/+]){0,12}(?:(?i:is|value)[^\w/+]{1,8})?(?<![\w/+])"
+        r"(?=\S{0,39}[0-9])(?=\S{0,39}[a-z])(?=\S{0,39}[A-Z])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]{3}|=)",
+        r"(?i:se(?:ssion|curity)[_ -]?token)[^\w/+]{1,12}[A-Za-z0-9/+=]{100,}",
     ),
-    "Hugging Face Token": (r"hf_(?<!\whf_)[A-Za-z0-9]{30,}", r"api_org_(?<!\wapi_org_)[A-Za-z0-9]{30,}"),
-    "Private Key": (r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----",),
-    "GitHub Token": (r"gh[pousr]_(?<!\w.{4})[A-Za-z0-9]{36}", r"github_pat_[A-Za-z0-9_]{22,}"),
-    "Google API Key": (r"AIza(?<!\wAIza)[0-9A-Za-z_-]{35}", r"GOCSPX-[0-9A-Za-z_-]{28}"),
+    "Hugging Face Token": (
+        rf"hf_(?<!\whf_){NO_EXAMPLE}[A-Za-z0-9]{{30,}}", r"api_org_(?<!\wapi_org_)[A-Za-z0-9]{30,}",
+    ),
+    "Private Key": (r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----", r"AGE-SECRET-KEY-1[A-Z0-9]{50,}"),
+    "GitHub Token": (rf"gh[pousr]_(?<!\w.{{4}}){NO_EXAMPLE}[A-Za-z0-9]{{36}}", r"github_pat_[A-Za-z0-9_]{22,}"),
+    "Google API Key": (
+        r"AIza(?<!\wAIza)[0-9A-Za-z_-]{35}", r"GOCSPX-[0-9A-Za-z_-]{28}",
+        r"ya29\.[0-9A-Za-z_-]{30,}", r"1//0[0-9A-Za-z_-]{40,}",
+    ),
     "Weights & Biases Key": (
         r"wandb_v\d_[A-Za-z0-9_]{40,}",
         r"(?i)wandb[\w .-]{0,20}key[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}",
         r"(?i)wandb\.ai\b[\s\S]{0,60}\bpassword\s+[0-9a-f]{40}",  # .netrc
     ),
-    "API Key": (r"sk-(?<!\wsk-)[A-Za-z0-9_-]{32,}",),
+    "API Key": (
+        r"sk-(?<!\wsk-)(?=[A-Za-z_-]{0,40}\d)[A-Za-z0-9_-]{32,}",
+        r"(?:gsk_|r8_|xai-|dckr_pat_|dop_v1_|shpat_|whsec_|dapi|hvs\.)(?=[a-zA-Z]{0,20}\d)[A-Za-z0-9_-]{24,}",
+    ),
     "npm Token": (r"npm_(?<!\wnpm_)[A-Za-z0-9]{36}",),
-    "Slack Token": (r"xapp-\d-[A-Z0-9]+-\d+-[a-z0-9]{32,}", r"xox[a-z]-[A-Za-z0-9-]{24,}"),
-    "Basic Auth Credentials": (r"://[^\s:/@\"'<>{}]{0,64}:[^\s/@\"'<>{}]{3,128}@[A-Za-z0-9\[]",),
-}
-WORDS = {"AWS Secret Key": "aws secret", "Weights & Biases Key": "wandb"}  # as in DETECTORS
+    "Slack Token": (
+        r"xapp-\d-[A-Z0-9]+-\d+-[a-z0-9]{32,}", r"xox[a-z]-[A-Za-z0-9-]{24,}",
+        r"hooks\.slack\.com/[a-z]+/\w+/\w+/\w+",
+    ),
+    "Basic Auth Credentials": (
+        r"://[^\s:/@\"'<>{}]{0,64}:(?!\$\w+@|%s@)[^\s/@\"'<>{}]{1,128}@[A-Za-z0-9\[]",
+        r"(?i)(?:jdbc:|\b(?:server|host|data source|dbname|uid|user(?: id)?)=)[^\n\"',]{0,200}?"
+        r"[;?& ](?:password|pwd)=(?![$%<{])[^\s;&\"'<>{}]{3,}",
+    ),
+}  # fmt: skip
+WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # as in DETECTORS
 
 
 def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:

@@ -88,6 +88,8 @@ SECRETS = {
     "AWS, a secret key in YAML": "aws_secret_access_" + "key: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
     "AWS, a secret key in .env": "AWS_SECRET_ACCESS_" + "KEY=wJalrXUtnFEMI+K7MDENG+bPxRfiCYzEXAMPLEKY",
     "AWS, a secret key in text": "Secret access " + "key: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AWS, in a list of YAML": "- name: SECRET_ACCESS_" + "KEY\n  value: wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    "AWS, without signs": "ENV AWS_SECRET_ACCESS_" + "KEY wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
     "AWS, a token in YAML": "aws_session_" + "token: " + "FwoGZXIvYXdzEBYaDk+/" * 8,
     "Google": "AIza" + "SyA-1234567890abcdefghijklmnopqrstu",
     "JWT": "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
@@ -99,6 +101,7 @@ SECRETS = {
     "W&B, new": "wandb_" + "v1_" + "a1B2c3D4e5" * 7,
     "a database": "postgresql://me:" + "hunter2@db.example.com/runs",
     "a database, signs in the password": "mysql://me:" + "hunter$2!x@10.0.0.5:3306/runs",
+    "JDBC": "jdbc:mysql://db/x?user=me&pass" + "word=hunter2", "Groq": "gsk_" + "a1B2c3D4" * 6,
     "Redis": "redis://:" + "hunter2hunter2@cache:6379/0", "the Hub": "hf_" + "a1B2" * 9,
     "OpenAI": "sk-" + "proj-" + "a1B2c3D4" * 5, "Anthropic": "sk-" + "ant-api03-" + "a1B2c3D4" * 5,
     "npm": "npm_" + "a1B2c3D4e5F6" * 3, "Stripe": "sk_" + "live_" + "a1B2c3D4e5F6a1B2c3D4e5F6",
@@ -178,7 +181,7 @@ def test_push_to_hub_of_a_trainer_rejects_secrets(hub, tmp_path):
     assert "config.json" not in hub.files(NAME)
 
 
-def test_secret_across_two_blocks_is_found(monkeypatch):
+def test_secret_across_two_blocks_is_found():
     secret = SECRETS["AWS"].encode()
     for start in range(2**18 - 25, 2**18 + 5):
         assert secret_in("a.log", b"x " * (start // 2) + secret + b" y" * 1000), start
@@ -217,7 +220,7 @@ def test_files_without_secrets_are_pushed(puzzle, tmp_path):
     harmless = "\n".join([
         "highs_and_other_words_of_a_long_name_in_code", "https://huggingface.co/me/model@main",
         "risk-" + "averse-" * 8, "sha256:" + SHA, "git@github.com:me/model.git", "https://user@host/path",
-        "wandb_project: key to everything",
+        "wandb_project: key to everything", "hf_" + "x" * 34, "db://$USER:$PASS@h/x", "db://%s:%s@h", "db://{u}:{p}@h",
         f"secret_hash: {SHA[:40]}", "aws_region: us-east-1", "ssh://git@host:22/x", '"eyJ.eyJ.x"',
     ])  # fmt: skip
     assert secret_in("a.md", harmless.encode()) is None

@@ -1,13 +1,16 @@
 """ASGI middleware of the server and the web page: allowed hosts, and limits on the length of requests."""
 
+import asyncio
 import ipaddress
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 
 HEADER_BYTES = 2**14  # bytes of the path and headers of a request
+DISCARD_SECONDS = 10  # most time to read a body that is too long
 
 
 def validate_allowed(names: Sequence[str]) -> list[str]:
@@ -108,10 +111,12 @@ class SizeLimit:
 async def _discard(receive, most: int) -> None:
     """Discard up to `most` bytes of a body, since a client that is still sending would miss the answer."""
     more = True
-    while more and most > 0:
-        message = await receive()
-        most -= len(message.get("body", b""))
-        more = message.get("more_body", False)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while more and most > 0:
+                message = await receive()
+                most -= len(message.get("body", b""))
+                more = message.get("more_body", False)
 
 
 async def send_json(send, status: int, content: dict, **headers: str) -> None:

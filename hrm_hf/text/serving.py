@@ -132,11 +132,12 @@ class Gate:
             raise Refusal(404, f"POST {path[:80]}: this server has no such route")
         if not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(b"application/json"):
             raise Refusal(415, "Content-Type: must be application/json")
+        raw = await _read(receive)  # first: a slow body takes the place of no other request
         if self.running >= most:
             raise Refusal(429, f"{most} requests are being answered (--max-requests); try again", retry_after="5")
         self.running += 1
         try:
-            body = await asyncio.to_thread(self._checked, path, await _read(receive))
+            body = await asyncio.to_thread(self._checked, path, raw)
             messages = [{"type": "http.request", "body": body, "more_body": False}]
 
             async def replay() -> dict[str, Any]:

@@ -6,11 +6,11 @@ documentation, with trained models, are taken by docs/take_screenshots.py.
 
 import re
 import shutil
-import socket
 
 import numpy as np
 import pytest
 import torch
+from started import free_port
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import hrm_hf  # noqa: F401 - registers the architectures
@@ -22,6 +22,7 @@ from hrm_hf.text.options import WriteText
 
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
+expect = playwright.expect
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.external,
@@ -71,10 +72,7 @@ BOARDS = """[...document.querySelectorAll('.hrm-board')].filter((e) => e.offsetP
 def served(checkpoints):
     """Address of the page with all models."""
     demo = build_app([*(str(checkpoints[name]) for name in SHOWN), shipped_model("sudoku")])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    _, address, _ = launch(demo, server_name="127.0.0.1", server_port=port, prevent_thread_lock=True)
+    _, address, _ = launch(demo, server_name="127.0.0.1", server_port=free_port(), prevent_thread_lock=True)
     yield address
     demo.close(verbose=False)
 
@@ -92,6 +90,7 @@ def visit(browser, address: str, **options):
     page, wrong = browser.new_context(**options).new_page(), []
     page.set_default_timeout(WAIT)
     page.add_init_script(RECORDER)
+    expect.set_options(timeout=WAIT)
     page.on("request", lambda request: wrong.append(request.url) if is_outside(request.url) else None)
     page.on("websocket", lambda opened: wrong.append(opened.url) if is_outside(opened.url) else None)
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
@@ -156,14 +155,14 @@ def test_a_typed_board_is_solved_and_read_back_step_by_step(page, checkpoints):
             page.get_by_label(f"row {cell // 4 + 1}, column {cell % 4 + 1}").fill(digit)
     press(page, "Solve")
     wait_for_board(page, result["steps"], result["text"])
-    typed_back = page.locator(ANSWER).input_value()
-    assert [list(map(int, row)) for row in typed_back.splitlines()] == result["grid"]
+    expect(page.locator(ANSWER)).to_have_value("\n".join("".join(map(str, row)) for row in result["grid"]))
     slider = page.get_by_role("slider", name=re.compile("Step")).filter(visible=True).first
     for step in range(result["steps"]):
         slider.fill(str(step))
         tokens = solver.puzzle_task.encode(puzzle) if step == 0 else np.array(result["trajectory"][step - 1])
         wait_for_board(page, step, solver.puzzle_task.text(tokens))
-    assert page.locator(".hrm-chart rect").count() == result["steps"] == 5
+    expect(page.locator(".hrm-chart rect")).to_have_count(5)
+    assert result["steps"] == 5
 
 
 def test_first_view_plays_the_steps_until_a_visitor_moves_the_slider(browser, served):
@@ -187,12 +186,11 @@ def test_a_pasted_puzzle_fills_the_board_and_arrow_keys_move(page):
             cell.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true}));
         }"""
     )
-    values = page.evaluate("[...document.querySelectorAll('.sudoku-input input')].map((cell) => cell.value || '.')")
-    assert "".join(values) == "12..34.........1"
+    page.wait_for_function(f"{TYPED}.map((digit) => digit || '.').join('') === '12..34.........1'")
     page.get_by_label("row 1, column 1").click()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "row 2, column 2"
+    expect(page.get_by_label("row 2, column 2").filter(visible=True)).to_be_focused()
 
 
 def test_too_large_digit_replaces_the_answer_with_the_pipelines_error(page):
@@ -202,13 +200,13 @@ def test_too_large_digit_replaces_the_answer_with_the_pipelines_error(page):
     before = page.evaluate(TYPED)
     press(page, "Solve")
     refused = page.locator(".shown-board .hrm-refused:visible")
-    playwright.expect(refused).to_contain_text("row 1, column 2: digit 10 is above the board's size 4")
-    assert page.locator(ANSWER).count() == page.locator(".hrm-chart:visible").count() == 0
+    expect(refused).to_contain_text("row 1, column 2: digit 10 is above the board's size 4")
+    expect(page.locator(f"{ANSWER}, .hrm-chart:visible")).to_have_count(0)
     assert page.evaluate(TYPED) == before
     cell.fill("")
     press(page, "Solve")
     page.locator(ANSWER).wait_for()
-    assert refused.count() == 0
+    expect(refused).to_have_count(0)
 
 
 def test_an_example_fills_and_solves_with_one_click(page):
@@ -224,13 +222,14 @@ def test_maze_is_solved_from_its_rows_and_wrong_rows_are_reported(page, checkpoi
     solver = pipeline("puzzle-solving", model=str(checkpoints["maze"]))
     open_tab(page, "Maze · maze")
     puzzle = page.get_by_role("textbox", name="Puzzle").filter(visible=True)
+    expect(puzzle).not_to_be_empty()
     rows = puzzle.input_value()
     press(page, "Solve")
-    playwright.expect(page.locator(ANSWER)).to_have_value(solver(rows)["text"], timeout=WAIT)
+    expect(page.locator(ANSWER)).to_have_value(solver(rows)["text"])
     puzzle.fill("##\n##")
     press(page, "Solve")
     page.get_by_text("the maze has 2 lines of [2] cells; expected 5 of 6").first.wait_for()
-    assert page.locator(ANSWER).count() == 0
+    expect(page.locator(ANSWER)).to_have_count(0)
     puzzle.fill(rows)
 
 
@@ -260,10 +259,9 @@ def test_text_is_colored_by_the_halt_steps_of_its_tokens(page, checkpoints):
 def test_a_go_task_shows_plan_code_verdict_and_decision(page):
     open_tab(page, "Go coder · hrm_go_coder")
     press(page, "Abs")
-    page.wait_for_selector(".hrm-attempt")
     card = page.locator(".hrm-attempt").first
-    assert card.locator("h5").all_inner_texts() == ["PLAN", "CODE", "VERDICT", "DECISION"]
-    assert card.locator("pre").inner_text().startswith("func Abs(x int) int {")
+    expect(card.locator("h5")).to_have_text(["PLAN", "CODE", "VERDICT", "DECISION"], use_inner_text=True)
+    expect(card.locator("pre")).to_contain_text("func Abs(x int) int {")
     page.get_by_text(re.compile("Validator: (go/parser|tree-sitter)|nothing checks the syntax")).first.wait_for()
 
 
@@ -295,7 +293,7 @@ def test_a_drawn_and_an_uploaded_map_have_posteriors(page, checkpoints, tmp_path
     (tmp_path / "sky.fits").write_bytes(b"no FITS at all")
     upload.set_input_files(tmp_path / "sky.fits")
     page.get_by_text(re.compile("sky.fits")).first.wait_for()
-    assert page.locator(".cosmology-posterior img:visible").count() == 0
+    expect(page.locator(".cosmology-posterior img:visible")).to_have_count(0)
 
 
 def test_tab_describes_its_model_and_runs_its_example_once(browser, served):
@@ -306,9 +304,9 @@ def test_tab_describes_its_model_and_runs_its_example_once(browser, served):
     about = page.locator(".hrm-about:visible").inner_text()
     assert "Trained on hrm-hf data sudoku" in about and "82,176 parameters" in about
     page.locator(".hrm-about summary:visible").click()
-    assert page.get_by_role("heading", name="Results").filter(visible=True).count() == 1
+    expect(page.get_by_role("heading", name="Results").filter(visible=True)).to_have_count(1)
     typed = "".join(digit or "." for digit in page.evaluate(TYPED))
-    assert page.locator(ANSWER).input_value().replace("\n", "") == solver(typed)["text"]
+    expect(page.locator(ANSWER)).to_have_value(re.compile(r"\s*".join(solver(typed)["text"])))
     press(page, "Clear")
     page.locator(ANSWER).wait_for(state="detached")
     open_tab(page, "Maze · maze")

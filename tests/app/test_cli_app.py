@@ -4,6 +4,7 @@ import socket
 import sys
 
 import pytest
+from started import free_port
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
@@ -51,9 +52,7 @@ def test_missing_gradio_names_the_extra(checkpoints, monkeypatch):
 def test_page_is_served_on_the_requested_port(checkpoints, monkeypatch):
     asked = {}
     monkeypatch.setattr("hrm_hf.app.launch", lambda demo, **options: asked.update(options, demo=demo))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     found = run(str(checkpoints["sudoku"]), "--port", str(port), "--open")
     assert found.exit_code == 0, found.exception
     assert asked["demo"].title == "Recursive reasoning models"

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from gradio_client import Client
 from huggingface_hub import RepoCard
+from started import free_port
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hrm_hf
@@ -104,9 +104,7 @@ def test_invalid_space_sources_are_rejected_and_nothing_is_written(checkpoints, 
 @pytest.mark.slow
 def test_a_space_runs_from_its_own_copy_and_answers(space, checkpoints, tmp_path):
     (space / "app.py").write_text((space / "app.py").read_text().replace("'org/sudoku', ", ""))  # no Hub here
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = os.environ | {"GRADIO_SERVER_PORT": str(port), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     log = tmp_path / "log"
@@ -121,7 +119,7 @@ def test_a_space_runs_from_its_own_copy_and_answers(space, checkpoints, tmp_path
             *_, table = client.predict("To be", api_name="/mhc_gains")
         finally:
             program.terminate()
-            program.wait(30)
+            program.wait(120)
     assert f"runs {space / 'hrm_hf/__init__.py'}" in log.read_text().replace("./", "")
     model = AutoModelForCausalLM.from_pretrained(checkpoints["rlm_mhc"]).eval()
     tokenizer = AutoTokenizer.from_pretrained(checkpoints["rlm_mhc"])

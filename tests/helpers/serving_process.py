@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -12,15 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from started import free_port
 
 
 NEEDED = ("fastapi", "uvicorn", "openai")  # transformers asks for all of them
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextmanager
@@ -58,7 +52,7 @@ def serving(folder: Path, model: str, *options: str):
         yield f"http://localhost:{port}", server.pid
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(120)
 
 
 def _wait(url: str, is_alive) -> None:

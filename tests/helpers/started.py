@@ -42,7 +42,7 @@ def run(function, *args, processes: int = 1, environment=None, timeout: float = 
     environment = dict(os.environ if environment is None else environment)
     with tempfile.TemporaryDirectory() as folder:
         started, outputs = [], [Path(folder, str(rank)) for rank in range(processes)]
-        port = _free_port()
+        port = free_port()
         try:
             for rank, output in enumerate(outputs):
                 variables = _group_variables(rank, processes, port) if processes > 1 else {}
@@ -85,7 +85,7 @@ def _group_variables(rank: int, processes: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]

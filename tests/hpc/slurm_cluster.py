@@ -153,7 +153,7 @@ def running_cluster() -> Iterator[Cluster]:
         _wait_until_idle(cluster, daemons)
         yield cluster
         cluster.run("scancel", "--user=root")
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 120
         while cluster.run("squeue", "--noheader").stdout.strip() and time.monotonic() < limit:
             time.sleep(0.2)
     finally:
@@ -169,7 +169,7 @@ def _start_munge(folder: Path) -> subprocess.Popen:
     files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={folder}/munge.{name}" for option, name in files.items()]
     daemon = _start(["munged", "--foreground", "--force", *options], {**os.environ, "PATH": SBIN}, folder)
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while not (folder / "munge.socket").exists():
         assert daemon.poll() is None and time.monotonic() < limit, (folder / "munged.out").read_text()
         time.sleep(0.05)
@@ -185,7 +185,7 @@ def _start(command: list[str], environment: dict[str, str], folder: Path) -> sub
 
 
 def _wait_until_idle(cluster: Cluster, daemons: list[subprocess.Popen]) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 120
     while cluster.run("sinfo", "--noheader", "--format=%D %T").stdout.strip() != "2 idle":
         logs = "".join(path.read_text()[-2000:] for path in cluster.folder.glob("*.out"))
         assert all(daemon.poll() is None for daemon in daemons), f"a daemon has ended:\n{logs}"
@@ -197,7 +197,7 @@ def _end(daemon: subprocess.Popen) -> None:
     with suppress(ProcessLookupError):
         os.kill(daemon.pid, signal.SIGTERM)
     try:
-        daemon.wait(15)
+        daemon.wait(60)
     except subprocess.TimeoutExpired:
         daemon.kill()
         daemon.wait()

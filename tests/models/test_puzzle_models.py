@@ -210,7 +210,7 @@ def test_overlapping_runs_in_threads_keep_the_compiler_enabled():
 
     def first_in_first_out(rows, answers):
         inside.set()
-        assert leave.wait(30)
+        assert leave.wait(120)
         return torch.ones(len(rows), dtype=torch.bool)
 
     def second_in_last_out(rows, answers):
@@ -222,7 +222,7 @@ def test_overlapping_runs_in_threads_keep_the_compiler_enabled():
 
     first = threading.Thread(target=model.solve, kwargs={**data, "accepts": first_in_first_out})
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(120)
     model.solve(**data, accepts=second_in_last_out)
     compiled(torch.ones(3))
     torch._dynamo.reset()

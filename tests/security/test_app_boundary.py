@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import socket
 import urllib.error
 import urllib.request
 import zipfile
@@ -18,6 +17,7 @@ from dataclasses import fields
 import every
 import numpy as np
 import pytest
+from started import free_port
 
 from hrm_hf.puzzles.options import SolveOptions
 
@@ -46,10 +46,7 @@ def page(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     every.model("hrm_puzzle", task="sudoku", halt_max_steps=2).save_pretrained(root / "sudoku")
     names = [str(root / "sudoku"), *(str(every.save(name, root / name)) for name in ("hrm_lm", "cosmo_cnn"))]
-    demo = build_app(names)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    demo, port = build_app(names), free_port()
     launch(
         demo, allow_hosts=["demo.example", "*.many.example"], max_upload_bytes=UPLOAD, server_name="127.0.0.1",
         server_port=port, prevent_thread_lock=True,

@@ -286,7 +286,7 @@ def test_a_worker_ends_by_the_signal_of_its_parent_alone():
     worker.join(timeout=0.3)
     assert worker.exitcode is None
     worker.terminate()
-    worker.join(timeout=10)
+    worker.join(timeout=120)
     assert worker.exitcode == 0
 
 

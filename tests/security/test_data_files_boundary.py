@@ -91,7 +91,7 @@ FILES = [
     ("Sudoku in deep JSON", "s.jsonl", f'{{"puzzle": {DEEP}}}\n'.encode(), sudoku_of, r"s\.jsonl, line 1"),
     ("puzzles to solve in deep JSON", "p.jsonl", DEEP.encode(), read_puzzle_file, r"p\.jsonl, line 1: broken JSON"),
     ("Go records in deep JSON", "g.jsonl", DEEP.encode(), records, r"g\.jsonl, line 1: broken"),
-    ("an empty file of Go records", "g.jsonl", b"\n", go_streams, r"g\.jsonl holds no record"),
+    ("an empty file of Go records", "g.jsonl", b"\n", go_streams, r"g\.jsonl has no records"),
     ("pull requests with long integers", "g.jsonl", f"[{DIGITS}]".encode(), pull_requests, r"g\.jsonl, line 1"),
     ("ARC in deep JSON", "arc.json", DEEP.encode(), arc, r"arc\.json is not valid JSON"),
     ("half a packed ARC file", "arc.json.gz", gzip.compress(binary())[:900], arc, r"arc\.json\.gz"),

@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 HELPERS = {
     "package.citizens_generation",
     "package.comparisons",
-    "package.quantisation_quick",
+    "package.quantization_quick",
     "package.size",
     "package.subjects",
     "puzzles.plain",

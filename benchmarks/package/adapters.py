@@ -5,7 +5,7 @@
     python -m benchmarks.package.adapters --markdown    # the report as the table of docs/tuning.md
 
 Every architecture is measured on a tiny model without training, and on the trained checkpoints that are given (DATA as
-in `quantisation.py`). Adapters of rank 8 get random weights, large enough to move the outputs; nothing is trained.
+in `quantization.py`). Adapters of rank 8 get random weights, large enough to move the outputs; nothing is trained.
 Outputs are logits (a board's after two ACT steps), of regressors means and the parameters of the posterior.
 Differences are the largest ones, and `relative` is over the largest output:
 
@@ -40,7 +40,7 @@ from hrm_hf.trainer.adapters import TuningArguments, with_adapters
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report
-from .quantisation_quick import quick_checkpoints
+from .quantization_quick import quick_checkpoints
 from .subjects import SUBJECTS, Regressor, named
 
 

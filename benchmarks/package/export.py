@@ -34,7 +34,7 @@ from hrm_hf.puzzles.dataset import load_puzzle_dataset
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report
-from .quantisation_quick import text_models
+from .quantization_quick import text_models
 from .subjects import SUBJECTS, named
 
 

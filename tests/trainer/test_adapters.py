@@ -52,7 +52,7 @@ LEARNING_RATES = {
     "cosmo_unet": 3e-3,
 }  # fmt: skip
 ROWS = 4
-QUANTISED = tuple(name for name in every.ARCHITECTURES if every.ROWS[name].quantizable)
+QUANTIZED = tuple(name for name in every.ARCHITECTURES if every.ROWS[name].quantizable)
 TIMES = ("per_second", "epoch")
 
 
@@ -382,11 +382,11 @@ def test_transformers_adds_and_loads_adapters_itself(architecture, bases, tmp_pa
     assert torch.equal(logits(architecture, again), plain)  # the same weights in the same place as before
 
 
-# ---- quantised weights ----
+# ---- quantized weights ----
 
 
 @pytest.mark.parametrize(
-    ("architecture", "load_in"), [*((name, "4bit") for name in QUANTISED), ("rlm_mhc", "8bit"), ("hrm_puzzle", "8bit")]
+    ("architecture", "load_in"), [*((name, "4bit") for name in QUANTIZED), ("rlm_mhc", "8bit"), ("hrm_puzzle", "8bit")]
 )
 def test_adapter_learns_on_quantized_weights(architecture, load_in, bases, tmp_path):
     bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -396,9 +396,9 @@ def test_adapter_learns_on_quantized_weights(architecture, load_in, bases, tmp_p
         architecture, bases[architecture], quantization_config=quantization_config(arguments, bases[architecture])
     )
     kind = bitsandbytes.nn.Linear4bit if load_in == "4bit" else bitsandbytes.nn.Linear8bitLt
-    quantised = {name for name, module in base.named_modules() if isinstance(module, kind)}
+    quantized = {name for name, module in base.named_modules() if isinstance(module, kind)}
     linear = {name for name in adaptable_modules(base) if not isinstance(base.get_submodule(name), nn.Conv2d)}
-    assert quantised == linear  # all of the body, and no head
+    assert quantized == linear  # all of the body, and no head
     model = with_adapters(base, arguments)
     below = {name: p.detach().clone() for name, p in model.named_parameters() if name.endswith("base_layer.weight")}
     data = batch(architecture)
@@ -412,7 +412,7 @@ def test_adapter_learns_on_quantized_weights(architecture, load_in, bases, tmp_p
     assert loss_on(again, data) < start
 
 
-@pytest.mark.parametrize("architecture", [name for name in every.ARCHITECTURES if name not in QUANTISED])
+@pytest.mark.parametrize("architecture", [name for name in every.ARCHITECTURES if name not in QUANTIZED])
 def test_quantizing_a_convolutional_model_is_rejected(architecture, bases):
     with pytest.raises(ValueError, match=f"load_in='4bit': {architecture} "):
         quantization_config(tuning("lora", load_in="4bit"), bases[architecture])

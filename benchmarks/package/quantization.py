@@ -1,9 +1,9 @@
 """Measure quantized weights: size, quality, halting and speed of each architecture on this machine.
 
-    python -m benchmarks.package.quantisation --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt \\
+    python -m benchmarks.package.quantization --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt \\
         go=runs/go_nano:data/go/test.jsonl maps=runs/cosmo:data/kappa_64
-    python -m benchmarks.package.quantisation --quick         # tiny models without training, data made on the spot
-    python -m benchmarks.package.quantisation --markdown      # the report as the table of docs/quantisation.md
+    python -m benchmarks.package.quantization --quick         # tiny models without training, data made on the spot
+    python -m benchmarks.package.quantization --markdown      # the report as the table of docs/quantization.md
 
 DATA of a puzzle model is its data set (split "test"), of `hrm_lm` and `rlm_mhc` a text file whose end was held out, of
 the Go coder held-out records, of a regressor its set of maps (split "test"). Every scheme sees the same rows.
@@ -35,7 +35,7 @@ from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser
 from ..text.speed import interleaved
-from .quantisation_quick import quick_checkpoints
+from .quantization_quick import quick_checkpoints
 from .subjects import SUBJECTS, named
 
 
@@ -53,13 +53,13 @@ LIBRARIES = ("bitsandbytes", "torchao")
 def main() -> None:
     args = parse()
     if args.markdown:
-        print_markdown(json.loads((args.out / "quantisation.json").read_text()))
+        print_markdown(json.loads((args.out / "quantization.json").read_text()))
         return
     torch.set_num_threads(args.threads)
     # bitsandbytes logs a line for every product
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     transformers.logging.disable_progress_bar()
-    out = args.out / f"quantisation{'_quick' if args.quick else ''}.json"
+    out = args.out / f"quantization{'_quick' if args.quick else ''}.json"
     report = open_report(out, args)
     with tempfile.TemporaryDirectory() if args.quick else contextlib.nullcontext() as made:
         given = quick_checkpoints(Path(made)) if args.quick else map(named, args.checkpoints)
@@ -136,15 +136,15 @@ def measure(folder: str | Path, data: str | Path, args) -> dict[str, Any]:
 
 def sizes(model) -> dict[str, Any]:
     """Return the bytes of weights and saved buffers in memory, and the quantized share of weights."""
-    total, quantised = 0, 0
+    total, quantized = 0, 0
     for name, parameter in model.named_parameters():
         # A byte holds two 4-bit weights; other weights keep their shape.
         owner = model.get_submodule(name.rpartition(".")[0])
         packed = type(parameter).__name__ == "Params4bit"
         count = owner.in_features * owner.out_features if packed else parameter.numel()
         total += count
-        quantised += count if type(parameter) is not torch.nn.Parameter else 0
-    return {"weights": total, "quantised_share": quantised / total, "weight_bytes": weight_bytes(model)}
+        quantized += count if type(parameter) is not torch.nn.Parameter else 0
+    return {"weights": total, "quantised_share": quantized / total, "weight_bytes": weight_bytes(model)}
 
 
 def weight_bytes(model) -> int:
@@ -170,13 +170,13 @@ def saved(model, subject) -> dict[str, Any]:
 
 def print_table(name: str, model: dict[str, Any]) -> None:
     """Print one line per scheme."""
-    print(f"quantisation, {name} ({model['model_type']}), {model['rows']}")
+    print(f"quantization, {name} ({model['model_type']}), {model['rows']}")
     for scheme, row in model["schemes"].items():
         if "refused" in row:
             print(f"  {scheme:21} refused: {row['refused']}")
             continue
         figures = {
-            "quantised": row["quantised_share"],
+            "quantized": row["quantised_share"],
             "memory": row["weight_bytes_over_float32"],
             "file": row["file_bytes_over_float32"],
             **row["quality"],

@@ -1,4 +1,4 @@
-"""Untrained tiny checkpoints, and data for them, for the quick form of `quantisation.py`."""
+"""Untrained tiny checkpoints, and data for them, for the quick form of `quantization.py`."""
 
 import json
 from collections.abc import Iterator

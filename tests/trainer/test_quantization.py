@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits and 8-bit AdamW for every architecture: really quantised, right, saved, trained, resumed.
+"""Weights in 8 and 4 bits and 8-bit AdamW for every architecture: really quantized, right, saved, trained, resumed.
 
 Referees: the float model with the rounded weights put in by hand, the rounding error that a scheme can make at most,
 AdamW of torch, and an uninterrupted run.
@@ -33,7 +33,7 @@ SCHEMES = {
     "bnb-nf4": lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
     "torchao-int8": lambda: TorchAoConfig(torchao.Int8WeightOnlyConfig()),
 }
-QUANTISED_TYPES = {"bnb-int8": "Int8Params", "bnb-nf4": "Params4bit", "torchao-int8": "Int8Tensor"}
+QUANTIZED_TYPES = {"bnb-int8": "Int8Params", "bnb-nf4": "Params4bit", "torchao-int8": "Int8Tensor"}
 WITH_LINEAR_MAPS = [name for name in every.ARCHITECTURES if every.ROWS[name].quantizable]
 # Linear maps that keep their precision: output heads, and those that decide or are densities.
 KEPT = {
@@ -88,7 +88,7 @@ def linear_maps(model) -> dict[str, nn.Module]:
 
 
 def rounded_weight(module) -> torch.Tensor:
-    """What a quantised map multiplies by, as floats."""
+    """What a quantized map multiplies by, as floats."""
     weight = module.weight
     if type(weight).__name__ == "Int8Params":
         scale = weight.SCB if weight.SCB is not None else module.state.SCB
@@ -110,7 +110,7 @@ def test_every_linear_layer_is_quantized_except_heads(saved, architecture, schem
     types = {name: type(module.weight).__name__ for name, module in linear_maps(model).items()}
     kept = {name for name, kind in types.items() if kind == "Parameter"}
     assert kept == KEPT[architecture]
-    assert {types[name] for name in types.keys() - kept} == {QUANTISED_TYPES[scheme]}
+    assert {types[name] for name in types.keys() - kept} == {QUANTIZED_TYPES[scheme]}
     assert len(types) > len(kept)
     for name in kept:
         assert model.get_submodule(name).weight.dtype == torch.float32

@@ -1,7 +1,7 @@
-"""`hrm-hf`: the command line. Each command exits 0 on success, 2 on bad usage, 1 on failure.
+"""The command line `hrm-hf`. Each command exits with 0 on success, 2 on bad usage, 1 on failure.
 
-A command's module is loaded when the command is called, and each function imports what it needs: help and usage errors
-load neither torch nor transformers.
+The module of a command is loaded when the command is called, and each function imports what it needs, so that help and
+usage errors load neither torch nor transformers.
 """
 
 from importlib import import_module
@@ -14,8 +14,8 @@ from .._version import __version__
 from .command import with_hyphens
 
 
-# MODULE or MODULE:NAME of each command, in the order of the help. No module is called `app`: loading it would replace
-# the command line below.
+# MODULE or MODULE:NAME of each command, in the order of the help. No module may be named `app`, because importing it
+# would overwrite `app` below.
 COMMANDS = {
     "data": "data:app", "convert": "convert", "eval": "evaluate:app", "export": "convert:app", "solve": "ask:solve",
     "app": "serve:show", "rlm": "ask:rlm", "demo": "demo", "demo-go": "demo:demo_go", "go": "ask:go",
@@ -24,8 +24,8 @@ COMMANDS = {
 }  # fmt: skip
 
 
-class CommandsWhenNeeded(TyperGroup):
-    """Group of all commands, each loaded when `get_command` asks for it."""
+class LazyCommands(TyperGroup):
+    """Group of all commands; `get_command` loads each on first use."""
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
@@ -38,7 +38,7 @@ class CommandsWhenNeeded(TyperGroup):
 
 
 def _load(name: str) -> Any:
-    """Return a command, or a group of commands, as an object of click."""
+    """Return a command, or a group of commands, as a click object."""
     place, _, attribute = COMMANDS[name].partition(":")
     module, around = import_module(f".{place}", __name__), typer.Typer()
     found = getattr(module, attribute or name)
@@ -50,11 +50,11 @@ def _load(name: str) -> Any:
 
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": with_hyphens}
-app = typer.Typer(cls=CommandsWhenNeeded, no_args_is_help=True, context_settings=SETTINGS)
+app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings=SETTINGS)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit()
 
@@ -67,12 +67,12 @@ def _options(
 ):
     """Recursive reasoning models in the Hugging Face ecosystem.
 
-    An error is one line; with HRM_HF_DEBUG=1 in the environment its traceback is shown too.
+    Errors are one line long; set HRM_HF_DEBUG=1 to see tracebacks.
     """
 
 
 def main() -> None:
-    """Run the command line; an expected failure is one line on stderr and exit status 1."""
+    """Run the command line; print an expected failure as one line on stderr and exit with 1."""
     from ..io.usage import one_line_errors
 
     with one_line_errors():

@@ -1,4 +1,4 @@
-"""`python -m hrm_hf.cli` is `hrm-hf`."""
+"""Entry point of `python -m hrm_hf.cli`, which is `hrm-hf`."""
 
 from hrm_hf_start import main
 

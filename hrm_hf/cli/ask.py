@@ -1,4 +1,4 @@
-"""`hrm-hf solve`, `go` and `rlm`: ask a model for the answer to a puzzle, for Go code, or about a long file."""
+"""`hrm-hf solve`, `go` and `rlm`: solve puzzles, write Go code, and answer questions about long files."""
 
 import difflib
 import json
@@ -22,13 +22,13 @@ from .command import takes, validate_model, write_json
 
 
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
-# transformers imports these where they are installed, which takes a second; quantized weights and adapters need them.
+# transformers imports these if installed, which takes a second; only quantized weights and adapters need them.
 NOT_NEEDED_TO_SOLVE = ("accelerate", "scipy", "torchao")
 
 
 @takes(SolvePuzzles)
 def solve(options: SolvePuzzles, as_json: bool):
-    """Solve puzzles with a trained model; answers that break the rules say so.
+    """Solve puzzles with a trained model; answers that break the rules are marked.
 
     Example: hrm-hf solve 53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
 
@@ -55,11 +55,11 @@ def solve(options: SolvePuzzles, as_json: bool):
 
 
 def _spare_cpu(model: str) -> None:
-    """Make this process, which has not imported torch yet, start quickly and not spin while its threads wait."""
+    """Speed up the import of transformers, and keep idle threads from spinning; call before torch loads."""
     config, adapter = (Path(model, each) for each in CONFIGS)
     plain = config.is_file() and not adapter.is_file() and "quantization_config" not in load_json(config)
     if plain and "torch" not in sys.modules:
-        sys.modules.update(dict.fromkeys(NOT_NEEDED_TO_SOLVE))  # None: as if not installed
+        sys.modules.update(dict.fromkeys(NOT_NEEDED_TO_SOLVE))  # None makes them look uninstalled
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -131,7 +131,7 @@ def go(options: WriteGo, as_json: bool):
 
 
 def _stream(prompt: str, text: str, shown: list[str]) -> None:
-    """Show a piece of the first attempt, under its prompt."""
+    """Print a piece of the first attempt, below its prompt."""
     if not shown:
         typer.secho(f"\n# {prompt}", bold=True)
     shown.append(text)
@@ -140,7 +140,7 @@ def _stream(prompt: str, text: str, shown: list[str]) -> None:
 
 
 def _show_attempts(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
-    """Show all attempts, a repair also as a diff; `streamed` if the prompt and the first code are on the screen."""
+    """Print all attempts and the diff of each repair; `streamed` skips the prompt and the first code."""
     typer.echo("\n") if streamed else typer.secho(f"\n# {prompt}", bold=True)
     for number, attempt in enumerate(attempts, start=1):
         plan = attempt.plan
@@ -169,13 +169,13 @@ def _verdict(feedback) -> str:
 
 @takes(RlmOptions)
 def rlm(options: RlmOptions, as_json: bool):
-    """Answer a question about a file that is too long to read: the model writes code that looks into it.
+    """Answer a question about a file longer than the context: the model writes code that reads it.
 
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
     from ..text.rlm.executors import MontyExecutor
 
-    executor = MontyExecutor()  # before anything is loaded, because its package may be missing
+    executor = MontyExecutor()  # fails early if its package is missing
     validate_model(options.model, "LANGUAGE_MODEL")
     context = read_context(options.context_file)
     from transformers import pipeline
@@ -192,15 +192,15 @@ def rlm(options: RlmOptions, as_json: bool):
         return
     typer.echo(result.answer)
     counts = {"turn": result.turns, "sub-call": result.sub_calls, "token": result.tokens}
-    said = ", ".join(counted(number, noun) for noun, number in counts.items())
-    typer.echo(f"({result.stop_reason}; {said})", err=True)
+    totals = ", ".join(counted(number, noun) for noun, number in counts.items())
+    typer.echo(f"({result.stop_reason}; {totals})", err=True)
 
 
 def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
-    """Return the content of a file: text, JSON by its suffix .json, or a list of JSON lines by .jsonl.
+    """Read a file as JSON (.json), a list of JSON lines (.jsonl) or text (any other suffix).
 
     Raises:
-        ValueError: the file is not what its suffix says; names the file and the line.
+        ValueError: the content does not match the suffix; the message names the file and the line.
     """
     from ..io.files import load_json, numbered_lines, parse_json
 

@@ -1,4 +1,4 @@
-"""What the commands share: options from a dataclass, usage errors, and results on the screen."""
+"""Shared by all commands: options from a dataclass, usage errors, and printed results."""
 
 import dataclasses
 import functools
@@ -17,29 +17,29 @@ from ..io.options import Options, flag
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
+WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation writes
 
 
-_UNDERSCORED: set[str] = set()  # names of options, filled as commands are loaded
+_UNDERSCORED: set[str] = set()  # option names, added when a command is loaded
 
 
 def with_hyphens(name: str) -> str:
-    """Return the name of an option with hyphens: it may be typed with underscores, as in the training scripts."""
+    """Normalize an option to hyphens; users may type underscores, as in the training scripts."""
     return name.replace("_", "-") if name.removeprefix("no_") in _UNDERSCORED else name
 
 
 def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[Callable], Callable]:
-    """Decorate a function that takes one instance of `options`, so that typer reads the options from its fields.
+    """Decorate a function of one `options` instance, so that typer reads the options from the fields.
 
         @app.command()
         @takes(EvaluatePuzzles)
         def puzzles(options: EvaluatePuzzles, as_json: bool):
 
-    Usage errors, of the options or of the function, exit with status 2.
+    Usage errors raised by the options or the function exit with status 2.
 
     Args:
-        json: whether the command has `--json`, which the function receives as `as_json`.
-        extra: further flags, off by default, that the function receives by keyword; each an `Annotated`.
+        json: add `--json`, which the function receives as `as_json`.
+        extra: further flags, off by default, that the function receives as keyword arguments; each is an `Annotated`.
     """
     hints = get_type_hints(options)
     fields = {each.name: each for each in dataclasses.fields(options)}
@@ -66,7 +66,7 @@ def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[
 
 
 def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
-    """Describe a field as typer expects a parameter."""
+    """Convert a field to a parameter for typer."""
     about = field.metadata
     shared = {name: about.get(name) for name in ("help", "metavar", "min", "max")}
     default = field.default
@@ -92,20 +92,20 @@ def usage_errors() -> Iterator[None]:
 
     try:
         yield
-    except ModelError as error:  # one line: how the command is used has nothing to do with it
+    except ModelError as error:  # one line, because usage help would not help
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except UsageError as error:
         raise typer.BadParameter(str(error), param_hint=error.option) from error
-    except CalledProcessError as error:  # the program has printed what is wrong
+    except CalledProcessError as error:  # the program has printed its error
         raise typer.Exit(error.returncode) from error
 
 
 def validate_model(name: str, kind: str | None = None) -> None:
-    """Raise ModelError for a model that does not exist or is of another kind by its config.json; load nothing heavy.
+    """Raise ModelError if the model does not exist or its config.json is of another kind.
 
     Args:
-        kind: name in `hrm_hf.hub.kinds`, such as LANGUAGE_MODEL.
+        kind: name in `hrm_hf.hub.kinds`, for example LANGUAGE_MODEL.
     """
     from ..io.model_names import find_model
 
@@ -117,10 +117,10 @@ def validate_model(name: str, kind: str | None = None) -> None:
 
 
 def report(result: dict[str, Any], as_json: bool, on_screen: dict[str, Any] | None = None) -> None:
-    """Print a result in the first process: as JSON with --json, else a line per entry.
+    """Print a result on rank 0: as JSON with --json, else one line per entry.
 
     Args:
-        on_screen: entries to print without --json, above the files that an evaluation has written; all by default.
+        on_screen: entries to print without --json, before the files that an evaluation wrote; all by default.
     """
     if os.environ.get("RANK", "0") != "0":
         return
@@ -133,6 +133,6 @@ def report(result: dict[str, Any], as_json: bool, on_screen: dict[str, Any] | No
 
 
 def write_json(result: Any, out: Path) -> None:
-    """Write a command's result into a file, and make its folder."""
+    """Write a command's result to a JSON file, and create its folder."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result) + "\n", encoding="utf-8")

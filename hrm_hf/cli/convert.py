@@ -1,4 +1,4 @@
-"""`hrm-hf convert` and `hrm-hf export`: checkpoints of the original code, and formats of other runtimes."""
+"""`hrm-hf convert` and `hrm-hf export`: convert original checkpoints, and export to other runtimes."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Write models in the formats of oth
 
 @takes(ConvertCheckpoint)
 def convert(options: ConvertCheckpoint, as_json: bool):
-    """Convert a checkpoint of the original code to ours; HRM and TRM also back (--to-original).
+    """Convert a checkpoint of the original code to ours, or back with --to-original (HRM and TRM only).
 
     Examples: hrm-hf convert hrm HRM/checkpoints/Sudoku/run --out hrm-sudoku;
     hrm-hf convert eqr locuslab/EqR-model/sudoku-extreme/eqr.pth --out eqr-sudoku
@@ -24,7 +24,7 @@ def convert(options: ConvertCheckpoint, as_json: bool):
 
     src = options.src
     if options.revision is None and not Path(src).exists() and ("/" not in src or is_below_here(src)):
-        raise ModelError(f"{src} does not exist; expected a checkpoint folder, or OWNER/NAME on the Hub")
+        raise ModelError(f"{src}: does not exist; use a checkpoint folder, or OWNER/NAME on the Hub")
     from ..hub import hub_address, pull_address
 
     address = as_usage_errors(hub_address, src, options.revision)
@@ -52,7 +52,7 @@ def convert(options: ConvertCheckpoint, as_json: bool):
 @app.command()
 @takes(ExportGguf)
 def gguf(options: ExportGguf, as_json: bool):
-    """Write a GGUF file for llama.cpp, with the tokenizer in it.
+    """Write a GGUF file for llama.cpp that includes the tokenizer.
 
     Example: hrm-hf export gguf runs/go-unified --out go-unified.gguf --dtype q8_0
     """
@@ -65,7 +65,7 @@ def gguf(options: ExportGguf, as_json: bool):
 @app.command()
 @takes(ExportOnnx)
 def onnx(options: ExportOnnx, as_json: bool):
-    """Write ONNX graphs, and for adaptive halting a loop that needs ONNX Runtime and numpy only.
+    """Write ONNX graphs, and a loop for adaptive halting that needs only ONNX Runtime and numpy.
 
     Example: hrm-hf export onnx runs/sudoku_demo --out sudoku_onnx --check
     """
@@ -78,7 +78,7 @@ def onnx(options: ExportOnnx, as_json: bool):
 @app.command("torch")
 @takes(ExportTorch)
 def torch_(options: ExportTorch, as_json: bool):
-    """Write a torch.export archive, which torch runs without this package.
+    """Write a torch.export archive that torch runs without this package.
 
     Example: hrm-hf export torch runs/sudoku_demo --out sudoku.pt2 --check
     """

@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Build data sets (folders that data
 @app.command()
 @takes(BuildArc)
 def arc(options: BuildArc, as_json: bool):
-    """Build ARC-AGI / ConceptARC with augmentations; test_puzzles.json for voting is written beside it.
+    """Build an ARC-AGI or ConceptARC data set with augmentations, and test_puzzles.json for voting.
 
     Example: hrm-hf data arc arc_agi_1.json.gz concept_arc.json.gz --out data/arc1 --num-aug 300
     """
@@ -30,7 +30,7 @@ def arc(options: BuildArc, as_json: bool):
 @app.command("import")
 @takes(ImportPuzzles)
 def import_npy(options: ImportPuzzles, as_json: bool):
-    """Convert a data set that the original HRM or TRM scripts built (.npy arrays) into ours.
+    """Convert a data set (.npy arrays) of the original HRM or TRM scripts to our format.
 
     Example: hrm-hf data import HRM/data/sudoku-extreme-1k-aug-1000 --out data/sudoku
     """
@@ -42,7 +42,7 @@ def import_npy(options: ImportPuzzles, as_json: bool):
 @app.command()
 @takes(ExportPuzzles)
 def export(options: ExportPuzzles, as_json: bool):
-    """Write a puzzle data set in the layout that the original HRM and TRM code trains on (.npy arrays).
+    """Write a puzzle data set as .npy arrays for the original HRM and TRM code.
 
     Example: hrm-hf data export data/arc1 --out TRM/data/arc1
     """
@@ -54,9 +54,9 @@ def export(options: ExportPuzzles, as_json: bool):
 @app.command()
 @takes(BuildSudoku)
 def sudoku(options: BuildSudoku, as_json: bool):
-    """Build a Sudoku data set: generated with proven unique solutions, or read from a source.
+    """Build a Sudoku data set: generate puzzles with proven unique solutions, or read a source.
 
-    The puzzles depend on the seed and the options alone, not on --workers.
+    The puzzles depend only on the seed and the options, not on --workers.
 
     Example: hrm-hf data sudoku --size 4 --clues 8 --num-train 20000 --num-test 1000 --out data/sudoku4
 
@@ -72,7 +72,7 @@ def sudoku(options: BuildSudoku, as_json: bool):
 @app.command()
 @takes(BuildMaze)
 def maze(options: BuildMaze, as_json: bool):
-    """Build a maze data set: generated with one shortest path each, or read from a source.
+    """Build a maze data set: generate mazes with a unique shortest path, or read a source.
 
     Example: hrm-hf data maze --height 30 --width 30 --min-path-length 110 --out data/maze
 
@@ -86,12 +86,12 @@ def maze(options: BuildMaze, as_json: bool):
 @app.command()
 @takes(BuildCosmology)
 def cosmology(options: BuildCosmology, as_json: bool):
-    """Build a cosmology data set, or finish an interrupted one: the same command builds what is missing.
+    """Build a cosmology data set, or finish an interrupted one (the same command builds the missing part).
 
-    The maps depend only on the settings and the seed, not on --workers; a larger set begins with a smaller one.
+    The maps depend only on the settings and the seed, not on --workers. A larger set starts with the same maps.
 
-    Maps of kind des have four source planes and noise like DES Y3, approximately: rounded after arXiv 2012.08566 and
-    2011.03408. --mask-fraction adds a random mask.
+    Maps of kind des approximate the four source planes and the noise of DES Y3, with values rounded from arXiv
+    2012.08566 and 2011.03408. --mask-fraction adds a random mask.
 
     Example: hrm-hf data cosmology --samples 8000 --test-samples 1000 --workers 4 --out data/kappa64
 
@@ -105,20 +105,20 @@ def cosmology(options: BuildCosmology, as_json: bool):
     try:
         report(build_maps(options), as_json)
     except KeyboardInterrupt as error:
-        typer.echo(f"interrupted; finished shards in {options.out} are kept; run the same command again", err=True)
+        typer.echo(f"interrupted; {options.out} keeps finished shards; repeat the command to continue", err=True)
         raise typer.Exit(130) from error
 
 
 @app.command()
 @takes(BuildFromFiles)
 def cosmology_files(options: BuildFromFiles, as_json: bool):
-    """Cut maps out of local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes. Nothing is downloaded.
+    """Cut maps from local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes.
 
-    With --labels and a --test-share below 1 the data set serves training like one of `data cosmology`; without labels
-    its maps can only be given to a trained model. The same command finishes an interrupted build.
+    With --labels and a --test-share below 1, the data set can be used for training, like one from `data cosmology`;
+    without labels, only as input to a trained model. The same command finishes an interrupted build.
 
-    --observable shear turns maps of convergence into shear with noise and a mask, and keeps the convergence. The mass
-    around a patch shears it too, so a FITS image gives the patch in its middle; --margin sets the width around it.
+    --observable shear converts convergence maps to shear with noise and a mask, and keeps the convergence. The mass
+    around a patch contributes to its shear, so only the center of a FITS image is used; --margin sets the border.
 
     Example: hrm-hf data cosmology-files kappa_bin1.fits kappa_bin2.fits --mask mask.fits --out data/des_y3
 
@@ -152,9 +152,9 @@ def go(options: BuildGo, as_json: bool):
 @app.command()
 @takes(BuildGoTokenizer)
 def go_tokenizer(options: BuildGoTokenizer, as_json: bool):
-    """Train a byte-level BPE tokenizer on Go source files, or on records.
+    """Train a byte-level BPE tokenizer on Go source files or records.
 
-    Train it on the training split only: the records of `hrm-hf data go`, or the files that its --text writes.
+    Use the training split only: records from `hrm-hf data go`, or the files written by its --text.
 
     Example: hrm-hf data go-tokenizer --source data/go_text/train.jsonl --vocab-size 16384 --out data/go_tokenizer
 
@@ -170,7 +170,7 @@ def go_tokenizer(options: BuildGoTokenizer, as_json: bool):
 @app.command()
 @takes(BuildGoPrompts)
 def go_prompts(options: BuildGoPrompts, as_json: bool):
-    """Write records as prompts for run_grpo.py, with their solutions as references for its rewards.
+    """Write records as prompts for run_grpo.py, with solutions as references for the rewards.
 
     Example: hrm-hf data go-prompts runs/go_nano --records data/go/train.jsonl --limit 2000 --out data/go_prompts.jsonl
     """
@@ -180,7 +180,7 @@ def go_prompts(options: BuildGoPrompts, as_json: bool):
 
 
 def _report_go(result: dict[str, Any], as_json: bool) -> None:
-    """Print a report: all of it with --json, else a line per entry without the options and checksums."""
+    """Print the complete report with --json, else one line per entry, without options and checksums."""
     lines = {key: value for key, value in result.items() if key not in ("options", CHECKSUMS)}
     for key, value in lines.items():
         if key in ("not_read", "left_out"):
@@ -193,9 +193,9 @@ def _report_go(result: dict[str, Any], as_json: bool) -> None:
 @app.command()
 @takes(BuildReasoning)
 def reasoning(options: BuildReasoning, as_json: bool):
-    """Build a data set of questions that take as many steps as their difficulty says, read in one forward pass.
+    """Build a data set of questions whose difficulty is the number of reasoning steps they need.
 
-    The rows depend only on the options and the seed. A tokenizer lies beside them, which AutoTokenizer reads.
+    The rows depend only on the options and the seed. The folder also holds a tokenizer for AutoTokenizer.
 
     Example: hrm-hf data reasoning pointers --out data/pointers
 

@@ -1,4 +1,4 @@
-"""`hrm-hf demo` and `hrm-hf demo-go`: train a small model from nothing on the CPU, and use it."""
+"""`hrm-hf demo` and `hrm-hf demo-go`: train a small model from scratch on the CPU, and use it."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ def demo(options: RunDemo, as_json: bool):
 
 @takes(DemoGo)
 def demo_go(options: DemoGo, as_json: bool):
-    """Train the nano Go coder on the CPU, then plan, write, validate and repair held-out functions with it.
+    """Train the nano Go coder on the CPU, then plan, write, validate and repair held-out functions.
 
     Example: hrm-hf demo-go --minutes 45
 

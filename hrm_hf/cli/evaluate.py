@@ -1,4 +1,4 @@
-"""`hrm-hf eval`: evaluate a trained model on a test set. One command per kind of task."""
+"""`hrm-hf eval`: evaluate a trained model on a test set, with one command per kind of task."""
 
 import os
 from typing import Any
@@ -14,7 +14,7 @@ from .command import report, takes, validate_model
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
 
-# Metrics for results.json and the plot only.
+# Metrics that go only to results.json and the plot.
 NOT_ON_SCREEN = ("exact_accuracy_per_step", "exact_accuracy_per_step_interval", "steps_histogram", "reliability")
 LM_ON_SCREEN = (
     "lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps", "plan_loss", "code_loss", "tokens",
@@ -57,8 +57,8 @@ def lm(options: EvaluateLm, as_json: bool):
 def reasoning(options: EvaluateReasoning, as_json: bool):
     """Evaluate a language model on reasoning tasks: accuracy by difficulty and by number of passes.
 
-    The table shows the share of rows with every answer right and the share of right answers, for each number of
-    passes. If the model decides when to halt, its average number of passes follows in brackets.
+    For each number of passes, the table shows the share of rows with only correct answers and the share of correct
+    answers. If the model decides when to halt, its average number of passes follows in brackets.
 
     Example: hrm-hf eval reasoning runs/pointers data/pointers --passes 1,2,4,8 --out runs/pointers/eval
     """
@@ -73,7 +73,7 @@ def reasoning(options: EvaluateReasoning, as_json: bool):
 @app.command()
 @takes(EvaluateCosmo)
 def cosmo(options: EvaluateCosmo, as_json: bool):
-    """Evaluate a regressor: accuracy, calibration and contour area of its posteriors, and accuracy per segment.
+    """Evaluate a regressor: accuracy (also per segment), calibration and contour area of its posteriors.
 
     Example: hrm-hf eval cosmo runs/cosmo --data data/lognormal --baseline runs/gp --out runs/cosmo/eval
     """
@@ -120,11 +120,10 @@ def cosmo_map(options: EvaluateMassMaps, as_json: bool):
 @app.command()
 @takes(EvaluatePuzzles)
 def puzzles(options: EvaluatePuzzles, as_json: bool):
-    """Evaluate a puzzle solver: accuracy per ACT step, halting, calibration, valid answers; pass@K for ARC.
+    """Evaluate a puzzle solver: accuracy per ACT step, halting, calibration, valid answers, ARC pass@K.
 
-    Under torchrun, the processes share the puzzles, and rank 0 prints and saves the results.
-
-    Rates come with 95 % Wilson intervals.
+    Under torchrun, the processes share the puzzles, and rank 0 prints and saves the results. Rates come with 95 %
+    Wilson intervals.
 
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval
     """
@@ -137,7 +136,7 @@ def puzzles(options: EvaluatePuzzles, as_json: bool):
 
 
 def _table(measure: str, rows: list[dict[str, Any]]) -> str:
-    """Return a table of accuracy by difficulty with one line per bin."""
+    """Format accuracy by difficulty as a table with one line per bin."""
     lines = [f"\n  {measure:>14}  puzzles    exact  95 %"]
     for row in rows:
         ends = f"{row['low']:g}" if row["low"] == row["high"] else f"{row['low']:g} to {row['high']:g}"

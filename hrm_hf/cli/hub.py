@@ -1,4 +1,4 @@
-"""`hrm-hf push` and `hrm-hf pull`: checkpoints and Spaces to the Hub, checkpoints from it."""
+"""`hrm-hf push` and `hrm-hf pull`: push checkpoints and Spaces to the Hub, and pull checkpoints."""
 
 import tempfile
 from pathlib import Path
@@ -19,7 +19,7 @@ def push(options: PushOptions, as_json: bool):
     """
     folder = Path(options.sources[0]).expanduser()
     if not (options.space or folder.is_dir()):
-        raise typer.BadParameter(f"{folder} is no folder; expected that of a saved model", param_hint="SOURCES")
+        raise typer.BadParameter(f"{folder}: not a folder; use the folder of a saved model", param_hint="SOURCES")
     from ..hub import checkpoint_contents, space_contents
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -33,7 +33,7 @@ def push(options: PushOptions, as_json: bool):
             contents = space_contents(write_space(Path(scratch, "space"), options.sources, title, options.embed))
         elif options.title or options.embed:
             hint = "--title" if options.title else "--embed"
-            raise typer.BadParameter(f"{folder} is a Space already", param_hint=hint)
+            raise typer.BadParameter(f"not valid for {folder}, which already is a Space", param_hint=hint)
         else:
             contents = space_contents(folder)
         (_report_plan if options.dry_run else _commit)(contents, options, as_json)
@@ -48,7 +48,7 @@ def _report_plan(contents, options: PushOptions, as_json: bool) -> None:
     typer.echo(f"to {options.repo_id}, {counted(len(sizes), 'file')}, {counted(sum(sizes.values()), 'byte')}:")
     typer.echo("\n".join(f"{size:>15,}  {name}" for name, size in sizes.items()))
     for name, why in contents.left_out.items():
-        typer.echo(f"stays behind: {name} ({why})")
+        typer.echo(f"not pushed: {name} ({why})")
     for note in contents.notes:
         typer.echo(f"note: {note}")
 

@@ -1,4 +1,4 @@
-"""`hrm-hf launch`, `recommend`, `preflight` and `slurm`: plan a training run, and start it here or on a cluster."""
+"""`hrm-hf launch`, `recommend`, `preflight`, `slurm`: plan a run, and start it here or on a cluster."""
 
 import json
 import shlex
@@ -17,16 +17,16 @@ from ..launch.slurm import SlurmJob
 from .command import takes
 
 
-# Settings of the command `launch`, in training/launch.py too: flags that are not ours are run_clm.py's.
+# Settings of `launch`, also for training/launch.py: unknown flags go to run_clm.py.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show each device and each term of the memory.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show every device and every term of the memory estimate.")]
 
 
 @takes(LaunchOptions, context=typer.Context, verbose=Verbose)
 def launch(options: LaunchOptions, context: typer.Context, verbose: bool, as_json: bool):
-    """Plan batch, learning rate and precision for this machine's GPUs, then run training/run_clm.py on them.
+    """Plan batch, learning rate and precision for this machine's GPUs, and run training/run_clm.py.
 
-    Every flag not listed here goes to run_clm.py as it is, and is not changed by the plan.
+    Flags not listed here are passed to run_clm.py unchanged, and override the plan.
 
     Example: python training/launch.py --model hrm-lm-50m --gpus 4 --train_data corpus.jsonl --max_steps 20000
 
@@ -41,14 +41,14 @@ def launch(options: LaunchOptions, context: typer.Context, verbose: bool, as_jso
 
 
 def _plan_text(plan, verbose: bool) -> str:
-    """Describe a plan in lines of text; `verbose` adds every device and every term of the memory."""
+    """Format a plan as text; `verbose` adds every device and every term of the memory estimate."""
     device, count, used = plan.devices[0], len(plan.devices), sum(plan.memory.values())
-    assumed = " (not all of them are here)" if plan.hypothetical else ""
+    assumed = " (not all on this machine)" if plan.hypothetical else ""
     capability = f", capability {device.capability[0]}.{device.capability[1]}" if device.kind == "cuda" else ""
     lines = {
         "devices": f"{count} x {device.name}, {_gib(device.memory)}{capability}{assumed}",
         "model": plan.model + (f", {counted(plan.parameters, 'parameter')}" if plan.parameters else ""),
-        "memory": f"{_gib(used)} of {_gib(plan.usable_memory)} that a device can give" if plan.memory else "unknown",
+        "memory": f"{_gib(used)} of {_gib(plan.usable_memory)} available per device" if plan.memory else "unknown",
         "batch": f"{plan.per_device_train_batch_size} per device x {count} x {plan.gradient_accumulation_steps} "
         f"accumulated = {counted(plan.effective_batch, 'sequence')} of {counted(plan.sequence_length, 'token')}",
         "learning rate": f"{plan.learning_rate:.6g}",
@@ -58,10 +58,10 @@ def _plan_text(plan, verbose: bool) -> str:
     }
     if plan.learning_rate != plan.base_learning_rate:
         lines["learning rate"] += (
-            f" = {plan.base_learning_rate:.6g} for {plan.reference_batch} sequences, scaled by the root"
+            f" = {plan.base_learning_rate:.6g} for {plan.reference_batch} sequences, scaled by the square root"
         )
     if plan.memory and not plan.fits:
-        lines["memory"] += " - MORE THAN THERE IS"
+        lines["memory"] += " - DOES NOT FIT"
     if verbose:
         lines |= {f"  device {i}": f"{item.name}, {_gib(item.memory)}" for i, item in enumerate(plan.devices)}
         lines |= {f"  {term}": _gib(size) for term, size in plan.memory.items()}
@@ -75,7 +75,7 @@ def _gib(size: int) -> str:
 
 @takes(RecommendOptions)
 def recommend(options: RecommendOptions, as_json: bool):
-    """Settings that fit into a memory: the guide's table, what was measured, and the command lines.
+    """Recommend settings that fit into memory, by the guide's table and by measurements.
 
     Example: hrm-hf recommend --memory 4GB
     """
@@ -90,23 +90,23 @@ def _advice_text(advice) -> str:
 
     lines = [
         f"memory     {in_words(advice.memory)}, of which {in_words(advice.usable)} for a step "
-        f"({in_words(advice.memory - advice.usable)} kept: context, libraries, fragments)",
+        f"({in_words(advice.memory - advice.usable)} reserved for context, libraries, fragmentation)",
         f"measured   {advice.measured_on}",
     ]
     if advice.guide:
         size = advice.guide.size(advice.guide_batch)
-        read = "" if advice.guide_batch <= advice.guide.measured_batch else ", read off the line"
-        share = f"{size / advice.usable:.1%} of it" if size <= advice.usable else "MORE THAN THERE IS"
+        read = "" if advice.guide_batch <= advice.guide.measured_batch else ", extrapolated"
+        share = f"{size / advice.usable:.1%} of it" if size <= advice.usable else "DOES NOT FIT"
         lines.append(f"guide      {advice.guide.title}, batch {advice.guide_batch}: {in_words(size)}{read}, {share}")
     best = advice.best
     size = in_words(best.size(best.largest_batch))
     lines += [
         f"what fits  {best.title}, batch {best.largest_batch}: {size}",
-        f"           the largest with a batch of {advice.worth} or more; batches above {advice.tried} were not tried",
+        f"           the largest with a batch of {advice.worth} or more; batches above {advice.tried} are untested",
         "",
     ]
     width = max(len(row.name) for row in advice.rows)
-    lines.append(f"{'preset'.ljust(width)}  {'always':>10}  {'an example':>10}  largest batch here")
+    lines.append(f"{'preset'.ljust(width)}  {'fixed':>10}  {'an example':>10}  largest batch")
     for row in advice.rows:
         sizes = f"{in_words(row.fixed):>10}  {in_words(row.per_example):>10}"
         lines.append(f"{row.name.ljust(width)}  {sizes}  {row.largest_batch or 'none':>4}  {row.title}".rstrip())
@@ -117,7 +117,7 @@ def _advice_text(advice) -> str:
 
 @takes(PreflightOptions)
 def preflight(options: PreflightOptions, as_json: bool):
-    """Check versions, GPUs, NCCL and gloo, port, disk, network, compiler and threads; status 1 if any fails.
+    """Check versions, GPUs, NCCL and gloo, port, disk, network, compiler and threads; exit 1 on failure.
 
     Example: srun --ntasks-per-node 1 hrm-hf preflight --processes 4 --port 29501 --out $SCRATCH/runs --require-gpu
     """
@@ -134,7 +134,7 @@ def preflight(options: PreflightOptions, as_json: bool):
 
 
 def _checks_text(checks) -> str:
-    """Return the table of checks, each with its fix below it."""
+    """Format the checks as a table, with each fix below its check."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
@@ -147,9 +147,9 @@ def _checks_text(checks) -> str:
 
 @dataclass(kw_only=True)
 class SlurmCommand(SlurmJob):
-    """A job and the destination of its script."""
+    """Options of `hrm-hf slurm`: a job, and where its script goes."""
 
-    out: str | None = option("File to write; standard output by default.", None)
+    out: str | None = option("File to write; stdout by default.", None)
     submit: bool = option("Submit the job with sbatch, from the current folder.", False)
 
     def __post_init__(self) -> None:
@@ -167,9 +167,7 @@ def slurm(job: SlurmCommand, as_json: bool):
     Example: hrm-hf slurm multi_node --nodes 4 --account m1234 --cluster perlmutter --out job.sbatch
     """
     if job.submit and not shutil.which("sbatch"):
-        raise OSError(
-            "sbatch is not on the PATH: run this on a login node of the cluster, or write the script with --out"
-        )
+        raise OSError("--submit: sbatch is not on the PATH; run this on a login node of the cluster, or use --out")
     if job.log_dir:
         Path(job.log_dir).mkdir(parents=True, exist_ok=True)
     if job.submit:
@@ -182,7 +180,7 @@ def slurm(job: SlurmCommand, as_json: bool):
         out = Path(job.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(job.text())
-        words, result = f"written: {out}; submit it from the checkout with: sbatch {out}", {"out": str(out)}
+        words, result = f"written: {out}; to submit it, run in the checkout: sbatch {out}", {"out": str(out)}
     else:
         words, result = job.text().rstrip("\n"), {"script": job.text()}
     typer.echo(json.dumps(result) if as_json else words)

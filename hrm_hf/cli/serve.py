@@ -1,4 +1,4 @@
-"""`hrm-hf app` and `hrm-hf serve`: a web page for trained models, and an HTTP server for a language model."""
+"""`hrm-hf app` and `hrm-hf serve`: a web page for trained models, and a server for a language model."""
 
 import socket
 from dataclasses import dataclass
@@ -16,25 +16,20 @@ class AppOptions(Options):
     """Options of `hrm-hf app`."""
 
     models: list[str] = option(
-        "Checkpoint folders, or models on the Hub; a tab for each. By default the puzzle solvers that come with "
-        "hrm_hf.",
-        [],
-        argument=True,
+        "Checkpoint folders or Hub models, one tab each; by default the packaged puzzle solvers.", [], argument=True
     )
-    host: str = option("Address to listen on; 0.0.0.0 is every one.", "127.0.0.1")
+    host: str = option("Address to listen on; 0.0.0.0 listens on all.", "127.0.0.1")
     port: int = option("Port to listen on.", 7860, min=1, max=65535)
-    share: bool = option("Also a public link through Gradio's servers.", False)
-    allow_host: list[str] = option(
-        "A further name of this server, as in the Host header, or *.NAME. Several times.", []
-    )
-    max_upload_mb: int = option("Most megabytes of an uploaded file.", 32, min=1)
-    device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)
+    share: bool = option("Also create a public link through Gradio's servers.", False)
+    allow_host: list[str] = option("Further Host header to accept: a name or *.NAME; repeatable.", [])
+    max_upload_mb: int = option("Size limit of an uploaded file in MB.", 32, min=1)
+    device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
     open_browser: bool = option("Open the page in a browser.", False, flags=("--open",))
 
 
 @takes(AppOptions, json=False)
 def show(options: AppOptions):
-    """Show trained models on a web page: boards step by step, text by depth, Go code, mHC gains, cosmology.
+    """Show trained models on a web page: boards by step, text by depth, Go code, mHC gains, cosmology.
 
     Example: hrm-hf app runs/sudoku_demo runs/hrm_lm --open
     """
@@ -52,26 +47,25 @@ def show(options: AppOptions):
         hosts.append(options.host.lower())
     validate_port(options.host, options.port)
     demo = build_app(models, device=options.device)
-    typer.echo(f"listening on http://{options.host}:{options.port} (end with Ctrl-C)")
+    typer.echo(f"listening on http://{options.host}:{options.port} (press Ctrl-C to stop)")
     where = {"server_name": options.host, "server_port": options.port, "inbrowser": options.open_browser}
     launch(demo, share=options.share, allow_hosts=hosts, max_upload_bytes=options.max_upload_mb * 2**20, **where)
 
 
 def validate_port(host: str, port: int) -> None:
-    """Raise ValueError if the port is taken, before models are loaded for a minute."""
+    """Raise ValueError if the port is taken, before spending a minute on loading models."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ValueError(
-                f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or --host"
-            ) from error
+            message = f"{host}:{port}: cannot listen ({error.strerror}); choose another --port or --host"
+            raise ValueError(message) from error
 
 
 @takes(ServeOptions, json=False)
 def serve(options: ServeOptions):
-    """Serve a causal LM over HTTP with OpenAI's API, as `transformers serve` does, with limits for each request.
+    """Serve a causal LM over HTTP with OpenAI's API, like `transformers serve`, with limits per request.
 
     Example: hrm-hf serve runs/hrm_lm_50m --port 8000
     """

@@ -1,4 +1,4 @@
-"""Options of `hrm-hf launch`, `recommend` and `preflight`; those of `hrm-hf slurm` are `slurm.SlurmJob`."""
+"""Options of `hrm-hf launch`, `recommend` and `preflight`; for `hrm-hf slurm` see `slurm.SlurmJob`."""
 
 import re
 from dataclasses import dataclass
@@ -9,45 +9,45 @@ from ..io.usage import UsageError
 
 
 def parse_memory(text: str, flag: str) -> int:
-    """Return `24GB`, `24GiB`, `24` or `800MB` in bytes; GB means binary gigabytes, as GPUs are sold.
+    """Convert `24GB`, `24GiB`, `24` or `800MB` to bytes; GB means GiB, as in the specifications of GPUs.
 
     Raises:
-        UsageError: another form, or no memory at all.
+        UsageError: the text is not a size, or the size is 0.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])?i?B?", text.strip(), re.IGNORECASE)
     if not match or float(match[1]) == 0:
-        raise UsageError(f"memory {text!r} is not of the form 24GB or 800MB", flag)
+        raise UsageError(f"{text!r}: must be a size, for example 24GB or 800MB", flag)
     return int(float(match[1]) * (2**20 if (match[2] or "G").upper() == "M" else 2**30))
 
 
-def both(name: str) -> tuple[str, str]:
-    """Both spellings of a flag: the guide's launcher has underscores, our other commands have hyphens."""
+def spellings(name: str) -> tuple[str, str]:
+    """Return a flag with underscores (as in the original launcher) and with hyphens (as in our commands)."""
     return f"--{name}", f"--{name.replace('_', '-')}"
 
 
 @dataclass(kw_only=True)
 class LaunchOptions(Options):
-    """A run of training/run_clm.py to plan for this machine, or with `dry_run` for GPUs that may not be here."""
+    """Options of `hrm-hf launch`, which plans a run of training/run_clm.py; `dry_run` plans for any GPUs."""
 
     model: str | None = option(
-        "hrm-lm-50m, rlm-mhc-small, gpt2, ...: a recipe, preset or model type; or give --recipe FILE.", None
+        "Recipe, preset or model type: hrm-lm-50m, rlm-mhc-small, gpt2, ...; or use --recipe FILE.", None
     )
-    gpus: int | None = option("GPUs to use; all by default.", None, min=1)
+    gpus: int | None = option("Number of GPUs; all by default.", None, min=1)
     gpu_memory: str | None = option(
-        "With --dry_run: plan for GPUs of this size, e.g. 24GB.", None, flags=both("gpu_memory")
+        "With --dry_run: plan for GPUs with this much memory, e.g. 24GB.", None, flags=spellings("gpu_memory")
     )
     cpu: bool = option("Train on the CPU.", False)
-    processes: int | None = option("With --cpu: processes. [default: 1]", None, min=1)
+    processes: int | None = option("With --cpu: number of processes. [default: 1]", None, min=1)
     batch_table: Literal["memory", "guide"] = option(
-        "Batch per device: what fits, or the guide's table.", "memory", flags=both("batch_table")
+        "Batch per device: what fits into memory, or the guide's table.", "memory", flags=spellings("batch_table")
     )
     strategy: Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = option(
-        "ddp, or how large models are sharded.", "ddp"
+        "Plain data parallelism (ddp), or how to shard a large model.", "ddp"
     )
     port: int | None = option(
-        "Port of the processes; a free one by default.", None, min=1, max=65535, flags=both("master_port")
+        "Port for the rendezvous; a free one by default.", None, min=1, max=65535, flags=spellings("master_port")
     )
-    dry_run: bool = option("Print the plan and stop.", False, flags=both("dry_run"))
+    dry_run: bool = option("Print the plan and stop.", False, flags=spellings("dry_run"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,17 +56,17 @@ class LaunchOptions(Options):
         if self.processes and not self.cpu:
             raise UsageError(f"processes={self.processes}: needs --cpu; use --gpus for GPUs", "--processes")
         if self.gpu_memory and not self.dry_run:
-            raise UsageError("--gpu_memory describes GPUs that are not here; add --dry_run", "--gpu_memory")
+            raise UsageError(f"gpu_memory={self.gpu_memory}: only valid with --dry_run; add it", "--gpu_memory")
         self.memory = parse_memory(self.gpu_memory, "--gpu_memory") if self.gpu_memory else None
 
 
 @dataclass(kw_only=True)
 class RecommendOptions(Options):
-    """A memory to find settings for."""
+    """Options of `hrm-hf recommend`."""
 
     memory: str = option("Memory of one device: 4GB, 4GiB, 4096MB.")
     task: Literal["puzzle", "lm", "cosmo"] = option("puzzle, lm (language models) or cosmo (maps).", "puzzle")
-    cpu: bool = option("Memory of a CPU, which keeps less for itself.", False)
+    cpu: bool = option("Plan for a CPU, which reserves less memory.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,14 +75,14 @@ class RecommendOptions(Options):
 
 @dataclass(kw_only=True)
 class PreflightOptions(Options):
-    """A run that a machine is checked for."""
+    """Options of `hrm-hf preflight`: what the run to check for needs."""
 
-    processes: int = option("Training processes of this machine.", 2, min=1)
-    port: int | None = option("Port of the rendezvous; it must be free then.", None, min=1, max=65535)
+    processes: int = option("Training processes on this machine.", 2, min=1)
+    port: int | None = option("Port for the rendezvous; fails if it is taken.", None, min=1, max=65535)
     out: str = option("Output folder of the run.", "runs")
-    free: str = option("Space that must be free there, e.g. 20GB.", "1GB")
+    free: str = option("Disk space that must be free in the output folder, e.g. 20GB.", "1GB")
     require_gpu: bool = option("Fail without a GPU.", False)
-    timeout: float = option("Seconds until processes must have met.", 60.0, min=1)
+    timeout: float = option("Seconds that the processes have to connect.", 60.0, min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

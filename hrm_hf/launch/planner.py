@@ -1,13 +1,13 @@
-"""Plans the training of a language model on the devices of one machine, and starts it.
+"""Plan the training of a language model on the devices of one machine, and start it.
 
     plan = plan_run(options, flags)     batch, accumulation, learning rate, precision and command line
-    start(plan)                         becomes that command
+    start(plan)                         replaces this process with that command
 
-The memory model (`memory.py`) chooses how many sequences a device takes at once. The recipe decides how many an
-optimizer step takes in all, and the number of GPUs does not change that. `batch_table="guide"` uses the original
-launcher's table of batches by number of GPUs instead.
+The memory model (`memory.py`) sets the number of sequences per device. The recipe sets the number of sequences per
+optimizer step, whatever the number of GPUs. With `batch_table="guide"`, the original launcher's table of batches by
+number of GPUs replaces both.
 
-Left out: several machines (accelerate_configs/multi_node.yaml).
+For several machines see accelerate_configs/multi_node.yaml.
 """
 
 import json
@@ -51,10 +51,10 @@ from .options import LaunchOptions
 
 RUN_CLM = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # the options of run_clm.py
 PLAN_FILE = "launch_plan.json"
-BF16_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16 arithmetic
+BF16_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16 arithmetic
 CHECKPOINTING_FROM = 99_000_000  # the guide checkpoints its 100m model; ours has 99,976,706 parameters
-REFERENCE_BATCH = 16  # sequences of an optimizer step without a recipe
-# The original launcher's sequences per GPU, by number of GPUs.
+REFERENCE_BATCH = 16  # sequences per optimizer step if there is no recipe
+# Sequences per GPU in the original launcher, by number of GPUs.
 GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2: 3, 4: 2, 8: 1}}
 
 
@@ -71,12 +71,12 @@ class Device:
         return "cuda" if self.capability > (0, 0) else "cpu"
 
 
-ASSUMED_GPU = Device("assumed GPU", 24 * GIB, (8, 0))  # for --dry_run where there is none
+ASSUMED_GPU = Device("assumed GPU", 24 * GIB, (8, 0))  # for --dry_run on a machine without a GPU
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything that was decided, and why it fits. Memory in bytes per device; batches in sequences."""
+    """Plan of a run. Memory is in bytes per device, batches are in sequences."""
 
     model: str
     parameters: int | None
@@ -99,23 +99,23 @@ class LaunchPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory model says that the step fits (True where it knows nothing)."""
+        """Whether the step fits by the memory model; True if the memory of the model is unknown."""
         return sum(self.memory.values()) <= self.usable_memory
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the plan as a dictionary for JSON."""
         return {**asdict(self), "fits": self.fits, "command_line": shlex.join(self.command)}
 
 
 def plan_run(options: LaunchOptions, flags: Sequence[str]) -> LaunchPlan:
-    """Plan a run on this machine, or with `dry_run` on GPUs that may not be here.
+    """Plan a run on this machine, or with `dry_run` for GPUs that this machine may not have.
 
     Raises:
-        ImportError: DeepSpeed is to train, and it is not installed.
-        UsageError: an unknown model or flag.
-        ValueError: fewer GPUs than asked for, or a model that does not fit.
+        ImportError: the strategy needs DeepSpeed, which is not installed.
+        UsageError: a model or flag is unknown.
+        ValueError: the machine has fewer GPUs than requested, or the model does not fit.
     """
-    run_values(options.model, flags)  # usage comes before what this machine lacks
+    run_values(options.model, flags)  # report usage errors before missing packages or GPUs
     if options.strategy.startswith("deepspeed") and not options.dry_run:
         what = f"--strategy {options.strategy} needs deepspeed"
         validate_extra("deepspeed", what, "deepspeed", instead="use fsdp2")
@@ -132,52 +132,54 @@ def plan_run(options: LaunchOptions, flags: Sequence[str]) -> LaunchPlan:
         return plan_launch(options, flags, [*found, *[like] * wanted][:wanted], hypothetical=len(found) < wanted)
     if len(found) < (wanted or 1):
         raise ValueError(
-            f"gpus={wanted or 1}: {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to plan for "
-            "GPUs that are not here"
+            f"gpus={wanted or 1}: only {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to plan "
+            "for another machine"
         )
     return plan_launch(options, flags, found[:wanted])
 
 
 def start(plan: LaunchPlan) -> None:
-    """Writes the plan into the run's folder and becomes the command, so that signals and exit status are its own."""
+    """Write the plan to the run's folder, and replace this process with the command."""
     folder = Path(plan.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PLAN_FILE).write_text(json.dumps(plan.to_dict(), indent=1))
-    # The programs of this environment first: the launcher may run without its environment being activated.
+    # Put this environment's programs first, because the environment may not be activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     sys.stdout.flush()
     os.execvpe(plan.command[0], plan.command, {**os.environ, "PATH": path})
 
 
 def cuda_devices() -> list[Device]:
-    """The GPUs that this process may use."""
+    """List the GPUs visible to this process."""
     found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [Device(each.name, each.total_memory, (each.major, each.minor)) for each in found]
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nothing listens on."""
+    """Return a free TCP port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of run_clm.py: those that a model's recipe gives, and those that flags give.
+    """Return the options of run_clm.py that the model's recipe sets, and those that the flags set.
 
-    A model is a recipe (hrm-lm-50m is training/recipes/hrm_lm_50m.yaml), a preset of one of our configs, or a model
-    type of transformers. The flag --recipe replaces it.
+    `model` names a recipe (hrm-lm-50m is training/recipes/hrm_lm_50m.yaml), a preset of one of our configs, or a model
+    type of transformers. The flag --recipe takes its place.
 
     Raises:
-        UsageError: no such model, both or neither of model and recipe, or a flag that run_clm.py does not know.
-        ValueError: a recipe that run_clm.py would reject.
+        UsageError: the model or a flag is unknown, or model and recipe are both given or both missing.
+        ValueError: run_clm.py would reject the recipe.
     """
     parser = RecipeParser(RUN_CLM)
     given = parser.given(flags)
     if model is not None and "recipe" in given:
-        raise UsageError(f"recipe={given['recipe']}: --model {model} names another; give only one", "--recipe")
+        raise UsageError(
+            f"recipe={given['recipe']}: cannot be combined with --model {model}; use one of them", "--recipe"
+        )
     if model is None and "recipe" not in given:
-        raise UsageError(f"no model; choose one of {', '.join(known_models())}, or give --recipe FILE", "--model")
+        raise UsageError(f"model=None: choose one of {', '.join(known_models())}, or use --recipe FILE", "--model")
     path = Path(given["recipe"]) if model is None else RECIPES / f"{model.replace('-', '_')}.yaml"
     if model is None or path.exists():
         return {**load_recipe(path, parser.known), "recipe": str(path)}, given
@@ -191,7 +193,7 @@ def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, 
 
 
 def known_models() -> list[str]:
-    """Names for `--model`: presets of our language models, gpt2, llama, and recipes of run_clm.py."""
+    """List the names for --model: presets of our language models, gpt2, llama, recipes of run_clm.py."""
     known = RecipeParser(RUN_CLM).known
     recipes = {path.stem.replace("_", "-"): load_yaml(path) for path in RECIPES.glob("*.yaml")}
     ours = [name for name, recipe in recipes.items() if "model_type" in recipe and set(recipe) <= known]
@@ -199,10 +201,9 @@ def known_models() -> list[str]:
 
 
 def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> PreTrainedConfig:
-    """The config that run_clm.py would build, but for the vocabulary of a tokenizer of the Hub, which is not fetched.
+    """Return the config that run_clm.py would build from the results of `run_values`.
 
-    Args:
-        recipe, given: what `run_values` returns.
+    A tokenizer on the Hub is not downloaded, so its vocabulary size is not applied.
     """
     values = recipe | (given or {})
     arguments = ModelArguments(**{each.name: values.get(each.name) for each in fields(ModelArguments)})
@@ -219,17 +220,17 @@ def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> Pr
 
 
 def guide_batch(model: str, processes: int) -> int:
-    """The original launcher's sequences per GPU; between the counts it lists, that of the next lower one."""
+    """Return the original launcher's sequences per GPU for the largest listed count up to `processes`."""
     if model not in GUIDE_BATCHES:
-        raise ValueError(f"the guide has no batch table for {model!r}, only for {', '.join(GUIDE_BATCHES)}")
+        raise ValueError(f"model={model!r}: the guide has batch tables only for {', '.join(GUIDE_BATCHES)}")
     return GUIDE_BATCHES[model][max(count for count in GUIDE_BATCHES[model] if count <= processes)]
 
 
 def share_batch(target: int, processes: int, most: int) -> tuple[int, int]:
-    """Sequences per device and accumulated steps whose product with `processes` is `target`, or just above it.
+    """Split `target` sequences over processes; return sequences per device and accumulation steps.
 
-    The fewest accumulated steps whose batches are at most `most` and exactly equal; where `target` is no multiple of
-    the processes, each takes one sequence more than its share.
+    Uses the fewest accumulation steps that give equal batches of at most `most` sequences. If `target` is not a
+    multiple of `processes`, it is rounded up to one.
     """
     share = math.ceil(target / processes)
     accumulation = next(steps for steps in range(1, share + 1) if share % steps == 0 and share // steps <= most)
@@ -239,10 +240,10 @@ def share_batch(target: int, processes: int, most: int) -> tuple[int, int]:
 def plan_launch(
     options: LaunchOptions, flags: Sequence[str], devices: list[Device], hypothetical: bool = False
 ) -> LaunchPlan:
-    """Decide everything a launch needs. What `flags` give is taken as it is and planned around.
+    """Plan a launch on `devices`. Options set by `flags` are kept, and the plan adapts to them.
 
     Raises:
-        ValueError: an unknown model or option, or a model that does not fit, with what would help.
+        ValueError: the model or an option is unknown, or the model does not fit; the message suggests fixes.
     """
     processes, (recipe, given) = len(devices), run_values(options.model, flags)
     model = options.model or Path(recipe["recipe"]).stem.replace("_", "-")
@@ -258,7 +259,7 @@ def plan_launch(
     batch, accumulation = _batch(options, given, reference, processes, most)
     effective = batch * processes * accumulation
     base = rate = float(values.get("learning_rate", LmTrainingArguments.learning_rate))
-    if "learning_rate" not in given:  # the original launcher's rule, whose reference is 16 sequences
+    if "learning_rate" not in given:  # the original launcher scales by the root too, from 16 sequences
         rate *= math.sqrt(max(1.0, effective / reference))
     decided = {
         "per_device_train_batch_size": batch,
@@ -270,7 +271,7 @@ def plan_launch(
     }
     if options.cpu or "use_cpu" in values:
         decided["use_cpu"] = str(options.cpu).lower()
-    if "global_batch_size" in values:  # a recipe's would override the batch per device
+    if "global_batch_size" in values:  # otherwise the recipe's value overrides the batch per device
         decided["global_batch_size"] = effective
     port = free_port() if options.port is None else options.port
     return LaunchPlan(
@@ -302,7 +303,7 @@ def plan_launch(
 
 
 def step_options(recipe, given, shape: ModelShape | None, devices: Sequence[Device], strategy="ddp") -> dict[str, Any]:
-    """Return precision, checkpointing and sharding of a step on these devices, as `training_memory` takes them."""
+    """Return the options of `training_memory` for a step on these devices."""
     capable = min(device.capability for device in devices) >= BF16_CAPABILITY
     step = {"bf16": given.get("bf16", capable), "processes": len(devices), "strategy": strategy}
     usable = usable_memory(min(device.memory for device in devices), devices[0].kind)
@@ -311,18 +312,18 @@ def step_options(recipe, given, shape: ModelShape | None, devices: Sequence[Devi
 
 
 def block_size_of(values: dict[str, Any]) -> int:
-    """Return the tokens of a row, which options of run_clm.py give or leave to its default."""
+    """Return the tokens per row from the options of run_clm.py or their default."""
     return int(values.get("block_size", LmDataArguments.block_size))
 
 
 def _batch(
     options: LaunchOptions, given: dict[str, Any], reference: int, processes: int, most: int
 ) -> tuple[int, int]:
-    """Sequences per device and accumulated steps; at most `most` sequences fit where the memory model decides."""
+    """Return sequences per device (at most `most` if the memory model decides) and accumulation steps."""
     batch, target = given.get("per_device_train_batch_size"), given.get("global_batch_size", reference)
     if options.batch_table == "guide":
-        of_guide = guide_batch(options.model, processes)
-        batch, target = batch or of_guide, given.get("global_batch_size", of_guide * processes)
+        listed = guide_batch(options.model, processes)
+        batch, target = batch or listed, given.get("global_batch_size", listed * processes)
     if batch is None:
         batch, accumulation = share_batch(target, processes, most)
     else:
@@ -331,10 +332,10 @@ def _batch(
 
 
 def _launcher(options: LaunchOptions, processes: int, port: int) -> list[str]:
-    """The launcher's part of the command.
+    """Return the launcher's part of the command.
 
-    torchrun starts CPU processes: `accelerate launch --cpu --num_processes 2` starts processes that form no group and
-    overwrite each other's output, without an error (accelerate 1.15).
+    CPU runs use torchrun, because `accelerate launch --cpu --num_processes 2` starts processes that silently form no
+    group and overwrite each other's output (accelerate 1.15).
     """
     if options.cpu:
         return ["torchrun", "--nproc_per_node", str(processes), "--master_port", str(port)]
@@ -352,9 +353,9 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """As flags or the recipe say; else from 100m parameters on, as in the guide, or if no sequence fits without.
+    """Return whether to checkpoint: by flags or recipe, else if it is large (100m) or nothing fits otherwise.
 
-    The old name is an alias of TrainingArguments; a flag of either name takes precedence over a recipe.
+    TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """
     names = ("activation_checkpointing", "gradient_checkpointing")
     chosen = [values[name] for values in (given, recipe) for name in names if name in values]
@@ -366,7 +367,7 @@ def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable:
 
 
 def _shape(recipe: dict[str, Any], given: dict[str, Any], needed: bool) -> ModelShape | None:
-    """None where the memory of the model is unknown and the batch does not depend on it."""
+    """Return the model's shape, or None if its memory is unknown and not `needed`."""
     try:
         return model_shape(config_of(recipe, given))
     except ValueError:
@@ -381,13 +382,13 @@ def _does_not_fit(model: str, shape: ModelShape, length: int, usable: int, optio
     shard = "" if options["strategy"] != "ddp" or options["processes"] == 1 else ", --strategy fsdp2"
     return (
         f"{model} does not fit: one sequence of {length} tokens needs {sum(terms.values()) / GIB:.1f} GiB of the "
-        f"{usable / GIB:.1f} GiB that a device can give ({largest} GiB); try a shorter --block_size"
+        f"{usable / GIB:.1f} GiB available per device ({largest} GiB); try a shorter --block_size"
         f"{'' if options['checkpointing'] else ', --activation_checkpointing true'}{shard} or devices with more memory"
     )
 
 
 def _recipe_batch(recipe: dict[str, Any]) -> int:
-    """Sequences of an optimizer step of the recipe as one process would run it, which its learning rate belongs to."""
+    """Return the batch for which the recipe's learning rate was chosen (sequences per step, one process)."""
     if "global_batch_size" in recipe:
         return int(recipe["global_batch_size"])
     if "per_device_train_batch_size" not in recipe:
@@ -396,7 +397,7 @@ def _recipe_batch(recipe: dict[str, Any]) -> int:
 
 
 def _presets() -> dict[str, tuple[str, str]]:
-    """Name for --model -> model type and preset, where run_clm.py trains ours: hrm-lm-50m, rlm-mhc-small."""
+    """Map names for --model (hrm-lm-50m, rlm-mhc-small) to the model type and preset for run_clm.py."""
     named = {}
     for row in ARCHITECTURES.values():
         if row.memory_shape:

@@ -1,13 +1,13 @@
-"""Checks a machine before a long run: what is missing, what is worth knowing, and how to fix it.
+"""Check a machine before a long run, and say how to fix what is missing.
 
     checks = run_checks(PreflightOptions(processes=2, port=29500))
     any(check.status == "fail" for check in checks)
 
-Where possible things are tried rather than asked: processes meet and add numbers, a port is bound, a file is written.
-Nothing is left behind. Run it where training will run: on a compute node, inside the job.
+The checks try things out where possible: processes connect and add numbers, a port is bound, a file is written and
+deleted. Run them where training will run: on a compute node, inside the job.
 
-Left out: whether installed versions fit one another (`pip check`), and the network between several machines; start it
-with `srun` on all nodes to check each.
+They do not check whether installed versions are compatible (see `pip check`), or the network between machines. To
+check each machine, start the command with `srun` on all nodes.
 """
 
 import os
@@ -29,9 +29,9 @@ from ..trainer.recipes import library_versions
 from .options import PreflightOptions
 
 
-TORCHRUN_PORT = 29500  # torchrun's and accelerate's own, when they are told none
+TORCHRUN_PORT = 29500  # default of torchrun and accelerate
 PROBE_BYTES = 2**20
-# One rank of the all-reduce. Its own text, so that a process imports torch and not this package.
+# Program of one rank of the all-reduce; it imports torch but not this package.
 RANK_PROGRAM = """
 import datetime, sys, torch, torch.distributed as dist
 backend, seconds = sys.argv[1], float(sys.argv[2])
@@ -47,7 +47,7 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table. `status` is "ok", "note" or "fail"; `fix` says what to do about the last two."""
+    """Result of a check. `status` is "ok", "note" or "fail"; `fix` says what to do about the last two."""
 
     name: str
     status: str
@@ -56,9 +56,9 @@ class Check:
 
 
 def run_checks(options: PreflightOptions) -> list[Check]:
-    """Every check, in the order of the table.
+    """Run all checks, in the order of the table.
 
-    Without a port the launchers' default is checked, and only noted if it is taken. The output folder need not exist.
+    Without a port, the launchers' default is checked, and is only a note if taken. The output folder need not exist.
     """
     return [
         *(Check(name, "ok", version) for name, version in library_versions().items()),
@@ -74,9 +74,9 @@ def run_checks(options: PreflightOptions) -> list[Check]:
 
 
 def gpus(required: bool = False) -> list[Check]:
-    """GPUs that torch can use, and their free memory."""
+    """Check the GPUs that torch can use, and their free memory."""
     if not torch.cuda.is_available():
-        fix = "if nvidia-smi shows one, install torch's CUDA build; on Slurm ask for one; else --use_cpu true"
+        fix = "if nvidia-smi lists a GPU, install torch's CUDA build; on Slurm request a GPU; or use --use_cpu true"
         return [Check("GPU", "fail" if required else "note", f"none (torch {torch.__version__})", fix)]
     checks = []
     for index in range(torch.cuda.device_count()):
@@ -89,29 +89,29 @@ def gpus(required: bool = False) -> list[Check]:
 
 
 def backends(processes: int, timeout: float) -> list[Check]:
-    """Tries gloo and NCCL by adding a number over `processes` processes."""
+    """Check gloo and NCCL with an all-reduce over `processes` processes."""
     gloo = _all_reduce("gloo", processes, timeout)
     if not torch.cuda.is_available():
-        return [gloo, Check("nccl", "note", "without a GPU it cannot be tried", "run this on a GPU node")]
+        return [gloo, Check("nccl", "note", "not tested without a GPU", "run this on a GPU node")]
     if not torch.distributed.is_nccl_available():
         return [gloo, Check("nccl", "fail", "not in this build of torch", "install torch's CUDA build")]
     return [gloo, _all_reduce("nccl", min(processes, torch.cuda.device_count()), timeout)]
 
 
 def port_check(port: int | None) -> Check:
-    """Whether the port of the rendezvous can be bound."""
+    """Check whether the port of the rendezvous can be bound."""
     number = TORCHRUN_PORT if port is None else port
     try:
         with socket.socket() as probe:
             probe.bind(("", number))
     except OSError as error:
-        fix = "take another: --master_port, --main_process_port (hrm-hf slurm takes one from the job's number)"
+        fix = "choose another: --master_port, --main_process_port (hrm-hf slurm derives the port from the job ID)"
         return Check("port", "note" if port is None else "fail", f"{number} cannot be bound: {error.strerror}", fix)
     return Check("port", "ok", f"{number} is free")
 
 
 def output_folder(out: Path, min_free: int = 0) -> list[Check]:
-    """Whether files can be written there, and how many bytes still fit."""
+    """Check whether `out` is writable and has enough free space."""
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=place) as probe:
@@ -119,39 +119,39 @@ def output_folder(out: Path, min_free: int = 0) -> list[Check]:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        fix = "free some space there, or choose another --out"
+        fix = "check its permissions and free space, or choose another --out"
         return [Check("output", "fail", f"cannot write into {place}: {error.strerror}", fix)]
     usage = shutil.disk_usage(place)
     text = f"{usage.free / 2**30:,.1f} of {usage.total / 2**30:,.1f} GiB free in {place}"
     enough = usage.free >= min_free
-    fix = "" if enough else f"{min_free / 2**30:,.1f} GiB are asked for (--free); delete checkpoints or choose another"
-    return [Check("output", "ok", f"{place} takes files"), Check("disk", "ok" if enough else "fail", text, fix)]
+    fix = "" if enough else f"--free requires {min_free / 2**30:,.1f} GiB; delete checkpoints or choose another --out"
+    return [Check("output", "ok", f"{place} is writable"), Check("disk", "ok" if enough else "fail", text, fix)]
 
 
 def interfaces() -> list[Check]:
-    """Network interfaces, and whether those that NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name are there and up.
+    """Check that network interfaces are up, also those in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME.
 
-    NCCL's value is a list of prefixes; `=` before it means complete names, `^` all but these.
+    NCCL's value is a list of prefixes. After `=` the names are complete, and `^` excludes them.
     """
     up = [name for name, state in psutil.net_if_stats().items() if state.isup]
     checks = [Check("interfaces", "ok" if up else "fail", ", ".join(up) or "none is up")]
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = os.environ.get(variable)
         if not value:
-            fix = f"several machines: export {variable}=NAME of the network that joins them"
+            fix = f"for several machines: export {variable}=NAME, the interface of the network between them"
             checks.append(Check(variable, "note", "not set", fix))
             continue
         missing = [each for each in value.lstrip("^=").split(",") if not any(name.startswith(each) for name in up)]
         if missing and not value.startswith("^"):
             fix = f"unset {variable}, or name one of {', '.join(up)}"
-            checks.append(Check(variable, "fail", f"{','.join(missing)} is not here, or down", fix))
+            checks.append(Check(variable, "fail", f"{','.join(missing)}: does not exist or is down", fix))
         else:
             checks.append(Check(variable, "ok", value))
     return checks
 
 
 def hostname() -> Check:
-    """Whether this machine's own name leads to itself, which torchrun's rendezvous goes by."""
+    """Check whether the hostname resolves to this machine, as torchrun's rendezvous expects."""
     name = socket.gethostname()
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(name, None)}
@@ -164,42 +164,42 @@ def hostname() -> Check:
     text = f"{name} is {', '.join(sorted(here or found))}"
     if not here:
         fix = "torchrun would wait for another machine: --rdzv_conf is_host=1 on the first node, is_host=0 elsewhere"
-        return Check("hostname", "fail", f"{text}, none of which is here", fix)
+        return Check("hostname", "fail", f"{text}, not an address of this machine", fix)
     if here == local:
         fix = "fine on one machine; on several set GLOO_SOCKET_IFNAME, and --rdzv_conf is_host=1 on the first"
-        return Check("hostname", "note", f"{text}, which others cannot reach", fix)
+        return Check("hostname", "note", f"{text}, which other machines cannot reach", fix)
     return Check("hostname", "ok", text)
 
 
 def compiler() -> Check:
-    """Whether torch.compile would find what it needs."""
+    """Check whether torch.compile would find a compiler and triton."""
     from ..trainer import validate_compiler
 
     fix = "DISABLE_COMPILE=1 (pretrain.py), --torch_compile false (others), or install it"
     if torch.cuda.is_available() and not find_spec("triton"):
-        return Check("torch.compile", "note", "lacks triton", fix)
+        return Check("torch.compile", "note", "triton is not installed", fix)
     try:
         validate_compiler(torch.device("cpu"))
     except RuntimeError:
-        return Check("torch.compile", "note", "lacks a C++ compiler (g++)", fix)
-    return Check("torch.compile", "ok", "has a compiler")
+        return Check("torch.compile", "note", "no C++ compiler (g++)", fix)
+    return Check("torch.compile", "ok", "compiler found")
 
 
 def threads(processes: int) -> Check:
-    """OMP_NUM_THREADS of all processes against the cores they may use."""
+    """Compare the OpenMP threads of all processes with the cores they may use."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     value = os.environ.get("OMP_NUM_THREADS", "")
     fix = f"export OMP_NUM_THREADS={max(1, cores // processes)}"
     if not value.isdigit() or int(value) < 1:
         status = "fail" if value else "note" if processes > 1 else "ok"
-        return Check("OMP_NUM_THREADS", status, f"{value!r} is no number of threads" if value else "not set", fix)
+        return Check("OMP_NUM_THREADS", status, f"{value!r} must be a positive integer" if value else "not set", fix)
     over = int(value) * processes > cores
     text = f"{value} x {processes} processes on {cores} cores"
     return Check("OMP_NUM_THREADS", "note" if over else "ok", text, fix if over else "")
 
 
 def _all_reduce(backend: str, processes: int, timeout: float) -> Check:
-    """`processes` processes of this machine add up their numbers; each ends by itself or is killed."""
+    """Run an all-reduce over `processes` local processes, and kill those that hang."""
     from .planner import free_port
 
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
@@ -214,19 +214,19 @@ def _all_reduce(backend: str, processes: int, timeout: float) -> Check:
         )
         for rank in range(processes)
     ]
-    deadline, codes = time.monotonic() + timeout, [None]
-    while time.monotonic() < deadline and None in codes and not any(codes):  # the others wait for one that gave up
+    deadline, statuses = time.monotonic() + timeout, [None]
+    while time.monotonic() < deadline and None in statuses and not any(statuses):  # after a failure the others hang
         time.sleep(0.05)
-        codes = [rank.poll() for rank in ranks]
+        statuses = [rank.poll() for rank in ranks]
     for rank in ranks:
         rank.kill()
-    failures = [text for code, text in zip(codes, [rank.communicate()[1] for rank in ranks]) if code]
+    failures = [text for code, text in zip(statuses, [rank.communicate()[1] for rank in ranks]) if code]
     count = counted(processes, "process", "processes")
     if failures:
         lines = [line.strip() for line in failures[0].splitlines() if "Error" in line] or ["no message"]
-        fix = f"see {backend.upper()}_SOCKET_IFNAME and hostname below; {backend.upper()}_DEBUG=INFO says more"
+        fix = f"see {backend.upper()}_SOCKET_IFNAME and hostname below; {backend.upper()}_DEBUG=INFO shows more"
         return Check(backend, "fail", f"{count}: {lines[-1][:200]}", fix)
-    if None in codes:
-        fix = f"try {backend.upper()}_SOCKET_IFNAME=lo, and look for a firewall; on a slow machine --timeout"
-        return Check(backend, "fail", f"{count} did not meet in {timeout:g} s", fix)
-    return Check(backend, "ok", f"{count} added their numbers")
+    if None in statuses:
+        fix = f"try {backend.upper()}_SOCKET_IFNAME=lo, check for a firewall, or raise --timeout on a slow machine"
+        return Check(backend, "fail", f"{count} did not connect within {timeout:g} s", fix)
+    return Check(backend, "ok", f"{count} completed an all-reduce")

@@ -1,11 +1,11 @@
-"""Recommends models and batches for a given memory, by bytes of real steps (`benchmarks/puzzles/presets.py`).
+"""Recommend models and batches for a given memory, measured by `benchmarks/puzzles/presets.py`.
 
     advice = recommend(RecommendOptions(memory="4GB", task="puzzle"))
-    advice.rows       every preset: what was measured, and the largest batch that fits
+    advice.rows       every preset: its memory, and the largest batch that fits
     advice.commands   the command lines to run
 
-For puzzles the guide's own table is followed first and measured beside it. Sizes are for one device, uncompiled, in
-float32; a batch beyond those measured is read off the line through them. Language models have the row length,
+For puzzles, the advice also includes the guide's own recommendation, with measured memory. Sizes are for one device,
+uncompiled, in float32; batches above the measured ones are extrapolated linearly. Language models use the row length,
 precision and checkpointing that `hrm-hf launch` would plan for a GPU with bfloat16.
 """
 
@@ -22,16 +22,16 @@ from .planner import ASSUMED_GPU, Device, block_size_of, config_of, known_models
 
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
-LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original's; more has not been tried
-WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # a larger model is preferred down to this batch; lm accumulates
+LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # as in the original code; larger ones are untested
+WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # smallest useful batch; language models can accumulate
 RATES = "lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
 COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_single_gpu"}
 
 
 class GuideRow(NamedTuple):
-    """A row of the guide's memory table: its batch and architecture, and epochs with the interval of evaluations.
+    """Row of the guide's memory table. `epochs` counts all epochs, and those between evaluations.
 
-    The guide names no heads for hidden 64; two are the nearest to its other rows that keep 32 values a head.
+    The guide does not give the number of heads for hidden size 64; we use two, which is 32 per head as in other rows.
     """
 
     batch: int
@@ -52,7 +52,7 @@ GUIDE_ROWS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One preset: bytes that are always there, bytes of an example, the largest batch measured and that which fits."""
+    """Memory of a preset: fixed bytes, bytes per example, and the largest batches measured and fitting."""
 
     name: str
     title: str
@@ -62,13 +62,13 @@ class Row:
     largest_batch: int
 
     def size(self, batch: int) -> int:
-        """Bytes of a step at that batch."""
+        """Return the bytes of a step with this batch."""
         return self.fixed + batch * self.per_example
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The runs that fit. `guide` is the row of the guide's table (puzzles), `best` the largest model worth it."""
+    """Recommended runs. `guide` is for puzzles only; `best` is the largest model with a useful batch."""
 
     task: str
     memory: int
@@ -79,12 +79,12 @@ class Advice:
     guide_batch: int | None
     best: Row
     commands: dict[str, str]
-    tried: int  # no larger batch is recommended
-    worth: int  # the batch that a model must reach to be preferred to a smaller one
+    tried: int  # the largest batch to recommend
+    worth: int  # the smallest useful batch
 
 
 def recommend(options: RecommendOptions) -> Advice:
-    """Settings for a device with a memory. Raises ValueError if nothing fits into it."""
+    """Recommend settings for a device with this memory. Raises ValueError if nothing fits."""
     memory, task = options.size, options.task
     device = Device("CPU", memory, (0, 0)) if options.cpu else Device("GPU", memory, ASSUMED_GPU.capability)
     usable = usable_memory(memory, device.kind)
@@ -93,8 +93,8 @@ def recommend(options: RecommendOptions) -> Advice:
     if not fitting:
         least = min(row.size(1) for row in rows)
         raise ValueError(
-            f"memory={options.memory!r}: a step can use {in_words(usable)}, since {in_words(memory - usable)} are "
-            f"kept for the context, libraries and fragments, and the smallest takes {in_words(least)}; give more"
+            f"memory={options.memory!r}: a step can use {in_words(usable)} ({in_words(memory - usable)} are kept for "
+            f"the context, libraries and fragmentation), and the smallest model needs {in_words(least)}; give more"
         )
     best = [row for row in fitting if row.largest_batch >= WORTH_TRAINING[task]][-1:] or fitting[:1]
     commands, guide, guide_batch = {}, None, None
@@ -110,7 +110,7 @@ def recommend(options: RecommendOptions) -> Advice:
 
 
 def guide_row(memory: int) -> str:
-    """The row of the guide's table: below 2, from 2 below 5, from 5 to 10, above 10 (GiB)."""
+    """Return the row of the guide's table: [0, 2), [2, 5), [5, 10] or above 10 GiB."""
     size = memory / GIB
     if size < 5:
         return "hrm-16" if size < 2 else "hrm-32"
@@ -118,7 +118,7 @@ def guide_row(memory: int) -> str:
 
 
 def command(task: str, name: str, batch: int) -> str:
-    """The command line that trains a preset at a batch."""
+    """Return the command line that trains a preset with this batch."""
     if task == "lm":
         return f"{_script('launch')} --model {name}"
     if task == "cosmo":
@@ -149,12 +149,12 @@ def _measured(task: str, usable: int) -> tuple[list[Row], str]:
 
 
 def _language_models(device: Device) -> tuple[list[Row], str]:
-    """Our language models, smallest first, by the memory model, whose bytes of a layer were read off autograd."""
+    """Return a row for each of our language models by the memory model, smallest first, and the source."""
     rows, usable = [], usable_memory(device.memory, device.kind)
     for name in known_models():
         recipe, given = run_values(name)
         config = config_of(recipe)
-        if architecture_of(config) is None or name.endswith("-cpu"):  # another library's, or a demonstration
+        if architecture_of(config) is None or name.endswith("-cpu"):  # not one of ours, or a CPU demo
             continue
         shape, length = model_shape(config), block_size_of(recipe)
         step = step_options(recipe, given, shape, [device])
@@ -163,11 +163,11 @@ def _language_models(device: Device) -> tuple[list[Row], str]:
         title = f"{shape.parameters:,} parameters, {length:,} tokens, {'bf16' if step['bf16'] else 'float32'}"
         title += ", checkpointing" if step["checkpointing"] else ""
         rows.append((shape.parameters, Row(name, title, 2 * one - two, two - one, 0, fits)))
-    return [row for _, row in sorted(rows, key=lambda pair: pair[0])], "bytes a layer saves, counted (memory.py)"
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])], "bytes saved per layer, measured (memory.py)"
 
 
 def _power_of_two(most: int, limit: int) -> int:
-    """The largest power of two up to `most`, or `limit` itself; 0 if not even one fits."""
+    """Return the largest power of two up to `most`, at most `limit`; 0 if `most` < 1."""
     if most >= limit:
         return limit
     return 2 ** (most.bit_length() - 1) if most > 0 else 0

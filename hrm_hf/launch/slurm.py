@@ -1,14 +1,14 @@
 """Job scripts for Slurm, all written from one template (`slurm_job.sbatch.jinja`).
 
-    job = SlurmJob(kind="multi_node", nodes=4, account="m1234")   what to ask of the cluster
+    job = SlurmJob(kind="multi_node", nodes=4, account="m1234")   resources to request
     job.text()                                                    the script, for sbatch
 
-The launcher rule: `srun` starts one shell on every node, and this shell becomes torchrun or `accelerate launch`. What
-differs from node to node (its number, its address) is expanded in that shell, never in the batch script. A job of one
-process needs no launcher. docs/hpc.md gives the reasons.
+`srun` starts one shell per node, which replaces itself with torchrun or `accelerate launch`. Values that differ from
+node to node (rank, address) are expanded in that shell, never in the batch script. A job with one process needs no
+launcher. docs/hpc.md gives the reasons.
 
-Left out: modules and containers, which belong to a site (`setup` takes lines for them), and the choice of a network
-interface, which NCCL and gloo make, or the user's NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME.
+Modules and containers depend on the site; add them with `setup`. NCCL and gloo choose the network interface, unless
+NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME are set.
 """
 
 import re
@@ -25,9 +25,9 @@ from ..resources import INSTALLED, ROOT, existing_path
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
 SCRIPT = "training/run_cosmo.py"
-DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch was called: a log in a folder that is missing ends a job
+DEFAULT_LOG = "%x_%j.out"  # in the folder of the sbatch call; a job fails if the folder of its log does not exist
 
-# NERSC: nodes of 4 GPUs with 32 CPUs (two threads a core) to each; `regular` gives whole nodes, `shared` parts of one.
+# NERSC: nodes with 4 GPUs and 32 CPUs (hardware threads) per GPU; `regular` allocates full nodes, `shared` parts.
 _PERLMUTTER = {"constraint": "gpu", "qos": "regular", "time": "24:00:00"}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "generic": {
@@ -49,42 +49,42 @@ TITLES = {
     "single_gpu": "Training with one GPU.",
     "multi_gpu": "Training with all GPUs of one node.",
     "multi_node": "Training with the GPUs of several nodes.",
-    "generate_data": "Cosmological maps, made by all CPUs of one node. Goes on where a former run stopped.",
+    "generate_data": "Generate cosmological maps on all CPUs of one node. Continues an interrupted run.",
 }
 
 
 @dataclass(kw_only=True)
 class SlurmJob(Options):
-    """A job's demands on a cluster, which are also the options of `hrm-hf slurm`.
+    """A Slurm job, and the options of `hrm-hf slurm`.
 
-    What is None takes the default of the job's kind on its cluster. `gpus` is also the number of processes of a node,
-    0 for `generate_data`. The log's folder has to exist when the job starts. Slurm may send the signal up to 60 s
-    earlier than `signal_seconds` before the end.
+    Fields that are None take the cluster's defaults for the job's kind. `gpus` is also the number of processes per
+    node, 0 for `generate_data`. The folder of the log must exist when the job starts. Slurm may send the signal up to
+    60 s earlier than `signal_seconds` before the end.
     """
 
-    kind: Literal["single_gpu", "multi_gpu", "multi_node", "generate_data"] = option("What runs.", argument=True)
-    cluster: Literal["generic", "perlmutter"] = option("Whose defaults.", "generic")
-    account: str | None = option("Project that is charged.", None)
+    kind: Literal["single_gpu", "multi_gpu", "multi_node", "generate_data"] = option("Kind of job.", argument=True)
+    cluster: Literal["generic", "perlmutter"] = option("Cluster whose defaults to use.", "generic")
+    account: str | None = option("Project to charge.", None)
     partition: str | None = option("Partition.", None)
-    constraint: str | None = option("Feature of the nodes, e.g. gpu.", None)
+    constraint: str | None = option("Required feature of the nodes, e.g. gpu.", None)
     qos: str | None = option("Quality of service, e.g. regular, interactive.", None)
-    gpus: int | None = option("GPUs, and so processes, of each node.", None)
-    nodes: int | None = option("Nodes; more than one with multi_node.", None, min=1)
-    cpus_per_task: int | None = option("CPUs of each node, which has one task.", None, min=1)
-    mem: str | None = option("Memory of each node, e.g. 64G; 0 for all of it.", None)
+    gpus: int | None = option("GPUs per node; one process runs on each.", None)
+    nodes: int | None = option("Number of nodes; more than one only with multi_node.", None, min=1)
+    cpus_per_task: int | None = option("CPUs per node (each node runs one task).", None, min=1)
+    mem: str | None = option("Memory per node, e.g. 64G; 0 for all of it.", None)
     time: str | None = option("Time limit: 02:00:00, 1-12:00:00 or 90 (minutes).", None)
     script: str = option("Training script.", SCRIPT)
     recipe: str | None = option("Recipe of the training script.", None)
     job_name: str | None = option("Name in the queue.", None)
     log_dir: str | None = option(
-        "Folder of the log, made now; logs/slurm with --submit, else the one sbatch is called in.", None
+        "Folder for the log, created now; logs/slurm with --submit, else the folder of the sbatch call.", None
     )
-    signal_seconds: int = option("Seconds before the end at which training saves and stops.", 300, min=1, max=65535)
-    launcher: Literal["torchrun", "accelerate"] = option("What starts the processes of a node.", "torchrun")
+    signal_seconds: int = option("Save and stop this many seconds before the limit.", 300, min=1, max=65535)
+    launcher: Literal["torchrun", "accelerate"] = option("Program that starts the processes of a node.", "torchrun")
     accelerate_config: str | None = option(
-        "With --launcher accelerate: its file, e.g. accelerate_configs/fsdp2.yaml.", None
+        "With --launcher accelerate: its config file, e.g. accelerate_configs/fsdp2.yaml.", None
     )
-    setup: list[str] = option('Shell line that runs first, e.g. "module load python"; repeatable.', [])
+    setup: list[str] = option('Shell line to run first, e.g. "module load python"; repeatable.', [])
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,28 +94,26 @@ class SlurmJob(Options):
         if self.kind == "generate_data":
             for name, default in (("gpus", 0), ("recipe", None), ("script", SCRIPT), ("launcher", "torchrun")):
                 if getattr(self, name) != default:
-                    raise UsageError(f"{name}={getattr(self, name)}: generate_data trains nothing; leave it out")
+                    raise UsageError(f"{name}={getattr(self, name)}: not valid for generate_data; remove it")
         elif self.gpus < 1:
-            raise UsageError(f"gpus={self.gpus}: must be at least 1; USE_CPU=1 at submission trains without", "--gpus")
+            raise UsageError(f"gpus={self.gpus}: must be at least 1; submit with USE_CPU=1 for the CPU", "--gpus")
         if self.nodes > 1 and self.kind != "multi_node":
-            raise UsageError(f"nodes={self.nodes}: {self.kind} has one node; use the kind multi_node", "--nodes")
+            raise UsageError(f"nodes={self.nodes}: {self.kind} runs on one node; use multi_node for more", "--nodes")
         if self.accelerate_config and self.launcher != "accelerate":
-            raise UsageError(
-                f"accelerate_config={self.accelerate_config}: no effect with launcher={self.launcher}; leave it out",
-                "--accelerate-config",
-            )
+            message = f"accelerate_config={self.accelerate_config}: no effect with {self.launcher}"
+            raise UsageError(f"{message}; use --launcher accelerate", "--accelerate-config")
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, str) and re.search(r"[\s'\"\\$`]", value):
-                raise UsageError(f"{item.name}={value!r}: a job script cannot hold spaces or quotes", flag(item))
+                raise UsageError(f"{item.name}={value!r}: must not contain spaces or any of ' \" \\ $ `", flag(item))
 
     @property
     def name(self) -> str:
-        """The job's name in the queue."""
+        """Name of the job in the queue."""
         return self.job_name or ("cosmo_data" if self.kind == "generate_data" else f"hrm_{self.kind}")
 
     def text(self) -> str:
-        """The job script."""
+        """Return the job script."""
         from jinja2 import StrictUndefined, Template
 
         trains = self.kind != "generate_data"
@@ -144,29 +142,29 @@ class SlurmJob(Options):
         return template.render({**vars(self), **values})
 
     def command(self) -> str:
-        """The command line that writes this script."""
+        """Return the command line that writes this script."""
         words = ["hrm-hf", "slurm", self.kind]
-        usual = SlurmJob(kind=self.kind, cluster=self.cluster)
+        default = SlurmJob(kind=self.kind, cluster=self.cluster)
         for item in fields(SlurmJob):
             value = getattr(self, item.name)
-            given = (item.name == "cluster" and value != "generic") or value != getattr(usual, item.name)
+            given = (item.name == "cluster" and value != "generic") or value != getattr(default, item.name)
             for one in (value if item.name == "setup" else [value]) if given else ():
                 words += [flag(item), str(one)]
         return shlex.join(words)
 
     def _directives(self) -> list[str]:
-        asked = {
+        values = {
             "job-name": self.name, "account": self.account, "partition": self.partition,
             "constraint": self.constraint, "qos": self.qos, "nodes": self.nodes, "ntasks-per-node": 1,
             "cpus-per-task": self.cpus_per_task, "gpus-per-node": self.gpus or None, "mem": self.mem,
             "time": self.time, "output": f"{self.log_dir}/{DEFAULT_LOG}" if self.log_dir else DEFAULT_LOG,
             "open-mode": "append", "signal": f"USR1@{self.signal_seconds}",
         }  # fmt: skip
-        return [f"{name}={value}" for name, value in asked.items() if value is not None] + ["requeue"]
+        return [f"{name}={value}" for name, value in values.items() if value is not None] + ["requeue"]
 
 
 def committed_files() -> dict[str, str]:
-    """The files of training/slurm and their text; `make slurm` writes them."""
+    """Return the files of training/slurm by name; `make slurm` writes them."""
     return {
         f"{'' if cluster == 'generic' else cluster + '_'}{kind}.sbatch": SlurmJob(kind=kind, cluster=cluster).text()
         for cluster, kinds in DEFAULTS.items()
@@ -175,7 +173,7 @@ def committed_files() -> dict[str, str]:
 
 
 def _place(name: str) -> str:
-    """A file of the repository as a job finds it: in the checkout of sbatch, or in an installed package."""
+    """Return the path of a repository file for a job: in its checkout, or in the installed package."""
     return str(existing_path(name)) if name and ROOT == INSTALLED else name
 
 

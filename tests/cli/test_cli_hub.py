@@ -10,7 +10,7 @@ from huggingface_hub.cli.discussions import discussions_cli
 def test_dry_run_lists_files_and_uploads_nothing(hub, puzzle):
     (puzzle / "optimizer.pt").write_text("x")
     said = call("push", puzzle, NAME, "--dry-run").stdout
-    assert "model.safetensors" in said and "stays behind: optimizer.pt (training state" in said
+    assert "model.safetensors" in said and "not pushed: optimizer.pt (training state" in said
     assert "note: README.md states no license" in said
     plan = json.loads(call("push", puzzle, NAME, "--dry-run", "--json", "--license", "mit").stdout)
     assert plan["files"]["model.safetensors"] == (puzzle / "model.safetensors").stat().st_size

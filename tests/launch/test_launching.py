@@ -181,7 +181,7 @@ def test_bad_usage_exits_with_two(flags):
         (("--lr_scheduler_type", "cosinus"), "'cosinus'"),
         (("--model_name_or_path", "./nowhere"), "./nowhere"),
         (("--batch_size", "4"), "--per_device_train_batch_size"),
-        (("--recipe", "training/recipes/hrm_lm_100m.yaml"), "--model hrm-lm-50m names another"),
+        (("--recipe", "training/recipes/hrm_lm_100m.yaml"), "--model hrm-lm-50m"),
         (("--model", "50m"), "hrm-lm-50m; see docs/coming_from/hrm_lm_distributed.md"),
     ],
 )

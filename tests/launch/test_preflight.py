@@ -45,12 +45,12 @@ def test_failed_check_exits_1_and_prints_its_fix_below(tmp_path, monkeypatch):
     assert result.exit_code == 1
     lines = result.output.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("fail  port"))
-    assert f"{port} cannot be bound" in lines[at] and "-> take another" in lines[at + 1]
+    assert f"{port} cannot be bound" in lines[at] and "-> choose another" in lines[at + 1]
 
 
 def test_two_processes_connect_and_add_their_numbers(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert named(backends(2, 120), "gloo") == Check("gloo", "ok", "2 processes added their numbers")
+    assert named(backends(2, 120), "gloo") == Check("gloo", "ok", "2 processes completed an all-reduce")
 
 
 def test_processes_that_cannot_connect_fail_without_hanging(monkeypatch):
@@ -62,7 +62,7 @@ def test_processes_that_cannot_connect_fail_without_hanging(monkeypatch):
 def test_missing_process_fails_after_the_timeout(monkeypatch):
     monkeypatch.setattr(preflight, "RANK_PROGRAM", "import time; time.sleep(600)")
     check = named(backends(2, 1.5), "gloo")
-    assert (check.status, check.found) == ("fail", "2 processes did not meet in 1.5 s")
+    assert (check.status, check.found) == ("fail", "2 processes did not connect within 1.5 s")
 
 
 def test_port_in_use_fails_if_requested_and_is_a_note_otherwise(monkeypatch):

@@ -58,8 +58,8 @@ def test_guide_above_ten_gigabytes_uses_the_config_defaults():
 
 def test_guide_row_that_does_not_fit_is_marked_and_not_offered():
     result = invoke("--memory", "11GB")
-    assert "batches above 768 were not tried" in result.output
-    assert "MORE THAN THERE IS" in result.output and "\nguide:" not in result.output
+    assert "batches above 768 are untested" in result.output
+    assert "DOES NOT FIT" in result.output and "\nguide:" not in result.output
     best = recommend(11 * GIB).best
     assert best.name == "hrm-512" and best.largest_batch < 768
 
@@ -112,7 +112,7 @@ def test_too_little_memory_is_an_error_that_names_the_value():
 
 def test_small_device_reserves_memory_for_its_context_and_prints_the_reserve():
     """A GPU of 1 GB has no gigabyte to keep, and a model of hidden size 16 takes megabytes."""
-    assert "1.00 GiB, of which 409.6 MiB for a step (614.4 MiB kept: " in invoke("--memory", "1GB").output
+    assert "1.00 GiB, of which 409.6 MiB for a step (614.4 MiB reserved " in invoke("--memory", "1GB").output
     assert recommend(GIB).best.largest_batch
     assert usable_memory(24 * GIB) == int(24 * GIB * 0.9) - GIB  # as ever where there is enough
 

@@ -20,11 +20,7 @@ EXAMPLES = (
     ("IsEmpty", "IsEmpty reports whether the stack has no elements.", "func (s *Stack) IsEmpty() bool {"),
     ("Max", "Max returns the larger of a and b.", "func Max(a, b int) int {"),
 )
-STOPPED = {
-    "done": "the model decided that it is done",
-    "iterations": "no attempt was left",
-    "context": "the stream is full",
-}
+STOPPED = {"done": "the model is done", "iterations": "no attempts left", "context": "the stream is full"}
 
 
 @functools.cache
@@ -89,9 +85,7 @@ def go_tab(coder, tokenizer, shown: gr.State) -> None:
     config = coder.config
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
-            task = gr.Textbox(
-                EXAMPLES[0][1], label="Task", info="What the code should do.", lines=3, max_length=MAX_TEXT
-            )
+            task = gr.Textbox(EXAMPLES[0][1], label="Task", info="What the code does.", lines=3, max_length=MAX_TEXT)
             signature = gr.Textbox(
                 EXAMPLES[0][2], label="Signature", info="How the code begins; may be empty.", max_length=MAX_TEXT
             )

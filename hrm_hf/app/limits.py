@@ -153,18 +153,9 @@ def own_uploads(component: Any) -> Any:
 def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: int) -> dict[str, Any]:
     """Return options of `gradio.Blocks.launch` that limit uploads and hosts."""
     hosts = [*allow_hosts, *([SHARED] if share else []), *filter(None, [os.environ.get("SPACE_HOST")])]
-    middleware = [
-        Middleware(HostGuard, allowed=hosts),
-        Middleware(
-            SizeLimit,
-            limit=(MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES"),
-            upload_path="/upload",
-            upload_limit=(max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb"),  # the multipart form around the file
-        ),
-    ]
-    return {
-        "app_kwargs": {"middleware": middleware},
-        "max_file_size": max_upload_bytes,
-        "state_session_capacity": SESSIONS,
-        "share": share,
-    }
+    limit = (MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES")
+    upload_limit = (max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb")  # the multipart form around the file
+    size_limit = Middleware(SizeLimit, limit=limit, upload_path="/upload", upload_limit=upload_limit)
+    app = {"middleware": [Middleware(HostGuard, allowed=hosts), size_limit]}
+    shared = {"max_file_size": max_upload_bytes, "state_session_capacity": SESSIONS, "share": share}
+    return {"app_kwargs": app, **shared}

@@ -91,9 +91,8 @@ def validate_fits(path: str) -> None:
                 for at in range(0, 2880, 80):
                     name, _, value = block[at : at + 80].partition("=")
                     cards.setdefault(name.strip(), value.partition("/")[0].strip())
-            axes, extra, groups = (
-                int(cards.get(name, first)) for name, first in (("NAXIS", 0), ("PCOUNT", 0), ("GCOUNT", 1))
-            )
+            keys = (("NAXIS", 0), ("PCOUNT", 0), ("GCOUNT", 1))
+            axes, extra, groups = (int(cards.get(key, default)) for key, default in keys)
             if "ZIMAGE" in cards or not 0 <= axes <= 32:
                 raise ValueError("the image is compressed or has more than 32 axes; upload a plain one")
             sides = [int(cards[f"NAXIS{axis}"]) for axis in range(1, axes + 1)]
@@ -256,9 +255,8 @@ def map_image(item: dict[str, np.ndarray]) -> Image.Image:
     maps, mask = np.asarray(item["map"]), item.get("mask")
     shown = maps if mask is None else np.where(mask, maps, np.nan)
     names = ["Convergence"] if len(maps) == 1 else [f"Channel {number}" for number in range(1, len(maps) + 1)]
-    return figure_image(
-        map_panels([(name, channel, None) for name, channel in zip(names, shown)], columns=len(maps), bars=True)
-    )
+    panels = [(name, channel, None) for name, channel in zip(names, shown)]
+    return figure_image(map_panels(panels, columns=len(maps), bars=True))
 
 
 def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> None:
@@ -321,9 +319,8 @@ def galaxies_of_training(config) -> int:
     The variance of the shear is that of the noise and half of the convergence's, in g1 and in g2. A config without
     these values gives the generator's default.
     """
-    settings = MapSettings(
-        size=config.image_size, source_redshifts=source_redshifts(config.num_planes), sigma_e=SIGMA_E
-    )
+    planes = source_redshifts(config.num_planes)
+    settings = MapSettings(size=config.image_size, source_redshifts=planes, sigma_e=SIGMA_E)
     galaxies = settings.galaxies_per_arcmin2
     if config.pixel_std and config.kappa_std:
         noise = np.mean(np.square(config.pixel_std)) - np.mean(np.square(config.kappa_std)) / 2
@@ -363,9 +360,8 @@ def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Im
     if kappa is not None:
         titles = [f"{title}: error {error:.3f}" for title, error in zip(titles, map_errors(segments, kappa))]
     most = np.abs(segments[-1, 0] if kappa is None else kappa[0]).max()
-    return figure_image(
-        map_panels([(title, one[0], most) for title, one in zip(titles, segments)], columns=4, bars=False)
-    )
+    panels = [(title, one[0], most) for title, one in zip(titles, segments)]
+    return figure_image(map_panels(panels, columns=4, bars=False))
 
 
 def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.ndarray) -> str:
@@ -387,9 +383,8 @@ def mass_map_tab(mapper: MassMappingPipeline, shown: gr.State) -> None:
                 omega_m, sigma_8 = parameter_sliders(config)
                 with gr.Row():
                     noise = gr.Slider(0, 0.4, value=SIGMA_E, step=0.02, label="Shape noise sigma_e")
-                    galaxies = gr.Slider(
-                        *GALAXIES, value=galaxies_of_training(config), step=1, label="Galaxies per square arcmin"
-                    )
+                    density = galaxies_of_training(config)
+                    galaxies = gr.Slider(*GALAXIES, value=density, step=1, label="Galaxies per square arcmin")
                 with gr.Row():
                     masked = gr.Slider(
                         0, 0.8, value=MASK_FRACTION, step=0.05, label="Masked fraction", visible=config.mask_channel

@@ -34,10 +34,8 @@ SYMBOLS = {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
 RINGS = {"box-shadow: inset 0 0 0 2px #f5c518": "changed in this step",
          "box-shadow: inset 0 0 0 2px #e0201b": "breaks a rule"}  # fmt: skip
 MAZE_WORDS = ("wall", "open", "S, the start", "G, the goal", "path of the model")  # of MAZE_COLORS after padding
-LEGENDS = {
-    "maze": {f"background: {color}": words for color, words in zip(MAZE_COLORS[1:], MAZE_WORDS)} | RINGS,
-    "arc": RINGS,
-}
+MAZE_LEGEND = {f"background: {color}": words for color, words in zip(MAZE_COLORS[1:], MAZE_WORDS)}
+LEGENDS = {"maze": MAZE_LEGEND | RINGS, "arc": RINGS}
 BOARD_PIXELS = 324  # side of a large board
 MAX_CELL = 44
 MAX_PROBLEMS = 3  # rule violations named in a caption; the others are counted

@@ -93,12 +93,9 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
     folder.mkdir(parents=True, exist_ok=True)
     for path, found in contents.items():
         _copy(found.files, folder / MODELS / path.resolve().name)
-    shutil.copytree(
-        str(files(PACKAGE)), folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
-    )
-    shown = [
-        f'str(HERE / "{MODELS}" / {local[name].resolve().name!r})' if name in local else repr(name) for name in models
-    ]
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
+    shutil.copytree(str(files(PACKAGE)), folder / PACKAGE, ignore=ignored)
+    shown = [f'str(HERE / "{MODELS}" / {local[x].resolve().name!r})' if x in local else repr(x) for x in models]
     (folder / "app.py").write_text(APP.format(title=title, models=", ".join(shown)), encoding="utf-8")
     (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
     (folder / "README.md").write_text(_readme(on_hub, title), encoding="utf-8")

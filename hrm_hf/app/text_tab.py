@@ -149,13 +149,12 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
             controls = _sampling(model) + thinking
         with gr.Column(scale=6, min_width=420):
             text = gr.HTML("<p>The text appears here.</p>", elem_classes="shown-text")
-            plain = gr.Textbox(
-                label="As plain text", lines=4, max_lines=10, buttons=["copy"], elem_classes="plain-text"
-            )
+            size = {"lines": 4, "max_lines": 10}
+            plain = gr.Textbox(label="As plain text", buttons=["copy"], elem_classes="plain-text", **size)
 
     def stream(
         begins, most_new, temperature, top_p, top_k, seed, *chosen
-    ):  # otherwise Gradio sends defaults as inputs
+    ):  # no defaults, since Gradio would send them as inputs
         segments, criterion, threshold = chosen or (None, None, None)
         options = WriteText(
             max_new_tokens=int(most_new), temperature=float(temperature), top_p=float(top_p), top_k=int(top_k),
@@ -196,9 +195,8 @@ def _sampling(model) -> list:
 def _thinking(model) -> list:
     config = model.config
     with gr.Accordion("Depth", open=True):
-        segments = gr.Slider(
-            1, config.halt_max_steps, value=config.halt_max_steps, step=1, label="Most segments of a token"
-        )
+        most = config.halt_max_steps
+        segments = gr.Slider(1, most, value=most, step=1, label="Most segments of a token")
         with gr.Row():
             criterion = gr.Dropdown(
                 [name for name, kind in EXIT_CRITERIA.items() if config.halt_max_steps > 1 or not kind.learned],
@@ -223,9 +221,8 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
     """
     ids = encode_prompt(model, tokenizer, prompt)
     if ids.shape[1] > model.config.max_position_embeddings:
-        raise ValueError(
-            f"the prompt has {ids.shape[1]} tokens; the model has {model.config.max_position_embeddings} positions"
-        )
+        most = model.config.max_position_embeddings
+        raise ValueError(f"the prompt has {ids.shape[1]} tokens; the model has {most} positions")
     sites = model.get_detailed_mhc_metrics(ids)
     if not sites:
         raise ValueError("mhc_enabled=False: this model has no hyper-connections, so it has no gains to show")
@@ -294,9 +291,8 @@ def mhc_tab(model, tokenizer, shown: gr.State) -> None:
             figure_output("Gains of each map", elem_classes="mhc-gains", min_width=320),
             figure_output("Gains of their product", elem_classes="mhc-product", min_width=320),
         ]
-    table = gr.Dataframe(
-        headers=COLUMNS, label="By layer", interactive=False, wrap=True, column_widths=["80px"] + ["130px"] * 5
-    )
+    widths = ["80px"] + ["130px"] * 5
+    table = gr.Dataframe(headers=COLUMNS, label="By layer", interactive=False, wrap=True, column_widths=widths)
 
     def measure(text):
         sites = prompt_gains(model, tokenizer, text)

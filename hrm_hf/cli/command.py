@@ -79,9 +79,8 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
         _UNDERSCORED.add(field.name)
         names = about.get("flags") or ((flag(field),) if hint is bool and default is False else ())
         info = typer.Option(*names, **shared)
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info]
-    )
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(field.name, keyword, default=default, annotation=Annotated[hint, info])
 
 
 @contextmanager

@@ -240,10 +240,8 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
             found.left_out[name] = problem
         else:
             group = name.split("/")[0] + "/" if "/" in name else name
-            what, option = (
-                ("training state", "with-training-state") if state else ("not part of a checkpoint", "include")
-            )
-            found.left_out[group] = f"{what}; --{option} adds it"
+            what = "training state; --with-training-state" if state else "not part of a checkpoint; --include"
+            found.left_out[group] = f"{what} adds it"
     return found
 
 

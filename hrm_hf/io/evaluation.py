@@ -49,9 +49,7 @@ def validate_output(out: Path) -> None:
 def validate_data(data: str, what: str) -> None:
     """Raise UsageError for anything but a folder or OWNER/NAME."""
     if is_no_folder(data) or not ("/" in data or Path(data).is_dir()):
-        raise UsageError(
-            f"{data} is not a folder; expected a {what} (or OWNER/NAME on the Hub); hrm-hf data builds it"
-        )
+        raise UsageError(f"{data} is not a folder; expected a {what}, or OWNER/NAME on the Hub; hrm-hf data builds it")
 
 
 def validate_files(files: list[Path] | None, option: str) -> None:

@@ -11,10 +11,7 @@ from pathlib import Path
 from .usage import UsageError
 
 
-CONFIG, ADAPTER_CONFIG = CONFIGS = (
-    "config.json",
-    "adapter_config.json",
-)  # a folder with one of these files is a model
+CONFIG, ADAPTER_CONFIG = CONFIGS = ("config.json", "adapter_config.json")  # a folder with one of these is a model
 HUB_SECONDS = 5.0  # seconds to wait for the Hub's answer on whether a model exists
 EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
 

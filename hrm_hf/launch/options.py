@@ -29,9 +29,7 @@ def spellings(name: str) -> tuple[str, str]:
 class LaunchOptions(Options):
     """Options of `hrm-hf launch`, which plans a run of training/run_clm.py; `dry_run` plans for any GPUs."""
 
-    model: str | None = option(
-        "Recipe, preset or model type: hrm-lm-50m, rlm-mhc-small, gpt2, ...; or use --recipe FILE.", None
-    )
+    model: str | None = option("Recipe, preset or model type, e.g. hrm-lm-50m, gpt2; or use --recipe FILE.", None)
     gpus: int | None = option("Number of GPUs; all by default.", None, min=1)
     gpu_memory: str | None = option(
         "With --dry_run: plan for GPUs with this much memory, e.g. 24GB.", None, flags=spellings("gpu_memory")

@@ -175,9 +175,7 @@ def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, 
     parser = RecipeParser(RUN_CLM)
     given = parser.given(flags)
     if model is not None and "recipe" in given:
-        raise UsageError(
-            f"recipe={given['recipe']}: cannot be combined with --model {model}; use one of them", "--recipe"
-        )
+        raise UsageError(f"recipe={given['recipe']}: cannot be combined with --model {model}; use one", "--recipe")
     if model is None and "recipe" not in given:
         raise UsageError(f"model=None: choose one of {', '.join(known_models())}, or use --recipe FILE", "--model")
     path = Path(given["recipe"]) if model is None else RECIPES / f"{model.replace('-', '_')}.yaml"
@@ -353,7 +351,7 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """Return whether to checkpoint: by flags or recipe, else if it is large (100m) or nothing fits otherwise.
+    """Return whether to checkpoint: by flags or recipe, else by size (100m) or if nothing fits without.
 
     TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """

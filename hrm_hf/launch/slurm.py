@@ -76,14 +76,10 @@ class SlurmJob(Options):
     script: str = option("Training script.", SCRIPT)
     recipe: str | None = option("Recipe of the training script.", None)
     job_name: str | None = option("Name in the queue.", None)
-    log_dir: str | None = option(
-        "Folder for the log, created now; logs/slurm with --submit, else the folder of the sbatch call.", None
-    )
+    log_dir: str | None = option("Folder for the log; logs/slurm with --submit, else where sbatch is called.", None)
     signal_seconds: int = option("Save and stop this many seconds before the limit.", 300, min=1, max=65535)
     launcher: Literal["torchrun", "accelerate"] = option("Program that starts the processes of a node.", "torchrun")
-    accelerate_config: str | None = option(
-        "With --launcher accelerate: its config file, e.g. accelerate_configs/fsdp2.yaml.", None
-    )
+    accelerate_config: str | None = option("Config file for --launcher accelerate: accelerate_configs/...", None)
     setup: list[str] = option('Shell line to run first, e.g. "module load python"; repeatable.', [])
 
     def __post_init__(self) -> None:

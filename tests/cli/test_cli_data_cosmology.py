@@ -89,4 +89,4 @@ def test_ctrl_c_explains_how_to_continue(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cosmology_build, "write_shard", interrupted)
     result = call("--samples", 4, "--size", 16, "--out", tmp_path, code=130)
-    assert "run the same command again" in result.output
+    assert "repeat the command" in result.output

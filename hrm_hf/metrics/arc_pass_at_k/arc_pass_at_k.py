@@ -29,12 +29,8 @@ class ArcPassAtK(evaluate.Metric):
 
     def _info(self):
         grid = datasets.Sequence(datasets.Sequence(datasets.Value("int64")))
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation="",
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": datasets.Sequence(grid), "references": grid}),
-        )
+        features = datasets.Features({"predictions": datasets.Sequence(grid), "references": grid})
+        return evaluate.MetricInfo(_DESCRIPTION, "", features, _KWARGS_DESCRIPTION)
 
     def _compute(self, predictions, references, tasks=None, ks=(1, 2)):
         tasks = list(range(len(references))) if tasks is None else list(tasks)

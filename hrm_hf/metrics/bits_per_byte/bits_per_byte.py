@@ -30,19 +30,14 @@ class BitsPerByte(evaluate.Metric):
 
     def _info(self):
         values = datasets.Sequence(datasets.Value("float64"))
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation="",
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": values, "references": datasets.Value("string")}),
-        )
+        features = datasets.Features({"predictions": values, "references": datasets.Value("string")})
+        return evaluate.MetricInfo(_DESCRIPTION, "", features, _KWARGS_DESCRIPTION)
 
     def _compute(self, predictions, references):
         for i, text in enumerate(predictions):
             if any(not value <= 0 for value in text):
-                raise ValueError(
-                    f"text {i}: {max(text, key=lambda value: (value != value, value))} is not a log-probability"
-                )
+                worst = max(text, key=lambda value: (value != value, value))
+                raise ValueError(f"text {i}: {worst} is not a log-probability")
         tokens, size = sum(map(len, predictions)), sum(len(text.encode()) for text in references)
         if not tokens or not size:
             raise ValueError(f"{tokens} tokens and {size} bytes: nothing to score; give texts with tokens")

@@ -31,12 +31,8 @@ class ExactAccuracy(evaluate.Metric):
 
     def _info(self):
         cells = datasets.Sequence(datasets.Value("int64"))
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation="",
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": cells, "references": cells}),
-        )
+        features = datasets.Features({"predictions": cells, "references": cells})
+        return evaluate.MetricInfo(_DESCRIPTION, "", features, _KWARGS_DESCRIPTION)
 
     def _compute(self, predictions, references):
         if not predictions:

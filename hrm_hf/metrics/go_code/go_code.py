@@ -31,14 +31,9 @@ class GoCode(evaluate.Metric):
     """See the module docstring."""
 
     def _info(self):
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation="",
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features(
-                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
-            ),
-        )
+        code = datasets.Value("string")
+        features = datasets.Features({"predictions": code, "references": code})
+        return evaluate.MetricInfo(_DESCRIPTION, "", features, _KWARGS_DESCRIPTION)
 
     def _compute(self, predictions, references):
         if not predictions:

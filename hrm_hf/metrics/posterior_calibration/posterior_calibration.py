@@ -35,12 +35,8 @@ class PosteriorCalibration(evaluate.Metric):
 
     def _info(self):
         values = datasets.Sequence(datasets.Value("float64"))
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation="",
-            inputs_description=_KWARGS_DESCRIPTION,
-            features=datasets.Features({"predictions": datasets.Sequence(values), "references": values}),
-        )
+        features = datasets.Features({"predictions": datasets.Sequence(values), "references": values})
+        return evaluate.MetricInfo(_DESCRIPTION, "", features, _KWARGS_DESCRIPTION)
 
     def _compute(self, predictions, references, names=None, prior=None):
         draws, truth = np.asarray(predictions, dtype=float), np.asarray(references, dtype=float)

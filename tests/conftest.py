@@ -8,7 +8,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-# Of this process and those that tests start. One: the cores have test processes already, and models are tiny.
+# For this process and its children. One thread, since tests run in parallel and models are tiny.
 os.environ["OMP_NUM_THREADS"] = os.environ.get("HRM_HF_TEST_THREADS", "1")  # isa.py tries two
 
 import pytest
@@ -17,7 +17,7 @@ from rich.console import Console
 
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-gc.disable()  # while tests are collected: a quarter of that time went into looking for garbage among imports
+gc.disable()  # while tests are collected: garbage collection would take a quarter of that time
 
 
 def pytest_collection_finish():
@@ -26,15 +26,15 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch):
-    """Paths of temporary folders are long, and messages of the command line are not to be broken by them."""
+    """Widen the terminal, so that long temporary paths do not wrap the messages of commands."""
     monkeypatch.setenv("COLUMNS", "400")
-    # rich keeps the os.environ of its import, which datasets replaces after a `map` with several processes.
+    # rich keeps the os.environ it was imported with, but datasets replaces it after a parallel `map`.
     monkeypatch.setattr(Console, "_environ", os.environ)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def imports_out_of_garbage_collection():
-    """Sets apart what is in memory before a file's first test: modules, and all tests that were collected.
+    """Exclude modules and collected tests from garbage collection, before a file's first test.
 
     Each Trainer calls `gc.collect` when it starts; among a million objects that live as long as the process, this
     took longer than the training of most tests. What a test makes is collected as ever.
@@ -45,8 +45,8 @@ def imports_out_of_garbage_collection():
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A Hub on loopback, to which huggingface_hub in this process is turned."""
-    # Imported here: most tests need no Hub.
+    """A loopback Hub, which huggingface_hub in this process uses."""
+    # Imported here, since most tests need no Hub.
     from hub_here import TOKEN, point_at
     from hub_server import HubServer
 

@@ -1,4 +1,4 @@
-"""Tiny models of every kind for the app, and a page of them all, served once for all tests that ask for it."""
+"""Tiny models of every kind for the app, and one page with all of them, served once for all tests."""
 
 import os
 
@@ -26,14 +26,14 @@ MODELS = (
 SUDOKU = {"task": "sudoku", "halt_max_steps": 5}
 MAZE = {"task": "maze", "seq_len": 30, "grid_shape": [5, 6], "vocab_size": 6, "halt_max_steps": 3}
 ARC = {"task": "arc", "seq_len": 900, "grid_shape": [30, 30], "vocab_size": 12, "halt_max_steps": 2}
-SEEDS = {"sudoku": 5}  # an answer that changes in every one of five steps
+SEEDS = {"sudoku": 5}  # an answer that changes at each of five steps
 SHORT = {"hrm_go_coder": {"plan_budget": 24, "code_budget": 32, "max_refinement_iterations": 2}}
 PUZZLES = {"sudoku": ("hrm_puzzle", SUDOKU), "maze": ("trm_puzzle", MAZE), "arc": ("hrm_puzzle", ARC)}
 
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
-    """Folders of checkpoints by name, one of each kind of tab."""
+    """Checkpoint folders by name, one for each kind of tab."""
     root = tmp_path_factory.mktemp("models")
     for name in MODELS:
         if name in PUZZLES:

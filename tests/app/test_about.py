@@ -1,4 +1,4 @@
-"""What a tab says of its model: size, data, card, and whether it was trained at all."""
+"""The description of a model on its tab: size, data, card, and whether it is trained."""
 
 import json
 import re
@@ -15,14 +15,14 @@ from hrm_hf.registry import AutoModelForPuzzleSolving
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
 def test_freshly_initialized_model_is_untrained_for_any_seed(architecture):
-    """The referee is the architecture's own initialisation, drawn by another seed."""
+    """Referee: the architecture's own initialization with another seed."""
     torch.manual_seed(7)
     assert is_untrained(type(every.model(architecture))(every.model(architecture).config))
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
 def test_model_counts_as_trained_after_a_few_optimizer_steps(architecture):
-    """Steps of 0.03 in each weight: as many as a short run makes smaller ones."""
+    """A few steps of 0.03 per weight stand in for the smaller steps of a short run."""
     model = type(every.model(architecture))(every.model(architecture).config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
     for _ in range(8):
@@ -54,7 +54,7 @@ def test_saved_untrained_model_is_labeled_untrained_without_card(tmp_path):
 
 
 def test_training_summary_hides_local_folders(tmp_path):
-    model = every.model("hrm_lm")  # its weights are no fresh draw
+    model = every.model("hrm_lm")  # its weights are not a fresh draw
     model.save_pretrained(tmp_path)
     assert training_html(str(tmp_path), model) == "How it was trained is not stated."
     recipe = {"train_data": ["/home/me/books.txt.gz", "hub:org/data"], "model_name_or_path": "/home/me/runs/first"}

@@ -1,4 +1,4 @@
-"""What the tabs compute, without a browser; referees are the pipelines and models themselves, asked directly."""
+"""What the tabs compute, without a browser; referees are direct calls of the pipelines and models."""
 
 import json
 import re
@@ -124,7 +124,7 @@ def test_the_rendered_board_marks_given_changed_and_wrong_cells(solver):
 
 
 def test_a_given_cell_is_never_marked_as_changed():
-    """Not even by a model that overwrites clues and then puts them back: then it broke a rule, and does no more."""
+    """Not even if the model overwrites clues and then restores them: it broke a rule, and no longer does."""
     sudoku_task = SudokuTask(every.model("hrm_puzzle", task="sudoku").config)
     given, other = sudoku_task.encode("1" + "." * 15), sudoku_task.encode("21" + "." * 14)
     board = SolvedBoard(np.array([given, other, given, other]), [0.5] * 3, {})
@@ -160,7 +160,7 @@ def test_examples_are_puzzles_with_one_solution_and_fewer_clues_when_harder(solv
 
 
 def test_the_first_example_is_the_hardest_that_the_model_solves_by_the_rules(solver):
-    assert first_example(solver) == example(solver, 0, 0)  # random weights solve none
+    assert first_example(solver) == example(solver, 0, 0)  # random weights solve nothing
     trained = pipeline("puzzle-solving", model=shipped_model("sudoku"))
     first = first_example(trained)
     assert sum(map(bool, first)) == 32

@@ -1,4 +1,4 @@
-"""The app in headless Chromium: what is typed is answered as the pipelines answer it, and nothing leaves the machine.
+"""The app in headless Chromium: it answers like the pipelines, and no request leaves the machine.
 
 One server with tiny models of all kinds, one page. Screenshots of every tab go to the test's folder; those of the
 documentation, with trained models, are taken by docs/take_screenshots.py.
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.external,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: no chromium or google-chrome on the PATH"),
 ]
-# Chromium's own services would call home.
+# Chromium's own services would send requests.
 QUIET = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -42,7 +42,7 @@ BOARD = (
     "[...document.querySelectorAll('.shown-board .hrm-board > span')].filter((e) => e.offsetParent)"
     ".map((cell) => cell.textContent)"
 )
-# What is on a tab when its example has been answered.
+# Selector of what a tab shows once its example is answered.
 ANSWERED = {
     "Sudoku · sudoku": ANSWER,
     "Maze · maze": ANSWER,
@@ -54,9 +54,9 @@ ANSWERED = {
     "Mass map · hrm_mass_mapping": ".mass-map-segments img",
     "Sudoku · sudoku-9x9": ANSWER,
 }
-# The others have weights of the tests.
+# The models on the other tabs have weights that the tests set.
 FRESH = ("Text · rlm_mhc", "mHC · rlm_mhc", "Cosmology · hrm_cosmo", "Mass map · hrm_mass_mapping")
-# Keeps the steps that boards have shown, in their order.
+# Records the steps that boards have shown, in order.
 RECORDER = """window.steps = [];
     new MutationObserver(() => document.querySelectorAll('.shown-board [data-step]').forEach((board) => {
         if (Number(board.dataset.step) !== window.steps.at(-1)) window.steps.push(Number(board.dataset.step));
@@ -70,7 +70,7 @@ BOARDS = """[...document.querySelectorAll('.hrm-board')].filter((e) => e.offsetP
 
 @pytest.fixture(scope="module")
 def served(checkpoints):
-    """Address of the page with all models."""
+    """URL of the page with all models."""
     demo = build_app([*(str(checkpoints[name]) for name in SHOWN), shipped_model("sudoku")])
     _, address, _ = launch(demo, server_name="127.0.0.1", server_port=free_port(), prevent_thread_lock=True)
     yield address
@@ -86,7 +86,7 @@ def browser():
 
 
 def visit(browser, address: str, **options):
-    """The page in a window of its own, its first example answered; and what goes wrong on it from now on."""
+    """Open the page in a new window, wait for its first answer, and return it with the list of later errors."""
     page, wrong = browser.new_context(**options).new_page(), []
     page.set_default_timeout(WAIT)
     page.add_init_script(RECORDER)
@@ -102,7 +102,7 @@ def visit(browser, address: str, **options):
 
 @pytest.fixture(scope="module")
 def visited(browser, served):
-    """The page on a desk, and what went wrong on it: requests to elsewhere, errors of the console."""
+    """The page at desktop size, and its errors: requests to other hosts and console errors."""
     page, wrong = visit(browser, served, viewport={"width": 1440, "height": 900})
     yield page, wrong
     page.context.close()
@@ -114,7 +114,7 @@ def is_outside(url: str) -> bool:
 
 @pytest.fixture
 def page(visited, tmp_path):
-    """The page; after a test nothing must have gone wrong, and its picture must show something."""
+    """The page; fails the test if there were errors or if the screenshot is blank."""
     page, wrong = visited
     yield page
     picture = page.screenshot(path=tmp_path / "tab.png")
@@ -132,7 +132,7 @@ def press(page, name: str):
 
 
 def shown_step(page, step: int) -> list[str]:
-    """Cells of the solved board, once it shows the step."""
+    """Return the cells of the solved board once it shows the step."""
     page.wait_for_selector(f".shown-board [data-step='{step}']:visible")
     return page.evaluate(BOARD)
 
@@ -243,7 +243,7 @@ def test_text_is_colored_by_the_halt_steps_of_its_tokens(page, checkpoints):
     page.get_by_role("textbox", name="Prompt").filter(visible=True).fill("Once")
     press(page, "Write")
     pieces = text_pieces(tokenizer, ids)
-    # Read in the moment in which all of it is there: the page may be drawn anew before a second look.
+    # Read everything at once: the page may be redrawn before a second query.
     shown = page.wait_for_function(
         "(count) => { const found = [...document.querySelectorAll('.hrm-text .depth')]; return found.length === count"
         " && found.slice(0, 4).map((e) => e.textContent).join('') === 'Once'"
@@ -319,7 +319,7 @@ def test_tab_describes_its_model_and_runs_its_example_once(browser, served):
 
 @pytest.mark.slow
 def test_every_tab_fits_a_phone_and_shows_its_model_and_example(browser, served, tmp_path):
-    """390 pixels: nothing beside the page, no button too small to touch, and digits of at least 15 pixels."""
+    """At 390 pixels: no horizontal scrolling, buttons large enough to touch, digits of at least 15 pixels."""
     page, wrong = visit(browser, served, **PHONE)
     for name, answered in ANSWERED.items():
         page.get_by_role("tab", name=name, exact=True).tap()

@@ -1,4 +1,4 @@
-"""`hrm-hf app`: what is wrong is said in one line, before a model is loaded."""
+"""`hrm-hf app` reports errors in one line, before a model is loaded."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""The tab of mass maps, without a browser; referees are the pipeline, and the generator of the data sets."""
+"""The mass map tab without a browser; referees are the pipeline and the generator of the data sets."""
 
 import numpy as np
 import pytest
@@ -30,13 +30,13 @@ def mapper(checkpoints):
 
 @pytest.fixture(scope="module")
 def page(checkpoints):
-    """A page of both models of mass maps, the recurrent one first."""
+    """A page with both mass map models, the recurrent one first."""
     return build_app([str(checkpoints[name]) for name in ("hrm_mass_mapping", "cosmo_unet")])
 
 
 @pytest.fixture
 def drawn_panels(monkeypatch):
-    """Title and values of each panel that is drawn."""
+    """Title and values of each drawn panel."""
     panels, draw = [], maps_tab.map_panels
 
     def recorded(drawn, **options):
@@ -48,7 +48,7 @@ def drawn_panels(monkeypatch):
 
 
 def handlers(page, name):
-    """The functions behind the events of a page with this name, a tab each."""
+    """Return the functions of the events with this name, one per tab."""
     found = [function.fn for function in page.fns.values() if getattr(function.fn, "__name__", "") == name]
     return list(dict.fromkeys(found))
 

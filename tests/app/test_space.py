@@ -1,4 +1,4 @@
-"""The Space's folder: complete, honest about what it needs, and run by a process that has no installed package."""
+"""The folder of a Space is complete, lists its requirements, and runs without the installed package."""
 
 import json
 import os
@@ -18,7 +18,7 @@ import hrm_hf
 from hrm_hf.app.space import write_space
 
 
-# Hides every distribution that requirements.txt does not bring, then runs app.py as the Hub does.
+# Hides every distribution that requirements.txt does not install, then runs app.py as the Hub does.
 RUNNER = """
 import importlib.metadata as metadata, re, runpy, sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder

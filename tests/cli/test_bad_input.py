@@ -1,4 +1,4 @@
-"""What people get wrong with puzzles and is tested nowhere else: each message names the thing and its value."""
+"""Mistakes in puzzles that no other file tests: each message names the input and its value."""
 
 import json
 

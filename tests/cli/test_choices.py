@@ -1,4 +1,4 @@
-"""The choices that an option lists, for its help, are those of the library, which no command loads to say them."""
+"""The choices in an option's help equal the library's, which the help does not import."""
 
 from typing import get_args
 

@@ -59,7 +59,7 @@ def test_repeated_command_changes_nothing_and_other_options_are_rejected(tmp_pat
 
 
 def refusal(*args) -> str:
-    """A usage error's text, of which the box on the screen breaks the lines."""
+    """Return the text of a usage error, without the line breaks of its box."""
     return " ".join(call(*args, code=2).output.replace("│", " ").split())
 
 

@@ -1,4 +1,4 @@
-"""`hrm-hf data go` and `go-tokenizer`, as people call them, on small trees."""
+"""`hrm-hf data go` and `go-tokenizer` as a user calls them, on small source trees."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def call(*args, code=0):
 
 
 def failure(*args):
-    """What a run that fails says; `main` prints it and exits with status 1."""
+    """Return the message of a failed run; `main` prints it and exits with status 1."""
     result = CliRunner().invoke(app, ["data", *map(str, args)])
     assert isinstance(result.exception, (ValueError, OSError)), result.output
     return str(result.exception)

@@ -1,4 +1,4 @@
-"""`hrm-hf eval`: language models on text, and the one format of all results.
+"""`hrm-hf eval` for language models on text, and the common format of all results.
 
 Referees: cross-entropy of the logits, taken here, and the rows that a training run would hold out. `eval puzzles` is
 in test_cli_solve.py, the evaluations themselves are in evaluation/.
@@ -135,7 +135,7 @@ def test_results_are_written_and_go_into_the_card(models, text, tmp_path):
     assert set(results) == {"lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps"}
     assert results["perplexity"].metric_value == pytest.approx(written["metrics"]["perplexity"], abs=1e-6)
     assert results["perplexity"].metric_args == {"block_size": BLOCK, "num_segments": 2}
-    assert results["perplexity"].dataset_type == "go.txt"  # no local path goes public
+    assert results["perplexity"].dataset_type == "go.txt"  # no local path is published
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_empty_text_file_is_named_and_broken_lines_can_be_skipped(models, tmp_pa
 
 @pytest.fixture(scope="module")
 def bad(tmp_path_factory):
-    """Models and data, and what looks like them."""
+    """Models and data, and folders and files that look like them."""
     root = tmp_path_factory.mktemp("bad")
     for name in ("hrm_puzzle", "hrm_go_coder", "cosmo_cnn"):
         every.save(name, root / name)
@@ -195,7 +195,7 @@ def bad(tmp_path_factory):
     save_puzzle_dataset(splits, info, root / "no_rows")
     file = next((root / "no_rows" / "data").glob("test-*"))
     pq.write_table(pq.read_table(file).slice(0, 0), file)
-    for name in ("no_labels", "no_rows"):  # without checksums, as in folders of other programs
+    for name in ("no_labels", "no_rows"):  # without checksums, as other programs write them
         file = root / name / "puzzle.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "sha256": {}}))
     sizes = {"hidden_size": 8, "num_attention_heads": 1, "H_layers": 1, "L_layers": 1, "halt_max_steps": 1}

@@ -50,7 +50,7 @@ def test_the_first_attempt_is_streamed_and_not_shown_again(coder):
     about_first, about_second = shown.split("plan 1")[1].split("plan 2")
     assert first["code"] not in about_first and second["code"] in about_second
     assert shown.count("plan ") == shown.count("validator: ") == shown.count("decision: ") == 2
-    piped = invoke(coder, *ADD).stdout  # no terminal: all at once, as scripts know it
+    piped = invoke(coder, *ADD).stdout  # not a terminal: everything is printed at once, for scripts
     assert piped == invoke(coder, *ADD, "--no-stream").stdout and piped.index("plan 1") < piped.index(first["code"])
 
 
@@ -164,7 +164,7 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd, monkeypatc
 
 @pytest.mark.parametrize(("bits", "minutes", "written"), [(2.31, 3, ["--limit 1 "]), (1.7, 20, ["test", "--repair"])])
 def test_demo_uses_its_minutes_and_shows_code(tmp_path, monkeypatch, bits, minutes, written):
-    """No program runs, nothing is installed; a step takes two seconds, and bits are those that a run would leave."""
+    """No program runs and nothing is installed; a step takes two seconds, and `bits` is what the run measures."""
     from hrm_hf.golang import demo
 
     started = []

@@ -26,7 +26,7 @@ COMMANDS = {
     "eval cosmo-map MODEL --data nosuch": 2, "eval cosmo-map --data x": 2,
     "eval cosmo-map MODEL --data x --method wiener": 2, "eval cosmo-map MODEL --data x --draws 0": 2,
 }  # fmt: skip
-# Each command in turn, and which of the heavy packages are loaded after it.
+# Runs each command, and prints the heavy packages that are loaded afterwards.
 SCRIPT = """
 import contextlib, io, json, sys
 import hrm_hf_start
@@ -81,7 +81,7 @@ def test_unknown_command_suggests_the_nearest(found, module):
 
 
 def completions(words: str) -> list[str]:
-    """What the shell is offered for the last word."""
+    """Return the shell's completions of the last word."""
     asked = {"_HRM_HF_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     program = "import sys; sys.argv[0] = 'hrm-hf'; from hrm_hf_start import main; main()"
     command = [sys.executable, "-c", program]

@@ -1,4 +1,4 @@
-"""The model that a command is given: it is nowhere, or of another kind, and one line says so at once."""
+"""Commands report a missing model, or one of another kind, in one line at once."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from hrm_hf.hub.manifests import CheckpointError
 from hrm_hf.io.model_names import ModelError, find_model, is_path
 
 
-# Each command with MODEL for the model's name. What else they need is not looked at before.
+# Each command, with MODEL for the model's name. They check the model first.
 COMMANDS = (
     "solve MODEL 123", "eval puzzles MODEL data", "eval lm MODEL --data text.txt", "eval go MODEL --records r.jsonl",
     "eval cosmo MODEL --data .", "go MODEL x", "rlm MODEL --question q --context-file here.txt", "serve MODEL",
@@ -25,7 +25,7 @@ COMMANDS = (
     "export gguf MODEL --out out.gguf",
     "convert hrm MODEL --out out", "convert trm MODEL --out out --to-original",
 )  # fmt: skip
-# Runs each command in turn: status, what it prints, and which of the heavy packages are loaded after it.
+# Runs each command: prints its status, its output, and the heavy packages that are loaded afterwards.
 SCRIPT = """
 import contextlib, io, json, sys
 import hrm_hf_start
@@ -50,7 +50,7 @@ UNREACHABLE = "http://127.0.0.1:9"  # the port of the discard service, where not
 
 @pytest.fixture(scope="module")
 def nowhere(tmp_path_factory):
-    """What every command says of a model below a folder that is here, and of one of a Hub that is not there."""
+    """The output of every command for a missing local model, and for a model on an unreachable Hub."""
     folder = tmp_path_factory.mktemp("work")
     (folder / "runs").mkdir()
     (folder / "here.txt").write_text("x")
@@ -172,7 +172,7 @@ def test_unusable_weights_are_an_error(tmp_path, name, command, said):
     first = min(weights := load_file(file))
     changed = {"missing, such": {}, "not finite, such": {first: weights.pop(first) * float("nan")}}
     save_file(weights | changed.get(said, {first: torch.ones(1, 1)}), file, {"format": "pt"})
-    if said == "cannot be read":  # a header that gives a tensor more bytes than the file has
+    if said == "cannot be read":  # the header claims more bytes than the file has
         file.write_bytes(file.read_bytes()[:-40])
     found = CliRunner().invoke(app, command.replace("MODEL", str(file.parent)).replace("TEXT", str(text)).split())
     assert isinstance(found.exception, CheckpointError) and "\n" not in str(found.exception), found.output

@@ -1,4 +1,4 @@
-"""Commands and training scripts say on stderr: progress, and what is about the user's work. Nothing else.
+"""On stderr, commands and training scripts print progress and messages about the user's work, nothing else.
 
 Referee: the file that takes a process's stderr.
 """
@@ -25,8 +25,8 @@ BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..
 BAR = re.compile(r"\d+%\||\[\d+:\d+, ")  # a bar with a total, and one without
 WIDTHS = "hidden_size=32,intermediate_size=64,num_attention_heads=2"
 STEP = "--max_steps 1 --per_device_train_batch_size 2 --output_dir {out}"
-# Written for the folder of `inputs`. Options are those of a user, who does not say `--use_cpu` on a machine without a
-# GPU; TRL does not train without it.
+# Paths are relative to the folder of `inputs`. As a user would, the commands leave out `--use_cpu` on a machine
+# without a GPU, except for TRL, which needs it.
 COMMANDS = {
     "help": "hrm-hf --help",
     "solve": f"hrm-hf solve {BOARD}",
@@ -53,7 +53,7 @@ BY_TRL = {
     f"--max_completion_length 4 {TUNED}",
 }
 SLOW = COMMANDS | OTHERWISE | BY_TRL
-# Runs commands one after another in one process, each with files of its own for what it prints.
+# Runs commands one after another in one process, each with its own output files.
 SERVER = """
 import json, os, runpy, sys, traceback
 from hrm_hf_start import start_program
@@ -93,7 +93,7 @@ def inputs(tmp_path_factory):
     tiny_go.write(folder / "train.jsonl", tiny_go.records(12))
     tiny_go.writer(max_position_embeddings=256).save_pretrained(folder / "coder")
     tiny_go.tokenizer().save_pretrained(folder / "coder")
-    tokenizer = byte_tokenizer()  # whose ids a trained model has; the library tells of others
+    tokenizer = byte_tokenizer()  # with the token ids of a trained model; the library warns about others
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     every.model("hrm_lm", **ids).save_pretrained(folder / "hrm_lm")
     tokenizer.save_pretrained(folder / "hrm_lm")
@@ -112,7 +112,7 @@ def without_bars(said: str) -> str:
 
 @pytest.fixture(scope="module")
 def said(inputs, tmp_path_factory):
-    """The stderr of each command, without progress bars; under "" that of the imports."""
+    """The stderr of each command, without progress bars; "" has that of the imports."""
     out = tmp_path_factory.mktemp("out")
     commands = {name: words_of(command, out / name) for name, command in COMMANDS.items()}
     server = [sys.executable, "-c", SERVER, json.dumps(commands)]
@@ -143,7 +143,7 @@ def test_stderr_of_a_separate_process_has_no_unrelated_output(inputs, name, tmp_
     assert (done.returncode, without_bars(done.stderr)) == (0, "")
 
 
-# ---- what is kept back, and what is not ----
+# ---- hidden and shown messages ----
 
 SPEAKER = """
 import logging, sys, warnings

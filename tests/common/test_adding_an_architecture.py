@@ -1,4 +1,4 @@
-"""docs/adding_an_architecture.md, executed: its files and its row, in a copy of the package, give an architecture that
+"""Execute docs/adding_an_architecture.md in a copy of the package: its files and its row give an architecture that
 trains, is saved, pushed, adapted and exported."""
 
 import shutil
@@ -19,7 +19,7 @@ PAGE = "docs/adding_an_architecture.md"
 WRITTEN = "written to "
 IMPORTS_END = "\n\n\nclass AutoModelForPuzzleSolving"
 ROWS_BEGIN = "    for row in (\n"
-# What a process without the package takes of a puzzle model: no more than its classes and their siblings.
+# Imports that a process without the package needs from a puzzle model: only its classes and their siblings.
 CARRIED = {
     "act.py", "bounds.py", "configuration_hrm_puzzle.py", "configuration_plain_puzzle.py", "modeling_plain_puzzle.py",
     "modeling_puzzle.py", "modeling_utils.py", "pipeline_batches.py", "pipeline_puzzle.py", "puzzle_layers.py",
@@ -28,7 +28,7 @@ CARRIED = {
 
 
 def blocks():
-    """The page's blocks: text by what the comment above each says of it."""
+    """Return the code blocks of the page by the comment above each."""
     return {block.reason: block.text for block in docs_pages.blocks(PAGE)}
 
 
@@ -39,7 +39,7 @@ def replace_once(text, place, new):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder in which the page was followed, and the files of the Hub that it pushed to."""
+    """The folder in which the page's steps ran, and the files that they pushed to the Hub."""
     folder = tmp_path_factory.mktemp("page")
     package = folder / "hrm_hf"
     shutil.copytree(Path(hrm_hf.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))

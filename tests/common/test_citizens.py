@@ -1,4 +1,4 @@
-"""Every architecture is what transformers, accelerate and torch expect of a model, without helpers of this package.
+"""Every architecture meets the expectations of transformers, accelerate and torch without our helpers.
 
 The checks are those of `benchmarks/package/citizens.py`. Their referees are these libraries: the results of plain
 library functions are compared with the model itself.
@@ -43,7 +43,7 @@ def test_failed_check_is_reported_with_its_reason_and_others_continue():
 @pytest.mark.parametrize("place", ["memory", "disk"])
 @pytest.mark.parametrize("architecture", every.PUZZLES)
 def test_offloaded_position_embeddings_are_fetched_on_use(architecture, place, tmp_path):
-    """Weights that are read without a layer's call: learned positions. Referee: the same model in memory."""
+    """Learned positions are read without calling a layer. Referee: the same model in memory."""
 
     def use(model):
         return model.solve(every.inputs(architecture)["input_ids"], max_steps=2).logits
@@ -56,7 +56,7 @@ def test_offloaded_position_embeddings_are_fetched_on_use(architecture, place, t
 
 @every.with_variants(every.ARCHITECTURES)
 def test_modules_kept_in_float32_exist(architecture, fields):
-    """Names of modules that keep their precision, and are not quantized: of the head and of its base model."""
+    """The names of modules that keep their precision exist in the head and in its base model."""
     head = every.model(architecture, **fields)
     for model in (head, head.base_model):
         weights = list(model.state_dict())
@@ -68,7 +68,7 @@ def test_device_of_an_offloaded_model_is_that_of_its_inputs():
     model = every.model("hrm_go_coder")
     cpu_offload(model)
     assert model.device == model.base_model.device == torch.device("cpu")
-    assert every.model("rlm_mhc").to("meta").device == torch.device("meta")  # nobody fetches these
+    assert every.model("rlm_mhc").to("meta").device == torch.device("meta")  # nothing fetches these weights
 
 
 # ---- the Go coder's decisions ----
@@ -83,7 +83,7 @@ def test_training_rejects_decision_positions_without_labels():
 
 
 def test_a_plain_trainer_learns_decisions_and_evaluates_them(tmp_path):
-    """Referee: the model's own loss of the same batch."""
+    """Referee: the model's own loss for the same batch."""
     given = citizens.labelled("hrm_go_coder")
     given["decision_positions"] = torch.full((citizens.ROWS, 1), 20)
     given["decision_labels"] = torch.arange(citizens.ROWS).unsqueeze(1) % 3
@@ -111,7 +111,7 @@ def test_misspelled_argument_suggests_the_right_one(architecture):
         model(**given, lables=given["input_ids"])
     with pytest.raises(TypeError, match=r"pozition_ids.*position_ids"):
         model.base_model(**given, pozition_ids=None)
-    model(**given, token_type_ids=torch.zeros_like(given["input_ids"]))  # some tokenizers return them
+    model(**given, token_type_ids=torch.zeros_like(given["input_ids"]))  # as some tokenizers return
 
 
 @pytest.mark.parametrize("architecture", (*every.CAUSAL_LMS, *every.PUZZLES))
@@ -144,7 +144,7 @@ def test_pipeline_without_a_model_says_to_name_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", every.PUZZLES)
 def test_a_board_without_a_table_trains_as_one_graph(architecture):
-    """The reason that the docs give is the table: without one there is none. Referee: the step uncompiled."""
+    """The docs name the table as the only reason for graph breaks. Referee: the uncompiled step."""
     losses = []
     for compiling in (False, True):
         model = every.model(architecture, puzzle_emb_ndim=0, puzzle_emb_len=0).train()
@@ -157,9 +157,9 @@ def test_a_board_without_a_table_trains_as_one_graph(architecture):
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", citizens.PARTS_IN_A_GRAPH)
 def test_documented_graph_breaks_exist(architecture):
-    """So that the docs, and the list, change with the model."""
+    """The docs and this list must change with the model."""
     model = every.model(architecture).train()
-    # A size that depends on data is a user's error to the compiler, or goes through as it was raised.
+    # The compiler wraps an error about data-dependent sizes as a user error, or raises it unchanged.
     by_data = torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode
     with pytest.raises((torch._dynamo.exc.TorchDynamoException, by_data)):
         citizens.compiled(model, backend="eager")(**citizens.labelled(architecture))

@@ -1,4 +1,4 @@
-"""Classifiers and reward models on the bodies of our language models, by transformers' generic heads and Auto classes.
+"""Classifiers and reward models on our language models, with transformers' generic heads and Auto classes.
 
 Referees: the body's own states under the head's matrix, each text alone, the process that saved.
 """
@@ -36,7 +36,7 @@ LENGTHS = (5, 24, 9, 17)
 
 
 def classifier(name: str, auto_class, labels: int = 3):
-    """A seeded one whose every weight counts."""
+    """Return a seeded classifier whose weights all affect the output."""
     config = every.model(name, **FIELDS.get(name, {})).config
     config.num_labels, config.pad_token_id = labels, every.processor(name).pad_token_id
     return every.wake(auto_class.from_config(config)).eval()
@@ -88,7 +88,7 @@ def test_plain_trainer_trains_a_classifier_and_predicts(name, auto_class, tmp_pa
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
     assert any(not torch.equal(weight, body[name]) for name, weight in model.model.named_parameters())
-    found = trainer.predict(data).predictions  # logits alone: no cache, no states
+    found = trainer.predict(data).predictions  # only logits: no cache, no states
     assert found.shape == ((4, max(LENGTHS), 3) if of_tokens else (4, 3))
 
 

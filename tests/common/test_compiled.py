@@ -1,4 +1,4 @@
-"""What a training step repeats gives the same compiled, with the same gradients.
+"""The repeated part of a training step gives equal outputs and gradients when compiled.
 
 For a puzzle that is one ACT step, as one graph, on a carry of which half the slots are free; for a language model or a
 regressor the forward, as `--torch_compile` compiles it. Referee: the same step uncompiled.

@@ -1,4 +1,4 @@
-"""Rule: whoever treats architectures differently asks the registry, not for the name of a model type.
+"""Rule: code that depends on the architecture asks the registry, and never compares model types.
 
 The package's syntax trees are searched outside `models/` and `registry.py`, which are the places that may know names.
 """
@@ -14,12 +14,12 @@ from hrm_hf.registry import ARCHITECTURES
 
 PACKAGE = Path(hrm_hf.__file__).parent
 MODEL_TYPES = {row.model_type for row in ARCHITECTURES.values()}
-# Formats of other programs that happen to have the name of the architecture that they become.
+# Formats of other programs whose names equal those of our architectures.
 FORMATS = {"cli/convert.py", "puzzles/options.py"}
 
 
 def dispatches(source: str) -> list[str]:
-    """Expressions of a module that ask which architecture a model is: a literal, a comparison, a look-up, hasattr.
+    """List the expressions that depend on a model's architecture: literals, comparisons, look-ups, hasattr.
 
     A Protocol that isinstance may ask is hasattr by another name.
     """
@@ -57,7 +57,7 @@ def dispatches(source: str) -> list[str]:
 
 
 def _is_model_type(node: ast.expr) -> bool:
-    """`something.model_type` or `something["model_type"]`; arguments have what a user typed, which is no dispatch."""
+    """`something.model_type` or `something["model_type"]`; the user's own arguments are not dispatch."""
     if isinstance(node, ast.Attribute):
         return node.attr == "model_type" and "arguments" not in ast.unparse(node)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":

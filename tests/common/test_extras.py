@@ -1,4 +1,4 @@
-"""Messages about what is not installed name an extra that installs it. Referee: the extras in setup.cfg."""
+"""Messages about missing packages name an extra that installs them. Referee: the extras in setup.cfg."""
 
 import ast
 import re
@@ -12,11 +12,11 @@ from hrm_hf.io.usage import validate_extra
 
 
 ROOT = Path(__file__).parents[2]
-OWN_PACKAGES = {"sklearn": "scikit-learn"}  # modules that are not called as their packages
+OWN_PACKAGES = {"sklearn": "scikit-learn"}  # modules whose names differ from their packages'
 
 
 def extras() -> dict[str, set[str]]:
-    """The packages of each extra."""
+    """Return the packages of each extra."""
     settings = ConfigParser()
     settings.read(ROOT / "setup.cfg")
     return {
@@ -26,7 +26,7 @@ def extras() -> dict[str, set[str]]:
 
 
 def demands() -> list[tuple[str, ...]]:
-    """Literal arguments of every call of `validate_extra`, and of `start_script` in the training scripts."""
+    """Return the literal arguments of the calls of `validate_extra`, and of `start_script` in the training scripts."""
     found = []
     for file in sorted([*(ROOT / "hrm_hf").rglob("*.py"), *(ROOT / "training").glob("*.py")]):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,4 @@
-"""`make gpu-check` through pytest: marked `gpu`, a GPU computes what the CPU computes; everywhere, the check itself.
+"""`make gpu-check` in pytest: tests marked `gpu` compare a GPU with the CPU; the others test the check itself.
 
 The comparisons are those of benchmarks/package/comparisons.py; its docstring names referee and bounds. Without a GPU
 its CPU half is run, and faults are put into models, caches, attention and training, which it has to find.
@@ -30,7 +30,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def logging_as_before():
-    """`gpu_check.main` is made for a process of its own, and silences transformers."""
+    """Undo what `gpu_check.main`, written for a separate process, does to the logging of transformers."""
     before = transformers.utils.logging.get_verbosity()
     yield
     transformers.utils.logging.set_verbosity(before)
@@ -57,7 +57,7 @@ def test_two_gpus_train_as_one_process_on_the_cpu_does(checkpoints):
     assert failures(comparisons.check_processes(checkpoints, "cuda")) == []
 
 
-# ---- the half that needs none ----
+# ---- without a GPU ----
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
@@ -76,7 +76,7 @@ def test_training_in_bfloat16_on_the_cpu_has_the_losses_of_float32(architecture,
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
 def test_the_training_that_is_compared_draws_no_random_numbers(architecture, checkpoints):
-    """A GPU would draw others. Referee: two trainings, before whose steps the generator is seeded differently."""
+    """A GPU would draw other numbers. Referee: two trainings whose steps start from different seeds."""
     losses = []
     for seed in (1, 2):
         model = checkpoints.load(architecture)
@@ -88,14 +88,14 @@ def test_the_training_that_is_compared_draws_no_random_numbers(architecture, che
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(checkpoints):
     rows = list(comparisons.check_processes(checkpoints, "cpu"))
-    assert failures(rows) == [] and len(rows) == len(every.ARCHITECTURES) - 1  # one has batch norms
+    assert failures(rows) == [] and len(rows) == len(every.ARCHITECTURES) - 1  # one architecture has batch norms
 
 
 # ---- faults ----
 
 
 def run(monkeypatch, folder: Path, *flags: str) -> tuple[int, dict]:
-    """Exit status and report of the quick form on the CPU."""
+    """Return exit status and report of the quick check on the CPU."""
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--quick", "--out", str(folder), *flags])
     return gpu_check.main(), json.loads((folder / "gpu_check_cpu_quick.json").read_text())
 
@@ -136,7 +136,7 @@ def test_cache_that_loses_a_token_is_detected(monkeypatch, tmp_path):
 
 
 def test_wrong_weights_are_detected_in_outputs_and_losses(monkeypatch, checkpoints):
-    """By a thousandth, in float32: far less than bfloat16 changes, far more than float32 does."""
+    """A change of 0.1 %: far below the rounding of bfloat16, far above that of float32."""
     for measured, check in ((comparisons.outputs, "outputs"), (comparisons.training_losses, "losses")):
 
         def wrong(model, architecture, device, *others, measured=measured):

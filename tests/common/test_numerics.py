@@ -1,4 +1,4 @@
-"""Each architecture of the registry gives the same however it is run, kept and held.
+"""Each registered architecture gives equal outputs however it is batched, cached, saved or offloaded.
 
 Referee: the same model run plainly, as a whole and in memory. Compiled models are in test_compiled.py, checkpoints
 that carry their code in test_own_code.py, and what only one architecture has in tests/models.
@@ -26,12 +26,12 @@ LOADED = [
 
 
 def tensors(output) -> dict[str, torch.Tensor]:
-    """Every tensor of an output, by its field."""
+    """Return the tensors of an output by field."""
     return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Equal but for the rounding of float32: what some losses sum in float64 was computed in it."""
+    """Assert equality up to float32 rounding, also for losses that are summed in float64."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         pair = (one.float() if one.is_floating_point() else one for one in (found[name], value))
@@ -39,13 +39,13 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 def of_tokens(output) -> dict[str, torch.Tensor]:
-    """What a language model says of each token, and how long it thought about it, if it says so."""
+    """Return the logits of each token, and its halt step if the model has them."""
     return {name: value for name, value in tensors(output).items() if name in ("logits", "halt_steps")}
 
 
 @torch.no_grad()
 def outputs(architecture: str, model, **options) -> dict[str, torch.Tensor]:
-    """What a model in eval mode gives for the inputs of its kind and their labels."""
+    """Return the outputs of a model in eval mode for its kind of inputs and labels."""
     arguments = every.inputs(architecture) | every.targets(architecture)
     return tensors(model.eval()(**arguments, **options))
 
@@ -106,7 +106,7 @@ def test_single_text_equals_its_row_in_a_padded_batch(architecture, fields, side
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @every.with_variants(every.CAUSAL_LMS)
 def test_cached_pieces_equal_one_forward(architecture, fields, kind, attention):
-    """Single tokens, pieces and single tokens again, in a batch that is padded on the left."""
+    """A left-padded batch is fed as single tokens, pieces, and single tokens again."""
     model, batch = every.wake(every.model(architecture, **fields)), every.padded(architecture)
     model.set_attn_implementation(attention)
     ids, mask = batch.values()
@@ -152,7 +152,7 @@ def test_beams_are_equal_with_static_and_dynamic_cache(architecture):
 
 @pytest.mark.parametrize("architecture", [name for name in every.CAUSAL_LMS if name != "hrm_go_coder"])  # its own test
 def test_an_assistant_changes_no_token(architecture):
-    """Tokens of the assistant are judged several at once, and taken back out of the cache where they are refused."""
+    """The model checks several assistant tokens at once, and crops the cache after rejected ones."""
     model, assistant = (every.wake(every.model(architecture, seed)) for seed in (0, 1))
     batch = {name: value[-1:] for name, value in every.padded(architecture).items()}
     real = batch["attention_mask"][0].bool()
@@ -163,13 +163,13 @@ def test_an_assistant_changes_no_token(architecture):
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
 def test_compiled_static_cache_step_equals_dynamic_cache(architecture, backend):
-    """Backend "eager" runs by torch's own kernels what the compiler's front end saw."""
+    """Backend "eager" runs the captured graph with torch's own kernels."""
     torch._dynamo.reset()
     model = every.wake(every.model(architecture))
     batch = {name: value[:2] for name, value in every.padded(architecture).items()}
     arguments = {**batch, "max_new_tokens": 8, "do_sample": False}
     compile_config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode="default")
-    compile_config._compile_all_devices = True  # transformers compiles for GPUs only, unless it is told so
+    compile_config._compile_all_devices = True  # otherwise transformers compiles only on GPUs
     calls = torch._dynamo.utils.counters["stats"]
     before = calls["unique_graphs"]
     static = model.generate(**arguments, cache_implementation="static", compile_config=compile_config)
@@ -184,7 +184,7 @@ def test_compiled_static_cache_step_equals_dynamic_cache(architecture, backend):
 @every.with_variants(every.ARCHITECTURES)
 def test_loaded_model_equals_the_saved_one(architecture, fields, shards, tmp_path):
     model = every.model(architecture, **fields)
-    model.train()(**every.inputs(architecture), **every.targets(architecture))  # moves running means, if any
+    model.train()(**every.inputs(architecture), **every.targets(architecture))  # updates running means, if any
     model.eval().save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if shards == "shards" else {}))
     assert (tmp_path / "model.safetensors.index.json").exists() == (shards == "shards")
     loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
@@ -214,7 +214,7 @@ def test_an_auto_class_loads_its_head_as_it_was_saved(architecture, auto_class, 
 @pytest.mark.parametrize("place", ["memory", "disk"])
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
 def test_offloaded_weights_give_equal_outputs(architecture, place, tmp_path):
-    """By accelerate, which gives a module its weights when it is called, and takes them away after that."""
+    """Accelerate loads the weights of a module when it is called, and unloads them afterwards."""
     expected = outputs(architecture, every.model(architecture))
     model = every.model(architecture)
     if place == "memory":

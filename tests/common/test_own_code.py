@@ -44,7 +44,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 
 @pytest.fixture(scope="module")
 def without_the_package(tmp_path_factory):
-    """By variant: what the package computed, and what a process without it did, from the checkpoint and a copy."""
+    """By variant: outputs of the package, and of a process without it, for the checkpoint and for a copy."""
     home = tmp_path_factory.mktemp("home")
     variants = {name: (name, {}) for name in every.ARCHITECTURES} | {"trm_puzzle-mlp": ("trm_puzzle", tiny.MLP)}
     folders = {variant: home / "checkpoints" / variant for variant in variants}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-# A library that is imported leaves alone the progress bars and messages of others, but for a few messages of imports.
+# Importing the library changes no progress bars or messages of others, except a few import messages.
 BEFORE = """
 import logging, os
 import hrm_hf
@@ -24,7 +24,7 @@ import transformers.pipelines
 from transformers import AutoFeatureExtractor, AutoModelForCausalLM, LlamaForCausalLM
 import hrm_hf
 """
-# A program of the package, which registers when it loads a model.
+# One of our programs, which registers the architectures when it loads a model.
 PROGRAM = """
 import sys
 import hrm_hf_start
@@ -51,11 +51,11 @@ assert ours <= set(known), known
 
 @pytest.mark.parametrize("first", [BEFORE, AFTER, PROGRAM], ids=["before", "after", "program"])
 def test_architectures_and_pipelines_are_registered(first):
-    environment = {name: value for name, value in os.environ.items() if name != "TQDM_DELAY"}  # programs set it
+    environment = {name: value for name, value in os.environ.items() if name != "TQDM_DELAY"}  # set by our programs
     command = [sys.executable, "-c", first + KNOWN]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert first == AFTER or result.stderr == ""  # torchao, bitsandbytes and kernels tell nothing, wherever they are
+    assert first == AFTER or result.stderr == ""  # no messages of torchao, bitsandbytes and kernels
 
 
 def test_the_package_has_the_names_of_every_architecture():
@@ -73,7 +73,7 @@ def test_subpackages_are_attributes_of_the_package(monkeypatch):
     import hrm_hf
 
     for name in ("export", "hub", "registry", "text"):
-        monkeypatch.delattr(hrm_hf, name, raising=False)  # as if nothing had imported it yet
+        monkeypatch.delattr(hrm_hf, name, raising=False)  # as if not imported yet
         assert getattr(hrm_hf, name).__name__ == f"hrm_hf.{name}"
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of an earlier version load with equal outputs, and its interrupted runs resume with equal losses.
+"""Checkpoints of an earlier version load with equal outputs, and interrupted runs resume with equal losses.
 
 `fixtures/saved_earlier/` has the weights, config and logits of each architecture, and two checkpoints from the middle
 of runs with the losses of the complete runs.
@@ -34,7 +34,7 @@ def test_earlier_checkpoint_loads_with_equal_logits(architecture):
     assert_copied({name: value for name, value in model.state_dict().items() if name in saved}, saved)
     expected = load_file(SAVED / architecture / "expected.safetensors")["logits"]
     output = model(**every.inputs(architecture))
-    # At that time the logits of regressors had a column for s_8 too.
+    # In that version, the logits of regressors also had a column for s_8.
     found = output.reported_means if architecture in every.REGRESSORS else output.logits
     assert_equal_but_for_rounding(found.detach(), expected)
 
@@ -49,7 +49,7 @@ def test_earlier_run_resumes_with_equal_losses(name, tmp_path):
         trainer = _puzzle_trainer(tmp_path, **fields)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    # Six steps of training enlarge what another order of sums makes of the first of them.
+    # Six training steps amplify the rounding differences of the first one.
     assert losses == pytest.approx(json.loads((SAVED / "losses.json").read_text())[name], rel=1e-3)
 
 

@@ -19,7 +19,7 @@ from hrm_hf import CosmologyRegressionPipeline, MassMappingPipeline, PuzzleSolvi
 SUDOKU, MAZE = "1..4..3..2..3..1", "S # \n #  \n  # \n#  G"
 ROWS = [[1, 0, 0, 4], [0, 0, 3, 0], [0, 2, 0, 0], [3, 0, 0, 1]]
 TOKENS = [1, 2, 3, 4] * 4
-# Name of a checkpoint -> architecture, fields of its config, and puzzles in every form that its task has.
+# Checkpoint -> architecture, config fields, and puzzles in every format of its task.
 PUZZLES = {
     **{name: (name, {"task": "sudoku"}, [SUDOKU, ROWS, {"puzzle": SUDOKU, "puzzle_identifier": 3}])
        for name in every.PUZZLES},
@@ -81,7 +81,7 @@ assert not questions, questions
 
 
 def maps_of(architecture: str) -> list:
-    """Two maps, as a pipeline takes them: with their masks for a model that reads these."""
+    """Return two maps as pipeline inputs, with masks for a model that uses them."""
     maps = every.inputs(architecture)["pixel_values"]
     if not every.processor(architecture).mask_channel:
         return list(maps)
@@ -90,7 +90,7 @@ def maps_of(architecture: str) -> list:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Checkpoints of puzzles, maps and texts, with what a process without the package answered."""
+    """Checkpoints for puzzles, maps and texts, with the answers of a process without the package."""
     home = tmp_path_factory.mktemp("home")
     for name, (architecture, fields, puzzles) in PUZZLES.items():
         every.model(architecture, **fields).save_pretrained(home / "puzzles" / name)
@@ -183,7 +183,7 @@ def test_the_packages_pipeline_is_saved_and_loaded(kind, tmp_path):
 
 
 def assert_near(found, expected) -> None:
-    """Equal but for rounding: loaded weights may be aligned otherwise in memory, and sums then have another order."""
+    """Assert equality up to rounding: other memory alignment of loaded weights changes the order of sums."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for name, value in expected.items():

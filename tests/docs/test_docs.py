@@ -1,4 +1,4 @@
-"""The documentation keeps its promises: the site builds, its code runs, its commands and links exist.
+"""The documentation is correct: the site builds, its code runs, its commands and links exist.
 
 Each block runs in names of its own, in the folder that the blocks before it on the page have left. Checkpoints
 that a page says a command has made are tiny ones here. The referees of commands are the parsers of the programs
@@ -31,12 +31,12 @@ from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 
 EXECUTED = [page for page in PAGES if any(block.reason is None for block in docs_pages.blocks(page, "python"))]
-SLOW = {"docs/export.md": pytest.mark.slow}  # exports for a minute
+SLOW = {"docs/export.md": pytest.mark.slow}  # exports take a minute
 COMING_FROM = [page for page in PAGES if "/coming_from/" in page]
 
 
 def build(project: Path, out: Path) -> subprocess.CompletedProcess:
-    """`mkdocs build --strict`. Not with --quiet: warnings that are not shown would not be counted."""
+    """`mkdocs build --strict`. Without --quiet, which would hide warnings from the count."""
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(out)],
         cwd=project, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
@@ -45,7 +45,7 @@ def build(project: Path, out: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The built site; building it strictly is a test of its own."""
+    """The built site; another test builds it strictly."""
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings_handlers.python")
@@ -57,7 +57,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> Path:
-    """A folder with what `make demo`, `make demo-go` and two recipes of maps leave, from models of a few weights."""
+    """A folder like the one that `make demo`, `make demo-go` and two map recipes leave, with tiny models."""
     folder = tmp_path_factory.mktemp("docs")
     torch.manual_seed(0)
     config = TrmPuzzleConfig(
@@ -113,7 +113,7 @@ def test_site_loads_no_asset_from_another_host(site):
 
 
 def run_blocks(page: str, checkpoints: Path, folder: Path, run) -> None:
-    """Calls `run` with each executed block, behind empty lines, so that a traceback names the line of the page."""
+    """Call `run` with each executed block after empty lines, so that tracebacks name the page's lines."""
     shutil.copytree(checkpoints, folder, dirs_exist_ok=True)
     for block in docs_pages.blocks(page, "python"):
         if block.reason is None:
@@ -143,7 +143,7 @@ def test_each_python_block_of_a_page_runs_in_a_new_process(page, checkpoints, tm
 
 @pytest.mark.slow
 def test_the_commands_of_the_go_guide_run_in_order_in_fresh_processes(tmp_path):
-    """From pull requests in an empty folder to the original guide's prompt; only sizes of the training are added."""
+    """From pull requests to the original guide's prompt, in an empty folder; only training sizes are added."""
     code = "func Neg{0}(a int) int {{\n\treturn -Neg{0}(a)\n}}\n"
     rows = [{"problem": {"description": "Add Neg"}, "solution": {"code": code.format(number)}} for number in range(12)]
     tiny_go.write(tmp_path / "train.jsonl", rows)
@@ -181,7 +181,7 @@ def test_figures_of_the_go_coder_pages_are_measured():
 
 
 def test_animated_board_shows_the_packaged_solver(tmp_path):
-    """Referee: the solver, run again, of which what is copied or counted is compared.
+    """Referee: a new run of the solver, compared with the copied or counted values.
 
     The number of steps hangs on no rounding: kernels of other processors move a confidence by less than 1e-5, and the
     last two are far above and far below the bar at which the solver stops.
@@ -214,7 +214,7 @@ def test_every_extra_is_named_on_the_front_page_and_no_other():
     config.read(ROOT / "setup.cfg")
     rows = re.findall(r"^\| (`.*?`) \|", docs_pages.prose("docs/index.md").partition("| extra |")[2], re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
-    table = named[: len(config["options.extras_require"])]  # the next table names other things
+    table = named[: len(config["options.extras_require"])]  # without the next table
     assert sorted(table) == sorted(config["options.extras_require"])
 
 

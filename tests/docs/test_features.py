@@ -1,4 +1,4 @@
-"""The page of features answers each question as its index of tests does; .ci/lint_docs.py checks the names in it."""
+"""The feature page matches its index of tests, whose names .ci/lint_docs.py checks."""
 
 import subprocess
 import sys

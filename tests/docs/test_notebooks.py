@@ -17,7 +17,7 @@ from docs_pages import ROOT
 
 FOLDER = ROOT / "notebooks"
 NAMES = sorted(path.name for path in FOLDER.glob("*.ipynb"))
-# What each says that it shows, with room for other processors, versions of Python and their texts.
+# The results that each notebook states, with tolerance for other processors and Python versions.
 SHOWN = {
     "1_solve_and_inspect.ipynb": r"8 steps, obeys the rules: True",
     "2_train_sudoku.ipynb": r"boards right: \d% before, ([5-9]\d|100)% after",
@@ -29,13 +29,13 @@ SHOWN = {
 
 
 def cells(name: str, kind: str) -> list[str]:
-    """The texts of the cells of a kind, "code" or "markdown"."""
+    """Return the texts of the "code" or "markdown" cells."""
     book = json.loads((FOLDER / name).read_text(encoding="utf-8"))
     return ["".join(cell["source"]) for cell in book["cells"] if cell["cell_type"] == kind]
 
 
 def tree(name: str) -> ast.Module:
-    """The code of a notebook; a line that IPython reads is `pass`."""
+    """Return the code of a notebook, with `pass` for lines of IPython."""
     return ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", "\n".join(cells(name, "code")), flags=re.MULTILINE))
 
 
@@ -90,7 +90,7 @@ def test_a_notebook_runs_from_its_first_cell_to_its_last(name, tmp_path, monkeyp
     nbclient.NotebookClient(book, timeout=1800, resources={"metadata": {"path": str(folder)}}).execute()
     said = "".join(output.get("text", "") for cell in book.cells for output in cell.get("outputs", []))
     assert re.search(SHOWN[name], said, re.MULTILINE), said[-3000:]
-    if name.startswith("6_"):  # an adapter that taught nothing, or that was lost on the way, is not what is told
+    if name.startswith("6_"):  # the adapter learned, and survived the round trip
         before, after = map(float, re.search(r"Python: (\S+) before, (\S+) after", said).groups())
         again = float(re.search(r"from the Hub: (\S+)", said).group(1))
         assert after < before and again == pytest.approx(after, abs=0.011)

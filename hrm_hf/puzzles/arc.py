@@ -1,14 +1,14 @@
-"""ARC-AGI-1, ARC-AGI-2 and ConceptARC as puzzle data sets, and one task as model inputs.
+"""Build puzzle data sets from ARC-AGI-1, ARC-AGI-2 and ConceptARC, and encode tasks as model inputs.
 
     tasks = read_tasks(["arc_agi_1.json.gz", "concept_arc.json.gz"])
     splits, info = build_arc(tasks, num_aug=1000)
     save_arc_dataset(splits, info, tasks, "data/arc1")
 
-Each task is augmented by the eight symmetries and permutations of the colors 1..9 (0, the background, stays), and
-every augmentation is a puzzle with its own identifier.
+Each task is augmented with the eight symmetries and with permutations of the colors 1..9 (0, the background, is
+fixed). Every augmentation is a puzzle with its own identifier.
 
-What differs from the original builders: randomness is drawn per task, from the seed and the task's name, and tasks are
-sorted, so identifiers do not depend on directory order, hash seed, machine, or which other tasks are present.
+Unlike the original builders, this module sorts the tasks and seeds the random numbers of each task with the seed and
+the task's name. Identifiers therefore do not depend on directory order, hash seed, machine or the other tasks.
 """
 
 import atexit
@@ -63,7 +63,7 @@ CHUNK_PUZZLES = 2048
 
 
 class Pair(NamedTuple):
-    """One demonstration or question: grids of colors 0..9, uint8 [rows, columns]; a hidden output is None."""
+    """Demonstration or question: two grids of colors 0..9, uint8 [rows, columns], or None if hidden."""
 
     input: np.ndarray
     output: np.ndarray | None
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class ArcTask:
-    """One task. `evaluated`: its test pairs form the test split; otherwise all its pairs are trained on."""
+    """ARC task, whose test pairs go to the test split if `evaluated`, and otherwise are used for training."""
 
     name: str
     train: tuple[Pair, ...]
@@ -86,18 +86,18 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
     A source is one of
 
     - a bundle `{subset: {name: task}}`, a `{name: task}` or a single task, as .json or .json.gz;
-    - a folder of one JSON per task (the subset is the folder that holds the file: training/, evaluation/, ...);
+    - a folder with one JSON file per task (the file's parent folder names the subset: training/, evaluation/, ...);
     - a Kaggle file `..._training_challenges.json` with its `..._solutions.json`, or a folder of such files.
 
-    `source:training,evaluation` takes only these subsets of a source.
+    `source:training,evaluation` selects these subsets of a source.
 
-    Test pairs of the subsets `evaluate` form the test split; all other subsets are trained on. Of a task that recurs
-    within one role the last source's version is used, with a warning. Another warning names trained tasks that have
-    the pairs of an evaluated one.
+    The test pairs of the subsets in `evaluate` form the test split; all other subsets are used for training. If
+    several sources contain a task, the last one wins, with a warning. A second warning lists training tasks that have
+    the same pairs as an evaluated task.
 
     Raises:
-        FileNotFoundError: a source does not exist.
-        ValueError: a malformed task, an unknown subset, or a task that is trained and evaluated at once.
+        FileNotFoundError: If a source does not exist.
+        ValueError: If a task is malformed, a subset is unknown, or a task is used for both training and evaluation.
     """
     roles: dict[bool, dict[str, ArcTask]] = {True: {}, False: {}}
     recurring, subsets = set(), set()
@@ -114,41 +114,44 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
                 tasks[name] = parse_task(raw, name, evaluated=subset in evaluate, where=where, source=path.name)
     if unknown := set(evaluate) - subsets:
         raise ValueError(
-            f"no source has the subset {sorted(unknown)} to be evaluated; the sources have {sorted(subsets)}. "
-            "Name one of them, or evaluate nothing (evaluate=(), --train-only)"
+            f"evaluate={sorted(unknown)}: not found in the sources, which have {sorted(subsets)}; choose one of "
+            "these, or disable evaluation (evaluate=(), --train-only)"
         )
     _validate_no_leaks(roles)
     _warn_of_copies(roles)
     if recurring:
-        logger.warning("%d tasks recur; the last source's version is used: %s", len(recurring), _some(recurring))
+        logger.warning("%d tasks occur in several sources; using the last: %s", len(recurring), _some(recurring))
     return sorted([*roles[True].values(), *roles[False].values()], key=lambda task: task.name)
 
 
 def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task", source: str = "") -> ArcTask:
-    """Check one task `{"train": [{"input", "output"}, ...], "test": [...]}` and make its grids arrays.
+    """Validate `{"train": [{"input", "output"}, ...], "test": [...]}` and convert its grids to arrays.
 
-    ValueErrors name `where` (the file), the task, the pair, and the expectation.
+    Raises:
+        ValueError: If the task is malformed; the message names `where` (the file), the task and the pair.
     """
     where = f"{where}: task {name!r}"
     if not isinstance(raw, dict) or not all(isinstance(raw.get(part), list) for part in ("train", "test")):
         found = sorted(raw) if isinstance(raw, dict) else type(raw).__name__
         raise ValueError(f"{where} must have 'train' and 'test' lists of pairs; found {found}")
     if name == BLANK_IDENTIFIER or "|||" in name or parse_identifier(name)[0] != name:
-        raise ValueError(f"{where} is named like an identifier of an augmentation; rename it")
+        raise ValueError(f"{where} is named like the identifier of an augmentation; rename it")
     pairs = {
         part: tuple(_pair(raw_pair, f"{where}, {part} pair {i}") for i, raw_pair in enumerate(raw[part]))
         for part in ("train", "test")
     }
     if not (all if evaluated else any)(pairs.values()):
-        raise ValueError(f"{where} is empty: an evaluated task needs train and test pairs, another one any pair")
+        raise ValueError(f"{where} needs {'train and test pairs' if evaluated else 'at least one pair'}; add them")
     trained = (*pairs["train"], *(() if evaluated else pairs["test"]))
     if hidden := sum(pair.output is None for pair in trained):
-        raise ValueError(f"{where} has {hidden} pairs to train on without 'output'; add solutions or evaluate it")
+        raise ValueError(
+            f"{where} has {hidden} training pairs without 'output'; add the outputs, or evaluate the task"
+        )
     return ArcTask(name, pairs["train"], pairs["test"], evaluated, source)
 
 
 def task_to_json(task: ArcTask) -> dict[str, list[dict[str, list]]]:
-    """Return the task as its JSON file had it, without hidden outputs."""
+    """Convert a task back to the content of its JSON file, without hidden outputs."""
     names = Pair._fields
     return {
         part: [{name: grid.tolist() for name, grid in zip(names, pair) if grid is not None} for pair in pairs]
@@ -166,7 +169,7 @@ def _split_selector(source: str | Path) -> tuple[Path, list[str] | None]:
 
 
 def _read_source(path: Path) -> dict[str, dict[str, tuple[Any, str]]]:
-    """{subset: {name: (raw task, the file it came from)}}"""
+    """Return `{subset: {name: (raw task, file name)}}`."""
     if path.is_file():
         return _read_file(path)
     kaggle = [file for file in visible_files(path, f"*{KAGGLE_SUFFIX}.json") if file.parent == path]
@@ -179,7 +182,7 @@ def _read_source(path: Path) -> dict[str, dict[str, tuple[Any, str]]]:
             raise ValueError(f"{file}: subset {file.parent.name!r} already has a task {file.stem!r}")
         tasks[file.stem] = (load_json(file), str(file))
     if not content:
-        raise ValueError(f"{path} holds no .json files; expected folders of tasks or Kaggle's *{KAGGLE_SUFFIX}.json")
+        raise ValueError(f"{path} has no .json files; expected folders of tasks or Kaggle's *{KAGGLE_SUFFIX}.json")
     return content
 
 
@@ -187,7 +190,7 @@ def _read_file(file: Path) -> dict[str, dict[str, tuple[Any, str]]]:
     stem = file.name.split(".json")[0]
     raw = load_json(file)
     if not isinstance(raw, dict) or not raw:
-        raise ValueError(f"{file} must hold a JSON object of tasks; it holds {str(raw)[:40]}")
+        raise ValueError(f"{file} must contain a JSON object of tasks; got {str(raw)[:40]}")
     if stem.endswith(KAGGLE_SUFFIX):
         _add_solutions(raw, file)
         subsets = {stem.removesuffix(KAGGLE_SUFFIX).rpartition("_")[2]: raw}
@@ -199,12 +202,12 @@ def _read_file(file: Path) -> dict[str, dict[str, tuple[Any, str]]]:
         subsets = raw
     for subset, tasks in subsets.items():
         if not isinstance(tasks, dict):
-            raise ValueError(f"{file}: subset {subset!r} must be an object {{name: task}}; it is {str(tasks)[:40]}")
+            raise ValueError(f"{file}: subset {subset!r} must be an object {{name: task}}; got {str(tasks)[:40]}")
     return {subset: {name: (task, str(file)) for name, task in tasks.items()} for subset, tasks in subsets.items()}
 
 
 def _add_solutions(tasks: dict[str, Any], challenges: Path) -> None:
-    """Put the outputs of Kaggle's solutions file, where there is one, into the test pairs of `tasks`."""
+    """Add the outputs in Kaggle's solutions file, if it exists, to the test pairs of `tasks`."""
     file = challenges.with_name(challenges.name.replace(KAGGLE_SUFFIX, "_solutions"))
     if not file.exists():
         return
@@ -219,24 +222,24 @@ def _add_solutions(tasks: dict[str, Any], challenges: Path) -> None:
 
 def _pair(raw: Any, where: str) -> Pair:
     if not isinstance(raw, dict) or "input" not in raw:
-        raise ValueError(f"{where} must be an object with 'input' and 'output'; it is {str(raw)[:40]}")
+        raise ValueError(f"{where} must be an object with 'input' and 'output'; got {str(raw)[:40]}")
     output = raw.get("output")
     return Pair(_grid(raw["input"], f"{where}, input"), None if output is None else _grid(output, f"{where}, output"))
 
 
 def _grid(raw: Any, where: str) -> np.ndarray:
-    """A checked grid, uint8 [rows, columns]."""
+    """Validate a grid and return it as uint8 [rows, columns]."""
     rows = raw.tolist() if isinstance(raw, np.ndarray) else raw
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
-        raise ValueError(f"{where} must be a list of rows, each a list of colors; it is {str(raw)[:40]}")
+        raise ValueError(f"{where} must be a list of rows, each a list of colors; got {str(raw)[:40]}")
     widths = {len(row) for row in rows}
     if len(widths) > 1:
-        raise ValueError(f"{where} is ragged: its rows have {sorted(widths)} cells; all rows must be equally long")
+        raise ValueError(f"{where} has rows of {sorted(widths)} cells; all rows must have the same length")
     if max(len(rows), *widths) > FRAME:
-        raise ValueError(f"{where} is {len(rows)} x {len(rows[0])}; at most {FRAME} x {FRAME} fit")
+        raise ValueError(f"{where} is {len(rows)} x {len(rows[0])}; must be at most {FRAME} x {FRAME}")
     for color in (color for row in rows for color in row):
         if type(color) is not int or not 0 <= color < NUM_COLORS:
-            raise ValueError(f"{where} holds the color {color!r}; expected a whole number from 0 to 9")
+            raise ValueError(f"{where} has the color {color!r}; must be an integer in [0, 9]")
     return np.array(rows, dtype=np.uint8)
 
 
@@ -244,22 +247,22 @@ def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
     if leaks := sorted(roles[True].keys() & roles[False].keys()):
         trained, evaluated = (roles[role][leaks[0]].source for role in (False, True))
         raise ValueError(
-            f"{len(leaks)} evaluated tasks are also trained on: {_some(leaks)} ({leaks[0]} is trained from {trained} "
-            f"and evaluated from {evaluated}); take one of ARC-AGI-1 and 2, or select subsets with PATH:SUBSET"
+            f"{len(leaks)} tasks are used for both training and evaluation: {_some(leaks)} ({leaks[0]} for training "
+            f"in {trained}, for evaluation in {evaluated}); use only ARC-AGI-1 or 2, or select subsets (PATH:SUBSET)"
         )
 
 
 def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
-    """Warn of trained copies of evaluated tasks; they stay, because published metrics include one."""
+    """Warn about training copies of evaluated tasks, but keep them, since published metrics include one."""
     evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
     for name, task in roles[False].items():
         if twin := evaluated.get(fingerprint([*task.train, *task.test])):
-            text = "the answers of the evaluated task %s are trained on: task %s of %s is the same under another name"
-            logger.warning(text, twin, name, task.source)
+            text = "training task %s of %s is identical to evaluated task %s, so the model trains on the answers"
+            logger.warning(text, name, task.source, twin)
 
 
 def fingerprint(pairs: Sequence[Pair]) -> bytes:
-    """Return bytes that are equal for two tasks, or variants, with the same pairs in any order."""
+    """Hash the pairs of a task or variant, independently of their order."""
     texts = [[b"" if grid is None else bytes(grid.shape) + grid.tobytes() for grid in pair] for pair in pairs]
     return b"".join(sorted(hashlib.sha256(b"|".join(pair)).digest() for pair in texts))
 
@@ -272,9 +275,9 @@ def _some(names: Collection[str], count: int = 5) -> str:
 
 
 def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str, list[Pair]]]:
-    """Yield `(identifier name, train pairs then test pairs)`: the task, then up to `num_aug` distinct variants.
+    """Yield `(identifier, train pairs + test pairs)` of the task and up to `num_aug` distinct variants.
 
-    It draws at most 5 * num_aug variants, so a task with few distinct ones yields fewer.
+    At most 5 * num_aug variants are drawn, so a task with few distinct variants yields fewer.
     """
     pairs = [*task.train, *task.test]
     yield task.name, pairs
@@ -295,7 +298,7 @@ def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str,
 
 
 def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
-    """Return a generator for each task and purpose; sha256 because `hash()` differs between processes."""
+    """Return the generator of a task and purpose, seeded with sha256 as `hash()` depends on the process."""
     digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int.from_bytes(digest, "little")])))
 
@@ -306,19 +309,21 @@ def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
 def build_arc(
     tasks: Sequence[ArcTask], num_aug: int = 1000, seed: int = 42, cache_dir: str | Path | None = None
 ) -> tuple["datasets.DatasetDict", PuzzleInfo]:
-    """Augment and encode tasks; the rows go to Arrow files, so memory does not grow with their number.
+    """Augment and encode tasks, streaming the rows to Arrow files so that memory use stays constant.
 
-    The train split holds all pairs of trained tasks and the train pairs of evaluated ones, each pair shifted by a
-    random offset except one per puzzle; the test split holds the test pairs of evaluated tasks, in all augmentations,
-    unshifted. Identifiers count from 1 over the sorted tasks and their augmentations.
+    The train split has all pairs of training tasks and the train pairs of evaluated tasks. In every puzzle all pairs
+    but one are shifted by a random offset. The test split has the test pairs of evaluated tasks in all augmentations,
+    without shifts. Identifiers number the sorted tasks and their augmentations from 1.
 
     Args:
-        tasks: from `read_tasks`. num_aug: variants per task besides the original. seed: of variants and offsets.
-        cache_dir: for the Arrow files; by default a folder in the `datasets` cache (HF_DATASETS_CACHE) that is removed
-            at exit. Full ARC needs about 8 GB.
+        tasks: Tasks from `read_tasks`.
+        num_aug: Variants per task in addition to the original.
+        seed: Seed of the variants and offsets.
+        cache_dir: Folder for the Arrow files. By default a folder in the `datasets` cache (HF_DATASETS_CACHE), deleted
+            at exit. The full ARC data needs about 8 GB.
 
     Raises:
-        ValueError: no tasks, or a negative `num_aug` or `seed`.
+        ValueError: If there are no tasks, or `num_aug` or `seed` is negative.
     """
     from datasets import DatasetDict, config
     from tqdm.auto import tqdm
@@ -351,9 +356,9 @@ def build_arc(
 
 
 def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str, Any]:
-    """Return the options that identify a build, for `puzzle.json`."""
+    """Return the options that `puzzle.json` records to identify a build."""
     if num_aug < 0 or seed < 0:
-        raise ValueError(f"num_aug is {num_aug} and seed {seed}; neither may be negative")
+        raise ValueError(f"num_aug={num_aug}, seed={seed}: both must be >= 0")
     if not tasks:
         raise ValueError("there are no tasks to build from")
     return {
@@ -368,17 +373,17 @@ def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str
 def save_arc_dataset(
     splits: "datasets.DatasetDict", info: PuzzleInfo, tasks: Sequence[ArcTask], out: str | Path
 ) -> Path:
-    """Save the data set, and the evaluated tasks as `test_puzzles.json` beside it, for voting."""
+    """Save the data set, together with the evaluated tasks (`test_puzzles.json`), which voting needs."""
     puzzles = {task.name: task_to_json(task) for task in tasks if task.evaluated}
     return save_puzzle_dataset(splits, info, out, {TEST_PUZZLES_FILE: json.dumps(puzzles)})
 
 
 def encode_task(task: ArcTask | dict[str, Any], identifier: str | None = None) -> dict[str, dict[str, np.ndarray]]:
-    """Return `{"train": {"input_ids", "labels"}, "test": {...}}` of one task for inference, int64 [pairs, 900].
+    """Encode a task as `{"train": {"input_ids", "labels"}, "test": {...}}`, int64 [pairs, 900].
 
     Args:
-        task: an `ArcTask`, or the JSON object `{"train": [...], "test": [...]}`; test outputs may be missing.
-        identifier: name of the augmentation to show the task in (see `task_identifiers`); None for the original.
+        task: `ArcTask` or JSON object `{"train": [...], "test": [...]}`; test outputs may be missing.
+        identifier: Name of the augmentation to apply (see `task_identifiers`); None for the original task.
             `undo_augmentation(crop_prediction(row), identifier)` turns a prediction into a grid.
     """
     if not isinstance(task, ArcTask):
@@ -395,12 +400,12 @@ def encode_task(task: ArcTask | dict[str, Any], identifier: str | None = None) -
 
 
 def task_identifiers(task_name: str, identifiers: Sequence[str]) -> dict[int, str]:
-    """Return `{puzzle identifier: name}` of all augmentations of a task known to a data set or checkpoint."""
+    """Return `{puzzle identifier: name}` of all augmentations of a task found in `identifiers`."""
     return {i: name for i, name in enumerate(identifiers) if i and parse_identifier(name)[0] == task_name}
 
 
 class _SplitWriter:
-    """Stream the encoded puzzles of a split into an Arrow file, in chunks, and number its puzzles and groups."""
+    """Writer that streams encoded puzzles to an Arrow file and numbers the split's puzzles and groups."""
 
     def __init__(self, path: Path):
         from datasets.arrow_writer import ArrowWriter
@@ -424,12 +429,12 @@ class _SplitWriter:
             self._flush()
 
     def end_group(self) -> None:
-        """End a task, which counts as a group if the split got pairs of it."""
+        """End a task, which counts as a group if this split received any of its pairs."""
         self.groups += self.puzzles > self.puzzles_at_last_group
         self.puzzles_at_last_group = self.puzzles
 
     def finish(self) -> "datasets.Dataset":
-        """The memory-mapped rows."""
+        """Finish the file and return its rows, memory-mapped."""
         from datasets import Dataset
 
         self._flush()
@@ -447,10 +452,10 @@ class _SplitWriter:
 
 
 def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Draw a random corner for each pair, shared by its input and output; one random pair stays at (0, 0)."""
+    """Draw an offset for each pair, shared by its input and output, but keep one random pair at (0, 0)."""
     fixed = rng.integers(len(pairs))
-    room = FRAME - np.array([np.maximum(pair.input.shape, pair.output.shape) for pair in pairs])
-    corners = rng.integers(0, room + 1)
+    largest = FRAME - np.array([np.maximum(pair.input.shape, pair.output.shape) for pair in pairs])
+    corners = rng.integers(0, largest + 1)
     corners[fixed] = 0
     return [(int(row), int(column)) for row, column in corners]
 
@@ -459,7 +464,7 @@ def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int,
 
 
 def card_context(config: Any, folder: Path) -> dict[str, str]:
-    """Return `known_task`, a task in the puzzle table, for the example in the card of an ARC model."""
+    """Return `known_task`, a task in the puzzle table, which the card of an ARC model uses as an example."""
     file = folder / IDENTIFIERS_FILE
     names = json.loads(file.read_text(encoding="utf-8")) if config.task == "arc" and file.exists() else []
     return {"known_task": parse_identifier(names[1])[0] if len(names) > 1 else "task"}

@@ -1,7 +1,7 @@
-"""The eight symmetries of a grid, shared by mazes and ARC; and grids of ARC as tokens, under augmentations.
+"""Symmetries of grids, for mazes and ARC, and encoding and augmentation of ARC grids.
 
-Tokens: 0 padding, 1 end of grid, color c is c + 2. A grid lies in a 30 x 30 frame; the row below it and the column to
-its right hold end-of-grid tokens. The name of an augmentation says how to undo it.
+Tokens: 0 is padding, 1 is end of grid, and color c is c + 2. A grid lies in a 30 x 30 frame; the row below it and the
+column to its right are filled with end-of-grid tokens. An augmentation can be undone from its name.
 """
 
 import re
@@ -29,10 +29,10 @@ DIHEDRAL_INVERSE = (0, 3, 2, 1, 4, 5, 6, 7)
 
 
 def dihedral(grid: np.ndarray, transform: int) -> np.ndarray:
-    """Return a view of `grid` [..., rows, columns] under symmetry `transform`, numbered as in the original HRM.
+    """Return a view of `grid` [..., rows, columns] under symmetry `transform`, numbered as in HRM.
 
-    They are 0 identity, 1-3 rotation by 90, 180, 270 degrees counter-clockwise, 4 left-right flip, 5 up-down flip,
-    6 transpose, 7 left-right flip of rotation 1 (the anti-transpose).
+    The symmetries are: 0 identity; 1-3 rotation by 90, 180, 270 degrees counterclockwise; 4 left-right flip; 5 up-down
+    flip; 6 transpose; 7 left-right flip of rotation 1 (anti-transpose).
     """
     if transform <= 3:
         return np.rot90(grid, k=transform, axes=(-2, -1))
@@ -48,12 +48,12 @@ def inverse_dihedral(grid: np.ndarray, transform: int) -> np.ndarray:
 
 
 def box_symmetries(shape: Sequence[int]) -> Sequence[int]:
-    """List the symmetries that map a box of `shape` (rows, columns) to itself: all eight if it is square."""
+    """Return the symmetries that preserve a grid's `shape`: all eight if it is square, otherwise four."""
     return range(NUM_DIHEDRAL) if shape[0] == shape[1] else (0, 2, 4, 5)
 
 
 def encode_grid(grid: np.ndarray, offset: tuple[int, int] = (0, 0)) -> np.ndarray:
-    """Encode colors [rows, columns] as tokens int8 [900], with the corner at `offset` (row, column) of the frame."""
+    """Encode colors [rows, columns] as tokens, int8 [900], with the top left cell at `offset`."""
     frame = np.zeros((FRAME, FRAME), dtype=np.int8)
     place_grid(np.asarray(grid), offset, frame)
     return frame.reshape(SEQ_LEN)
@@ -62,7 +62,7 @@ def encode_grid(grid: np.ndarray, offset: tuple[int, int] = (0, 0)) -> np.ndarra
 def encode_pair(
     grid: np.ndarray, answer: np.ndarray | None, offset: tuple[int, int] = (0, 0)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `(input_ids, labels)`, both int8 [900]; labels are -100 on padding, or everywhere without an answer."""
+    """Return `(input_ids, labels)`, int8 [900], with labels of -100 on padding and for a missing answer."""
     if answer is None:
         return encode_grid(grid, offset), np.full(SEQ_LEN, IGNORE_LABEL, dtype=np.int8)
     labels = encode_grid(answer, offset)
@@ -70,10 +70,10 @@ def encode_pair(
 
 
 def crop_prediction(tokens: np.ndarray) -> np.ndarray:
-    """Return the grid in a prediction [900], uint8 [rows, columns]; of shape [0, 0] where the first token is no color.
+    """Crop a prediction [900] to its grid, uint8 [rows, columns].
 
-    It is the largest rectangle of colors at the top left corner. Of equal areas the one with fewer rows wins, as in
-    the original.
+    The grid is the largest rectangle of colors in the top left corner. If two have the same area, the one with fewer
+    rows wins, as in the original. If the first token is not a color, the grid has shape [0, 0].
     """
     frame = np.asarray(tokens).reshape(FRAME, FRAME)
     other = (frame < COLOR_OFFSET) | (frame >= VOCAB_SIZE)
@@ -86,7 +86,7 @@ def crop_prediction(tokens: np.ndarray) -> np.ndarray:
 
 
 def place_grid(grid: np.ndarray, offset: tuple[int, int], frame: np.ndarray) -> None:
-    """Write grid and end-of-grid tokens into a zeroed frame [30, 30]; the corner of the two stays padding."""
+    """Write a grid and its end-of-grid row and column into a zeroed frame [30, 30], except their corner."""
     top, left = offset
     bottom, right = top + grid.shape[0], left + grid.shape[1]
     frame[top:bottom, left:right] = grid
@@ -98,15 +98,17 @@ def place_grid(grid: np.ndarray, offset: tuple[int, int], frame: np.ndarray) -> 
 
 
 def identifier_name(task: str, transform: int, colors: np.ndarray) -> str:
-    """Return TRM's name of an augmentation, `task|||t3|||0251346789`: symmetry, then the new color of each color."""
+    """Return an augmentation's name in TRM's format `task|||t3|||0251346789` (symmetry and new colors)."""
     return f"{task}|||t{transform}|||{''.join(str(color) for color in colors)}"
 
 
 def parse_identifier(name: str) -> tuple[str, int, np.ndarray]:
-    """Split an identifier of TRM or HRM (`task_t3_0251346789`) into task, dihedral id and color map.
+    """Split an identifier of TRM or HRM (`task_t3_0251346789`) into task, symmetry and color map.
 
-    The color map is uint8 [10]: the new color of each color. A bare task name is the unchanged task. ValueError: a
-    malformed identifier, or digits that are no permutation of 0..9.
+    The color map, uint8 [10], has the new color of each color. A task name alone stands for the unchanged task.
+
+    Raises:
+        ValueError: If the identifier is malformed, or its digits are not a permutation of 0..9.
     """
     match = TRM_IDENTIFIER.fullmatch(name) or HRM_IDENTIFIER.fullmatch(name)
     if match is None:
@@ -115,17 +117,17 @@ def parse_identifier(name: str) -> tuple[str, int, np.ndarray]:
         return name, 0, IDENTITY_COLORS
     task, transform, digits = match.groups()
     if sorted(digits) != list("0123456789"):
-        raise ValueError(f"identifier {name!r}: colors {digits} are no permutation of 0123456789")
+        raise ValueError(f"identifier {name!r}: colors {digits} must be a permutation of 0123456789")
     return task, int(transform), np.frombuffer(digits.encode(), dtype=np.uint8) - ord("0")
 
 
 def apply_augmentation(grid: np.ndarray, name: str) -> np.ndarray:
-    """Return the grid as the puzzle named `name` shows it."""
+    """Apply the augmentation named `name` to a grid."""
     _, transform, colors = parse_identifier(name)
     return dihedral(colors[grid], transform)
 
 
 def undo_augmentation(grid: np.ndarray, name: str) -> np.ndarray:
-    """Return the original of a grid that the puzzle named `name` shows."""
+    """Undo the augmentation named `name`."""
     _, transform, colors = parse_identifier(name)
     return np.argsort(colors).astype(np.uint8)[inverse_dihedral(grid, transform)]

@@ -1,8 +1,8 @@
-"""ARC as a puzzle task: one task is several questions, its views are augmentations of training, and answers vote.
+"""Solve ARC tasks with puzzle models by voting over the training augmentations of a task.
 
-A puzzle model reads the demonstrations of a task from its *row of the puzzle table*, learned in training, not from the
-input. A task that the model was not trained on has no row: it gets the blank row and a warning, and the answer is
-unlikely to be right.
+A puzzle model does not see a task's demonstrations in the input: during training it learns them in the task's *row of
+the puzzle table*. A task that the model was not trained on has no row. It gets the blank row and a warning, and its
+answer is unlikely to be correct.
 """
 
 import logging
@@ -39,7 +39,7 @@ GridKey = tuple[tuple[int, ...], bytes]
 
 
 class RankedAnswer(NamedTuple):
-    """Answer with its votes: colors uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
+    """Answer with its votes: colors uint8 [rows, columns], number of votes and mean sigmoid(q_halt)."""
 
     grid: np.ndarray
     votes: int
@@ -47,7 +47,7 @@ class RankedAnswer(NamedTuple):
 
 
 class ArcVoting:
-    """Collect predictions on the test split of an ARC data set, let them vote, and score them as HRM and TRM do.
+    """Voting over predictions on the test split of an ARC data set, scored as in HRM and TRM.
 
         votes = ArcVoting(load_test_puzzles("data/arc1"), load_puzzle_info("data/arc1").identifiers)
         votes.update(input_ids, puzzle_identifiers, predictions, q_halt_logits)   # per batch, epoch or checkpoint
@@ -55,11 +55,11 @@ class ArcVoting:
 
     Each row predicts an answer to an augmented question. `update` undoes the augmentation and counts equal answers to
     a question as votes; `result` ranks answers by number of votes, then by mean sigmoid(q_halt). "hrm" counts a task
-    if all its test inputs are right; "trm" (and Kaggle) scores each task by the fraction of right test inputs.
+    as solved if all its test inputs are correct; "trm" (and Kaggle) scores a task by its share of correct test inputs.
 
     Args:
         test_puzzles: `{task name: {"train": ..., "test": [{"input", "output"}, ...]}}`; outputs may be missing.
-        identifiers: names of the puzzle identifiers, position 0 is blank.
+        identifiers: Names of the puzzle identifiers; position 0 is blank.
     """
 
     def __init__(self, test_puzzles: dict[str, dict[str, Any]], identifiers: Sequence[str]):
@@ -73,35 +73,36 @@ class ArcVoting:
     def update(
         self, input_ids: np.ndarray, puzzle_identifiers: np.ndarray, predictions: np.ndarray, q_halt_logits: np.ndarray
     ) -> int:
-        """Add the votes of n rows and return their number; rows with the blank identifier (padding) do not vote.
+        """Add the votes of n rows and return how many voted (rows with the blank identifier do not vote).
 
         Args:
-            input_ids, predictions: tokens [n, 900]. puzzle_identifiers, q_halt_logits: [n].
+            input_ids, predictions: Tokens [n, 900].
+            puzzle_identifiers, q_halt_logits: Arrays [n].
 
         Raises:
-            ValueError: an identifier is unknown, q is NaN, or an input is not a test input of its task.
+            ValueError: If an identifier is unknown, q is NaN, or an input is not a test input of its task.
         """
         kept = np.flatnonzero(puzzle_identifiers)
         if np.isnan(q_halt_logits[kept]).any():
-            raise ValueError("q_halt_logits holds NaN, which cannot rank answers; has the model diverged?")
+            raise ValueError("q_halt_logits contains NaN, so answers cannot be ranked; check if the model diverged")
         for i, q in zip(kept, sigmoid(q_halt_logits[kept])):
             identifier, known = int(puzzle_identifiers[i]), len(self.identifiers)
             if not 0 < identifier < known:
-                raise ValueError(f"puzzle identifier {identifier} is unknown; this data set has 1 to {known - 1}")
+                raise ValueError(f"unknown puzzle identifier {identifier}; this data set has 1 to {known - 1}")
             name = self.identifiers[identifier]
             task = parse_identifier(name)[0]
             question = _key(undo_augmentation(crop_prediction(input_ids[i]), name))
             if question not in self.votes.get(task, {}):
                 raise ValueError(
-                    f"row {i}: its input is no test input of task {task!r} under identifier {name!r}; expected rows "
-                    f"of the test split, and identifiers and {TEST_PUZZLES_FILE} of the same data set"
+                    f"row {i}: its input is not a test input of task {task!r} with identifier {name!r}; use rows of "
+                    f"the test split, with the identifiers and {TEST_PUZZLES_FILE} of the same data set"
                 )
             answer = _key(undo_augmentation(crop_prediction(predictions[i]), name))
             self.votes[task][question].setdefault(answer, []).append(float(q))
         return len(kept)
 
     def replace_votes(self, parts: Sequence[dict[str, dict[GridKey, dict[GridKey, list[float]]]]]) -> None:
-        """Replace the votes by the sum of `parts`, the `votes` of several objects for the same puzzles."""
+        """Replace the votes with the sum of `parts`, the `votes` of several objects for the same puzzles."""
         votes = {task: {question: {} for question in questions} for task, questions in self.votes.items()}
         for part in parts:
             for task, questions in part.items():
@@ -111,25 +112,25 @@ class ArcVoting:
         self.votes = votes
 
     def candidates(self, task: str, test_index: int) -> list[RankedAnswer]:
-        """Rank the answers to one test input: more votes, then higher mean q, then a fixed order of the grids."""
+        """Rank the answers to one test input by number of votes, then mean q, then a fixed order of the grids."""
         tallies = self.votes[task][_key(self.test_puzzles[task]["test"][test_index]["input"])]
-        # fsum does not depend on the order of votes, and so not on who has counted which.
+        # fsum does not depend on the order of the votes, so it does not matter which process counted which vote.
         found = [(len(qs), fsum(qs) / len(qs), answer) for answer, qs in tallies.items()]
         ranked = sorted(found, key=lambda one: (-one[0], -one[1], one[2]))
         grids = [np.frombuffer(cells, dtype=np.uint8).reshape(shape) for _, _, (shape, cells) in ranked]
         return [RankedAnswer(grid, count, mean_q) for grid, (count, mean_q, _) in zip(grids, ranked)]
 
     def result(self, ks: Sequence[int] = PASS_AT) -> dict[str, float]:
-        """Return hrm/pass@k and trm/pass@k of the tasks with solutions, and count tasks and test inputs.
+        """Return hrm/pass@k and trm/pass@k of tasks with solutions, and the number of tasks and test inputs.
 
         A test input without votes counts as wrong.
 
         Raises:
-            ValueError: no task has solutions.
+            ValueError: If no task has solutions.
         """
         solved = [name for name, task in self.test_puzzles.items() if all("output" in pair for pair in task["test"])]
         if not solved:
-            raise ValueError("no task has solutions to score against")
+            raise ValueError("no task has solutions to score against; use tasks with test outputs")
         ranks = {name: self._ranks(name) for name in solved}
         scores = {}
         for k in ks:
@@ -145,7 +146,7 @@ class ArcVoting:
         }
 
     def _ranks(self, task: str) -> np.ndarray:
-        """Return the rank of the right answer to each test input (0 is best, infinity if absent)."""
+        """Return the rank of the correct answer to each test input (0 is best, infinity if missing)."""
         ranks = []
         for i, pair in enumerate(self.test_puzzles[task]["test"]):
             right = _key(pair["output"])
@@ -155,10 +156,10 @@ class ArcVoting:
 
 
 def load_test_puzzles(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Read `test_puzzles.json` of an ARC data set folder."""
+    """Read `test_puzzles.json` in the folder of an ARC data set."""
     file = Path(path) / TEST_PUZZLES_FILE
     if not file.exists():
-        raise FileNotFoundError(f"{file} is missing; `hrm-hf data arc` writes it beside the data set")
+        raise FileNotFoundError(f"{file} is missing; build the data set with `hrm-hf data arc`, which writes it")
     validate_unchanged(Path(path) / INFO_FILE, [file])
     return load_json(file)
 
@@ -170,17 +171,17 @@ def _key(grid: Any) -> GridKey:
 
 @dataclass(frozen=True)
 class ArcView:
-    """Augmentation `name` of a task, with its row of the puzzle table."""
+    """Augmentation `name` of a task, and the index of its row in the puzzle table."""
 
     name: str
     identifier: int
 
     def show(self, tokens: np.ndarray) -> np.ndarray:
-        """Augment frames [..., 900] of the task."""
+        """Apply the augmentation to frames [..., 900]."""
         return self._map(tokens, apply_augmentation)
 
     def undo(self, tokens: np.ndarray) -> np.ndarray:
-        """Undo the augmentation of frames [..., 900] and crop each to its grid."""
+        """Crop each of the frames [..., 900] to its grid and undo the augmentation."""
         return self._map(tokens, undo_augmentation)
 
     def _map(self, tokens: np.ndarray, change) -> np.ndarray:
@@ -189,23 +190,23 @@ class ArcView:
 
 
 class ArcTaskSolving(PuzzleTask):
-    """Read, show and rank ARC tasks: dicts `{"train": [...], "test": [...], "name": ...}`, or paths of JSON files."""
+    """Task "arc": puzzles are dicts `{"train": [...], "test": [...], "name": ...}` or paths of JSON files."""
 
     name = "arc"
-    has_rules = True  # only that the answer is a grid
+    has_rules = True  # the only rule: the answer is a grid
 
     def __init__(self, config, identifiers: Sequence[str] | None = None):
         super().__init__(config)
         self.grid_shape = (FRAME, FRAME)
         if config.seq_len != SEQ_LEN or config.vocab_size < VOCAB_SIZE:
             raise ValueError(
-                f"the config says task='arc' with seq_len={config.seq_len}, vocab_size={config.vocab_size}; ARC needs "
-                f"seq_len={SEQ_LEN}, vocab_size={VOCAB_SIZE}"
+                f"seq_len={config.seq_len}, vocab_size={config.vocab_size}: task='arc' needs seq_len={SEQ_LEN}, "
+                f"vocab_size={VOCAB_SIZE}; correct the config"
             )
         if identifiers is not None and config.puzzle_emb_ndim and len(identifiers) != config.num_puzzle_identifiers:
             raise ValueError(
-                f"{IDENTIFIERS_FILE} has {len(identifiers)} names, the model's puzzle table "
-                f"{config.num_puzzle_identifiers} rows; take the file of the data set that the model was trained on"
+                f"{IDENTIFIERS_FILE} has {len(identifiers)} names, but the model's puzzle table has "
+                f"{config.num_puzzle_identifiers} rows; use the file of the data set that the model was trained on"
             )
         self.identifiers = identifiers
 
@@ -217,7 +218,7 @@ class ArcTaskSolving(PuzzleTask):
         if isinstance(item, (str, Path)):
             name, item = Path(item).stem, load_json(item)
         if not isinstance(item, dict):
-            raise ValueError(f'an ARC puzzle is a dict {{"train": [...], "test": [...]}} or a file, not {item!r:.60}')
+            raise ValueError(f'puzzle={item!r:.60}: must be a dict {{"train": [...], "test": [...]}} or a file')
         name = item.get("name", name)
         task = parse_task(item, name)
         tests = encode_task(task)["test"]
@@ -232,24 +233,26 @@ class ArcTaskSolving(PuzzleTask):
         return "\n".join("".join(map(str, row)) for row in self.grid(tokens))
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        return [] if self.grid(answer) else ["the answer is no grid: its top left cell holds no color"]
+        return [] if self.grid(answer) else ["the answer is not a grid: its top left cell has no color"]
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[ArcView]:
         known = task_identifiers(puzzle.name, self.identifiers or [])
         if known:
             views = [ArcView(name, identifier) for identifier, name in list(known.items())[:votes]]
             if len(views) < votes:
-                text = "votes=%d, but the model knows %d augmentations of task %s"
+                text = "votes=%d, but the puzzle table has only %d augmentations of task %s"
                 logger.warning(text, votes, len(views), puzzle.name)
             return views
         if self.config.puzzle_emb_ndim and self.config.num_puzzle_identifiers > 1:
-            text = "task %r has no row in the puzzle table (see %s): a right answer is unlikely; train on its examples"
+            text = (
+                "task %r has no row in the puzzle table (see %s), so a correct answer is unlikely; train on it first"
+            )
             logger.warning(text, puzzle.name, IDENTIFIERS_FILE)
         variants = augmentations(puzzle.source, votes - 1, int(rng.integers(2**31)))
         return [ArcView(name, 0) for name, _ in variants]
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
-        """Rank by the number of votes, then by mean confidence, as ARC scores are computed (`ArcVoting`)."""
+        """Rank answers as `ArcVoting` does for ARC scores: by number of votes, then by mean confidence."""
         grid = crop_prediction(puzzle.questions[question])
         voting = ArcVoting({puzzle.name: {"test": [{"input": grid}]}}, [BLANK_IDENTIFIER, puzzle.name])
         count = len(candidates)
@@ -264,7 +267,7 @@ class ArcTaskSolving(PuzzleTask):
         return [groups[key] for key in order]
 
     def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:
-        """Return the answer to the first test input, and under "tests" all answers if there are several."""
+        """Return the answer to the first test input, and list all answers in "tests" if there are several."""
         tests = [self._answer(puzzle, i, found, prefer_valid) for i, found in enumerate(candidates)]
         return {**tests[0], "tests": tests} if len(tests) > 1 else tests[0]
 
@@ -277,14 +280,14 @@ class ArcTaskSolving(PuzzleTask):
 
 
 def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
-    """Return the task of a model's config; for ARC, `identifiers` names the rows of the puzzle table.
+    """Create the task of a model's config, for ARC with the names of the puzzle table's rows.
 
     Raises:
-        ValueError: the task is unknown, or the config's sizes are not those of the task.
+        ValueError: If the task is unknown, or the config's sizes do not fit the task.
     """
     if config.task == "arc":
         return ArcTaskSolving(config, identifiers)
     tasks = {task.name: task for task in (PuzzleTask, SudokuTask, MazeTask)}
     if config.task not in tasks:
-        raise ValueError(f"the config says task={config.task!r}; expected one of {sorted([*tasks, 'arc'])}")
+        raise ValueError(f"task={config.task!r}: must be one of {sorted([*tasks, 'arc'])}; correct the config")
     return tasks[config.task](config)

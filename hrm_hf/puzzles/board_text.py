@@ -1,27 +1,28 @@
-"""Find Sudoku boards in texts as people write them: with frames, comments, empty fields, several signs for a blank."""
+"""Find Sudoku boards in text with frames, comments, empty fields and various signs for blanks."""
 
 import re
 import unicodedata
 from collections.abc import Iterator
 
 
-BOX_SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # rows and columns of a box by the size of a board
+BOX_SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # (rows, columns) of a box by board size
 
 CELLS = frozenset("0123456789.")
 _FRAME = re.compile(r"[\s\ufeff\u200b|¦‖+=:;!,'\"`~<>/\\(){}\[\]\u2500-\u257f]")
 _COLUMN, _EDGES = re.compile(r"[,;\t|│┃║]"), re.compile(r"^\s*[|│┃║](.*)[|│┃║]\s*$")
-_BLANKS = "_?xX·□*-"  # signs for a blank where there is neither `.` nor 0
+_BLANKS = "_?xX·□*-"  # signs for a blank in texts without `.` and 0
 _SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
 _NOTHING = re.compile(r"\b(null|None|nan)\b")  # a blank in JSON and Python
-_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # of SadMan's .sdk files
+_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # in SadMan's .sdk files
 
 
 def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str]]:
-    """Split a text into its boards of `size` rows, each as lines of cells, or a dict with its solution.
+    """Split a text into boards of `size` rows: strings of cells, or dicts with puzzle and solution.
 
-    A board is a line, on which its solution and other words may follow, or lines of cells; frames, comments and empty
-    lines between bands are skipped. An empty line elsewhere ends an incomplete board. Without `size` it is one board.
+    A board is a single line, optionally followed by its solution and other words, or several lines of cells. Frames,
+    comments and empty lines between bands are skipped. An empty line elsewhere ends an incomplete board. Without
+    `size`, all lines of cells form one board.
     """
     text = _NOTHING.sub(".", _PROGRESS.sub("", unicodedata.normalize("NFKC", text)))
     cells_of_board = {rows * rows for rows in BOX_SHAPES} if size is None else {size * size}
@@ -48,7 +49,7 @@ def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str
 
 
 def _rows(text: str) -> list[str]:
-    """Return the cells of each line, `.` for a blank; an empty string for frames and comments."""
+    """Return the cells in each line, with `.` for a blank, and "" for lines of frames and comments."""
     lines, blank, rows = ["" if _is_comment(line) else line for line in text.splitlines()], ".", []
     if not any("." in line or "0" in line for line in lines):
         lines = list(_filled(lines))
@@ -62,7 +63,7 @@ def _rows(text: str) -> list[str]:
 
 
 def _filled(lines: list[str]) -> Iterator[str]:
-    """Yield lines with `.` in empty fields: between separators, or where each character of a line is a cell."""
+    """Yield lines with `.` in empty fields, between separators or in a grid of single characters."""
     wide = max(map(len, lines), default=0)
     is_grid = (wide in BOX_SHAPES and len(lines) == wide) or (len(lines) == 1 and wide in {n * n for n in BOX_SHAPES})
     for line in lines:
@@ -72,7 +73,7 @@ def _filled(lines: list[str]) -> Iterator[str]:
 
 
 def _is_comment(line: str) -> bool:
-    """Whether a line is a header, a comment or prose: it has a word, and most of it is no cells."""
+    """Check whether a line is a header, comment or prose (has a word, and mostly non-cell characters)."""
     text = "".join(line.split())
     is_prose = _LETTERS.search(line) and sum(character in CELLS for character in text) < len(text) / 2
     return text.startswith(("#", "//")) or (text.startswith(";") and text.count(";") < 3) or bool(is_prose)

@@ -1,4 +1,4 @@
-"""The commands `hrm-hf data sudoku`, `maze`, `arc`, `import` and `export`, also called by a recipe's `build_data`."""
+"""Commands `hrm-hf data sudoku`, `maze`, `arc`, `import` and `export`, also used by `build_data`."""
 
 import time
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from .options import BuildArc, BuildMaze, BuildPuzzles, BuildSudoku, ExportPuzzl
 
 
 def ensure_built(path: str | None, command: str | None) -> None:
-    """Build the data set at `path` with the arguments of `hrm-hf data`, unless it exists."""
+    """Build the data set at `path` with the arguments `command` of `hrm-hf data`, unless it exists."""
     if path is None:
-        raise ValueError("no data set: give --data_path, a puzzle data set's folder or its name on the Hub")
+        raise ValueError("data_path=None: a data set is required; use --data_path FOLDER or OWNER/NAME on the Hub")
     if (Path(path) / INFO_FILE).exists():
         return
     if command:
@@ -25,14 +25,14 @@ def ensure_built(path: str | None, command: str | None) -> None:
             name, options = parse_command(command, OPTIONS, out=Path(path))
             BUILDERS[name](options)
         except UsageError as error:
-            raise ValueError(f"build_data {command!r}: {error}") from error
+            raise ValueError(f"build_data={command!r}: {error}") from error
     elif Path(path).exists() or path[:1] in "./~":
-        raise ValueError(f"{path} holds no puzzle data set; build one with `hrm-hf data ... --out {path}`")
+        raise ValueError(f"{path} is not a puzzle data set; build one with `hrm-hf data ... --out {path}`")
 
 
 @one_at_a_time
 def build_arc(options: BuildArc) -> dict[str, Any]:
-    """Build ARC-AGI or ConceptARC with augmentations; `test_puzzles.json` for voting is written beside it."""
+    """Build an ARC-AGI or ConceptARC data set with augmentations, and `test_puzzles.json` for voting."""
     from . import arc
 
     started = time.perf_counter()
@@ -48,11 +48,11 @@ def build_arc(options: BuildArc) -> dict[str, Any]:
 
 @one_at_a_time
 def import_npy(options: ImportPuzzles) -> dict[str, Any]:
-    """Convert a data set that the original HRM or TRM scripts built (.npy arrays) into ours."""
+    """Convert a data set built by the original HRM or TRM scripts (.npy arrays) to our layout."""
     from .npy_layout import read_original
 
     if not options.source.is_dir():
-        raise UsageError(f"{options.source} is no folder; expected identifiers.json, train/ and test/ in it")
+        raise UsageError(f"{options.source} is not a folder; expected one with identifiers.json, train/ and test/")
     splits, info = read_original(options.source)
     save_puzzle_dataset(splits, info, options.out)
     return _summary(options.out, splits, info) | {"task": info.task, "grid_shape": list(info.grid_shape)}
@@ -60,7 +60,7 @@ def import_npy(options: ImportPuzzles) -> dict[str, Any]:
 
 @one_at_a_time
 def export_npy(options: ExportPuzzles) -> dict[str, Any]:
-    """Write a puzzle data set in the layout that the original HRM and TRM code trains on (.npy arrays)."""
+    """Write a puzzle data set in the layout of the original HRM and TRM code (.npy arrays)."""
     source = options.source
     validate_data(source, "puzzle data set")
     from datasets import DatasetDict, get_dataset_split_names
@@ -79,7 +79,7 @@ def export_npy(options: ExportPuzzles) -> dict[str, Any]:
 
 @one_at_a_time
 def build_sudoku(options: BuildSudoku) -> dict[str, Any]:
-    """Build a Sudoku data set: generated with proven unique solutions, or read from a source."""
+    """Build a Sudoku data set: generate puzzles with proven unique solutions, or read them from a source."""
     from .sudoku import generated_sudoku, sudoku_from_source
 
     shared = {"num_aug": options.num_aug, "test_share": options.test_share, "seed": options.seed}
@@ -93,7 +93,7 @@ def build_sudoku(options: BuildSudoku) -> dict[str, Any]:
 
 @one_at_a_time
 def build_maze(options: BuildMaze) -> dict[str, Any]:
-    """Build a maze data set: generated with one shortest path each, or read from a source."""
+    """Build a maze data set: generate mazes with a unique shortest path, or read them from a source."""
     from .maze import generated_mazes, mazes_from_source
 
     shared = {"min_path_length": options.min_path_length, "aug": options.aug}
@@ -114,13 +114,13 @@ OPTIONS: dict[str, type[Options]] = {
 
 
 def _validate_place(out: Path, options: dict[str, Any]) -> None:
-    """Raise before a long build, not after it, if `out` is taken."""
+    """Raise before a long build, rather than after it, if `out` has another data set."""
     if (out / INFO_FILE).exists() and load_info(out / INFO_FILE).get("options") != options:
-        raise UsageError(f"{out} already holds a puzzle data set with other options; choose another --out")
+        raise UsageError(f"{out} already has a puzzle data set with different options; choose another --out")
 
 
 def _build(options: BuildPuzzles, builder: Callable) -> dict[str, Any]:
-    """Run a builder of Sudoku or mazes and write its data set."""
+    """Run a Sudoku or maze builder and save its data set."""
     started = time.perf_counter()
     _validate_place(options.out, options.recorded())
     try:

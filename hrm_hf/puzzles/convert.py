@@ -1,17 +1,17 @@
-"""Checkpoints of the original HRM, TRM, EqR and SE-RRM code as ours, and of the first two back; no value changes.
+"""Convert checkpoints of the original HRM, TRM, EqR and SE-RRM code to ours, and of HRM and TRM back.
 
     convert_original("locuslab/EqR-model/sudoku-extreme/eqr.pth", "eqr-sudoku", architecture="eqr")
     convert_to_original("hrm-sudoku", "back")
 
-A checkpoint, a folder here or a model of the Hub, has
+A checkpoint is a local folder or a Hub repository with
 
     step_N            torch.save of the state_dict of loss head > ACT wrapper > inner model, possibly compiled;
                       or safetensors, or a training state with `model`, `ema` and `config` (EqR)
-    all_config.yaml   the run's configuration; the architecture under `arch`. Also STEM.yaml of the weights
-    identifiers.json  names of the puzzle identifiers, from the data folder; the table has no meaning without it
+    all_config.yaml   the run's configuration, with the architecture under `arch`; or NAME.yaml for weights NAME.pth
+    identifiers.json  names of the puzzle identifiers, from the data folder; they give the puzzle table its meaning
 
-Pickled code is never run (`io/state_dicts.py`). Problems are collected and raised before anything is written. Left
-out: variants of TRM with other states (single z, six z_L), URM, FPRM, optimizer states.
+All values are preserved, and pickled code is never run (`io/state_dicts.py`). Problems are collected and raised before
+anything is written. Not supported: TRM variants with other states (single z, six z_L), URM, FPRM, optimizer states.
 """
 
 import logging
@@ -39,11 +39,11 @@ from .tasks import guess_task
 logger = logging.getLogger(__name__)
 
 STEP = re.compile(r"step_(\d+)")
-WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names of weights
-ORIGINAL_PREFIX = "model.inner."  # the loss head and the ACT wrapper
-# What wraps the model: these two, torch.compile (which may also have wrapped a part of it) and DDP.
+WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names of weights files
+ORIGINAL_PREFIX = "model.inner."  # from the loss head and the ACT wrapper
+# Prefixes from these two, torch.compile (which may also have wrapped a submodule) and DDP.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
-BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # of a training batch, which some runs saved
+BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # rows of a training batch, saved by some runs
 TENSOR_NAMES = {
     "embed_tokens.embedding_weight": "model.embed.tokens.weight",
     "embed_pos.embedding_weight": "model.embed.positions.weight",
@@ -52,7 +52,7 @@ TENSOR_NAMES = {
 ORIGINAL_NAMES = {ours: original for original, ours in TENSOR_NAMES.items()}
 HEADS = ("lm_head.", "q_head.")
 
-# SE-RRM: our tables, and the original's tensors that are their rows in this order.
+# SE-RRM: our tables, and the original's tensors that we concatenate to them in this order.
 SE_RRM_TABLES = {
     "model.embed.tokens.weight": ("embed_special_tokens", "embed_symbol_tokens", "embed_symbols"),  # [1, V, 1, D]
     "model.embed.extra.weight": ("add_tokens_special", "add_tokens"),  # [1, V, add_tokens, D]
@@ -62,21 +62,21 @@ SE_RRM_NAMES = {"Z_init": "H_init", ".attn.": ".self_attn.", ".attn_t.": ".symbo
 
 
 def our_name(original: str) -> str:
-    """Return our name of a tensor of HRM, TRM or EqR, with or without its wrappers' prefixes."""
+    """Return our name for a tensor of HRM, TRM or EqR, with or without wrapper prefixes."""
     unwrapped = WRAPPERS.sub("", original)
     return TENSOR_NAMES.get(unwrapped, unwrapped if unwrapped.startswith(HEADS) else f"model.{unwrapped}")
 
 
 def original_name(ours: str) -> str:
-    """Return the name under which the original's loss head saves one of our tensors; inverts `our_name`."""
+    """Return the name under which the original saves one of our tensors (inverse of `our_name`)."""
     return ORIGINAL_PREFIX + ORIGINAL_NAMES.get(ours, ours.removeprefix("model."))
 
 
 def se_rrm_tensors(state: dict[str, torch.Tensor], num_heads: int, pos_encodings: str) -> dict[str, torch.Tensor]:
-    """Return tensors of SE-RRM, or their gradients, under our names and in our layout.
+    """Convert tensors of SE-RRM, or their gradients, to our names and layout.
 
-    Its attention over positions (of `num_heads`) with "rope2d" turns the quarters of a head by row, column, row,
-    column; ours turns them by row, row, column, column. So rows of the projections of queries and keys change places.
+    With "rope2d", SE-RRM's attention over positions (`num_heads` heads) rotates the quarters of a head by row, column,
+    row, column; ours by row, row, column, column. The rows of the query and key projections are reordered to match.
     """
     state = {WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
     ours = {}
@@ -100,14 +100,14 @@ def convert_original(
     src: str | Path, out: str | Path, architecture: str = "hrm", seq_len: int | None = None, step: int | None = None,
     vocab_size: int | None = None, config: str | Path | None = None, revision: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Convert a checkpoint of the original code into a folder that `from_pretrained` reads, and report on it.
+    """Convert a checkpoint of the original code to a folder for `from_pretrained`, and return a report.
 
-    Arguments as `options.ConvertCheckpoint`. Of a model of the Hub only the files above are fetched.
+    For the arguments see `options.ConvertCheckpoint`. From the Hub, only the files listed above are downloaded.
 
     Raises:
-        FileNotFoundError: no weights, or no configuration.
-        HubError: the Hub refused, or could not be reached.
-        ValueError: an unreadable file, an architecture that we do not have, or tensors that do not fit.
+        FileNotFoundError: If the weights or the configuration are missing.
+        HubError: If the Hub denies access or cannot be reached.
+        ValueError: If a file is unreadable, the architecture is unknown, or the tensors do not fit it.
     """
     address = hub_address(str(src), revision)
     weights_file, commit = (find_weights(Path(src), step), None) if address is None else _fetch(address, step)
@@ -142,14 +142,14 @@ def convert_original(
 
 
 def find_weights(src: Path, step: int | None = None) -> Path:
-    """Find the weights file: `src` itself, or the file of the folder `src` that `_choose_weights` takes."""
+    """Find the weights file: `src` itself, or the file that `_choose_weights` selects in the folder `src`."""
     if src.is_file():
         return src
     return src / _choose_weights([path.name for path in src.iterdir() if path.is_file()], str(src), step)
 
 
 def _choose_weights(names: list[str], place: str, step: int | None = None) -> str:
-    """Choose of the files below a folder `step_N` of the largest N, else `checkpoint`, else the only weights file."""
+    """Select the weights: `step_N` with the largest N, else `checkpoint`, else the only weights file."""
     here = sorted(name for name in names if "/" not in name and not is_hidden(name))
     steps = {int(found[1]): name for name in here if (found := STEP.fullmatch(name))}
     if step is not None and step not in steps:
@@ -162,16 +162,16 @@ def _choose_weights(names: list[str], place: str, step: int | None = None) -> st
     if len(others) == 1:
         return others[0]
     found = [f"{place}/{name}" for name in names if WEIGHTS.fullmatch(Path(name).name)]
-    raise FileNotFoundError(f"{place} holds no step_N and no `checkpoint`; name one of its weights: {found or 'none'}")
+    raise FileNotFoundError(f"{place} has no step_N or `checkpoint`; pass a weights file; found {found or 'none'}")
 
 
 def _config_names(weights: str) -> list[str]:
-    """List names of a configuration beside a weights file, the likeliest first."""
+    """List possible names of the configuration next to a weights file, the most likely one first."""
     return [f"{Path(weights).stem}.yaml", f"{Path(weights).stem}.yml", original.CONFIG_FILE, "config.yaml"]
 
 
 def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
-    """Fetch weights, configuration and identifiers into the cache; return the weights file and the commit."""
+    """Download weights, configuration and identifiers, and return the weights file and the commit."""
     weights = None
 
     def choose(names: list[str]) -> list[str]:
@@ -180,36 +180,36 @@ def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
         below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         weights = address.path if address.path in names else prefix + _choose_weights(below, str(address), step)
         folder, _, name = weights.rpartition("/")
-        beside = [f"{folder}/{each}".lstrip("/") for each in (*_config_names(name), IDENTIFIERS_FILE)]
-        return [weights, *(each for each in beside if each in names)]
+        sidecars = [f"{folder}/{each}".lstrip("/") for each in (*_config_names(name), IDENTIFIERS_FILE)]
+        return [weights, *(each for each in sidecars if each in names)]
 
     try:
         pulled = pull_checkpoint(address.repo_id, revision=address.revision, choose=choose)
     except HubError as error:
-        raise HubError(f"{address} is no file or folder here, and on the Hub: {error}") from error
+        raise HubError(f"{address} is neither a local file or folder nor available on the Hub: {error}") from error
     return pulled.path / weights, pulled.commit
 
 
 def _find_run(
     weights: Path, config: str | Path | None, stored: dict[str, Any] | None, architecture: str
 ) -> tuple[dict[str, Any], str | Path]:
-    """Find the run's configuration and its place: as given, beside the weights, or stored with them."""
+    """Find the run's configuration and its place: as given, next to the weights, or stored in their file."""
     if config is not None and not Path(config).is_file():
         return {"arch": original.arch_of_preset(str(config), architecture)}, f"preset {config}"
-    beside = [weights.with_name(name) for name in _config_names(weights.name)] if config is None else [Path(config)]
-    if found := next((file for file in beside if file.is_file()), None):
+    files = [weights.with_name(name) for name in _config_names(weights.name)] if config is None else [Path(config)]
+    if found := next((file for file in files if file.is_file()), None):
         return original.with_arch(load_yaml(found), str(found)), found
     if stored is not None:
         place = f"the configuration in {weights}"
         return original.with_arch(stored, place), place
     raise FileNotFoundError(
-        f"{weights.with_name(original.CONFIG_FILE)} is missing, and shapes alone do not tell the cycles; pass "
+        f"{weights.with_name(original.CONFIG_FILE)} is missing, and the weights do not determine the cycles; pass "
         f"--config FILE or one of our presets: {', '.join(original.presets_of(architecture))}"
     )
 
 
 def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -> Path | None:
-    """Find identifiers.json of the checkpoint or of its only data folder, with a name for each row of the table."""
+    """Find an identifiers.json that fits the table, next to the checkpoint or in its only data folder."""
     rows = config.num_puzzle_identifiers if config.puzzle_emb_ndim else 0
     for file in (place / IDENTIFIERS_FILE for place in (folder, *(data if len(data) == 1 else []))):
         if not file.is_file():
@@ -217,21 +217,21 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
         count = len(load_json(file))
         if not rows or count == rows:
             return file
-        wrong = f"{file} names {count} puzzles, the checkpoint's table has {rows} rows: not the data it was trained on"
+        wrong = f"{file} names {count} puzzles, but the puzzle table of the checkpoint has {rows} rows"
         if file.parent == folder:
             raise ValueError(f"{wrong}; replace or remove the file")
-        logger.warning("%s. It is not used", wrong)  # another data set may lie at the place that the run names
+        logger.warning("%s; ignoring the file", wrong)  # on this machine the run's data path may have other data
     if rows > 1:
         logger.warning(
-            "no %s in %s: the %d rows of the puzzle table cannot be told apart. Copy the file from the data folder "
-            "that the run was trained on, and convert again", IDENTIFIERS_FILE, folder, rows,
+            "%s is missing in %s, so the %d rows of the puzzle table have no names. Copy the file from the run's data "
+            "folder and convert again", IDENTIFIERS_FILE, folder, rows,
         )  # fmt: skip
     return None
 
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
     seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
-    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # there it only says that there is a table
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # there it tells only whether a table exists
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     board = (arch.get("board_height"), arch.get("board_width"))
@@ -245,7 +245,7 @@ def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str,
 
 
 def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture: str, files: str) -> torch.nn.Module:
-    """Return the model with these tensors in float32. One ValueError lists all that do not fit."""
+    """Load the tensors into a float32 model, or raise one ValueError with all tensors that do not fit."""
     with torch.device("meta"):
         model = original.ARCHITECTURES[architecture].model(config)
     try:
@@ -253,9 +253,9 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
             ours = se_rrm_tensors(state, config.num_attention_heads, config.pos_encodings)
         else:
             ours = {our_name(name): tensor for name, tensor in state.items()}
-        # Initial states are stored in forward_dtype: float32 holds the same values, and the forward casts them back.
+        # Initial states are stored in forward_dtype; float32 represents them exactly, and the forward casts them back.
         model.load_state_dict({name: value.float().contiguous() for name, value in ours.items()}, assign=True)
-    except (RuntimeError, IndexError) as error:  # IndexError: of a product of shapes
+    except (RuntimeError, IndexError) as error:  # IndexError: from a tensor with too few dimensions
         raise ValueError(f"{files} do not fit each other: {error}") from error
     return model
 
@@ -264,18 +264,18 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
 
 
 def convert_to_original(src: str | Path, out: str | Path, step: int | None = None, architecture: str | None = None):
-    """Write one of our checkpoints as the original's three files (above), and report on it.
+    """Convert one of our checkpoints to the original's three files (see above), and return a report.
 
-    Weights are float32 and the initial states in the forward's dtype, as the original saves them. all_config.yaml gets
-    the keys of the run that `src` comes from (ours or the original's), and the original's defaults for the others.
+    As in the original, weights are float32 and the initial states have the forward's dtype. all_config.yaml has the
+    keys of the run that produced `src` (ours or the original's), and the original's defaults for all other keys.
 
     Args:
-        src: folder of a puzzle head. out: folder to write. step: N of `step_N`; the run's last step by default.
-        architecture: "hrm" or "trm" to insist on one.
+        src: Folder of a puzzle model. out: Folder to write. step: N of `step_N`; by default the run's last step.
+        architecture: "hrm" or "trm" to accept only this architecture.
 
     Raises:
-        ModelError: no puzzle model.
-        ValueError: another architecture, or a config that the original cannot express.
+        ModelError: If `src` is not a puzzle model.
+        ValueError: If it has another architecture, or the original cannot express its config.
     """
     from ..registry import AutoModelForPuzzleSolving
 
@@ -285,7 +285,7 @@ def convert_to_original(src: str | Path, out: str | Path, step: int | None = Non
     key = next((key for key in keys if original.ARCHITECTURES[key].config is type(config)), None)
     if key not in WITH_WAY_BACK:
         expected = " or ".join(keys)
-        raise ValueError(f"{src} is a {config.model_type!r}; expected {expected}, there is no way back to others")
+        raise ValueError(f"{src} is a {config.model_type!r}; expected {expected}, as others cannot be converted back")
     arch = original.original_arch(config, key, model.compute_dtype)
 
     state = {original_name(name): tensor.to(torch.float32) for name, tensor in model.state_dict().items()}

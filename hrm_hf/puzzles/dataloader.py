@@ -1,12 +1,14 @@
-"""Feed an ACT trainer: every slot of the batch walks its own stride through one seeded order of the examples.
+"""Data loader for ACT training, in which each batch slot strides through one seeded order of the rows.
 
-With B slots over all processes, slot s takes the examples at positions s, s + B, s + 2B, ... of an endless order made
-of one shuffled epoch after another. A slot moves on only when its example has halted, so no example is dropped; which
-example a slot sees next does not depend on the other slots, so one process with B slots and two with B/2 see the same;
-and the position of every slot is one integer, so a resumed run continues exactly.
+With B slots over all processes, slot s takes the examples at positions s, s + B, s + 2B, ... of an endless sequence of
+shuffled epochs. This design has three properties:
 
-An epoch is one puzzle per group (an original task with its augmentations), as in the original: groups are shuffled,
-one puzzle of each is drawn, and the examples of that puzzle are shuffled.
+- A slot moves on only when its example has halted, so no example is dropped.
+- A slot's next example does not depend on the other slots, so one process with B slots and two with B/2 see the same.
+- The position of a slot is a single integer, so a resumed run continues exactly.
+
+As in the original, an epoch has one puzzle per group (a task with its augmentations): groups are shuffled, one puzzle
+of each group is drawn, and the examples of that puzzle are shuffled.
 """
 
 from collections.abc import Callable
@@ -23,9 +25,9 @@ from .sudoku_rules import DIGIT_OFFSET
 
 
 class PuzzleRows:
-    """The columns of a puzzle data set as arrays: grids [N, S] and numbers [N].
+    """Columns of a puzzle data set as arrays: grids [N, S] and numbers [N].
 
-    Evaluation needs no `puzzle_index`, `group_index` and `rating`, so these load on first use.
+    `puzzle_index`, `group_index` and `rating` are loaded on first use, since evaluation does not need them.
     """
 
     def __init__(self, dataset: Any):
@@ -53,33 +55,35 @@ class PuzzleRows:
         return _scalar_column(self._dataset, "rating", np.float64) if has_rating else None
 
     def _index(self, name: str) -> np.ndarray:
-        """Return an index of the rows; without that column every row is a puzzle and a group of its own."""
+        """Return an index column, or a separate number for each row if the column is missing."""
         return _scalar_column(self._dataset, name) if name in self._dataset.column_names else np.arange(len(self))
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
     def validate_fits(self, config: Any) -> None:
-        """Raise ValueError where the data exceed the sizes of a puzzle model's config."""
+        """Raise ValueError unless the data fit the sizes in a puzzle model's config."""
         if self.input_ids.shape[1] != config.seq_len:
-            raise ValueError(f"the data have seq_len {self.input_ids.shape[1]}, the model {config.seq_len}")
+            raise ValueError(f"the data have seq_len {self.input_ids.shape[1]}, but the model has {config.seq_len}")
         for name in ("input_ids", "labels"):
             column = getattr(self, name)
             below = (column < 0) & ((column != IGNORE_LABEL) | (name == "input_ids"))
             for row, cell in np.argwhere(below | (column >= config.vocab_size))[:1]:
                 raise ValueError(
-                    f"{name} of row {row}, cell {cell} is {column[row, cell]}; the model's vocab_size is "
-                    f"{config.vocab_size}, so 0..{config.vocab_size - 1} is expected, or -100 for a label to ignore"
+                    f"{name} of row {row}, cell {cell} is {column[row, cell]}; must be in [0, "
+                    f"{config.vocab_size - 1}] (the model's vocab_size is {config.vocab_size}), or -100 for a label "
+                    "to ignore"
                 )
         span = [int(self.puzzle_identifiers.min()), int(self.puzzle_identifiers.max())]
         if config.puzzle_emb_ndim and not 0 <= min(span) <= max(span) < config.num_puzzle_identifiers:
             raise ValueError(
-                f"puzzle identifiers span {span[0]}..{span[1]}, the model's table has {config.num_puzzle_identifiers} "
-                "rows; call model.resize_puzzle_embeddings, or set num_puzzle_identifiers in the config"
+                f"puzzle identifiers are in {span[0]}..{span[1]}, but the model's table has "
+                f"{config.num_puzzle_identifiers} rows; call model.resize_puzzle_embeddings, or set "
+                "num_puzzle_identifiers in the config"
             )
 
     def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
-        """Return rows as int32 tensors, ready for a puzzle model's forward."""
+        """Return rows as int32 tensors for a puzzle model's forward."""
         return {
             name: torch.from_numpy(getattr(self, name)[indices].astype(np.int32))
             for name in ("input_ids", "labels", "puzzle_identifiers")
@@ -87,34 +91,35 @@ class PuzzleRows:
 
 
 class PuzzleOrder:
-    """The endless order, position -> row. Epochs depend on (seed, epoch) alone and are drawn when first needed."""
+    """Endless order of rows, whose epochs depend only on (seed, epoch) and are drawn when first needed."""
 
     def __init__(self, rows: PuzzleRows, seed: int):
         self.seed = seed
         for name in ("puzzle_index", "group_index"):
             if (np.diff(getattr(rows, name)) < 0).any():
                 raise ValueError(
-                    f"{name} is not in ascending order: rows of one puzzle, and puzzles of one group, are neighbors. "
-                    "Do not shuffle the data set (training draws its own order), or sort it by this column"
+                    f"{name} must be ascending, so that rows of a puzzle and puzzles of a group are adjacent; "
+                    "do not shuffle the data set (training draws its own order), or sort it by this column"
                 )
-        # Puzzles as runs of rows, groups as runs of puzzles: neighbors in the file, by the layout of the data set.
+        # A puzzle is a range of adjacent rows, and a group is a range of adjacent puzzles.
         self.puzzle_starts = np.flatnonzero(np.diff(rows.puzzle_index, prepend=rows.puzzle_index[0] - 1))
         self.puzzle_ends = np.append(self.puzzle_starts[1:], len(rows))
         groups = rows.group_index[self.puzzle_starts]
         self.group_starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
         self.group_ends = np.append(self.group_starts[1:], len(groups))
         self.mean_epoch_rows = len(self.group_starts) * len(rows) / len(self.puzzle_starts)
-        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0  # of positions from the start; epoch
+        # The rows in memory, the position of the first of them, and the next epoch to draw.
+        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0
 
     def row(self, position: int) -> int:
-        """Return the row at a position of the order; positions may lag behind the newest by any amount."""
+        """Return the row at a position that is not freed yet, drawing epochs as needed."""
         while position >= self._start + len(self._rows):
             self._rows = np.concatenate((self._rows, self._epoch(self._next)))
             self._next += 1
         return int(self._rows[position - self._start])
 
     def seek(self, position: int) -> None:
-        """Start over at `position`, without the earlier rows."""
+        """Jump to `position` and free all rows before it."""
         self._rows, self._start, self._next = self._rows[:0], 0, 0
         while position >= self._start + len(self._rows):
             self.forget_before(self._start + len(self._rows))
@@ -133,18 +138,18 @@ class PuzzleOrder:
         starts, lengths = self.puzzle_starts[picks], (self.puzzle_ends - self.puzzle_starts)[picks]
         if (lengths == 1).all():
             return starts
-        # Shuffle inside each puzzle at once: sort rows by (place of the puzzle in the epoch, a random key).
+        # Shuffle the rows within all puzzles at once: sort by (position of the puzzle in the epoch, random key).
         place = np.repeat(np.arange(len(picks)), lengths)
         rows = np.arange(len(place)) - np.repeat(lengths.cumsum() - lengths, lengths) + np.repeat(starts, lengths)
         return rows[np.lexsort((rng.random(len(rows)), place))]
 
 
 class CarryDataLoader:
-    """Iterable of batches for the slots of one process; `halted` says which slots want a new row at the next batch.
+    """Data loader for one process, in which slots marked in `halted` get a new row in the next batch.
 
-    With `drop_unplaced_rows` every batch takes B new rows and those offered to busy slots are lost, as in the
-    original; the default keeps each slot's row until it is used. `symmetries` draw the form of a row, `pool` replaces
-    rows by the `progress` of the run, 0 to 1, and `late_starts` adds `steps_ahead` [B].
+    By default a slot's row waits until the slot is free. With `drop_unplaced_rows`, as in the original, every batch
+    takes B new rows, and rows that meet a busy slot are lost. `symmetries` apply a random symmetry to each row, `pool`
+    replaces rows depending on the run's `progress` in [0, 1], and `late_starts` adds `steps_ahead` [B] to the batch.
     """
 
     def __init__(
@@ -164,15 +169,15 @@ class CarryDataLoader:
         self.slots, self.rank, self.world_size = slots_per_process, rank, world_size
         self.drop_unplaced_rows = drop_unplaced_rows
         self.symmetries, self.pool, self.late_starts, self.progress = symmetries, pool, late_starts, 0.0
-        self.dataset = rows  # what transformers' Trainer counts examples on
+        self.dataset = rows  # transformers' Trainer counts the examples of this attribute
         self.batch_size = slots_per_process
         self.seed = seed
         self.halted = np.ones(slots_per_process, dtype=bool)
-        self.taken = np.zeros(slots_per_process, dtype=np.int64)  # rows each slot has been given so far
+        self.taken = np.zeros(slots_per_process, dtype=np.int64)  # number of rows that each slot has received
         self._batch = rows.batch(np.zeros(slots_per_process, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Batches in one epoch, counted as the original does: rows of an epoch over rows of a global batch."""
+        """Return the batches per epoch as the original counts them: mean rows per epoch / global batch size."""
         return max(1, int(self.order.mean_epoch_rows / (self.slots * self.world_size)))
 
     def __iter__(self):
@@ -180,7 +185,7 @@ class CarryDataLoader:
             yield self.next_batch()
 
     def next_batch(self) -> dict[str, torch.Tensor]:
-        """Return tensors for all slots; only the rows of halted slots are new."""
+        """Return tensors for all slots, with new rows in halted slots."""
         refill = np.ones_like(self.halted) if self.drop_unplaced_rows else self.halted
         slots = np.flatnonzero(refill)
         steps_ahead = np.zeros(self.slots, dtype=np.int32)
@@ -205,19 +210,19 @@ class CarryDataLoader:
         return {"taken": self.taken.tolist(), "seed": self.seed, "world_size": self.world_size, "slots": self.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at saved positions; ValueError if the run is laid out differently."""
+        """Restore the saved positions, or raise ValueError if seed, processes or slots differ."""
         for name in ("seed", "world_size", "slots"):
             if state[name] != getattr(self, name):
                 raise ValueError(
-                    f"the checkpoint was made with {name}={state[name]}, this run has {getattr(self, name)}: resume "
-                    "with the same processes, batch size and seed, or start from its weights (--model_name_or_path)"
+                    f"{name}={getattr(self, name)}: the checkpoint was saved with {name}={state[name]}; resume with "
+                    "the same processes, batch size and seed, or start from its weights (--model_name_or_path)"
                 )
         self.taken = np.array(state["taken"], dtype=np.int64)
         self.order.seek(int(self.taken.min()) * self.slots * self.world_size)
 
 
 def _grid_column(dataset: Any, name: str) -> np.ndarray:
-    """Return a list column as [N, S], without copying where Arrow allows it."""
+    """Return a list column as an array [N, S], without a copy if Arrow allows it."""
     import pyarrow.compute as pc
 
     dataset = dataset.select_columns(name)
@@ -225,7 +230,7 @@ def _grid_column(dataset: Any, name: str) -> np.ndarray:
     column = table.column(name)
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
     if len(lengths) != 1:
-        raise ValueError(f"rows of {name} differ in length ({sorted(lengths)[:5]}); all must have the model's seq_len")
+        raise ValueError(f"{name} has rows of different lengths ({sorted(lengths)[:5]}); all must have the same")
     return pc.list_flatten(column).combine_chunks().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
 
 
@@ -236,15 +241,14 @@ def _scalar_column(dataset: Any, name: str, dtype: type = np.int64) -> np.ndarra
 # ---- symmetries ----
 
 Grids = tuple[np.ndarray, np.ndarray]
-# What is drawn for positions, by purpose: other numbers for each.
-SYMMETRY, LATE_START = range(2)
+SYMMETRY, LATE_START = range(2)  # purposes of random keys, so that their random streams differ
 
 
 def random_keys(seed: int, purpose: int, positions: np.ndarray, count: int) -> np.ndarray:
-    """Return random numbers of positions, uint64 [len(positions), count]; they depend on the arguments alone.
+    """Compute random numbers, uint64 [len(positions), count], that depend only on the arguments.
 
-    They are SplitMix64 (Steele, Lea and Flood 2014) of seed, purpose, position and column: a generator for each
-    position would cost more than the symmetry.
+    The numbers are SplitMix64 hashes (Steele, Lea and Flood 2014) of seed, purpose, position and column. Creating a
+    generator for each position would cost more than applying the symmetry.
     """
     start = _mixed(_mixed(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(purpose))
     rows = _mixed(start + np.asarray(positions).astype(np.uint64) * _GOLDEN)
@@ -261,39 +265,40 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 
 class RandomSymmetries:
-    """Apply a random symmetry to each row of a batch, input and labels alike.
+    """Random symmetries, applied to the input and labels of each row of a batch.
 
-    Sudoku: names of digits, bands, rows in their band, stacks, columns in their stack, transposition. Mazes: turns and
-    reflections. ARC: those and the names of the colors 1..9, for models without a puzzle table. The draw depends on
-    the seed and on the row's position in the order of training alone, so processes and resumed runs draw the same.
+    Sudoku: permutations of digits, bands, rows within a band, stacks and columns within a stack, and transposition.
+    Mazes: rotations and reflections. ARC: the same, and permutations of the colors 1..9, for models without a puzzle
+    table. The symmetry depends only on the seed and the row's position in the training order, so the number of
+    processes and resuming do not change it.
     """
 
     def __init__(self, board: Any, seed: int):
         makers = {"sudoku": _sudoku_symmetries, "maze": _maze_symmetries, "arc": _arc_symmetries}
         if board.task not in makers:
             raise ValueError(
-                f"augment=true, but the symmetries of the task {board.task!r} are not known: train with --augment "
-                f"false, or set the config's task, if its boards are of {', '.join(makers)}"
+                f"augment=true: task {board.task!r} has no known symmetries; use --augment false, or set the config's "
+                f"task to one of {', '.join(makers)} if the boards are of that kind"
             )
         self.seed = seed
         self.num_keys, self._apply = makers[board.task](board)
 
     def __call__(self, batch: dict[str, torch.Tensor], positions: np.ndarray) -> dict[str, torch.Tensor]:
-        """`batch` [B, S] with the rows at `positions` [B] of the order, each in the form drawn for its position."""
+        """Apply to each row of `batch` [B, S] the symmetry drawn for its position, one of `positions` [B]."""
         keys = random_keys(self.seed, SYMMETRY, positions, self.num_keys)
         drawn = self._apply((batch["input_ids"].numpy(), batch["labels"].numpy()), keys)
         return {**batch, **{name: torch.from_numpy(grids) for name, grids in zip(("input_ids", "labels"), drawn)}}
 
 
-Maker = tuple[int, Callable[[Grids, np.ndarray], Grids]]  # the number of keys that a row needs, and what uses them
+Maker = tuple[int, Callable[[Grids, np.ndarray], Grids]]  # number of random keys per row, and the function using them
 
 
 def _sudoku_symmetries(board: Any) -> Maker:
     if board.box_shape is None:
-        raise ValueError("augment=true: the model's config has no box_shape, so bands and stacks are not known")
+        raise ValueError("augment=true: Sudoku needs box_shape to find bands and stacks; set it in the model's config")
     n, (box_rows, box_columns) = board.grid_shape[0], board.box_shape
     bands, stacks = n // box_rows, n // box_columns
-    lengths = (n, bands, n, stacks, n, 1)  # digits; bands and rows in them; stacks and columns in them; transposition
+    lengths = (n, bands, n, stacks, n, 1)  # keys for digits, bands, rows, stacks, columns and transposition
 
     def apply(grids: Grids, keys: np.ndarray) -> Grids:
         digits, band, row, stack, column, turn = np.split(keys, np.cumsum(lengths)[:-1], axis=1)
@@ -309,19 +314,19 @@ def _sudoku_symmetries(board: Any) -> Maker:
 
 
 def _lines(blocks: np.ndarray, lines: np.ndarray, size: int) -> np.ndarray:
-    """Order lines so that the lines of a block of `size` stay together, int [B, n], from keys of both."""
+    """Order lines by random keys, keeping each block of `size` lines together, int [B, n]."""
     within = lines.reshape(*blocks.shape, size).argsort(axis=2)
     return (blocks.argsort(axis=1)[:, :, None] * size + within).reshape(lines.shape)
 
 
 def _renamed(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Rename tokens [B, S] by the table [B, V] of their row; ignored labels stay."""
+    """Map the tokens of grids [B, S] through each row's table [B, V], leaving ignored labels unchanged."""
     ignored = grids == IGNORE_LABEL
     return np.where(ignored, grids, _taken(tokens, np.where(ignored, 0, grids)))
 
 
 def _taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return `np.take_along_axis(values, index, axis=1)` in half its time."""
+    """Compute `np.take_along_axis(values, index, axis=1)`, but twice as fast."""
     return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]
 
 
@@ -340,8 +345,8 @@ def _maze_symmetries(board: Any) -> Maker:
 def _arc_symmetries(board: Any) -> Maker:
     if board.puzzle_emb_ndim:
         raise ValueError(
-            "augment=true: a model with a puzzle table learns an ARC task by its identifier, and a turned task has "
-            "another. Store views (hrm-hf data arc --num-aug N) and give --augment false, or set puzzle_emb_ndim=0"
+            "augment=true: a model with a puzzle table needs an identifier for each augmented ARC task; build the "
+            "data with hrm-hf data arc --num-aug N and use --augment false, or set puzzle_emb_ndim=0"
         )
 
     def apply(grids: Grids, keys: np.ndarray) -> Grids:
@@ -354,7 +359,7 @@ def _arc_symmetries(board: Any) -> Maker:
 
 
 def _arc_view(inputs: np.ndarray, labels: np.ndarray, transform: int, colors: np.ndarray) -> Grids:
-    """Turn and recolor a pair [900] each, in its place in the frame, or as near to that as it fits."""
+    """Transform and recolor a pair of grids (tokens [900]) in place, or at the nearest place that fits."""
     found = [_arc_grid(tokens) for tokens in (inputs, labels)]
     views = [None if grid is None else dihedral(colors[grid], transform) for grid, _ in found]
     sides = np.max([view.shape for view in views if view is not None], axis=0)
@@ -363,7 +368,7 @@ def _arc_view(inputs: np.ndarray, labels: np.ndarray, transform: int, colors: np
 
 
 def _arc_grid(tokens: np.ndarray) -> tuple[np.ndarray | None, tuple[int, int]]:
-    """Return the colors of a grid in its frame, and its corner; None where all is ignored."""
+    """Find the grid in a frame and return its colors (None if there is no grid) and corner."""
     frame = tokens.reshape(FRAME, FRAME)
     rows, columns = np.nonzero(frame >= COLOR_OFFSET)
     if not len(rows):
@@ -372,20 +377,19 @@ def _arc_grid(tokens: np.ndarray) -> tuple[np.ndarray | None, tuple[int, int]]:
     return frame[top : rows.max() + 1, left : columns.max() + 1] - COLOR_OFFSET, (top, left)
 
 
-# ---- what changes over a run ----
+# ---- curriculum ----
 
 
-FIRST_SHARE = 0.25  # of the rows, those that a run with a difficulty begins with
+FIRST_SHARE = 0.25  # share of the rows with which a "hard_first" run starts
 
 
 class DifficultyPool:
-    """Replace rows of the order of training by harder ones, in the first part of a run.
+    """Curriculum that replaces rows of the training order with harder ones during the first part of a run.
 
-    Rows are ranked by difficulty: by the column `rating`, and among equal ratings, or without that column, by the
-    number of cells that differ between puzzle and solution (81 minus the clues of a 9x9 Sudoku, the path of a maze).
-    At progress t the share f(t) = min(1, 1/4 + 3/4 t / ramp) of the hardest rows is in the pool. The row of rank
-    floor(r f) replaces the row of rank r, so rows of the pool come equally often, and from t = ramp (> 0) on none is
-    replaced.
+    Rows are ranked by the column `rating`. Equal ratings, or rows without that column, are ranked by the number of
+    cells that differ between puzzle and solution (81 minus the clues of a 9x9 Sudoku; the path of a maze). At progress
+    t, the pool is the share f(t) = min(1, 1/4 + 3/4 t / ramp) of the hardest rows. The row of rank floor(r f) replaces
+    the row of rank r, so all rows of the pool are used equally often. From t = ramp (> 0) on, no row is replaced.
     """
 
     def __init__(self, rows: PuzzleRows, ramp: float):
@@ -402,18 +406,18 @@ class DifficultyPool:
 
 
 class LateStarts:
-    """Draw how many ACT steps without gradient a row runs before the trained ones.
+    """Random numbers of ACT steps that rows run without gradient before training starts on them.
 
-    A share of the rows, drawn by their positions in the order, starts 2^k steps late; k is drawn evenly from 0 to
-    log2(max_steps). Source: Sotaku v2 runs 32 to 512 iterations without gradient before the supervised ones, on a
-    fifth of its batches; here rows are drawn, since slots start one by one.
+    A share of the rows, chosen by their position in the order, starts 2^k steps late, with k uniform in 0 to
+    log2(max_steps). Source: Sotaku v2 runs 32 to 512 iterations without gradient before the supervised ones in a fifth
+    of its batches. Here rows are chosen instead of batches, since slots start at different times.
     """
 
     def __init__(self, seed: int, share: float, max_steps: int):
         self.seed, self.share, self.max_power = seed, share, max_steps.bit_length() - 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the steps int32 [B] of the rows at `positions` [B]; 0 for most."""
+        """Return the steps, int32 [B], of the rows at `positions` [B], with 0 for rows that start normally."""
         chosen, power = random_keys(self.seed, LATE_START, positions, 2).T
         late = (chosen >> np.uint64(11)) * 2.0**-53 < self.share
         return np.where(late, 1 << (power % np.uint64(self.max_power + 1)).astype(np.int32), 0).astype(np.int32)

@@ -1,15 +1,15 @@
-"""The on-disk form of a puzzle data set, the same for Sudoku, mazes, ARC and your own grids.
+"""On-disk format of a puzzle data set, shared by Sudoku, mazes, ARC and custom grids.
 
-A data set is a folder that `datasets.load_dataset(folder)` reads, streaming included, and that can be pushed to the
-Hub as it is:
+A data set is a folder that `datasets.load_dataset(folder)` can load or stream, and that can be pushed to the Hub
+unchanged:
 
-    README.md              a data card; its YAML header names the files of each split
+    README.md              a data card; its YAML header lists the files of each split
     data/train-00000.parquet, data/test-00000.parquet
-    puzzle.json            `PuzzleInfo`: task, grid, vocabulary; and checksums of the other files
-    identifiers.json       list of names; the position of a name is its puzzle identifier, position 0 is "<blank>"
+    puzzle.json            `PuzzleInfo` (task, grid, vocabulary), and checksums of the other files
+    identifiers.json       list of names; a name's position is its puzzle identifier, position 0 is "<blank>"
 
-One row is one example. Rows of one puzzle are neighbors, and so are the puzzles of one group (a group is an
-original task together with its augmentations), as in the original HRM layout.
+A row is one example. As in the original HRM layout, the rows of a puzzle are adjacent, and so are the puzzles of a
+group (a task together with its augmentations).
 """
 
 import json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BLANK_IDENTIFIER = "<blank>"
 IGNORE_LABEL = -100
 PAD_ID = 0
-MAX_SIDE = 2**20  # of a board; a "generic" one may be a single row
+MAX_SIDE = 2**20  # cells per side of a board; a "generic" board may be a single row
 MAX_VOCABULARY = 2**27
 INFO_FILE = "puzzle.json"
 ROW_COLUMNS = ("input_ids", "labels", "puzzle_identifiers", "puzzle_index", "group_index")
@@ -35,16 +35,16 @@ ROW_COLUMNS = ("input_ids", "labels", "puzzle_identifiers", "puzzle_index", "gro
 
 @dataclass
 class PuzzleInfo:
-    """Facts that a model needs about a puzzle data set.
+    """Description of a puzzle data set, which models need.
 
     Attributes:
-        task: "sudoku", "maze", "arc" or any name of your own; it selects how answers are decoded and checked.
-        grid_shape: rows and columns of the board; `seq_len` is their product.
-        vocab_size: number of token ids, padding (id 0) included.
-        box_shape: rows and columns of a Sudoku box; None for other tasks.
-        identifiers: name of each puzzle identifier; entry 0 is "<blank>".
-        options: how the set was built (source, seed, counts), kept for the data card.
-        repeated: how many rows of the source were removed for which reason.
+        task: "sudoku", "maze", "arc" or any other name; it selects how answers are decoded and checked.
+        grid_shape: Rows and columns of the board; `seq_len` is their product.
+        vocab_size: Number of token ids, padding (id 0) included.
+        box_shape: Rows and columns of a Sudoku box; None for other tasks.
+        identifiers: Name of each puzzle identifier; entry 0 is "<blank>".
+        options: Options of the build (source, seed, counts), for the data card.
+        repeated: Number of removed source rows, by reason.
     """
 
     task: str
@@ -59,7 +59,7 @@ class PuzzleInfo:
         self.grid_shape = _two_sides("grid_shape", self.grid_shape)
         self.box_shape = _two_sides("box_shape", self.box_shape) if self.box_shape else None
         if not isinstance(self.vocab_size, int) or not 1 <= self.vocab_size <= MAX_VOCABULARY:
-            raise ValueError(f"vocab_size is {self.vocab_size!r:.60}; expected 1 to {MAX_VOCABULARY}")
+            raise ValueError(f"vocab_size={self.vocab_size!r:.60}: must be an integer in [1, {MAX_VOCABULARY}]")
 
     @property
     def seq_len(self) -> int:
@@ -70,11 +70,11 @@ class PuzzleInfo:
         return len(self.identifiers)
 
     def identifiers_json(self) -> str:
-        """Return the content of `identifiers.json`, which travels with a checkpoint for its puzzle table."""
+        """Return the content of `identifiers.json`, which is saved with a checkpoint to name its table's rows."""
         return json.dumps(self.identifiers)
 
     def config_fields(self) -> dict[str, Any]:
-        """Return the fields of a puzzle model's config that the data decide."""
+        """Return the fields of a puzzle model's config that the data determine."""
         return {
             "task": self.task,
             "grid_shape": list(self.grid_shape),
@@ -87,14 +87,14 @@ class PuzzleInfo:
 
 def _two_sides(name: str, sides: Any) -> tuple[int, int]:
     if not isinstance(sides, (list, tuple)) or [type(s) is int and 1 <= s <= MAX_SIDE for s in sides] != [True, True]:
-        raise ValueError(f"{name} is {str(sides)[:60]}; expected two whole numbers from 1 to {MAX_SIDE}")
+        raise ValueError(f"{name}={str(sides)[:60]}: must be two integers in [1, {MAX_SIDE}]")
     return tuple(sides)
 
 
 def puzzle_features(seq_len: int, **extra: str) -> "datasets.Features":
     """Return the features of a puzzle row: token grids as int8 lists, and the indices that group the rows.
 
-    `labels` holds -100 where nothing is to be predicted. `extra` has the dtypes of more scalar columns, for example
+    `labels` is -100 in cells that are not predicted. `extra` has the dtypes of additional scalar columns, for example
     `rating="float32"`.
     """
     from datasets import Features, List, Value
@@ -107,15 +107,18 @@ def puzzle_features(seq_len: int, **extra: str) -> "datasets.Features":
 def save_puzzle_dataset(
     splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path, more: dict[str, str] | None = None
 ) -> Path:
-    """Write `splits` and `info` as the folder described above and return its path; `more` are names and texts.
+    """Save `splits` and `info` to a folder in the format described above, and return its path.
 
-    FileExistsError: `out` already holds a puzzle data set made with other options.
+    `more` has the names and texts of additional files.
+
+    Raises:
+        FileExistsError: If `out` already has a puzzle data set built with different options.
     """
     out = Path(out)
     info_path = out / INFO_FILE
     new_info = _info_to_json(info)
     if info_path.exists() and load_info(info_path) != json.loads(json.dumps(new_info)):
-        raise FileExistsError(f"{out} already holds a puzzle data set with other options; choose another --out")
+        raise FileExistsError(f"{out} already has a puzzle data set with different options; choose another --out")
     for name, split in splits.items():
         with complete_file(out / "data" / f"{name}-00000.parquet") as stream:
             split.to_parquet(stream)
@@ -139,12 +142,12 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
     for name in (INFO_FILE, IDENTIFIERS_FILE):
         if not (folder / name).exists():
             raise FileNotFoundError(
-                f"{folder / name} is missing: {path} is no puzzle data set; build one with `hrm-hf data`, or "
+                f"{folder / name} is missing, so {path} is not a puzzle data set; build one with `hrm-hf data`, or "
                 "convert an original HRM folder with `hrm-hf data import SRC --out DIR`"
             )
     identifiers = load_json(folder / IDENTIFIERS_FILE)
     if not isinstance(identifiers, list) or not all(isinstance(name, str) for name in identifiers):
-        raise ValueError(f"{folder / IDENTIFIERS_FILE} is no list of names; build the data set again")
+        raise ValueError(f"{folder / IDENTIFIERS_FILE} must be a list of names; build the data set again")
     content = load_info(folder / INFO_FILE)
     try:
         return PuzzleInfo(**content, identifiers=identifiers)
@@ -153,7 +156,7 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
 
 
 def load_identifiers(model: str) -> list[str] | None:
-    """Load the names of the rows of a puzzle table from a checkpoint, local or on the Hub; None without the file."""
+    """Load the names of a puzzle table's rows from a local or Hub checkpoint, or None if it has none."""
     from transformers.utils import cached_file
 
     file = model and cached_file(model, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
@@ -161,10 +164,10 @@ def load_identifiers(model: str) -> list[str] | None:
 
 
 def match_identifiers(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
-    """Return the position of each name in `known`, None for others. ValueError for a list with a name twice."""
+    """Return the position of each name in `known`, or None, and raise ValueError for duplicate names."""
     places = {name: number for number, name in enumerate(known)}
     if len(places) < len(known) or len(set(names)) < len(names):
-        raise ValueError(f"{IDENTIFIERS_FILE}: a name occurs twice; rows of a puzzle table are found by name")
+        raise ValueError(f"{IDENTIFIERS_FILE}: a name occurs twice; names must be unique, as they select table rows")
     return [places.get(name) for name in names]
 
 
@@ -175,9 +178,9 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
     fields = asdict(info)
-    if not info.repeated:  # so that sets without repetitions are written as ever
+    if not info.repeated:  # keeps the file format of data sets without removed rows
         del fields["repeated"]
-    del fields["identifiers"]  # kept in a file of its own, as in the original layout
+    del fields["identifiers"]  # saved in a separate file, as in the original layout
     return fields
 
 

@@ -1,9 +1,9 @@
-"""Evaluation of puzzle models: accuracy per ACT step, halting, calibration of q_halt, and valid answers.
+"""Evaluate puzzle models: accuracy per ACT step, halting, calibration of q_halt, valid answers.
 
-One pass over the data in one halting mode. With halt="fixed" the accuracy per step is that of the model at each step;
-with halt="q" finished puzzles keep their answers, and the average of steps is the cost of adaptive computation. Shares
-of puzzles come with their Wilson interval of 95 %, as NAME_interval: [low, high]; the accuracy of cells has none,
-because the cells of a puzzle are not independent trials.
+An evaluation is one pass over the data in one halting mode. With halt="fixed", the accuracy per step is that of the
+model at each step. With halt="q", finished puzzles keep their answers, and the average number of steps is the cost of
+adaptive computation. Every share of puzzles comes with its 95% Wilson interval, NAME_interval: [low, high]. Cell
+accuracy has no interval, because the cells of a puzzle are not independent trials.
 """
 
 import math
@@ -48,11 +48,11 @@ from .tasks import PuzzleTask, search_sudoku, sigmoid, validate_searchable
 
 DIFFICULTY_COLUMNS = ("rating", "path_length")
 ALWAYS_REPORTED = ("max_steps", "min_steps", "min_confidence", "halt")
-MOST_VALUES = 36  # of a measure of difficulty that are bins of their own
-NUM_BINS = 8  # of one with more values, each with about as many puzzles
-CALIBRATION_BINS = 10  # of confidence
+MOST_VALUES = 36  # a difficulty measure with up to this many values gets one bin per value
+NUM_BINS = 8  # bins of other measures, each with about the same number of puzzles
+CALIBRATION_BINS = 10  # bins of confidence
 
-# Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and the model's answers.
+# Called with a batch's input_ids and puzzle_identifiers, int64 tensors on the CPU, and the model's answers.
 OnBatch = Callable[[torch.Tensor, torch.Tensor, PuzzleSolution], None]
 
 
@@ -69,34 +69,36 @@ def evaluate_puzzles(
     difficulty: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Solve puzzles with known answers and return metrics, ready for JSON.
+    """Solve puzzles with known answers and return metrics that can be saved as JSON.
 
     Args:
-        model: a puzzle-solving head; it is put into eval mode and back.
-        input_ids, labels: token ids [N, S]; labels are -100 where ignored. Rows without labels are not scored.
-        puzzle_identifiers: [N]; 0 if None.
-        batch_size: puzzles at a time; `model.boards_per_call` by default.
-        progress: a progress bar; None shows it on a terminal only.
-        on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
-        shared: all processes of the group call this with the same arguments; each solves every N-th batch (and calls
-            `on_batch` with it), and all return the metrics of all rows.
-        difficulty: measures of difficulty by name, a number for each row [N].
-        options: of `BoardOptions`. With choose="rules" the model is told which of its answers are right.
+        model: Puzzle-solving model; it is switched to eval mode and back.
+        input_ids, labels: Token ids [N, S]; ignored labels are -100. Rows without labels are not scored.
+        puzzle_identifiers: Identifiers [N]; 0 if None.
+        batch_size: Puzzles per batch; `model.boards_per_call` by default.
+        progress: Whether to show a progress bar; None shows it only on a terminal.
+        on_batch: Function called with the input_ids, puzzle_identifiers and `PuzzleSolution` of every batch.
+        shared: If True, all processes of the group must call this with the same arguments. Each process solves its
+            share of the batches (and calls `on_batch` for them), and all return the metrics of all rows.
+        difficulty: Measures of difficulty by name, with a number for each row [N].
+        options: Fields of `BoardOptions`. Note that choose="rules" reveals which of the model's answers are correct.
 
     Returns:
+        A dict with
         count, cell_accuracy, exact_accuracy (see `accuracies`);
-        exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], puzzles by steps used;
-        q_halt_accuracy: how often q_halt >= 0 agrees with the answer being right;
+        exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], number of puzzles by steps;
+        q_halt_accuracy: how often q_halt >= 0 agrees with whether the answer is correct;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
         average_steps_of_all_runs, with restarts;
-        valid_fraction, for Sudoku and mazes: answers that obey the rules; search_exact_accuracy and the nodes of the
-        search (mean and most), with the model and without it, after a search;
-        puzzles_per_second (of solving alone, by all processes); by_difficulty, a table of `accuracy_by_difficulty` for
-        each measure; and the settings of halting, and others that are not the default.
+        valid_fraction, for Sudoku and mazes: share of answers that obey the rules;
+        search_exact_accuracy, and the mean and maximum number of search nodes with and without the model, with search;
+        puzzles_per_second, counting only the time for solving, over all processes;
+        by_difficulty: a table from `accuracy_by_difficulty` for each measure;
+        and the halting settings, and all other settings that differ from their defaults.
 
     Raises:
-        TypeError: an unknown option.
-        ValueError: shapes disagree with each other or the model, no row has a label, or there is no search.
+        TypeError: If an option is unknown.
+        ValueError: If shapes do not match each other or the model, no row has a label, or the task has no search.
     """
     from tqdm.auto import tqdm
 
@@ -106,7 +108,7 @@ def evaluate_puzzles(
     if options.search:
         validate_searchable(model.config.task)
     arrays = _checked(model.config, input_ids, labels, puzzle_identifiers)
-    # Other tasks have no rules here: that an answer of ARC is a grid says nothing about it.
+    # Rules are checked for Sudoku and mazes only; ARC's only rule, that the answer is a grid, is not informative.
     task = (puzzle_task if model.config.task in ("sudoku", "maze") else PuzzleTask)(model.config)
     batch_size = batch_size or model.boards_per_call
     starts = range(0, len(arrays[0]), batch_size)
@@ -120,10 +122,10 @@ def evaluate_puzzles(
             rows = [torch.as_tensor(np.array(each[start : start + batch_size])).long() for each in arrays]
             batch, _, identifiers = rows
             started = time.perf_counter()
-            with seeded(model.device, options.seed, start):  # the same in any process
+            with seeded(model.device, options.seed, start):  # the same noise in any process
                 boards = (batch.to(model.device), identifiers.to(model.device))
                 solution = model.solve(*boards, return_trajectory=True, **options.solve_arguments(task))
-            solution.steps.cpu()  # waits for the device, so that the time is that of the work
+            solution.steps.cpu()  # synchronizes with the device, so that the measured time includes its work
             seconds += time.perf_counter() - started
             parts.append(_columns(task, options, rows, solution))
             if on_batch is not None:
@@ -137,11 +139,11 @@ def evaluate_puzzles(
 
 
 def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: PuzzleSolution) -> dict[str, np.ndarray]:
-    """Return the columns [n, ...] that the metrics of a batch are computed from."""
+    """Return the columns [n, ...] from which the metrics of a batch are computed."""
     batch, labels, _ = rows
     predictions = solution.predictions.cpu()
     num_correct, num_labels = correct_cells(predictions, labels)
-    # After its last step a batch keeps its answers: repeat them up to max_steps.
+    # A batch may stop early; its answers then stay the same, so repeat them up to max_steps.
     per_step, _ = correct_cells(solution.trajectory.cpu(), labels)
     per_step = torch.cat((per_step, per_step[-1:].expand(options.max_steps - len(per_step), -1)))
     columns = {
@@ -163,7 +165,7 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
 
 
 def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
-    """Return whether a search finds the solution, and its nodes with and without the model; zeros without labels."""
+    """Search with and without the model and return (solved, nodes, plain nodes), or zeros without labels."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
     found, plain = search_sudoku(question, scores), search_sudoku(question)
@@ -172,7 +174,7 @@ def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> t
 
 
 def _gathered(parts: list[dict], seconds: float, count: int, processes: int) -> tuple[dict[str, np.ndarray], float]:
-    """Return the columns of all rows, from the batches of all processes, and the time of the slowest process."""
+    """Gather the columns of all rows from all processes, and the time of the slowest process."""
     by_process, times = [parts], [seconds]
     if processes > 1:
         by_process, times = (gather_object([value]) for value in (parts, seconds))
@@ -216,29 +218,32 @@ def _checked(config, input_ids, labels, puzzle_identifiers) -> list[np.ndarray]:
         if array.shape != expected:
             raise ValueError(f"{name} has shape {array.shape}; expected {expected} (rows, config.seq_len)")
     if not count:
-        raise ValueError("there are no puzzles to evaluate")
+        raise ValueError("input_ids has no rows, so there are no puzzles to evaluate")
     if len(identifiers) != count:
-        raise ValueError(f"{len(identifiers)} puzzle_identifiers for {count} rows; expected one for each")
+        raise ValueError(f"puzzle_identifiers has {len(identifiers)} entries for {count} rows; expected one per row")
     limits = (config.vocab_size, config.num_puzzle_identifiers if config.puzzle_emb_ndim else math.inf)
     if arrays[1].max() == IGNORE_LABEL:
         raise ValueError(f"none of {count} rows has a label (all are {IGNORE_LABEL}); there is nothing to score")
     for name, values, limit in zip(("input_ids", "puzzle_identifiers"), (arrays[0], identifiers), limits):
         if values.max() >= limit:
-            raise ValueError(f"{name} hold {values.max()}: must be below {limit}; use data made for the model")
+            raise ValueError(f"{name} contain {values.max()}: must be < {limit}; use data that fit the model")
     return arrays
 
 
 def correct_cells(predictions: Any, labels: Any) -> tuple[Any, Any]:
-    """Count correct and labelled cells of token ids [..., S], both numpy arrays or both tensors; -100 is no label."""
-    labelled = labels != IGNORE_LABEL
-    return ((predictions == labels) & labelled).sum(-1), labelled.sum(-1)
+    """Count correct and labeled cells of token ids [..., S] in arrays or tensors, ignoring labels of -100."""
+    labeled = labels != IGNORE_LABEL
+    return ((predictions == labels) & labeled).sum(-1), labeled.sum(-1)
 
 
 def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int] | np.ndarray) -> dict[str, float]:
-    """Return cell_accuracy, exact_accuracy and count of rows from the numbers [N] of `correct_cells`.
+    """Compute cell_accuracy, exact_accuracy and the number of rows from the counts [N] of `correct_cells`.
 
-    Cell accuracy is the mean over rows of each row's share, as in the original. Rows without labels do not count;
-    ValueError if there are no others.
+    As in the original, cell accuracy is the mean over rows of the row's share of correct cells. Rows without labels
+    are ignored.
+
+    Raises:
+        ValueError: If no row has labels.
     """
     num_correct, num_labels = np.asarray(num_correct), np.asarray(num_labels)
     kept = num_labels > 0
@@ -253,21 +258,24 @@ def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int
 
 
 def share_of(name: str, flags: Any) -> dict[str, Any]:
-    """Return `{name: share of true ones, name_interval: [low, high]}` of bool [N], N at least 1."""
+    """Return `{name: share of True values, name_interval: [low, high]}` for bool `flags` [N], N >= 1."""
     right = int(np.sum(flags))
     return {name: right / len(flags), f"{name}_interval": list(wilson_interval(right, len(flags)))}
 
 
 def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
-    """Return the exact accuracy in bins of a measure of difficulty, easiest first.
+    """Compute the exact accuracy in bins of a difficulty measure, in ascending order of the measure.
 
-    Up to `MOST_VALUES` values are a bin each; more are put into at most `NUM_BINS` bins of about equal counts.
+    A measure with up to `MOST_VALUES` values gets one bin per value; others get at most `NUM_BINS` bins with about the
+    same number of puzzles.
 
     Args:
-        difficulty: a number for each puzzle [N]. right: whether it was solved, bool [N].
+        difficulty: Difficulty of each puzzle [N].
+        right: Whether each puzzle was solved, bool [N].
 
     Returns:
-        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`; both ends occur in the bin.
+        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`, where low and high are the
+        smallest and largest value in the bin.
     """
     difficulty = np.asarray(difficulty, dtype=float)
     lowest = np.unique(difficulty)
@@ -282,16 +290,17 @@ def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[di
 
 
 def with_bounds(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Add exact_accuracy_low and _high to metrics, for logs and cards, which hold numbers only."""
+    """Add exact_accuracy_low and exact_accuracy_high to metrics, since logs and cards accept only numbers."""
     bounds = metrics.get("exact_accuracy_interval") or ()
     return metrics | dict(zip(("exact_accuracy_low", "exact_accuracy_high"), bounds))
 
 
 def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = CALIBRATION_BINS) -> dict[str, Any]:
-    """Return a reliability table and the expected calibration error of confidences [N] of answers `right`, bool [N].
+    """Compute a reliability table and the expected calibration error of confidences [N].
 
-    They are `{"reliability": [{"low", "high", "count", "confidence", "accuracy", "accuracy_interval"}, ...], "ece"}`;
-    empty bins have no means.
+    `right`, bool [N], tells whether each answer is correct. The result is
+    `{"reliability": [{"low", "high", "count", "confidence", "accuracy", "accuracy_interval"}, ...], "ece": ...}`;
+    confidence, accuracy and interval of empty bins are None.
     """
     bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
     table, error = [], 0.0
@@ -310,14 +319,15 @@ def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = CALIB
 
 
 def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[str, Any]:
-    """Evaluate a saved model on a data set, with pass@K by voting for ARC; return the content of results.json.
+    """Evaluate a saved model on a data set (ARC: with pass@k) and return the content of results.json.
 
-    With `shared`, all processes that torchrun has started call this and share the rows; the first one writes.
+    With `shared`, all processes started by torchrun call this and share the rows; only the first one writes files.
 
     Raises:
-        UsageError: a device that is not here, or not one for each process, or data without a measure of difficulty.
-        ModelError: a model of another kind.
-        ValueError: a model that was not made for such data, or a split without puzzles.
+        UsageError: If the device is not available or names a single GPU for several processes, or if
+            `by_difficulty` is set and the data have no measure of difficulty.
+        ModelError: If the model is of another kind.
+        ValueError: If the model does not fit the data, or the split has no puzzles.
     """
     config = load_config(options.model, PUZZLE_SOLVER)
     device = chosen_device(options.device)
@@ -368,7 +378,7 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
 
 
 def _written(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, str]:
-    """Write the files that were asked for, and return their names."""
+    """Write the requested files and return their names."""
     written, data, split, metrics = {}, options.data, options.split, result["metrics"]
     if options.out:
         written = write_results(result, options.out)
@@ -383,12 +393,12 @@ def _written(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, str]
 
 @contextmanager
 def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
-    """Yield the device of this process and whether it is the first; a group that is made here ends with the block."""
+    """Yield this process's device and whether it is the main one, and clean up a new process group."""
     if not shared:
         yield device, True
         return
     if torch.device(device).index is not None:
-        raise UsageError(f"device={device}: processes take one each; name its kind alone", "--device")
+        raise UsageError(f"device={device}: each process takes its own device; use cuda or cpu", "--device")
     is_new = not PartialState._shared_state
     state = PartialState(cpu=device == "cpu")
     yield str(state.device), state.is_main_process
@@ -399,33 +409,33 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _validate_fit(config, info: PuzzleInfo, known: list[str] | None, options: EvaluatePuzzles) -> None:
-    """Raise ValueError unless model and data fit; `known` are the names of the rows of the model's table."""
+    """Raise ValueError unless model and data fit (`known`: names of the rows of the model's table)."""
     names = ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []
     names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim and known is None else []
     pairs = [(name, getattr(config, name), info.config_fields()[name]) for name in names]
-    if wrong := [f"{name}: {ours} and {theirs}" for name, ours, theirs in pairs if ours != theirs]:
-        differ = f"model and data differ in {'; '.join(wrong)}"
-        raise ValueError(f"{options.model} was not made for {options.data}; {differ}")
+    if wrong := [f"{name} ({ours} and {theirs})" for name, ours, theirs in pairs if ours != theirs]:
+        differ = f"they differ in {', '.join(wrong)}"
+        raise ValueError(f"{options.model} does not fit {options.data}: {differ}; use data made for the model")
 
 
 def _matched(
     identifiers: np.ndarray, names: list[str], known: list[str] | None, model: str
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the rows of the model's table for puzzles of these names, and the names of its table, `known`."""
+    """Map data identifiers to rows of the model's table by name, and return them and the rows' names."""
     if known is None or known == names:
         return identifiers, names
     places, named = dict(enumerate(match_identifiers(names, known))), dict(enumerate(names))
     if missing := [str(named.get(each, each)) for each in np.unique(identifiers).tolist() if places.get(each) is None]:
         raise ValueError(
             f"{model} has no row in its puzzle table for {len(missing)} of the puzzles: {', '.join(missing[:5])}; "
-            "evaluate on puzzles that it was trained on"
+            "evaluate on puzzles that the model was trained on"
         )
     return np.array([place or 0 for place in places.values()])[identifiers], known
 
 
 def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
-    """Open a data set's description and one split, in our layout or the original's."""
+    """Load the info and one split of a data set, in our layout or the original's."""
     if not is_original(data):
         info = load_puzzle_info(data)
         return info, load_puzzle_dataset(data, split)
@@ -436,13 +446,13 @@ def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
 
 
 def _difficulty(dataset, rows: PuzzleRows, info: PuzzleInfo, place: str) -> dict[str, Any]:
-    """Return columns that say how hard each row is; UsageError if there are none."""
+    """Return the columns that measure the difficulty of each row, or raise UsageError if there are none."""
     found = {name: np.asarray(dataset[name][:]) for name in DIFFICULTY_COLUMNS if name in dataset.column_names}
     if info.task == "sudoku":
         found["clues"] = (rows.input_ids > BLANK).sum(axis=1)
     if not found:
-        text = f"{place}: task {info.task!r} without a column {' or '.join(DIFFICULTY_COLUMNS)}"
-        raise UsageError(f"{text}: nothing says how hard a puzzle is", "--by-difficulty")
+        text = f"{place}: by_difficulty needs a column {' or '.join(DIFFICULTY_COLUMNS)} for task {info.task!r}"
+        raise UsageError(f"{text}; add it or remove the option", "--by-difficulty")
     return found
 
 

@@ -1,9 +1,9 @@
-"""Mazes: generator, checking of paths, and the way from a source to a puzzle data set.
+"""Mazes: generate them, validate paths, and build data sets from a generator or a source.
 
-A maze is a grid of `#` wall, blank open cell, `S` start and `G` goal; its solution marks a shortest path with `o`.
-Tokens are those of the original HRM: PAD 0, then the characters of `CHARSET` from 1. The length of a path is its
-number of steps from S to G, so it has one `o` less. Generated mazes have exactly one shortest path, so that answers
-can be scored cell by cell.
+A maze is a grid of walls `#`, open cells (spaces), a start `S` and a goal `G`; its solution marks a shortest path with
+`o`. Tokens are those of the original HRM: PAD is 0, and the characters of `CHARSET` start at 1. The length of a path
+is its number of steps from S to G, so a path of length n has n - 1 `o`. Generated mazes have exactly one shortest
+path, so answers can be scored cell by cell.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,25 +24,28 @@ if TYPE_CHECKING:
 CHARSET = "# SGo"
 PAD, WALL, OPEN, START, GOAL, PATH = range(6)
 VOCAB_SIZE = 1 + len(CHARSET)
-MAX_TRIES = 200  # mazes tried for one puzzle before its path length is called unreachable
+MAX_TRIES = 200  # attempts per puzzle before its path length is considered unreachable
 STARTS_PER_MAZE = 4
 DEFAULT_OPENINGS = 0.05
 
-# Independent random streams of one seed.
+# Independent random streams derived from one seed.
 _TEST_STREAM, _TRAIN_STREAM = range(2)
 
 Maze = str | Sequence | np.ndarray
 
 
 def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
-    """Read a maze from a string (lines, or all cells in one), rows of characters or tokens, or flat tokens.
+    """Encode a maze given as a string, rows of characters or tokens, or flat tokens.
 
     Args:
-        maze: cells as characters of `CHARSET` or as tokens.
-        grid_shape: rows and columns; needed for one-line strings and flat tokens that are not square.
+        maze: Cells as characters of `CHARSET` or as tokens.
+        grid_shape: Rows and columns; required if the maze is a single line or flat tokens, and not square.
 
     Returns:
-        Tokens, int8 [rows, columns]; ValueError for an illegal number of cells, character or token.
+        Tokens, int8 [rows, columns].
+
+    Raises:
+        ValueError: If the number of cells, a character or a token is invalid.
     """
     if isinstance(maze, str) and "\n" in maze:
         maze = maze.strip("\n").split("\n")
@@ -68,12 +71,13 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
         side = round(tokens.size**0.5)
         grid_shape = tokens.shape if tokens.ndim == 2 else (side, side)
     if tokens.size != grid_shape[0] * grid_shape[1]:
-        raise ValueError(f"a maze of {tokens.size} cells is no {'{} x {}'.format(*grid_shape)} grid; give grid_shape")
+        shape = "{} x {}".format(*grid_shape)
+        raise ValueError(f"a maze of {tokens.size} cells does not fit a grid of {shape}; set grid_shape")
     return tokens.astype(np.int8).reshape(grid_shape)
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> str:
-    """Return the characters of a token array, row after row without line ends; a predicted PAD is shown as `?`."""
+    """Return the characters of a token array row by row, without line breaks and with `?` for PAD."""
     flat = np.asarray(tokens).reshape(-1)
     for position in np.flatnonzero((flat < PAD) | (flat >= VOCAB_SIZE))[:1]:
         raise ValueError(f"token {flat[position]} at position {position + 1}; expected 0 to {VOCAB_SIZE - 1}")
@@ -81,18 +85,18 @@ def decode(tokens: Sequence[int] | np.ndarray) -> str:
 
 
 def distances(open_cells: np.ndarray, start: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Breadth-first search over horizontal and vertical steps.
+    """Run a breadth-first search with horizontal and vertical steps.
 
     Args:
-        open_cells: bool [rows, columns], where one may walk.
-        start: row and column of the first cell, which counts as open.
+        open_cells: Cells that a path may use, bool [rows, columns].
+        start: Row and column of the first cell, which counts as open.
 
     Returns:
-        Steps from `start`, int32 [rows, columns], -1 where unreachable; and how many shortest paths lead there,
-        int32 [rows, columns], where 2 stands for several.
+        The number of steps from `start` to each cell, int32 [rows, columns], -1 if unreachable; and the number of
+        shortest paths to it, int32 [rows, columns], where 2 means two or more.
     """
     rows, columns = open_cells.shape
-    width = columns + 2  # a frame of walls around the grid saves tests for its edges
+    width = columns + 2  # a border of walls makes bounds checks unnecessary
     framed = np.zeros((rows + 2, width), dtype=bool)
     framed[1:-1, 1:-1] = open_cells
     walkable = framed.reshape(-1).tolist()
@@ -100,23 +104,23 @@ def distances(open_cells: np.ndarray, start: tuple[int, int]) -> tuple[np.ndarra
     first = (start[0] + 1) * width + start[1] + 1
     steps[first], paths[first] = 0, 1
     queue = [first]
-    for cell in queue:  # grows while it is read
-        for neighbour in (cell - width, cell - 1, cell + 1, cell + width):
-            if not walkable[neighbour]:
+    for cell in queue:  # grows during the loop
+        for neighbor in (cell - width, cell - 1, cell + 1, cell + width):
+            if not walkable[neighbor]:
                 continue
-            if steps[neighbour] < 0:
-                steps[neighbour] = steps[cell] + 1
-                queue.append(neighbour)
-            if steps[neighbour] == steps[cell] + 1:
-                paths[neighbour] = min(2, paths[neighbour] + paths[cell])
+            if steps[neighbor] < 0:
+                steps[neighbor] = steps[cell] + 1
+                queue.append(neighbor)
+            if steps[neighbor] == steps[cell] + 1:
+                paths[neighbor] = min(2, paths[neighbor] + paths[cell])
     both = np.array([steps, paths], dtype=np.int32).reshape(2, rows + 2, width)[:, 1:-1, 1:-1]
     return both[0], both[1]
 
 
 def mark_shortest_path(maze: np.ndarray) -> np.ndarray | None:
-    """Mark a shortest path from S to G in tokens [rows, columns]; None if no path exists.
+    """Mark a shortest path from S to G in tokens [rows, columns], or return None if there is no path.
 
-    Among several, the last step comes from above, left, right, below, in order.
+    Ties are broken backward from G: each step comes from the cell above if possible, else left, right or below.
     """
     (start,), (goal,) = (list(zip(*np.nonzero(maze == token))) for token in (START, GOAL))
     steps, _ = distances(maze != WALL, start)
@@ -138,21 +142,23 @@ def _mark(maze: np.ndarray, steps: np.ndarray, goal: tuple[int, int]) -> np.ndar
 def validate_solution(
     puzzle: Maze, solution: Maze, grid_shape: tuple[int, int] | None = None, shortest: bool = True
 ) -> list[str]:
-    """List the faults of `solution` as an answer to `puzzle`, both in any form that `encode` reads.
+    """List the rule violations of `solution` to `puzzle`, both in any form that `encode` accepts.
 
-    With `shortest` the path must be a shortest one, and no other cell may be marked. ValueError: as `encode`, or the
-    puzzle does not have one S and one G.
+    With `shortest`, the path must be a shortest one, and no other cell may be marked.
+
+    Raises:
+        ValueError: As in `encode`, or if the puzzle does not have one S and one G.
     """
     maze, answer = encode(puzzle, grid_shape), encode(solution, grid_shape)
     if maze.shape != answer.shape:
-        raise ValueError(f"the puzzle is {maze.shape[0]} x {maze.shape[1]}, the solution {answer.shape}")
+        raise ValueError("the puzzle is {} x {}, but the solution is {} x {}".format(*maze.shape, *answer.shape))
     start, goal = endpoints(maze)
     changed = (maze != answer) & ~((maze == OPEN) & (answer == PATH))
     problems = [
         f"row {row + 1}, column {column + 1}: {decode(maze[row, column])!r} became {decode(answer[row, column])!r}"
         for row, column in np.argwhere(changed)
     ]
-    # Only what the puzzle allows is a path: an answer must not walk through walls that it removed.
+    # A path uses only the puzzle's open cells: an answer must not go through walls that it removed.
     marked = ((answer == PATH) | (maze == START) | (maze == GOAL)) & (maze != WALL)
     length = distances(marked, start)[0][goal]
     if length < 0:
@@ -167,7 +173,7 @@ def validate_solution(
 
 
 def endpoints(maze: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return row and column of S and of G; ValueError unless there is one of each."""
+    """Return (row, column) of S and of G, or raise ValueError unless there is one of each."""
     starts, goals = (np.argwhere(maze == token) for token in (START, GOAL))
     if len(starts) != 1 or len(goals) != 1:
         raise ValueError(f"the puzzle has {len(starts)} S and {len(goals)} G; expected one of each")
@@ -186,20 +192,22 @@ def generate(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield mazes with exactly one shortest path, and their solutions, tokens int8 [height, width].
 
-    Rooms on every second row and column are joined to a tree by a random depth-first walk; then some of the remaining
-    walls between rooms are opened, so that several ways lead to the goal. Start and goal are drawn among the open
-    cells that have a unique shortest path of the wanted length between them. No maze is a symmetry of another. The
-    same arguments give the same mazes on every machine.
+    A random depth-first walk connects rooms on every second row and column to a tree. Then some of the remaining walls
+    between rooms are opened, so that several paths lead to the goal. Start and goal are drawn from pairs of open cells
+    with a unique shortest path of sufficient length. No maze is a symmetric copy of another. The same arguments give
+    the same mazes on every machine.
 
     Args:
-        height, width: rows and columns, at least 3.
-        seed: seed of a Philox generator, or a sequence of seeds.
-        min_path_length: fewest steps from S to G. For 30x30 and the default openings, 110 resembles the hard Hub set.
-        openings: share of the walls left between neighboring rooms that is opened, 0 (a perfect maze) to 1.
-        exclude: keys (`symmetry_key`) of mazes that must not come; keys of new mazes are added to it.
+        height, width: Rows and columns, at least 3.
+        num_mazes: Number of mazes.
+        seed: Seed of a Philox generator, or a sequence of seeds.
+        min_path_length: Minimum number of steps from S to G. For 30x30 mazes with the default openings, 110 is about
+            as hard as the Hub's maze-30x30-hard.
+        openings: Share of the remaining walls between adjacent rooms to open, from 0 (a perfect maze) to 1.
+        exclude: Keys (`symmetry_key`) of mazes to avoid; the keys of new mazes are added to this set.
 
     Raises:
-        RuntimeError: no maze with such a path was found.
+        RuntimeError: If no new maze with such a path is found.
     """
     grid_shape, seen = (height, width), set() if exclude is None else exclude
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
@@ -218,7 +226,7 @@ def generate(
 
 
 def symmetry_key(maze: np.ndarray) -> bytes:
-    """Return bytes that are equal for all eight symmetries of a maze, and for no other maze of the same size."""
+    """Return a key shared by the eight symmetric copies of a maze and by no other maze of the same size."""
     return min(dihedral(maze, transform).tobytes() for transform in range(NUM_DIHEDRAL))
 
 
@@ -227,7 +235,7 @@ def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generato
     rooms = [(side + 1) // 2 for side in grid_shape]
     joined, walls = _join_rooms(*rooms, rng)
     opened = rng.permutation(len(walls))[: round(openings * len(walls))]
-    # An even side leaves one line over; it becomes a wall before the first or after the last room.
+    # An even side has one extra line, which becomes a wall before the first or after the last room.
     shift = [int(rng.integers(side - 2 * count + 2)) for side, count in zip(grid_shape, rooms)]
     maze = np.full(grid_shape, WALL, dtype=np.int8)
     maze[shift[0] :: 2, shift[1] :: 2][: rooms[0], : rooms[1]] = OPEN
@@ -237,12 +245,12 @@ def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generato
 
 
 def _join_rooms(rows: int, columns: int, rng: np.random.Generator):
-    """Span a grid of rooms by a depth-first walk; return the pairs of rooms that it joins, and the other pairs."""
+    """Join rooms to a tree by a random depth-first walk, and return the joined pairs and the other pairs."""
     visited = np.zeros((rows, columns), dtype=bool).tolist()
     first = (int(rng.integers(rows)), int(rng.integers(columns)))
     visited[first[0]][first[1]] = True
     stack, joined = [first], []
-    choices = iter(rng.random(rows * columns).tolist())  # one draw per room that is reached
+    choices = iter(rng.random(rows * columns).tolist())  # one random number per new room
     while stack:
         row, column = stack[-1]
         around = ((row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column))
@@ -261,7 +269,7 @@ def _join_rooms(rows: int, columns: int, rng: np.random.Generator):
 
 
 def _place_endpoints(maze: np.ndarray, min_path_length: int, rng: np.random.Generator):
-    """Return puzzle and solution with a unique shortest path that is long enough, or (None, None)."""
+    """Return puzzle and solution with a long enough unique shortest path, or (None, None)."""
     cells = np.argwhere(maze == OPEN)
     for start in cells[rng.permutation(len(cells))[:STARTS_PER_MAZE]]:
         steps, paths = distances(maze == OPEN, tuple(start))
@@ -285,7 +293,7 @@ def generated_mazes(
     aug: bool = False,
     seed: int = 0,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generate a data set in which no test maze is a symmetry of a training maze; see `options.BuildMaze`."""
+    """Generate a data set of mazes without symmetric copies between splits (see `options.BuildMaze`)."""
     if aug:
         _validate_square((height, width))
     parts, seen = {}, set()
@@ -306,13 +314,13 @@ def mazes_from_source(
     test_size: int | None = None,
     test_share: float | None = None,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Read a data set from a file, a folder or the Hub (see `readers`); arguments as `options.BuildMaze`.
+    """Read a maze data set from a file, a folder or the Hub (see `readers` and `options.BuildMaze`).
 
-    In every row, walls, S and G must be those of the puzzle, and the marked cells must connect S and G; the path need
-    not be a shortest one. `min_path_length` counts marked steps and holds for both splits.
+    A solution must have the puzzle's walls, S and G, and its marked cells must connect S and G; the path need not be a
+    shortest one. `min_path_length` refers to the marked path and applies to both splits.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_unique`; or an invalid row, or an option that leaves no rows.
+        FileNotFoundError, ValueError: As in `read_unique`, or if a row is invalid or an option removes all rows.
     """
 
     def rules(train: PuzzleTable) -> PuzzleRules:
@@ -331,7 +339,7 @@ def mazes_from_source(
         grids = np.stack([rows.questions, rows.answers]).reshape(2, -1, *grid_shape)
         long_enough = _path_lengths(rows.answers) >= min_path_length
         if not long_enough.any():
-            raise ValueError(f"min_path_length {min_path_length} leaves no maze of {rows.table.name}")
+            raise ValueError(f"min_path_length={min_path_length}: removes all mazes of {rows.table.name}; lower it")
         parts[split] = grids[:, long_enough]
     made, info = _assemble(parts, grid_shape, aug)
     info.repeated = repeated
@@ -340,23 +348,24 @@ def mazes_from_source(
 
 def _validate_square(grid_shape: tuple[int, int]) -> None:
     if grid_shape[0] != grid_shape[1]:
-        raise ValueError(f"aug needs a square grid, since it turns mazes; this one is {'{} x {}'.format(*grid_shape)}")
+        shape = "{} x {}".format(*grid_shape)
+        raise ValueError(f"aug=true: needs square mazes, since it rotates them, but these are {shape}; use aug=false")
 
 
 def _square_side(table: PuzzleTable) -> tuple[int, int]:
     cells = len(table.questions[0])
     side = round(cells**0.5)
     if side**2 != cells:
-        text = f"{cells} characters are no square maze; give the grid's height and width"
+        text = f"{cells} characters do not form a square maze; set height and width"
         raise ValueError(f"{table.place(0, 0)}: {text}")
     return side, side
 
 
 def _parse(table: PuzzleTable, grid_shape: tuple[int, int]) -> np.ndarray:
-    """Return puzzles and solutions, tokens [2, rows, height, width], with every row checked."""
+    """Parse and validate puzzles and solutions, and return tokens [2, rows, height, width]."""
     alphabet = {character: token for token, character in enumerate(CHARSET, start=1)}
     cells = grid_shape[0] * grid_shape[1]
-    grids = np.stack([table.codes(column, cells, alphabet).reshape(-1, *grid_shape) for column in (0, 1)])
+    grids = np.stack([table.encode(column, cells, alphabet).reshape(-1, *grid_shape) for column in (0, 1)])
     for row in tqdm(range(len(table)), "checking", disable=None):
         try:
             problems = validate_solution(grids[0, row], grids[1, row], shortest=False)
@@ -380,7 +389,7 @@ def _assemble(parts, grid_shape, aug: bool) -> "tuple[datasets.DatasetDict, Puzz
         if split not in parts or not parts[split].shape[1]:
             continue
         copies = NUM_DIHEDRAL if aug and split == "train" else 1
-        # [2, rows, copies, height, width]: the symmetries of a maze are neighbors, the original first.
+        # [2, rows, copies, height, width]: the symmetric copies of a maze are adjacent, the original first.
         grids = np.stack([dihedral(parts[split], transform) for transform in range(copies)], axis=2)
         inputs, labels = grids.reshape(2, -1, grid_shape[0] * grid_shape[1])
         groups = np.repeat(np.arange(parts[split].shape[1]), copies)

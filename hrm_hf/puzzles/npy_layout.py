@@ -1,14 +1,14 @@
-"""Read the original HRM/TRM layout on disk (a folder of .npy arrays) into our rows, and write it back.
+"""Read and write data sets in the original HRM/TRM layout, a folder of .npy arrays.
 
     identifiers.json                       list of names; position = puzzle identifier, position 0 "<blank>"
     {train,test}/dataset.json              pad_id, ignore_label_id, vocab_size, seq_len, sets, counts
     {train,test}/{set}__inputs.npy         [N, S] tokens
-    {train,test}/{set}__labels.npy         [N, S] tokens; `ignore_label_id` (0) marks what is not predicted
+    {train,test}/{set}__labels.npy         [N, S] tokens; `ignore_label_id` (0) marks cells that are not predicted
     {train,test}/{set}__puzzle_identifiers.npy  [puzzles]
     {train,test}/{set}__puzzle_indices.npy      [puzzles + 1] first row of each puzzle
     {train,test}/{set}__group_indices.npy       [groups + 1] first puzzle of each group
 
-The set "all" of folder `test` becomes the split "test", any other set `x` the split "test_x".
+The set "all" in the folder `test` becomes the split "test"; any other set `x` becomes the split "test_x".
 """
 
 import json
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 META_FILE = "dataset.json"
 FOLDERS = ("train", "test")
 DEFAULT_SET = "all"
-# Names, and the dtypes that the original builders write.
+# Array names and the dtypes that the original builders write.
 ARRAYS = {"inputs": "uint8", "labels": "uint8", "puzzle_identifiers": "int32", "puzzle_indices": "int32",
           "group_indices": "int32"}  # fmt: skip
 MAX_TOKEN = 127  # our grids are int8
 
 
 def is_original(path: str | Path) -> bool:
-    """Whether a folder has the original's arrays, and not (also) ours."""
+    """Check whether a folder has a data set in the original's layout and none in ours."""
     return not Path(path, INFO_FILE).is_file() and any(Path(path, name, META_FILE).is_file() for name in FOLDERS)
 
 
 def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.DatasetDict", PuzzleInfo]:
-    """Read a folder that the original HRM or TRM builders wrote; `guess_task` tells its task.
+    """Read a data set written by the original HRM or TRM builders, inferring its task by `guess_task`.
 
     Args:
-        path: folder with `identifiers.json`, `train/` and/or `test/`.
-        only: a split, to read the arrays of its folder alone.
+        path: Folder with `identifiers.json`, `train/` and/or `test/`.
+        only: Split to read; only the arrays in its folder are loaded.
 
     Raises:
-        FileNotFoundError: a file of the layout is missing.
-        ValueError: files disagree (shapes, offsets, vocabulary, identifiers); the message names file and values.
+        FileNotFoundError: If a file of the layout is missing.
+        ValueError: If files are inconsistent (shapes, offsets, vocabulary, identifiers).
     """
     from datasets import DatasetDict
 
@@ -64,7 +64,7 @@ def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.
     first = next(iter(metas.values()))
     for name in ("seq_len", "vocab_size", "ignore_label_id"):
         if any(meta[name] != first[name] for meta in metas.values()):
-            raise ValueError(f"{path}: {name} must be the same in every {META_FILE}; it differs")
+            raise ValueError(f"{path}: {name} must be the same in both {META_FILE} files")
     splits = DatasetDict()
     for folder, meta in metas.items():
         for set_name in meta["sets"] if only is None or folder == only.partition("_")[0] else ():
@@ -77,16 +77,16 @@ def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.
 
 
 def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path) -> Path:
-    """Write `splits` in the original layout and return its path; columns beyond `ROW_COLUMNS` are left out.
+    """Write `splits` in the original layout, without columns other than `ROW_COLUMNS`, and return `out`.
 
     Raises:
-        FileExistsError: `out` already holds such a data set.
-        ValueError: a split has another name, rows of a puzzle or group are not neighbors, or a label equals
-            `ignore_label_id` although it is to be predicted.
+        FileExistsError: If `out` already holds such a data set.
+        ValueError: If a split has another name, rows of a puzzle or group are not adjacent, or a label to be
+            predicted equals `ignore_label_id`.
     """
     out = Path(out)
     if any((out / name / META_FILE).exists() for name in FOLDERS):
-        raise FileExistsError(f"{out} already holds a data set in the original layout; choose another folder")
+        raise FileExistsError(f"{out} already has a data set in the original layout; choose another folder")
     ignore_id = info.options.get("ignore_label_id", PAD_ID)
     sets: dict[str, dict[str, dict[str, np.ndarray]]] = {}
     for split, rows in splits.items():
@@ -132,8 +132,8 @@ def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np
         file = f"{prefix}{name}.npy"
         try:
             arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:  # pickled objects, which could run code, and corrupted files
-            raise ValueError(f"{file} is no plain .npy array of integers: {error}") from error
+        except ValueError as error:  # pickled objects, which could run code, or corrupted files
+            raise ValueError(f"{file} is not a plain .npy array of integers: {error}") from error
         if arrays[name].dtype.kind not in "iu":
             raise ValueError(f"{file} has dtype {arrays[name].dtype}; expected integers")
     rows, puzzles = len(arrays["inputs"]), len(arrays["puzzle_identifiers"])
@@ -152,7 +152,7 @@ def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np
 
 def _validate_range(file: str, values: np.ndarray, size: int) -> None:
     if len(values) and (values.min() < 0 or values.max() >= size):
-        raise ValueError(f"{file} holds values from {values.min()} to {values.max()}; expected 0 to {size - 1}")
+        raise ValueError(f"{file} has values from {values.min()} to {values.max()}; must be in [0, {size - 1}]")
 
 
 def _rows_of_set(arrays: dict[str, np.ndarray], meta: dict[str, Any], split: str) -> "datasets.Dataset":
@@ -168,7 +168,7 @@ def _rows_of_set(arrays: dict[str, np.ndarray], meta: dict[str, Any], split: str
 
 
 def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: int | None) -> dict[str, np.ndarray]:
-    """Return the five arrays of one set; ValueError for rows that the layout cannot hold."""
+    """Return the five arrays of one set, or raise ValueError for rows that the layout cannot represent."""
     table = split.with_format("arrow")[:]
     tokens = (table[column].combine_chunks().flatten() for column in ("labels", "input_ids"))
     labels, inputs = (flat.to_numpy(zero_copy_only=False).reshape(len(table), seq_len) for flat in tokens)
@@ -177,7 +177,7 @@ def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: 
     )
     for column, values in (("puzzle_index", puzzle_index), ("group_index", group_index)):
         for row in np.flatnonzero(np.diff(values) < 0)[:1]:
-            raise ValueError(f"split {name!r}: {column} falls after row {row}; sort the split by {column}")
+            raise ValueError(f"split {name!r}: {column} decreases after row {row}; sort the split by {column}")
     starts = np.flatnonzero(np.diff(puzzle_index, prepend=-1))
     lengths = np.diff(np.append(starts, len(puzzle_index)))
     for column, values in (("puzzle_identifiers", identifiers), ("group_index", group_index)):

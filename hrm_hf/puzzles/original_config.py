@@ -1,7 +1,7 @@
-"""Configurations of the original HRM, TRM, EqR and SE-RRM code as fields of ours, and the way back for HRM and TRM.
+"""Convert configurations of the original HRM, TRM, EqR and SE-RRM to ours, and HRM and TRM back.
 
-Input: the all_config.yaml that a run saves, with the architecture under `arch`; that section alone, as in the
-originals' config/arch/*.yaml; the same below one more key, or under `arch.value` as W&B writes it.
+Accepted inputs: the all_config.yaml that a run saves, with the architecture under `arch`; only that section, as in the
+originals' config/arch/*.yaml; either of them nested under another key, or under `arch.value` as W&B writes it.
 """
 
 import logging
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 State = dict[str, torch.Tensor]
 CONFIG_FILE = "all_config.yaml"
-# Fields of `arch`: examples of the required ones, and the original's defaults of the others.
+# Fields of `arch`: the required ones with example values, the others with the original's defaults.
 REQUIRED = {
     "H_cycles": 2, "L_cycles": 2, "H_layers": 4, "L_layers": 4, "hidden_size": 512, "num_heads": 8, "expansion": 4.0,
     "pos_encodings": "rope", "halt_max_steps": 16, "halt_exploration_prob": 0.1,
@@ -42,25 +42,25 @@ OUR_NAMES = {
     "num_heads": "num_attention_heads", "lambda_": "update_rate", "num_heads_t": "symbol_num_heads",
     "head_dim_t": "symbol_head_dim", "dropout": "attention_dropout",
 }  # fmt: skip
-# Read elsewhere, or without meaning for a model.
-READ_APART = {
+# Fields that are read elsewhere or that a model does not need.
+READ_ELSEWHERE = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
-# Numbers that our config does not have, or that are used before it validates its fields; some may be null.
+# Bounds of numbers that our config lacks, or that are used before our config is validated; some may be null.
 NULLABLE = ("head_dim", "board_height", "board_width", "seq_len", "vocab_size")
 BOUNDS = dict.fromkeys(("hidden_size", "num_heads", *NULLABLE), COUNT)
 BOUNDS |= {"puzzle_emb_ndim": SOME, "puzzle_emb_len": SOME, "rope_theta": number(1e-6)}
-LOSS_NAME = "losses@ACTLossHead"  # of all of them
+LOSS_NAME = "losses@ACTLossHead"  # the same in all four
 LOSS_SUFFIX = "_cross_entropy"
 DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
-REFERENCE = re.compile(r"\$\{(?:\.|arch\.)?(\w+)\}")  # of one field to another, as in "${.hidden_size}"
+REFERENCE = re.compile(r"\$\{(?:\.|arch\.)?(\w+)\}")  # reference to another field, such as "${.hidden_size}"
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?e[+-]?\d+", re.I)  # YAML 1.1 reads 1e-5 as text
 
-# Keys of a run besides `arch` with the original's defaults, and the options of run_puzzle.py that take the value as
-# it is, or in words what becomes of it.
+# Keys of a run other than `arch`: the original's default, and the option of run_puzzle.py with the same value, or a
+# description of how the value is used.
 RUN_KEYS = {
-    "data_path": ("data/arc-aug-1000", "--data_path, after `hrm-hf data import` if need be"),
+    "data_path": ("data/arc-aug-1000", "--data_path, after `hrm-hf data import` if necessary"),
     "global_batch_size": (768, "global_batch_size"),
     "epochs": (100_000, "--max_steps"),
     "eval_interval": (10_000, "--eval_steps, --save_steps"),
@@ -75,19 +75,19 @@ RUN_KEYS = {
     "puzzle_emb_weight_decay": (0.1, "puzzle_emb_weight_decay"),
     "seed": (0, "seed"),
     "project_name": (None, "WANDB_PROJECT, and a folder of checkpoints/"),
-    "run_name": (None, "--run_name, and a folder in that one"),
+    "run_name": (None, "--run_name, and a folder in the project's folder"),
     "checkpoint_path": (None, "--output_dir"),
     "eval_save_outputs": ("[]", "hrm-hf eval puzzles --out"),
 }
 
 
 class Architecture(NamedTuple):
-    """An original architecture: our classes, its `arch.name` (`module@class`), and its fields.
+    """Original architecture: our classes, its `arch.name` (`module@class`), and its fields.
 
     Attributes:
-        positions: its `pos_encodings`; it reads any other as `other_positions`, or rejects it if that is None.
-        optional: fields of `arch` besides `REQUIRED`, with their defaults.
-        implied: fields of ours that are the same in each of its models.
+        positions: Valid `pos_encodings`; others are treated as `other_positions`, or rejected if that is None.
+        optional: Fields of `arch` other than `REQUIRED`, with their defaults.
+        implied: Fields of our config that are the same for all its models.
     """
 
     config: type[HrmPuzzleConfig]
@@ -120,16 +120,16 @@ ARCHITECTURES = {
 
 
 def with_arch(run: Any, place: str) -> dict[str, Any]:
-    """Return a configuration with its architecture under `arch`, references and numbers in text resolved.
+    """Move a configuration's architecture to `arch`, and resolve references and numbers given as text.
 
     Raises:
-        ValueError: there is no architecture, or a reference leads to no field; names `place`.
+        ValueError: If there is no architecture, or a referenced field is missing; the message names `place`.
     """
     run = run if isinstance(run, dict) else {}
     sections = [part.get("arch") for part in (run, *run.values()) if isinstance(part, dict)]
     arch = next((section for section in sections if isinstance(section, dict)), run if "H_cycles" in run else None)
     if arch is None:
-        raise ValueError(f"{place}: there is no section `arch`; use the {CONFIG_FILE} that the original saved")
+        raise ValueError(f"{place}: section `arch` is missing; use the {CONFIG_FILE} saved by the original")
     arch = arch["value"] if isinstance(arch.get("value"), dict) else arch
     resolved = dict(arch)
     for name, value in arch.items():
@@ -143,29 +143,29 @@ def with_arch(run: Any, place: str) -> dict[str, Any]:
 
 
 def data_folders(run: dict[str, Any]) -> list[Path]:
-    """List the data folders that a configuration names: `data_path`, `data_paths` or (EqR) `dataset.data_path`."""
+    """Return the data folders in a configuration: `data_path`, `data_paths` or (EqR) `dataset.data_path`."""
     dataset = run["dataset"] if isinstance(run.get("dataset"), dict) else {}
     named = run.get("data_paths") or run.get("data_path") or dataset.get("data_path") or []
     return [Path(str(path)) for path in (named if isinstance(named, (list, tuple)) else [named])]
 
 
 def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) -> dict[str, Any]:
-    """Return fields of our config from the original's `arch` section; errors name `place`.
+    """Convert the original's `arch` section to fields of our config.
 
-    `puzzle_emb_ndim` is the original's: for SE-RRM only whether there is a table.
+    `puzzle_emb_ndim` is copied; for SE-RRM it tells only whether there is a puzzle table. Errors name `place`.
 
     Raises:
-        ValueError: missing or malformed fields, another architecture, or a mode that the original itself cannot run.
+        ValueError: If fields are missing or malformed, or the architecture or mode is not supported.
     """
     family = ARCHITECTURES[architecture]
     _validate_name(arch, architecture, place)
     if architecture == "trm" and not arch.get("no_ACT_continue", True):
-        raise ValueError(f"{place}: arch.no_ACT_continue=False: the original TRM cannot run it; set it to true")
+        raise ValueError(f"{place}: arch.no_ACT_continue=False: does not run in the original TRM; set it to true")
     if missing := sorted(REQUIRED.keys() - arch.keys()):
-        raise ValueError(f"{place}: arch lacks {missing}")
+        raise ValueError(f"{place}: arch lacks the fields {missing}; add them")
     _validate_numbers(arch, place)
-    if ignored := sorted(arch.keys() - _fields_of(architecture).keys() - READ_APART):
-        logger.warning("%s: fields of arch that our %s does not have are ignored: %s", place, architecture, ignored)
+    if ignored := sorted(arch.keys() - _fields_of(architecture).keys() - READ_ELSEWHERE):
+        logger.warning("%s: ignoring fields of arch that our %s does not have: %s", place, architecture, ignored)
     arch = {**family.optional, **arch, "pos_encodings": arch["pos_encodings"] or "none"}
     if arch["pos_encodings"] not in family.positions and family.other_positions:
         arch["pos_encodings"] = family.other_positions
@@ -176,20 +176,20 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
 
 
 def presets_of(architecture: str) -> list[str]:
-    """List our presets of an original's architecture; those of TRM and EqR belong to one config class."""
+    """List our presets of an original architecture (TRM and EqR share a config class, but not presets)."""
     config, implied = ARCHITECTURES[architecture].config, ARCHITECTURES[architecture].implied
     drawn = {name: getattr(config.from_preset(name), "random_initial_states", False) for name in config.presets()}
     return [name for name in drawn if drawn[name] == implied.get("random_initial_states", False)]
 
 
 def arch_of_preset(name: str, architecture: str) -> dict[str, Any]:
-    """Return the `arch` section of one of our presets, for weights that came without a configuration."""
+    """Return the `arch` section of one of our presets, for weights without a configuration."""
     if name not in presets_of(architecture):
         raise ValueError(f"config={name}: must be a file or a preset ({', '.join(presets_of(architecture))})")
     config = ARCHITECTURES[architecture].config.from_preset(name)
     arch = {each: getattr(config, OUR_NAMES.get(each, each)) for each in _fields_of(architecture)}
     arch |= {"seq_len": config.seq_len, "vocab_size": config.vocab_size, "loss": {"loss_type": config.loss_type}}
-    return {each: value for each, value in arch.items() if value is not None}  # forward_dtype: as the originals
+    return {each: value for each, value in arch.items() if value is not None}  # forward_dtype: the original's default
 
 
 def _fields_of(architecture: str) -> dict[str, Any]:
@@ -197,19 +197,19 @@ def _fields_of(architecture: str) -> dict[str, Any]:
 
 
 def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -> None:
-    """Raise ValueError for the name of another known architecture; warn about an unknown name."""
+    """Raise ValueError if `arch.name` is another known architecture, and warn if it is unknown."""
     known = {family.original_name.split("@")[1]: key for key, family in ARCHITECTURES.items()}
     class_name = str(arch.get("name", "")).split("@")[-1]
     key = known.get(class_name)
     if key not in (None, architecture):
-        raise ValueError(f"{place}: arch.name={arch['name']!r}: is {key!r}; use hrm-hf convert {key}")
+        raise ValueError(f"{place}: arch.name={arch['name']!r}: is the architecture {key!r}; use hrm-hf convert {key}")
     if class_name and key is None:
-        text = "%s: arch.name=%r is unknown, and may compute other values: compare the accuracy with the published one"
+        text = "%s: arch.name=%r is unknown, so results may differ; compare the accuracy with the published value"
         logger.warning(text, place, arch["name"])
 
 
 def _validate_numbers(arch: dict[str, Any], place: str | Path) -> None:
-    """Raise ValueError for a number out of its bounds, or a head_dim other than hidden_size / num_heads."""
+    """Raise ValueError if a number is out of bounds, or head_dim is not hidden_size / num_heads."""
     for name, bound in BOUNDS.items():
         if name not in NULLABLE and arch.get(name, 0) is None:
             raise ValueError(f"{place}: arch.{name}=None: must be a number")
@@ -226,24 +226,24 @@ def find_sizes(
     seq_len: int | None, vocab_size: int | None, state: State, fields: dict[str, Any], run: dict[str, Any],
     architecture: str,
 ) -> tuple[int, int, str]:  # fmt: skip
-    """Find the cells and tokens of a puzzle, and name the source of the cells.
+    """Return seq_len, vocab_size, and the source of seq_len.
 
-    The sizes are those given, else of the weights, the configuration, its data folder, or the only task that agrees.
-    A task that only the vocabulary tells is a guess, and a warning: 12 tokens need not be ARC's 900 cells.
-    `state` has the original's names without wrappers, `fields` are those of `config_fields`.
+    The sizes come from the arguments, else the weights, the configuration, its data folder, or the only task that
+    matches. A task inferred from the vocabulary alone is a guess and gives a warning: 12 tokens need not be ARC's 900
+    cells. `state` has the original's names without wrappers, and `fields` comes from `config_fields`.
 
     Raises:
-        ValueError: a size is unknown.
+        ValueError: If a size is unknown.
     """
     arch, data = run["arch"], data_folders(run)
     of_weights, tokens, tensor = _sizes_of_weights(state, fields, architecture)
     cells = [("--seq-len", seq_len), (tensor, of_weights)]
-    told = arch.get("vocab_size") or tokens
-    if tokens in (None, told):
+    configured = arch.get("vocab_size") or tokens
+    if tokens in (None, configured):
         cells.append(("arch.seq_len", arch.get("seq_len")))
     else:
-        logger.warning("the configuration has vocab_size=%d, the weights %d: its seq_len is not used", told, tokens)
-    vocab_size = vocab_size or tokens or told
+        logger.warning("vocab_size is %d in the config, %d in the weights; ignoring its seq_len", configured, tokens)
+    vocab_size = vocab_size or tokens or configured
     if fields["pos_encodings"] == "rope2d" and arch.get("board_height") and arch.get("board_width"):
         cells.append(("arch.board_height", arch["board_height"] * arch["board_width"]))
     described = (folder / split / META_FILE for folder in data for split in FOLDERS)
@@ -253,7 +253,7 @@ def find_sizes(
             vocab_size = meta["vocab_size"]
             cells.append((str(file), meta["seq_len"]))
         else:
-            text = "%s has vocab_size=%s, the checkpoint %d: it is not used"
+            text = "%s has vocab_size=%s, but the checkpoint has %d; ignoring the file"
             logger.warning(text, file, meta["vocab_size"], vocab_size)
     place, seq_len = next((each for each in cells if each[1]), ("", None))
     if seq_len and vocab_size:
@@ -262,19 +262,19 @@ def find_sizes(
     named = [task for task in fitting if any(task in folder.name.lower() for folder in data)]
     if len(named or fitting) != 1:
         raise ValueError(
-            f"seq_len={seq_len}, vocab_size={vocab_size}: neither weights nor configuration nor data tell both; pass "
-            f"{'--seq-len' if vocab_size else '--vocab-size'} N (tokens count padding and empty)"
+            f"seq_len={seq_len}, vocab_size={vocab_size}: not found in weights, configuration or data; pass "
+            f"{'--seq-len N' if vocab_size else '--vocab-size N (including padding and empty)'}"
         )
     task = (named or fitting)[0]
     cells, tokens = TASKS[task]
     if not named:
-        text = "vocab_size=%s is that of %s, so seq_len=%d is a guess; for other puzzles convert with --seq-len N"
+        text = "vocab_size=%s matches %s, so seq_len=%d is a guess; for other puzzles convert with --seq-len N"
         logger.warning(text, tokens, task, cells)
     return cells, tokens, place or f"data folder or vocabulary of {task}"
 
 
 def _sizes_of_weights(state: State, fields: dict[str, Any], architecture: str) -> tuple[int | None, int | None, str]:
-    """Return cells, tokens and the tensor with the cells; None for sizes that no tensor has (rotary positions)."""
+    """Return seq_len, vocab_size and the tensor with seq_len, or None for sizes without a tensor (RoPE)."""
 
     def size(name: str, axis: int) -> int | None:
         return state[name].shape[axis] if name in state else None
@@ -294,13 +294,13 @@ def _sizes_of_weights(state: State, fields: dict[str, Any], architecture: str) -
 
 
 def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the original's `arch` section, the inverse of `config_fields`.
+    """Return the original's `arch` section for one of our configs (inverse of `config_fields`).
 
     Raises:
-        ValueError: fields that the original cannot express.
+        ValueError: If the original cannot express a field.
     """
     family = ARCHITECTURES[architecture]
-    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # else it is EqR
+    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # other values mean EqR
     obstacles = [name for name, value in plain.items() if getattr(config, name, value) != value]
     if config.rope_parameters.get("rope_type", "default") != "default":
         obstacles.append("rope_parameters")
@@ -318,7 +318,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
 
 
 def saved_run(src: Path) -> dict[str, Any]:
-    """Return the original's keys, without `arch`, of the run that the model in `src` comes from, and its `step`."""
+    """Return the original's keys (without `arch`) of the run that produced the model in `src`, and `step`."""
     state_file, run_file = src / "trainer_state.json", src / CONFIG_FILE
     state = load_json(state_file) if state_file.is_file() else {}
     for file in (src / "recipe.yaml", *([src.parent / "recipe.yaml"] if state else [])):
@@ -329,7 +329,7 @@ def saved_run(src: Path) -> dict[str, Any]:
 
 
 def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Translate a recipe of run_puzzle.py into the original's keys; epochs follow from the trainer's state."""
+    """Translate a recipe of run_puzzle.py and the trainer's state, which gives epochs, to original keys."""
     rows = recipe.get("per_device_train_batch_size", 8) * recipe.get("gradient_accumulation_steps", 1)
     run = {"global_batch_size": rows, "run_name": recipe.get("run_name"), "checkpoint_path": recipe.get("output_dir")}
     run |= {name: recipe[ours] for name, (_, ours) in RUN_KEYS.items() if recipe.get(ours) is not None}
@@ -337,7 +337,7 @@ def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, A
     run["data_path"] = words[1] if words[:1] == ["import"] else recipe.get("data_path", "data")
     run["checkpoint_every_eval"] = recipe.get("save_strategy") == "steps"
     steps, warmup, run["step"] = state.get("max_steps", 0), run.get("lr_warmup_steps", 0), state.get("global_step", 0)
-    run["lr_warmup_steps"] = int(warmup if warmup >= 1 else warmup * steps)  # below 1 it is a share of the run
+    run["lr_warmup_steps"] = int(warmup if warmup >= 1 else warmup * steps)  # a value below 1 is a share of the run
     if steps > 0 and run["step"] > 0:
         between = recipe.get("eval_steps") if recipe.get("eval_strategy") == "steps" else None
         evaluations = max(1, round(steps / between)) if between and between >= 1 else 1

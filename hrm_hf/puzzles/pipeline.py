@@ -1,15 +1,15 @@
-"""`pipeline("puzzle-solving", model=...)`: puzzles in, checked answers out, with test-time scaling.
+"""Pipeline "puzzle-solving": solves puzzles and validates the answers, with test-time scaling.
 
-    solve = pipeline("puzzle-solving")  # a trained 9x9 Sudoku solver comes with the package; or model="org/hrm-sudoku"
+    solve = pipeline("puzzle-solving")  # uses the shipped 9x9 Sudoku solver; or model="org/hrm-sudoku"
     solve("53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79")["text"]
 
-Three ways to spend more compute on a puzzle, all of them inference only:
+Three options spend more compute on a puzzle at inference time:
 
-- `max_steps` beyond the number of ACT steps in training;
-- `votes`: the puzzle is shown in several symmetric views, and the answers, brought back, vote;
-- `restarts`: runs with noise on the latent states, of which `choose` takes the best (for each view, if both).
+- `max_steps` allows more ACT steps than in training.
+- `votes` shows the puzzle in several symmetric views, maps the answers back, and lets them vote.
+- `restarts` repeats the run with noise on the latent states; `choose` selects the best run (of each view).
 
-And one that is no longer the model's own answer: `search`, for Sudoku.
+`search`, for Sudoku, is different: its answer is no longer the model's own.
 """
 
 import json
@@ -33,44 +33,44 @@ from .readers import csv_dicts
 from .tasks import QUESTION_NAMES, Candidate, Puzzle, PuzzleTask, searched_answer, validate_searchable
 
 
-FILE_KINDS = ".csv or .jsonl with a puzzle column, .json, or text with boards (all also .gz)"
-NOISE_STREAM = 1  # keeps the noise independent of the views that the same seed draws
+FILE_KINDS = ".csv or .jsonl with a puzzle column, .json, or text with boards (optionally with .gz)"
+NOISE_STREAM = 1  # keeps the noise independent of the views, which use the same seed
 
 
 class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
-    """Solves puzzles with any model that `AutoModelForPuzzleSolving` loads.
+    """Pipeline that solves puzzles with any model that `AutoModelForPuzzleSolving` can load.
 
-    The task, board and vocabulary are those of `model.config`. A puzzle is
+    `model.config` determines the task, board and vocabulary. A puzzle is given as
 
-    - Sudoku: a string of 16, 36 or 81 cells (`.` or `0` blank), rows of digits, or a flat list;
-    - maze: a string (lines, or all cells in one), a list of lines, or tokens;
+    - Sudoku: a string of 16, 36 or 81 cells (`.` or `0` for a blank), rows of digits, or a flat list;
+    - maze: a string (one or several lines), a list of lines, or tokens;
     - ARC: a dict `{"train": [...], "test": [...], "name": "007bbfb7"}`, or the path of its JSON file;
     - generic: token ids;
-    - a dict `{"puzzle": ..., "solution": ...}` of these (also "question" and "answer"); the result says then if the
-      answer is "correct".
+    - a dict `{"puzzle": ..., "solution": ...}` of these (or "question" and "answer"); the result then tells whether
+      the answer is "correct".
 
-    A list of puzzles gives a list of results; so does the path of a file: .csv or .jsonl with such columns, .json with
-    a list, a dict or `{name: ARC task}`, or text with boards (all also .gz).
+    A list of puzzles gives a list of results. So does the path of a file: .csv or .jsonl with these columns, .json
+    with a list, a dict or `{name: ARC task}`, or text with boards (optionally with .gz).
 
     Args:
-        identifiers: names of the rows of the puzzle table, a list or the path of `identifiers.json`; found beside the
-            checkpoint if None. Only ARC needs them.
+        identifiers: Names of the puzzle table's rows, as a list or the path of `identifiers.json`; by default the file
+            next to the checkpoint. Only ARC needs them.
 
-    Parameters of the constructor and of every call: the fields of `SolveOptions` (max_steps, votes, restarts, ...) and
-        return_trajectory (`bool`, False): adds "trajectory", the tokens [steps, S] after each ACT step of the winning
+    The constructor and every call also accept the fields of `SolveOptions` (max_steps, votes, restarts, ...) and
+        return_trajectory (`bool`, False): Adds "trajectory", the tokens [steps, S] after each ACT step of the winning
             candidate, for `hrm_hf.puzzles.plots`, and "confidences" [steps].
-        batch_size (`int`): puzzles at a time; their votes and restarts go into the same calls of `model.solve`.
+        batch_size (`int`): Puzzles per batch; their votes and restarts share the calls of `model.solve`.
 
-    Returns, per puzzle, a dict:
-        grid: rows of the answer (digits, 0 for a blank; characters; colors; tokens). text: the same as a string.
-        steps: ACT steps of the winning candidate. confidence: mean sigmoid(q_halt) of the votes for it.
-        valid: whether the answer obeys the rules (ARC: is a grid); None for task "generic", which has none.
-        violations: what is wrong with it, a list of sentences: a clue changed, a digit twice, a path not connected.
-        votes: {"agree": votes for the answer, "of": all votes, "answers": different answers}.
-        attempts: ARC only, the two best grids. tests: ARC tasks with several test inputs, a dict for each of them.
-        correct: if a solution was given (ARC: whether one of the attempts is right).
-        search: with `search`, {"solved", "complete", "nodes", "nodes_without_model"}: boards that were looked at, and
-            those of the same search with the digits ascending. Steps and confidence are those of the model's answer.
+    Returns a dict for each puzzle:
+        grid: Rows of the answer (digits, 0 for a blank; characters; colors; tokens). text: The same as a string.
+        steps: ACT steps of the winning candidate. confidence: Mean sigmoid(q_halt) of the votes for it.
+        valid: Whether the answer obeys the rules (ARC: is a grid); None for task "generic", which has no rules.
+        violations: Violated rules, as a list of sentences: changed clues, repeated digits, a disconnected path.
+        votes: {"agree": votes for the answer, "of": all votes, "answers": number of different answers}.
+        attempts: For ARC, the two best grids. tests: For ARC tasks with several test inputs, a dict for each input.
+        correct: Whether the answer is correct, if a solution was given (ARC: whether one of the attempts is).
+        search: With `search`, {"solved", "complete", "nodes", "nodes_without_model"}: the number of boards visited,
+            and that of the same search with ascending digits. Steps and confidence refer to the model's answer.
     """
 
     def __init__(self, model, *args: Any, identifiers: list[str] | str | Path | None = None, **kwargs: Any):
@@ -88,7 +88,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return views, options if return_trajectory is None else {**options, "return_trajectory": return_trajectory}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Solve one puzzle, or a list, file, generator or `Dataset` of them; see the class for all parameters."""
+        """Solve a puzzle, or a list, file, generator or `Dataset` of puzzles (for parameters see the class)."""
         if isinstance(inputs, (np.ndarray, torch.Tensor)):
             inputs = inputs.tolist()
         if isinstance(inputs, (str, Path)) and (rows := read_puzzle_file(inputs, self.puzzle_task)) is not None:
@@ -102,7 +102,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return super().__call__(inputs, **kwargs)
 
     def read_puzzle(self, item: Any, place: str = "") -> Puzzle:
-        """Read one puzzle in any form listed above; pipelines take the result too. `place` goes into errors."""
+        """Read a puzzle in any form listed above, or pass on a `Puzzle`, naming `place` in errors."""
         if isinstance(item, Puzzle):
             return item
         try:
@@ -111,7 +111,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             raise ValueError(f"{place}{error}") from error
 
     def preprocess(self, input_: Any, votes: int = 1, seed: int = 0) -> dict[str, Any]:
-        """Read a puzzle and show it in its views: "input_ids" int64 [views * Q, S], "puzzle_identifiers"."""
+        """Read a puzzle and return its views: "input_ids", int64 [views * Q, S], and "puzzle_identifiers"."""
         puzzle = self.read_puzzle(input_)
         views = self.puzzle_task.views(puzzle, votes, np.random.default_rng(seed))
         shown = np.concatenate([view.show(puzzle.questions) for view in views])
@@ -138,7 +138,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             start = stop
 
     def _solve_rows(self, rows: dict[str, torch.Tensor], arguments: dict[str, Any]) -> list[Candidate]:
-        """Answer the views in pieces that are fast and fit into memory."""
+        """Solve the views in chunks that are fast and fit in memory."""
         count = self.model.boards_per_call
         candidates: list[Candidate] = []
         for start in range(0, len(rows["input_ids"]), count):
@@ -168,7 +168,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     def postprocess(
         self, model_outputs: dict[str, Any], prefer_valid: bool = False, search: bool = False
     ) -> dict[str, Any]:
-        """Undo the views and let them vote, or order the guesses of a search."""
+        """Map the answers back from their views and let them vote, or order the guesses of a `search`."""
         puzzle, views = model_outputs["puzzle"], model_outputs["views"]
         num_questions = len(puzzle.questions)
         chosen: list[list[Candidate]] = [[] for _ in range(num_questions)]
@@ -188,11 +188,11 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
 
 
 def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[Any] | None:
-    """Read the puzzles of a file; None if `path` is a puzzle, or the file of a single ARC task.
+    """Read the puzzles in a file, or return None if `path` is a puzzle or the file of a single ARC task.
 
     Raises:
-        FileNotFoundError: the path is named like a file but there is none.
-        ValueError: the file has no puzzle column, no rows, or is no text.
+        FileNotFoundError: If `path` is named like a file, but there is no such file.
+        ValueError: If the file has no puzzle column or no rows, or is not text.
     """
     if isinstance(path, str) and not is_file_name(path):
         return None
@@ -208,7 +208,7 @@ def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[A
     elif kind == ".json":
         content = load_json(path)
         if task.name == "arc" and isinstance(content, dict) and "test" in content:
-            return None  # the task takes its name from the file
+            return None  # the task is named after the file
         rows = _puzzles_of_json(content, task)
     else:
         rows = puzzles_of_text(b"".join(line for _, line in read_lines(path)), task, str(path))
@@ -220,9 +220,9 @@ def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[A
 
 
 def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
-    """Split a text into puzzles: JSON (a puzzle, a list of them, or one a line), or boards, as the task writes them.
+    """Split a text into puzzles: JSON (a puzzle, a list, or one per line), or boards in task notation.
 
-    It is UTF-8, or UTF-16 with a byte-order mark, as Windows programs write it. `place` names it in errors.
+    The text is UTF-8, or UTF-16 with a byte-order mark, which Windows programs write. Errors start with `place`.
     """
     text = decode_marked(content, place).strip("\r\n")
     if not re.match(r"\s*(\{|\[\s*[\[{\"\d\]])", text):
@@ -239,7 +239,7 @@ def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
 
 
 def _puzzles_of_json(content: Any, task: PuzzleTask) -> list[Any]:
-    """Return the puzzles of a JSON value: a list, one puzzle, or ARC tasks by their names."""
+    """Return the puzzles in a JSON value: a list, a single puzzle, or ARC tasks by name."""
     if isinstance(content, dict) and task.name == "arc" and "test" not in content:
         return [{"name": name, **arc_task} for name, arc_task in content.items()]
     return [content] if task.is_single(content) else content

@@ -1,8 +1,8 @@
-"""Plots of a board over the ACT steps: `.png` has one board per step, `.gif` is an animation.
+"""Plot a board over the ACT steps: `.png` shows one board per step, `.gif` is an animation.
 
-Sudoku boards show their boxes, clues bold; mazes and ARC grids are colored. Amber marks a cell that changed in this
-step, but never a given one; red marks a cell that is wrong by the known solution, or, without one, a changed clue or a
-clash with another cell of its unit.
+Sudoku boards show their boxes, with clues in bold; mazes and ARC grids are colored. Amber marks a cell that changed in
+this step; given cells are never amber. Red marks a cell that differs from the solution; without a solution, it marks
+changed clues and cells that conflict with another cell of their unit.
 """
 
 import io
@@ -21,7 +21,7 @@ from .tasks import PuzzleTask
 
 CHANGED, WRONG, INK, PREDICTED, CLUE_CELL = "#ffe08a", "#f6b3ab", "#1f2933", "#2563a8", "#eef1f4"
 MAZE_COLORS = ("#9aa5b1", "#2f3b47", "#ffffff", "#2a9d4a", "#c8372d", "#5aa9e6")  # PAD # space S G o
-# The palette of the ARC interface, after padding and end of grid.
+# Colors of padding and end of grid, then the palette of the ARC interface.
 ARC_COLORS = (
     "#ffffff", "#e9edf0", "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00",
     "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
@@ -41,29 +41,32 @@ def plot_trajectory(
     solution: Sequence[int] | np.ndarray | None = None,
     title: str = "",
 ) -> Path:
-    """Draw a puzzle and the answer after each ACT step, and return `path`.
+    """Plot a puzzle and the answer after each ACT step, and return `path`.
 
     Args:
-        puzzle: tokens [S].
-        trajectory: tokens [steps, S], as `PuzzleSolution.trajectory[:, row]` or the pipeline's "trajectory".
-        config: of the model; its task and grid_shape say how tokens are drawn. Task "generic" shows token ids.
-        path: `.png` (the puzzle and at most 15 steps, evenly chosen, the last one included) or `.gif` (all steps).
-        confidences: sigmoid(q_halt) [steps], shown in the headings.
-        solution: the right answer, tokens [S]; -100 where unknown.
+        puzzle: Tokens [S].
+        trajectory: Tokens [steps, S], such as `PuzzleSolution.trajectory[:, row]` or the pipeline's "trajectory".
+        config: Config of the model; its task and grid_shape determine how tokens are drawn. Task "generic" shows
+            token ids.
+        path: `.png` (the puzzle and at most 15 evenly spaced steps, including the last) or `.gif` (all steps).
+        confidences: sigmoid(q_halt) [steps], shown in the titles.
+        solution: Correct answer, tokens [S]; -100 if unknown.
     """
     path = Path(path)
     if path.suffix not in (".png", ".gif"):
-        raise ValueError(f"{path} ends in {path.suffix!r}; expected .png (boards side by side) or .gif (animation)")
+        raise ValueError(f"path={path}: must end in .png (boards side by side) or .gif (animation)")
     puzzle, trajectory = np.asarray(puzzle, dtype=np.int64), np.asarray(trajectory, dtype=np.int64)
     if puzzle.ndim != 1 or trajectory.ndim != 2 or not len(trajectory) or trajectory.shape[1:] != puzzle.shape:
-        raise ValueError(f"puzzle has shape {puzzle.shape}, trajectory {trajectory.shape}; expected [S], [steps, S]")
+        raise ValueError(
+            f"puzzle has shape {puzzle.shape}, trajectory {trajectory.shape}; expected [S] and [steps, S]"
+        )
     boards = _Boards(puzzle, trajectory, config, None if solution is None else np.asarray(solution), confidences)
     (_save_panels if path.suffix == ".png" else _save_animation)(boards, path, title)
     return path
 
 
 class _Boards:
-    """Draws step t of a trajectory on matplotlib axes; step 0 is the puzzle."""
+    """Drawing of the steps of a trajectory on matplotlib axes, with the puzzle as step 0."""
 
     def __init__(self, puzzle, trajectory, config, solution, confidences):
         self.puzzle, self.solution, self.confidences = puzzle, solution, confidences
@@ -152,9 +155,9 @@ class _Boards:
 
 
 def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray:
-    """Return the cells that a step changed, bool [S], of `states` [1 + steps, S]: puzzle and answers.
+    """Return the cells, bool [S], that a step changed in `states` [1 + steps, S], the puzzle and answers.
 
-    The first step fills everything in, so it marks none. A given cell is right or wrong, but not changed.
+    No cell counts as changed in the first step, which fills in the whole board. Given cells never count as changed.
     """
     if step < 2:
         return np.zeros(states.shape[1], dtype=bool)
@@ -162,7 +165,7 @@ def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray
 
 
 def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the cells of an answer (tokens [S]) that break the rules of the task, bool [S]."""
+    """Return the cells of an answer (tokens [S]) that violate the rules of the task, bool [S]."""
     if task.name == "sudoku":
         return _clashes(tokens, puzzle, task.board)
     if task.name == "maze":
@@ -171,7 +174,7 @@ def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.
 
 
 def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.ndarray:
-    """Return the cells that change a clue, hold no digit, or repeat a digit of their unit, bool [S]."""
+    """Return the cells that change a clue, have no digit, or repeat a digit of their unit, bool [S]."""
     clue = puzzle > BLANK
     wrong = (clue & (tokens != puzzle)) | (tokens <= BLANK) | (tokens >= board.vocab_size)
     for _, cells in board.units:
@@ -182,7 +185,7 @@ def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.n
 
 
 def used_window(states: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the rows and columns of the frame that any state uses, so that small ARC grids are drawn large."""
+    """Return the number of rows and columns that any state uses, so that small ARC grids are drawn large."""
     used = ((states != 0) & (states != EOS_ID) & (states < COLOR_OFFSET + NUM_COLORS)).any(axis=0).reshape(shape)
     if not used.any():
         return shape
@@ -223,7 +226,7 @@ def _save_animation(boards: _Boards, path: Path, title: str) -> None:
         boards.draw(axes, step)
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=150, format="png")
-        # One palette for each frame keeps the few colors exact.
+        # A separate palette for each frame keeps its few colors exact.
         frames.append(Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE))
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0)

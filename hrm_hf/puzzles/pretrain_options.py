@@ -1,11 +1,11 @@
-"""Command lines of the original HRM's `pretrain.py` and `evaluate.py`, translated to our options.
+"""Translate command lines of the original HRM's `pretrain.py` and `evaluate.py` to our options.
 
     options, flags = parse_command(["data_path=data/sudoku-extreme-small", "epochs=500", "arch.hidden_size=32"])
     recipe = original_run(options, data_size(options["data_path"]), machine(os.environ))
     arguments(recipe)   of run_puzzle.py
 
-The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch is one puzzle of
-every group. Left out: Hydra itself (composition, sweeps, interpolation).
+The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch has one puzzle of
+every group. Features of Hydra (composition, sweeps, interpolation) are not supported.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 SCRIPT = ROOT / "training" / "run_puzzle.py"
 ARCH_NAME = original.ARCHITECTURES["hrm"].original_name
-# puzzle_emb_ndim: the hidden size. forward_dtype: bfloat16, where the machine has it.
+# None stands for the hidden size (puzzle_emb_ndim), and for bfloat16 if the machine supports it (forward_dtype).
 ARCH = original.REQUIRED | original.OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None, "name": ARCH_NAME}
 ARCH |= {"rope_theta": 10000.0, "loss.name": original.LOSS_NAME, "loss.loss_type": original.DEFAULT_LOSS}
 DEFAULTS = {name: default for name, (default, _) in original.RUN_KEYS.items()}
 DEFAULTS |= {f"arch.{key}": value for key, value in ARCH.items()}
 OPTIONAL_KEYS = {"eval_interval", *(name for name, default in DEFAULTS.items() if default is None)}
 POSITIVE = ("global_batch_size", "epochs", "eval_interval", "lr", "puzzle_emb_lr")
-# Options of run_puzzle.py that a key of the original decides.
+# Options of run_puzzle.py that a key of the original sets.
 DECIDED_BY_KEY = {"output_dir": "checkpoint_path", "data_path": "data_path", "recipe": "the keys themselves"}
 
-# Builds the counterpart of a data set that the original's guides name; "small" is 16 hard Sudokus of ours.
+# Arguments that build the data sets named in the original's guides; "small" is 16 hard Sudokus of ours.
 BUILDERS = {
     "sudoku-extreme-small": "sudoku --source {root}training/recipes/data/sudoku_hard_small.csv --test-size 500",
     "sudoku-extreme-1k-aug-1000": "sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000",
@@ -56,15 +56,15 @@ BUILDERS = {
 
 
 class DataSize(NamedTuple):
-    """Sizes of a data set that decide the number of steps."""
+    """Sizes of a data set that determine the number of steps."""
 
     groups: int
-    mean_examples: float  # of a puzzle
-    fingerprint: str | None = None  # changes with the files of the original's layout; None for a data set of ours
+    mean_examples: float  # per puzzle
+    fingerprint: str | None = None  # changes when the files in the original's layout change; None in our layout
 
 
 def arguments(recipe: dict[str, Any]) -> list[str]:
-    """Return the command-line arguments of run_puzzle.py that a recipe stands for."""
+    """Convert a recipe to command-line arguments of run_puzzle.py."""
     words = []
     for name, value in recipe.items():
         if isinstance(value, dict) and not any(isinstance(item, dict) for item in value.values()):
@@ -74,35 +74,35 @@ def arguments(recipe: dict[str, Any]) -> list[str]:
 
 
 def project_name(options: dict[str, Any]) -> str:
-    """Return the W&B project of a run, which also names a folder of its checkpoints."""
+    """Return the W&B project of a run, which is also the name of a folder of its checkpoints."""
     return options["project_name"] or f"{Path(options['data_path']).name.capitalize()} ACT-torch"
 
 
 def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Parse `key=value` (or `+key=value`) into options with every key of the original, and the flags among them.
+    """Parse `key=value` (or `+key=value`) arguments to options with all original keys, and flags.
 
     If a key is given twice, the last value counts, as in Hydra.
 
     Raises:
-        ValueError: an unknown key, a value of the wrong type or sign.
+        ValueError: If a key is unknown, or a value has the wrong type or sign.
     """
     own, flags = _split_flags(words, {*DEFAULTS, "arch"})
     for word in flags:
         if word.startswith("--") and (name := word[2:].partition("=")[0].replace("-", "_")) in DECIDED_BY_KEY:
-            raise ValueError(f"--{name} is decided by {DECIDED_BY_KEY[name]}; give that as key=value instead")
+            raise ValueError(f"--{name} is set by {DECIDED_BY_KEY[name]}; use key=value instead")
     given: dict[str, Any] = {}
     for word in own:
         name, sign, text = word.lstrip("+").partition("=")
         if not sign:
-            raise ValueError(f"{word!r} is not of the form key=value, as in epochs=500")
+            raise ValueError(f"{word!r}: must have the form key=value, such as epochs=500")
         if name == "arch":
             if text != "hrm_v1":
-                raise ValueError(f"arch={text}: the original HRM has hrm_v1 alone; for TRM see training/recipes/trm_*")
+                raise ValueError(f"arch={text}: the original HRM has only hrm_v1; for TRM see training/recipes/trm_*")
             continue
         if name not in DEFAULTS:
             raise ValueError(f"{unknown_key(name, DEFAULTS, 'key')}; --help lists all keys")
         if name in given:
-            logger.warning("%s is given twice; %s=%s, the last one, counts", name, name, text)
+            logger.warning("%s is given twice; using the last value, %s=%s", name, name, text)
         given[name] = _value(name, text)
     options = DEFAULTS | given
     for name in ("arch.name", "arch.loss.name", "eval_save_outputs"):
@@ -112,15 +112,15 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: float, batch: int) -> tuple[int, int]:
-    """Return the steps of the complete run, and those between two evaluations, in full batches.
+    """Return the number of steps of the complete run and between two evaluations, in full batches.
 
     Raises:
-        ValueError: the interval does not divide the epochs, or is shorter than one batch.
+        ValueError: If the interval does not divide the epochs, or does not fill one batch.
     """
     interval = epochs if eval_interval is None else eval_interval
     if epochs % interval:
         nearest = min((n for n in range(1, epochs + 1) if epochs % n == 0), key=lambda n: abs(n - interval))
-        raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest that does is {nearest}")
+        raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest divisor is {nearest}")
     between = int(interval * groups * examples / batch)
     if between < 1:
         raise ValueError(f"eval_interval={interval}: does not fill one batch of global_batch_size={batch}; raise it")
@@ -128,7 +128,7 @@ def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: f
 
 
 def data_size(path: str | Path) -> DataSize:
-    """Read the size of the train split at `path`, in the original's layout or in ours."""
+    """Read the sizes of the train split at `path`, in the original's layout or ours."""
     path = Path(path)
     if (path / INFO_FILE).exists():
         train = load_puzzle_dataset(path, "train")
@@ -136,8 +136,8 @@ def data_size(path: str | Path) -> DataSize:
     file = path / "train" / META_FILE
     if not file.exists():
         raise FileNotFoundError(
-            f"data_path={path}: there is no puzzle data set; copy the original's folder there, or build its "
-            f"counterpart with\n  {build_command(path)}"
+            f"data_path={path}: there is no puzzle data set; copy the original's folder to this path, or build it "
+            f"with\n  {build_command(path)}"
         )
     meta = load_json(file)
     fingerprint = _digest([str(path.resolve()), file.stat().st_mtime_ns])
@@ -145,16 +145,16 @@ def data_size(path: str | Path) -> DataSize:
 
 
 def build_command(path: Path) -> str:
-    """Return the `hrm-hf data` command that builds the data set expected at `path`."""
+    """Return the `hrm-hf data` command to build the data set expected at `path`."""
     root = "" if typed_path(ROOT) == "." else f"{typed_path(ROOT)}/"
     arguments = BUILDERS.get(path.name, "sudoku|maze|arc ...").format(root=root)
     return f"hrm-hf data {arguments} --out {shlex.quote(str(path))}"
 
 
 def machine(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of run_puzzle.py that the machine and environment variables decide.
+    """Return the options of run_puzzle.py that depend on the machine and environment variables.
 
-    As in the original, training compiles unless DISABLE_COMPILE is set, and uses bfloat16 where the GPU supports it.
+    As in the original, training compiles unless DISABLE_COMPILE is set, and uses bfloat16 if the GPU supports it.
     """
     import torch
 
@@ -171,18 +171,18 @@ def machine(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) -> dict[str, Any]:
-    """Translate a run of the original into the recipe of run_puzzle.py.
+    """Translate a run of the original to a recipe for run_puzzle.py.
 
     Args:
-        options: from `parse_command`. size: of the train split. here: from `machine`.
+        options: From `parse_command`. size: Sizes of the train split. here: From `machine`.
 
     Raises:
-        ValueError: an invalid architecture, or epochs that cannot be evaluated at the interval.
+        ValueError: If the architecture or the evaluation interval is invalid.
     """
     batch = options["global_batch_size"]
     steps, between = epoch_steps(options["epochs"], options["eval_interval"], size.groups, size.mean_examples, batch)
     data = Path(options["data_path"])
-    # The same name for the same command, so that a run resumes in its own folder and all processes agree on it.
+    # The name depends only on the command, so that a run resumes in its folder and all processes use the same one.
     run_name = options["run_name"] or f"{ARCH_NAME.split('@')[1]} {_digest(options)}"
     folder = Path(options["checkpoint_path"] or Path("checkpoints", project_name(options), run_name))
     changed, recipe = _architecture(options), {"model_type": HrmPuzzleConfig.model_type, "data_path": str(data)}
@@ -210,19 +210,19 @@ def keys_help() -> str:
 
 
 def evaluation_arguments(words: Sequence[str]) -> list[str]:
-    """Translate `checkpoint=... [--flags]` into arguments of `hrm-hf`; convert an original checkpoint first.
+    """Translate `checkpoint=... [--flags]` to `hrm-hf` arguments, converting an original checkpoint.
 
-    `checkpoint` is one of our run folders (or a checkpoint-N in one), or the original's `step_N` or its folder. The
-    run's recipe.yaml or all_config.yaml names the data. As in the original, all ACT steps are taken (`--halt fixed`).
+    `checkpoint` is one of our run folders (or a checkpoint-N in it), or the original's `step_N` or its folder. The
+    run's recipe.yaml or all_config.yaml has the data path. As in the original, all ACT steps run (`--halt fixed`).
 
     Raises:
-        ValueError: a key other than `checkpoint`, or none.
-        FileNotFoundError: the checkpoint or its data set does not exist.
+        ValueError: If a key is not `checkpoint`, or there is none.
+        FileNotFoundError: If the checkpoint or its data set does not exist.
     """
     own, flags = _split_flags(words, {"checkpoint"})
     given = dict(word.partition("=")[::2] for word in own)
     if set(given) != {"checkpoint"}:
-        raise ValueError(f"{own}: must be checkpoint=FOLDER; for other data use hrm-hf eval puzzles MODEL DATA")
+        raise ValueError(f"{own}: must be checkpoint=FOLDER; to choose the data use hrm-hf eval puzzles MODEL DATA")
     checkpoint, data = Path(given["checkpoint"]).expanduser(), None
     if (checkpoint / "config.json").exists():
         model, recipes = checkpoint, [folder / "recipe.yaml" for folder in (checkpoint, checkpoint.parent)]
@@ -236,12 +236,12 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
         for data in original.data_folders(load_yaml(weights.with_name(original.CONFIG_FILE)))[:1]:
             data_size(data)  # raises with the command that builds it
     if data is None:
-        raise FileNotFoundError(f"checkpoint={checkpoint}: nothing names its data; use hrm-hf eval puzzles MODEL DATA")
+        raise FileNotFoundError(f"checkpoint={checkpoint}: data path unknown; use hrm-hf eval puzzles MODEL DATA")
     return ["eval", "puzzles", str(model), str(data), "--halt", "fixed", *flags]
 
 
 def _architecture(options: dict[str, Any]) -> dict[str, Any]:
-    """Validate the architecture by building its config, and return the fields that differ from the defaults."""
+    """Validate the architecture by building its config, and return the fields that are not defaults."""
     arch = {key: options[f"arch.{key}"] for key in ARCH if not key.startswith("loss.")}
     arch["loss"] = {"loss_type": options["arch.loss.loss_type"]}
     arch["puzzle_emb_ndim"] = arch["hidden_size"] if arch["puzzle_emb_ndim"] is None else arch["puzzle_emb_ndim"]
@@ -255,9 +255,9 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_flags(words: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Split `key=value` words (the original's) from flags and their values (ours); both may come in any order.
+    """Split arguments in any order into `key=value` words (the original's) and flags with values (ours).
 
-    After a flag, `a=b` is its value unless `a` is one of `keys`. Only --optim_args takes values with such names.
+    After a flag, `a=b` is its value unless `a` is in `keys`; only values of --optim_args may have such names.
     """
     own, flags = [], []
     for before, word in zip(["", *words], words):
@@ -269,7 +269,7 @@ def _split_flags(words: Sequence[str], keys: Collection[str]) -> tuple[list[str]
 
 
 def _value(name: str, text: str) -> Any:
-    """Parse the value of a key by the type of its default; YAML would read 1e-4 as text."""
+    """Parse a key's value by the type of its default, since YAML would parse 1e-4 as text."""
     kind = int if name == "arch.puzzle_emb_ndim" else type(DEFAULTS[name])
     if text.lower() in ("null", "none", "~", ""):
         if name in OPTIONAL_KEYS:
@@ -282,7 +282,7 @@ def _value(name: str, text: str) -> Any:
     except (KeyError, ValueError, OverflowError):  # OverflowError: int(inf)
         valid = False
     if not valid:
-        bound = "above 0" if name in POSITIVE else "not negative"
+        bound = "> 0" if name in POSITIVE else ">= 0"
         raise ValueError(f"{name}={text}: must be of type {kind.__name__} and {bound}, such as {DEFAULTS[name]}")
     return kind(value)
 

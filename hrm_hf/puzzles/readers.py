@@ -1,13 +1,13 @@
-"""Read the question/answer files of the Sudoku and maze builders, and make rows of a puzzle data set of them.
+"""Read files of puzzles and solutions for the Sudoku and maze builders, and create data set rows.
 
-A source is a file (`.csv`, `.jsonl`, `.json`, also as `.gz`; `.parquet`), a folder with `train.*` and `test.*`, or a
-data set of the Hub written `hub:OWNER/NAME`. Every source has one string column with puzzles and one with solutions,
-named as in `COLUMN_NAMES`, and optionally a number column `rating`.
+A source is a file (`.csv`, `.jsonl`, `.json`, also as `.gz`; `.parquet`), a folder with `train.*` and `test.*`, or
+`hub:OWNER/NAME`, a data set on the Hub. It has one string column with puzzles and one with solutions, named as in
+`COLUMN_NAMES`, and optionally a number column `rating`.
 
-`read_unique` also removes rows: no puzzle is in two splits or twice in one. Of equal puzzles (the givens of a Sudoku;
-walls, S and G of a maze) the first stays, and one in the test split before one in training. Equal puzzles with
-different solutions are an error. Training puzzles with a symmetric copy in the test split are removed, too; copies
-within a split stay.
+`read_unique` also removes duplicates, so that no puzzle occurs twice. Puzzles are equal if they have the same clues
+(Sudoku), or the same walls, S and G (mazes). It keeps the first of equal puzzles, but prefers the test split over
+training, and raises an error if their solutions differ. It also removes training puzzles with a symmetric copy in the
+test split; symmetric copies within a split are kept.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from .dataset import ROW_COLUMNS, puzzle_features
 if TYPE_CHECKING:
     import datasets
 
-# The Hub sets of the HRM authors, our own files, and the widespread Kaggle header.
+# Used by the HRM authors' data sets on the Hub, by our own files, and by common Kaggle files.
 COLUMN_NAMES = (("question", "answer"), ("puzzle", "solution"), ("quizzes", "solutions"))
 RATING_COLUMN = "rating"
 FILE_KINDS = (".csv", ".jsonl", ".json", ".parquet")
-COMPARED_ROWS = 4096  # at a time, since comparing copies them
+COMPARED_ROWS = 4096  # rows per comparison, which copies them
 
 
 @dataclass
@@ -39,11 +39,11 @@ class PuzzleTable:
     """Puzzles and solutions as text, with the places of their rows for error messages.
 
     Attributes:
-        name: file, or `hub:NAME`, as it is shown in errors.
-        columns: names of the puzzle column and the solution column in the source.
-        questions, answers: one string per row.
-        ratings: float32 [rows], or None where the source has no such column.
-        lines: number of the line of each row in a text file, from 1; None for a row without.
+        name: File name or `hub:NAME`, for error messages.
+        columns: Names of the puzzle column and the solution column in the source.
+        questions, answers: One string per row.
+        ratings: float32 [rows], or None if the source has no such column.
+        lines: Line number of each row in a text file, from 1; None in other sources.
     """
 
     name: str
@@ -57,18 +57,18 @@ class PuzzleTable:
         return len(self.questions)
 
     def place(self, row: int, column: int | str | None = None) -> str:
-        """Name a row by its line in a text file, else by its index from 0; and a column, if given."""
+        """Describe the place of a row (its line in a text file, otherwise its index from 0) and a column."""
         where = f"{self.name}, row {row}" if self.lines[row] is None else f"{self.name}, line {self.lines[row]}"
         column = self.columns[column] if isinstance(column, int) else column
         return where if column is None else f"{where}, column {column!r}"
 
-    def codes(self, column: int, length: int, alphabet: dict[str, int]) -> np.ndarray:
-        """Translate a column into numbers, uint8 [rows, length]; ValueError for another length or character.
+    def encode(self, column: int, length: int, alphabet: dict[str, int]) -> np.ndarray:
+        """Encode a column as uint8 [rows, length], or raise ValueError for other lengths or characters.
 
         Args:
             column: 0 for puzzles, 1 for solutions.
-            length: characters that every string must have.
-            alphabet: number of each legal character.
+            length: Required length of every string.
+            alphabet: Number of each legal character.
         """
         texts = self.answers if column else self.questions
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
@@ -76,23 +76,23 @@ class PuzzleTable:
             text = f"{lengths[row]} characters {shorten(texts[row])}; expected {length}"
             raise ValueError(f"{self.place(row, column)}: {text}")
         lookup = np.full(256, 255, dtype=np.uint8)
-        for character, code in alphabet.items():
-            lookup[ord(character)] = code
-        # A character outside ASCII becomes "?", which no alphabet has; the message shows the real one.
+        for character, number in alphabet.items():
+            lookup[ord(character)] = number
+        # Characters outside ASCII become "?", which is in no alphabet; the error message shows the original character.
         raw = np.frombuffer("".join(texts).encode("ascii", "replace"), dtype=np.uint8)
-        codes = lookup[raw].reshape(len(texts), length)
-        for row, position in np.argwhere(codes == 255)[:1]:
+        numbers = lookup[raw].reshape(len(texts), length)
+        for row, position in np.argwhere(numbers == 255)[:1]:
             text = f"character {texts[row][position]!r} at position {position + 1} of {shorten(texts[row])}"
             raise ValueError(f"{self.place(row, column)}: {text}; expected one of {''.join(alphabet)!r}")
-        return codes
+        return numbers
 
 
 def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
-    """Read a source and return its tables by split name: "train" and, where there is one, "test".
+    """Read a source and return its tables by split name: "train" and, if it exists, "test".
 
     Raises:
-        FileNotFoundError: no such file, or a folder without `train.*`.
-        ValueError: unknown kind of file, missing column, or a malformed line.
+        FileNotFoundError: If there is no such file, or the folder has no `train.*`.
+        ValueError: If the file type is unknown, a column is missing, or a line is malformed.
     """
     if str(source).startswith(HUB_PREFIX):
         return _read_hub(str(source)[len(HUB_PREFIX) :])
@@ -103,7 +103,7 @@ def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
 
 
 def read_table(path: str | Path) -> PuzzleTable:
-    """Read one file; errors as in `read_splits`."""
+    """Read one file, with the same errors as `read_splits`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected a file, a folder with train.* files, or hub:NAME")
@@ -120,10 +120,8 @@ def read_table(path: str | Path) -> PuzzleTable:
         try:
             return _from_arrow(pyarrow.parquet.read_table(path), str(path))
         except pa.ArrowException as error:
-            raise ValueError(f"{path}: cannot be read as Parquet ({error})") from error
-    raise ValueError(
-        f"{path}: unknown kind of file {path.suffix!r}; expected .csv, .jsonl, .json (also .gz) or .parquet"
-    )
+            raise ValueError(f"{path}: is not a readable Parquet file ({error})") from error
+    raise ValueError(f"{path}: unknown file type {path.suffix!r}; expected .csv, .jsonl, .json (also .gz) or .parquet")
 
 
 logger = logging.getLogger(__name__)
@@ -131,18 +129,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PuzzleRules:
-    """How a task reads its tables.
+    """Functions with which a task reads its tables.
 
     Attributes:
-        parse: puzzles and solutions of a table, [rows, cells] each; raises ValueError for an invalid row.
-        canonical_forms: of puzzles and solutions [rows, cells]: equal for symmetric copies, and for these only.
+        parse: Returns the puzzles and solutions of a table, [rows, cells] each; raises ValueError for an invalid row.
+        canonical_forms: Returns the canonical forms of puzzles and solutions [rows, cells]. Two puzzles have equal
+            forms exactly if they are symmetric copies.
     """
 
     parse: Callable[[PuzzleTable], tuple[np.ndarray, np.ndarray]]
     canonical_forms: Callable[[np.ndarray, np.ndarray], Iterable]
 
     def forms_of(self, split: "PuzzleSplit") -> list[bytes]:
-        """Compute the canonical forms of a split's puzzles, once."""
+        """Return the canonical forms of a split's puzzles, which are computed once."""
         if split.forms is None:
             split.forms = [bytes(form) for form in self.canonical_forms(split.questions, split.answers)]
         return split.forms
@@ -150,10 +149,10 @@ class PuzzleRules:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Which rows of a source without a test split become one: the last `size`, or a `share` by `place_of_form`.
+    """Rows to hold out if a source has no test split: the last `size`, or a `share` by `place_of_form`.
 
-    A share depends on neither order nor number of the rows, a smaller one is part of a larger one, and symmetric
-    copies are on one side.
+    Selection by share does not depend on the order or number of the rows. A smaller share is a subset of a larger one,
+    and symmetric copies go to the same split.
     """
 
     size: int | None = None
@@ -162,12 +161,12 @@ class HeldOut:
 
 @dataclass
 class PuzzleSplit:
-    """One split of a source: the table of its rows, and their tokens or digits, [rows, cells]."""
+    """Split of a source: the table of its rows, and their tokens or digits, [rows, cells]."""
 
     table: PuzzleTable
     questions: np.ndarray
     answers: np.ndarray
-    places: np.ndarray = field(default=None)  # rows of the table
+    places: np.ndarray = field(default=None)  # index of each row in the table
     forms: list[bytes] | None = None  # see PuzzleRules
 
     def __post_init__(self):
@@ -178,7 +177,7 @@ class PuzzleSplit:
 
     def take(self, rows: np.ndarray) -> "PuzzleSplit":
         ratings = self.table.ratings
-        # The table keeps its rows, which name places; ratings belong to the rows that stay.
+        # The table keeps all rows to name their places; the ratings are those of the selected rows.
         table = replace(self.table, ratings=None if ratings is None else ratings[rows])
         forms = self.forms and [self.forms[row] for row in rows]
         return PuzzleSplit(table, self.questions[rows], self.answers[rows], self.places[rows], forms)
@@ -187,15 +186,15 @@ class PuzzleSplit:
 def read_unique(
     source: str | Path, held_out: HeldOut, rules: Callable[[PuzzleTable], "PuzzleRules"]
 ) -> tuple[dict[str, PuzzleSplit], dict[str, int]]:
-    """Return the splits of a source without equal rows, and how many rows were removed for which reason.
+    """Read the splits of a source without duplicates, and return the number of removed rows by reason.
 
     Args:
-        source: as for `read_splits`.
-        held_out: for a source without a test split, the rows that become one.
-        rules: of the training table, whose first puzzle may tell a size.
+        source: Source as in `read_splits`.
+        held_out: Rows to hold out if the source has no test split.
+        rules: Function that returns the rules for the training table, whose first puzzle may determine the size.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_splits`; or equal puzzles with different solutions.
+        FileNotFoundError, ValueError: As in `read_splits`, or if equal puzzles have different solutions.
     """
     tables = read_splits(source)
     game = rules(tables["train"])
@@ -206,14 +205,14 @@ def read_unique(
     if "test" in splits and len(splits["train"].questions):
         _remove_copies(splits, game, repeated)
     if not len(splits["train"].questions):
-        raise ValueError(f"every training puzzle of {source} is a copy of one in its test split; nothing is left")
+        raise ValueError(f"all training puzzles of {source} are copies of test puzzles; use other training puzzles")
     for what, count in repeated.items():
         logger.warning("%s: %d rows %s", source, count, what)
     return splits, repeated
 
 
 def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> None:
-    """Remove rows whose puzzle is in an earlier row, test before train; ValueError if the solutions differ."""
+    """Remove repeated puzzles, keeping those in test, and raise ValueError if their solutions differ."""
     names = sorted(splits)  # test before train
     parts = [splits[name] for name in names]
     starts = np.cumsum([0, *(len(part.questions) for part in parts)])
@@ -226,7 +225,7 @@ def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> N
     for at in np.flatnonzero((answers[again] != answers[first[again]]).any(axis=1))[:1]:
         pairs = (part_of_row[at], again[at]), (part_of_first[at], first[again[at]])
         row, other = (parts[index].place(position - starts[index]) for index, position in pairs)
-        raise ValueError(f"{row}: the puzzle of {other} with another solution; fix or remove a row")
+        raise ValueError(f"{row}: same puzzle as {other}, but another solution; fix or remove one of them")
     for index, name in enumerate(names):
         inside = part_of_row == index
         within_split = part_of_first[inside] == index
@@ -239,7 +238,7 @@ def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> N
 
 
 def _first_equal(rows: np.ndarray) -> np.ndarray:
-    """Return the index of the first row that equals each of `rows` [N, S], int [N]."""
+    """Return for each of `rows` [N, S] the index of the first equal row, int [N]."""
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).reshape(-1)
     order = keys.argsort(kind="stable")
     is_first = np.ones(len(rows), dtype=bool)
@@ -252,27 +251,27 @@ def _first_equal(rows: np.ndarray) -> np.ndarray:
 
 
 def place_of_form(form: bytes) -> float:
-    """Return the place of a canonical form in [0, 1): the first 53 bits of its BLAKE2b digest of 8 bytes."""
+    """Map a canonical form to a number in [0, 1): the first 53 bits of its 8-byte BLAKE2b digest."""
     return (int.from_bytes(hashlib.blake2b(form, digest_size=8).digest(), "big") >> 11) / 2**53
 
 
 def _hold_out(splits: dict[str, PuzzleSplit], held_out: HeldOut, rules: PuzzleRules, source) -> dict[str, PuzzleSplit]:
     if held_out.size is not None and held_out.share is not None:
-        raise ValueError(f"test_share={held_out.share}: test_size={held_out.size} is given too; remove one")
+        raise ValueError(f"test_share={held_out.share}: conflicts with test_size={held_out.size}; remove one")
     if held_out.size is None and held_out.share is None:
         return splits
     option = "--test-size" if held_out.share is None else "--test-share"
     if "test" in splits:
         count = len(splits["test"].questions)
-        raise ValueError(f"{source} has a test split of its own ({count} rows); remove {option}")
+        raise ValueError(f"{source} already has a test split ({count} rows); remove {option}")
     train, rows = splits["train"], len(splits["train"].questions)
     if held_out.share is None:
         if not 0 < held_out.size < rows:
-            raise ValueError(f"test_size={held_out.size}: must be in [1, {rows - 1}], as {source} has {rows} rows")
+            raise ValueError(f"test_size={held_out.size}: must be in [1, {rows - 1}]; {source} has {rows} rows")
         in_test = np.arange(rows) >= rows - held_out.size
     else:
         if not 0 < held_out.share < 1:
-            raise ValueError(f"test_share={held_out.share}: must be between 0 and 1")
+            raise ValueError(f"test_share={held_out.share}: must be in (0, 1)")
         in_test = np.array([place_of_form(form) < held_out.share for form in rules.forms_of(train)])
         if in_test.all() or not in_test.any():
             text = f"puts {in_test.sum()} of the {rows} rows of {source} into the test split"
@@ -292,13 +291,13 @@ def _remove_copies(splits: dict[str, PuzzleSplit], rules: PuzzleRules, repeated:
 def make_split(
     inputs: np.ndarray, labels: np.ndarray, group_index: np.ndarray, **columns: np.ndarray
 ) -> "datasets.Dataset":
-    """Make the rows of one split; by default every puzzle is one example and has the blank identifier.
+    """Create the rows of a split, by default as separate puzzles with the blank identifier.
 
     Args:
-        inputs, labels: tokens [rows, seq_len].
-        group_index: int [rows], ascending; rows of one group are neighbors.
-        columns: `puzzle_identifiers`, `puzzle_index`, and additional columns, each an array [rows] of a dtype that
-            `datasets.Value` knows by the same name.
+        inputs, labels: Tokens [rows, seq_len].
+        group_index: int [rows], ascending, so that the rows of a group are adjacent.
+        columns: `puzzle_identifiers`, `puzzle_index`, and additional columns, each an array [rows] whose dtype is also
+            the name of a `datasets.Value` type.
     """
     import pyarrow as pa
     from datasets import Dataset
@@ -326,7 +325,7 @@ def _read_folder(folder: Path) -> dict[str, PuzzleTable]:
     for split in ("train", "test"):
         files = [folder / f"{split}{name}" for name in names if (folder / f"{split}{name}").exists()]
         if len(files) > 1:
-            raise ValueError(f"{folder} has several files for the split {split!r}: {[file.name for file in files]}")
+            raise ValueError(f"{folder} has several files for split {split!r}: {[file.name for file in files]}")
         if files:
             tables[split] = read_table(files[0])
     if "train" not in tables:
@@ -352,11 +351,11 @@ def _find_columns(names: list[str], place: str) -> tuple[str, str]:
         if set(pair) <= set(names):
             return pair
     expected = " or ".join(f"{question!r} and {answer!r}" for question, answer in COLUMN_NAMES)
-    raise ValueError(f"{place}: missing column; it has {list(names)}, expected {expected}")
+    raise ValueError(f"{place}: missing column; found {list(names)}, expected {expected}")
 
 
 def csv_dicts(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line number and the fields by name of each row of a CSV file."""
+    """Yield the line number and a dict of the fields of each row of a CSV file."""
     rows = csv_rows(path)
     header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     for number, row in rows:
@@ -371,7 +370,7 @@ def _from_arrow(arrow_table, name: str) -> PuzzleTable:
 
 
 def _table(name: str, rows: Iterable[tuple[int | None, dict[str, Any]]]) -> PuzzleTable:
-    """Make the table of rows with the numbers of their lines, None where there are no lines."""
+    """Create a table from rows and their line numbers, which are None in sources without lines."""
     table, ratings, rated = PuzzleTable(name, ("", ""), [], [], lines=[]), [], False
     for number, (line, row) in enumerate(rows):
         table.lines.append(line)

@@ -1,4 +1,4 @@
-"""Solve puzzles given as arguments, in files or on stdin; and the Sudoku demo: train, save, and solve again."""
+"""Solve puzzles given as arguments, in files or on stdin, and run the Sudoku demo."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrainedConfig]:
-    """Solve puzzles by the pipeline "puzzle-solving"; return the results and the config of the model.
+    """Solve puzzles with the pipeline "puzzle-solving", and return the results and the model's config.
 
     Raises:
-        UsageError: several puzzles to plot.
-        ModelError: a missing model, or one of another kind.
-        ValueError: no puzzle, or an unreadable one, by its number.
+        UsageError: If there are several puzzles to plot.
+        ModelError: If the model is missing or of another kind.
+        ValueError: If there is no puzzle, or one is unreadable; the message has its number.
     """
     load_config(options.model, PUZZLE_SOLVER, adapters=True)
-    from transformers import pipeline  # seconds, which the check above spares
+    from transformers import pipeline  # takes seconds, so import it after the check above
 
     from ..registry import AutoModelForPuzzleSolving
 
@@ -41,7 +41,7 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
     items = _gather(options.puzzles, options.file, solver)
     inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(items)]
     if options.plot and len(inputs) != 1:
-        raise UsageError(f"out={options.plot}: a picture shows one puzzle, not {len(inputs)}", "--out")
+        raise UsageError(f"out={options.plot}: can plot only one puzzle, but got {len(inputs)}", "--out")
     given = values_of(options, SolveOptions)
     results = solver(inputs, return_trajectory=options.plot is not None, batch_size=options.batch_size, **given)
     config = solver.model.config
@@ -57,7 +57,7 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
 
 
 def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
-    """Collect all puzzles of the arguments, of `file` and of stdin."""
+    """Collect the puzzles from the arguments, `file` and stdin."""
     from .pipeline import puzzles_of_text, read_puzzle_file
 
     inputs: list[Any] = []
@@ -68,12 +68,12 @@ def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
             rows = read_puzzle_file(puzzle, solver.puzzle_task)
             inputs += [puzzle] if rows is None else rows
     if not inputs:
-        raise ValueError("no puzzle given, or stdin holds none")
+        raise ValueError("no puzzle given, or stdin is empty; pass PUZZLE arguments, - for stdin, or --file")
     return inputs
 
 
 def text_board(grid: list[list], config) -> str:
-    """Show a board as text: Sudoku with box lines, mazes and ARC as they are, tokens in columns."""
+    """Format a board as text: Sudoku with box lines, mazes and ARC as plain grids, tokens in columns."""
     if config.task != "sudoku":
         width = max((len(str(cell)) for row in grid for cell in row), default=1)
         separator = "" if config.task == "maze" else " "
@@ -93,14 +93,18 @@ def text_board(grid: list[list], config) -> str:
 
 
 def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
-    """Train, evaluate and use a small Sudoku solver on the CPU, and report on it.
+    """Train, evaluate and use a small Sudoku solver on the CPU, and return a report.
 
     Args:
-        stream: for its text and that of the programs it starts; standard output if None.
+        options: Options of the demo.
+        stream: Stream for its output and that of the processes it starts; standard output if None.
 
     Returns:
-        The folder, the exact accuracy on held-out boards, that of the saved model in a fresh process, and whether they
-        are the same. CalledProcessError if a step fails.
+        The folder, the exact accuracy on held-out boards, the exact accuracy of the reloaded model in a new process,
+        and whether both are the same.
+
+    Raises:
+        CalledProcessError: If a step fails.
     """
     training = resource("training")
     recipe = training / "recipes" / f"sudoku_demo_{options.model}.yaml"
@@ -109,8 +113,8 @@ def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
     fields = yaml.safe_load(recipe.read_text())
     folder, data = str(options.out or fields["output_dir"]), fields["data_path"]
     tell(
-        f"Training as {recipe.name} says; boards are made first, unless {data} has them. In the lines of progress, "
-        "'exact' is the share of\ntraining boards that were solved entirely."
+        f"Training with {recipe.name}; boards are generated first, unless {data} exists. In the progress lines, "
+        "'exact' is the share of\ntraining boards that were solved completely."
     )
     flags = ["--output_dir", folder, *_compiler_flags(tell), *shlex.split(options.extra)]
     run(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
@@ -118,29 +122,29 @@ def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
     rows = ["--max-steps", str(fields["eval_max_steps"])]
     if "max_eval_samples" in fields:
         rows += ["--limit", str(fields["max_eval_samples"])]
-    tell("\nA fresh process loads the checkpoint and repeats the evaluation, all ACT steps for every board:")
+    tell("\nA new process loads the checkpoint and repeats the evaluation, with all ACT steps for every board:")
     run(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
     results = [json.loads(Path(each, "results.json").read_text()) for each in (folder, f"{folder}/eval_fixed")]
     trained, reloaded = (result["metrics"]["exact_accuracy"] for result in results)
     same = trained == reloaded
-    tell(f"exact accuracy after reload: {reloaded:.1%}, {'the same' if same else f'but {trained:.1%} before'}")
-    tell("\nThe same with adaptive halting:")
+    tell(f"exact accuracy after reload: {reloaded:.1%}, {'as before' if same else f'but {trained:.1%} before'}")
+    tell("\nThe same evaluation with adaptive halting:")
     run(*tool, "eval", "puzzles", folder, data, *rows, "--min-steps", "6", "--out", f"{folder}/eval_adaptive")
-    tell("\nAnother process solves one of them through the pipeline:")
+    tell("\nAnother process solves one of the boards with the pipeline:")
     run(*tool, "solve", folder, _held_out_board(data), "--out", f"{folder}/board.gif")
     return {"out": folder, "exact_accuracy": trained, "exact_accuracy_reloaded": reloaded, "same": same}
 
 
 def _compiler_flags(tell: Callable[[str], None]) -> list[str]:
-    """Return the flags for a machine without a compiler."""
-    import torch  # takes seconds, after the first lines are printed
+    """Return the flags that disable torch.compile on a machine without a compiler."""
+    import torch  # takes seconds, so import it after the first lines are printed
 
     from ..trainer import validate_compiler
 
     try:
         validate_compiler(torch.device("cpu"))
     except RuntimeError as error:
-        tell(f"Training without torch.compile, more slowly: {error}")
+        tell(f"Training without torch.compile, which is slower: {error}")
         return ["--torch_compile", "false"]
     return []
 

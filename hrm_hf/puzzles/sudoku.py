@@ -1,7 +1,7 @@
-"""Sudoku data sets of size 4, 6 and 9: augmentation, and the way from a generator or a source to rows.
+"""Build Sudoku data sets of size 4, 6 and 9, generated or read from a source, and augment them.
 
-Tokens, options and the order of the augmentation's draws are those of the original HRM. Deliberately different: every
-random draw depends on a seed, source rows are checked, and an augmented training puzzle never has the solution of a
+Tokens, options and the order of random draws in augmentation are those of the original HRM. Deliberate differences:
+all random draws are seeded, source rows are validated, and an augmented training puzzle never has the solution of a
 test puzzle.
 """
 
@@ -23,19 +23,19 @@ from .sudoku_solver import rate_boards
 if TYPE_CHECKING:
     import datasets
 
-TEST_FRACTION = 1 / 6  # of the 288 grids and of the canonical forms of 4x4 boards, kept for the test split
-MAX_DRAWS = 1000  # symmetries of a training puzzle tried before all count as having solutions of test puzzles
+TEST_FRACTION = 1 / 6  # share of the 288 4x4 grids, and of the 4x4 canonical forms, reserved for the test split
+MAX_DRAWS = 1000  # symmetries to try per training puzzle before assuming that all have solutions of test puzzles
 
-# Independent random streams of one seed.
+# Independent random streams derived from one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)
 
 
 def random_symmetries(shape: SudokuShape, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `count` symmetries: names of digits, uint8 [count, size + 1], and sources of cells, int [count, cells].
+    """Draw `count` symmetries: new digits, uint8 [count, size + 1], and source cells, int [count, cells].
 
-    The draws, in the original's order: a permutation of the digits; transposition with probability 1/2 (only where
-    boxes are square); the order of the bands and of the rows in each; the order of the stacks and of the columns in
-    each. The new board is `digits[board[cells]]`.
+    The draws, in the original's order: a permutation of the digits; transposition with probability 1/2 (only if boxes
+    are square); the order of bands and of rows within a band; the order of stacks and of columns within a stack. The
+    new board is `digits[board[cells]]`.
     """
     n, (box_rows, box_cols) = shape.size, shape.box_shape
     digits = np.zeros((count, n + 1), dtype=np.uint8)
@@ -49,27 +49,27 @@ def random_symmetries(shape: SudokuShape, count: int, rng: np.random.Generator) 
 def augment(
     board: np.ndarray, solution: np.ndarray, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply `count` random symmetries to a puzzle and its solution, digits [size * size]: uint8 [count, cells]."""
+    """Apply `count` random symmetries to a puzzle and its solution, uint8 [count, cells] each."""
     digits, cells = random_symmetries(sudoku_shape(int(len(board) ** 0.5)), count, rng)
     return tuple(np.take_along_axis(digits, old[cells], axis=1) for old in (board, solution))
 
 
 def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
-    """Return the source of each cell of a symmetric board, int [count, n * n], from orders of lines [count, n]."""
+    """Return the source of each cell of symmetric copies, int [count, n * n], from line orders [count, n]."""
     n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
     source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
     return source.reshape(len(source), n * n)
 
 
 def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw orders of `n` lines that keep the lines of a band together, int [count, n]."""
+    """Draw random orders of `n` lines that keep the lines of a band together, int [count, n]."""
     bands = rng.permuted(np.tile(np.arange(n // box), (count, 1)), axis=1)
     within = rng.permuted(np.tile(np.arange(box), (count * (n // box), 1)), axis=1).reshape(count, n // box, box)
     return (bands[:, :, None] * box + within).reshape(count, n)
 
 
 def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[bytes]):
-    """Follow each puzzle by `num_aug` symmetries of it whose solutions are not in `forbidden`."""
+    """Add `num_aug` symmetric copies after each puzzle, with solutions that are not in `forbidden`."""
     rng = rng_of((seed, _AUGMENT_STREAM))
     rows, cells = boards.shape
     new_boards, new_solutions = np.empty((2, rows, num_aug + 1, cells), dtype=np.uint8)
@@ -83,7 +83,7 @@ def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[byte
             new_boards[i, missing], new_solutions[i, missing] = drawn
             missing = missing[[solution.tobytes() in forbidden for solution in drawn[1]]]
         else:
-            text = f"the symmetries of training puzzle {i} all have solutions of test puzzles; use --num-aug 0"
+            text = f"all symmetries of training puzzle {i} have solutions of test puzzles; use --num-aug 0"
             raise RuntimeError(f"num_aug={num_aug}: {text}")
     return new_boards.reshape(-1, cells), new_solutions.reshape(-1, cells)
 
@@ -100,15 +100,15 @@ def generated_sudoku(
     seed: int = 0,
     workers: int = 1,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generate a data set whose train and test puzzles share no solution grid, and are no copies of one another.
+    """Generate a data set in which train and test share neither solution grids nor symmetric copies.
 
-    Arguments as `options.BuildSudoku`; clues and workers, and errors, also as `generate_portions`. No generated puzzle
-    is a copy of one of `mix`.
+    For the arguments see `options.BuildSudoku`; for clues, workers and errors also see `generate_portions`. No
+    generated puzzle is a symmetric copy of a puzzle in `mix`.
     """
     clues = DEFAULT_CLUES[sudoku_shape(size).size] if clues is None else clues
     train_how, test_how, grids = {}, {}, None
     if size == 4:
-        # There are few puzzles that are no copies: a test split of many would hold them all, so each has its side.
+        # There are so few distinct 4x4 puzzles that a large test split could use them all; so divide them in advance.
         order = rng_of((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
         grids, others = np.split(order, [round(len(order) * TEST_FRACTION)])
         test_how = {"grids": grids, "share": (0.0, TEST_FRACTION)}
@@ -149,13 +149,13 @@ def sudoku_from_source(
     test_share: float | None = None,
     seed: int = 0,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Read a data set from a file, a folder or the Hub (see `readers`); compute the ratings that it lacks.
+    """Read a data set from a file, a folder or the Hub (see `readers`), and add missing ratings.
 
-    Arguments as `options.BuildSudoku`. Augmented puzzles inherit the rating; `min_difficulty` holds for both splits,
-    `subsample_size` for training.
+    For the arguments see `options.BuildSudoku`. Augmented puzzles inherit the rating. `min_difficulty` applies to both
+    splits, `subsample_size` only to training.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_unique`; or an invalid row, or an option that leaves no rows.
+        FileNotFoundError, ValueError: As in `read_unique`, or if a row is invalid or an option removes all rows.
     """
     splits, repeated = read_unique(
         source, HeldOut(test_size, test_share), lambda train: _rules(size or _board_size(train))
@@ -183,9 +183,9 @@ def _rules(size: int) -> PuzzleRules:
 
 
 def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
-    """Return boards and solutions, uint8 [rows, cells], every row checked against the rules."""
+    """Parse boards and solutions, uint8 [rows, cells], and validate every row against the rules."""
     alphabet = {".": 0} | {str(digit): digit for digit in range(shape.size + 1)}
-    boards, solutions = (table.codes(column, shape.cells, alphabet) for column in (0, 1))
+    boards, solutions = (table.encode(column, shape.cells, alphabet) for column in (0, 1))
     for row in np.flatnonzero(~obey_rules(boards, solutions))[:1]:
         problems = validate_solution(table.questions[row], table.answers[row])
         text = f"{table.answers[row]!r} does not solve {table.questions[row]!r}: {'; '.join(problems[:3])}"
@@ -194,7 +194,7 @@ def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarr
 
 
 def _select(split: PuzzleSplit, min_difficulty: float | None, subsample_size: int | None, seed: int):
-    """Filter by rating, then draw a sample; returns boards, solutions and ratings float32 [rows]."""
+    """Filter by rating, draw a sample, and return boards, solutions and ratings, float32 [rows]."""
     boards, solutions, table = split.questions, split.answers, split.table
     ratings, rows = table.ratings, np.arange(len(boards))
     if min_difficulty is not None:

@@ -1,7 +1,7 @@
-"""Sudoku puzzles with a proven unique solution, in portions that several processes may draw.
+"""Generate Sudoku puzzles with a proven unique solution, in portions that several processes can share.
 
-A portion is a number of attempts made together, with a random stream that depends only on the seed and the portion's
-number. The puzzles are therefore the same for any number of processes.
+A portion is a batch of attempts with a random stream that depends only on the seed and the portion's number. The
+puzzles are therefore the same for any number of processes.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from .sudoku_rules import SudokuShape, sudoku_shape
 from .sudoku_solver import dig, random_grids, rate_boards, search
 
 
-# Fewest clues of any puzzle with one solution (9x9: McGuire et al., 2012).
+# Minimum number of clues for a unique solution (9x9: McGuire et al., 2012).
 MIN_CLUES = {4: 4, 6: 8, 9: 17}
-MAX_TRIES = 1000  # attempts at one puzzle before its number of clues is called unreachable
-# Attempts of the first portions: a few puzzles are soon made, and many with little overhead.
+MAX_TRIES = 1000  # attempts per puzzle before its number of clues is considered unreachable
+# Attempts in the first portions: they start small, so that a few puzzles do not take long, and grow to cut overhead.
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
-POOL_PAYS = 2 * PORTION  # attempts ahead from which the seconds until processes have started are worth it
+POOL_PAYS = 2 * PORTION  # expected attempts above which starting processes, which takes seconds, pays off
 
 
 class Puzzles(NamedTuple):
-    """Boards (0 for a blank), solutions and `canonical_forms`, uint8 [puzzles, cells], and ratings, float32."""
+    """Boards (0 for a blank), solutions and canonical forms, uint8 [puzzles, cells], and float32 ratings."""
 
     boards: np.ndarray
     solutions: np.ndarray
@@ -38,14 +38,14 @@ class Puzzles(NamedTuple):
 
 
 def rng_of(seed: int | Sequence[int], *key: int) -> np.random.Generator:
-    """Return the random stream of a seed, or of one of its parts."""
+    """Return the random generator of a seed, or of one of its substreams (`key`)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
 
 
 def generate(
     size: int, num_puzzles: int, clues: int | Sequence[int], seed: int | Sequence[int] = 0, **options: object
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield puzzle and solution, uint8 [size * size] each, of `generate_portions`."""
+    """Yield the puzzles of `generate_portions` as (puzzle, solution), uint8 [size * size] each."""
     portions = generate_portions(size, num_puzzles, clues, seed, **options)
     return (pair for portion in portions for pair in zip(portion.boards, portion.solutions))
 
@@ -62,27 +62,27 @@ def generate_portions(
     share: tuple[float, float] = (0.0, 1.0),
     workers: int = 1,
 ) -> Iterator[Puzzles]:
-    """Yield puzzles with a proven unique solution, rated; the same ones for the same arguments on every machine.
+    """Yield rated puzzles with a proven unique solution, which depend only on the arguments.
 
     Cells of a solved grid are emptied in random order, each only if the solution stays unique, until the number of
-    clues is reached. No puzzle comes twice. 4x4 puzzles take their solutions from `grids`; for larger boards every
-    puzzle has its own solution.
+    clues is reached. All puzzles are distinct, and the same on every machine. Solutions of 4x4 puzzles come from
+    `grids`; on larger boards all solutions are distinct, too.
 
     Args:
         size: 4, 6 or 9.
-        clues: number of given cells, or the lowest and highest number, drawn uniformly for each attempt. Attempts
-            that do not reach their number are dropped, so numbers below 25 (9x9) are rarer than the others.
-        seed: seed of a Philox generator, or a sequence of seeds.
-        grids: digits [G, 16] to draw from, 4x4 only; all 288 if None.
-        exclude: solutions (bytes of a uint8 board) that must not be used.
-        exclude_forms: canonical forms (bytes) of puzzles whose symmetric copies must not come.
-        share: only puzzles whose `place_of_form` is in this range, its end not included.
-        workers: processes that draw portions, started only if there is enough to draw; 1 is this process. A program
-            that asks for more needs `if __name__ == "__main__"`.
+        clues: Number of clues, or the lowest and highest number, drawn uniformly for each attempt. Attempts that do
+            not reach their number are dropped, so numbers below 25 (9x9) are rarer than others.
+        seed: Seed of a Philox generator, or a sequence of seeds.
+        grids: Solutions to draw from, digits [G, 16], for 4x4 only; all 288 if None.
+        exclude: Solutions (bytes of a uint8 board) to avoid.
+        exclude_forms: Canonical forms (bytes) of puzzles to avoid, together with their symmetric copies.
+        share: Half-open range of the `place_of_form` of the puzzles to keep.
+        workers: Number of processes, started only if there is enough work; 1 is this process. A program that uses
+            more needs `if __name__ == "__main__"`.
 
     Raises:
-        ValueError: impossible number of clues.
-        RuntimeError: `MAX_TRIES` attempts gave no new puzzle with this number of clues.
+        ValueError: If the number of clues is impossible.
+        RuntimeError: If `MAX_TRIES` attempts give no new puzzle with this number of clues.
     """
     low, high = (clues, clues) if isinstance(clues, int) else clues
     least, most = MIN_CLUES[sudoku_shape(size).size], size**2
@@ -94,7 +94,7 @@ def generate_portions(
     excluded, seen = set(exclude), set()
 
     def is_new(board: np.ndarray, solution: np.ndarray, form: np.ndarray) -> bool:
-        key = (board if size == 4 else solution).tobytes()  # of 4x4, solutions recur
+        key = (board if size == 4 else solution).tobytes()  # 4x4 solutions may recur
         if solution.tobytes() in excluded or key in seen or form.tobytes() in exclude_forms:
             return False
         if not share[0] <= place_of_form(form.tobytes()) < share[1]:
@@ -109,7 +109,7 @@ def _generate(stream: "_Stream", num_puzzles: int, is_new: Callable[..., bool], 
     missing, fruitless, tried, number, pool = num_puzzles, 0, 0, 0, None
     with contextlib.ExitStack() as stack:
         while missing:
-            ahead = missing * tried / max(num_puzzles - missing, 1)  # attempts, by the yield so far
+            ahead = missing * tried / max(num_puzzles - missing, 1)  # expected attempts, by the yield so far
             if pool is None and workers > 1 and ahead > POOL_PAYS and number >= len(FIRST_PORTIONS):
                 pool = stack.enter_context(worker_pool(workers, __name__))
             numbers = range(number, number + (min(workers, math.ceil(ahead / PORTION)) if pool else 1))
@@ -130,14 +130,14 @@ def _generate(stream: "_Stream", num_puzzles: int, is_new: Callable[..., bool], 
 
 @lru_cache
 def all_grids_4x4() -> np.ndarray:
-    """All solved 4x4 boards, uint8 [288, 16], read-only."""
+    """Return all solved 4x4 boards, uint8 [288, 16], read-only."""
     grids = search(np.zeros((1, 16), dtype=np.uint8), limit=288).solutions[0]
     grids.flags.writeable = False
     return grids
 
 
 class _Stream(NamedTuple):
-    """Everything that decides the puzzles of a stream."""
+    """Settings that determine the puzzles of a random stream."""
 
     size: int
     low: int
@@ -146,7 +146,7 @@ class _Stream(NamedTuple):
     grids: np.ndarray | None
 
     def draw(self, number: int) -> tuple[int, Puzzles]:
-        """Return the number of attempts of one portion, and its puzzles."""
+        """Draw one portion, and return its number of attempts and its puzzles."""
         attempts = FIRST_PORTIONS[number] if number < len(FIRST_PORTIONS) else PORTION
         rng = rng_of(self.seed, number)
         if self.grids is None:
@@ -161,17 +161,17 @@ class _Stream(NamedTuple):
         return attempts, Puzzles(boards, solutions, ratings, forms)
 
 
-BATCH = 1024  # puzzles at once: some dozens of arrangements of each are in memory
+BATCH = 1024  # puzzles per batch; dozens of arrangements of each puzzle are in memory
 
 
 def canonical_forms(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-    """Return the canonical copy of each puzzle: equal for symmetric copies, and for these only.
+    """Return the canonical form of each puzzle, which is equal exactly for symmetric copies.
 
-    The symmetries rename digits, reorder bands, stacks, and the lines in each, and, where boxes are square, transpose:
-    2 * 6^8 * 9! for 9x9. The canonical form is the copy with the smallest solution, read row by row, and among those
-    the one whose clues come last. It is found without trying all: the first row of the smallest solution is 1 2 3 ...,
-    and its second row says how two rows of a band permute the columns, which happens in few ways (`_pairs_of_rows`).
-    Only the pairs of rows of the smallest kind are written out and compared. Arrays are uint8 [puzzles, cells].
+    The symmetries permute digits, bands, stacks and the lines within them, and transpose square boxes: 2 * 6^8 * 9!
+    symmetries for 9x9. The canonical form is the copy with the smallest solution, read row by row, and among these the
+    one whose clues come last. It is found without trying all symmetries: the first row of the smallest solution is
+    1 2 3 ..., and its second row depends only on how two rows of a band permute the columns, of which there are few
+    kinds (`_pairs_of_rows`). Only row pairs of the smallest kind are expanded. Arrays are uint8 [puzzles, cells].
     """
     boards, solutions = np.asarray(boards, dtype=np.uint8), np.asarray(solutions, dtype=np.uint8)
     if not len(boards):
@@ -190,9 +190,9 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
         grids, given = (np.stack([some, some.swapaxes(1, 2)], axis=1) for some in (grids, given))
     else:
         grids, given = grids[:, None], given[:, None]
-    columns_of = np.argsort(grids, axis=-1)  # [puzzles, views, rows, digits]: where each digit of a row is
+    columns_of = np.argsort(grids, axis=-1)  # [puzzles, views, rows, digits]: column of each digit
 
-    # Each row as the first, each other row of its band as the second.
+    # All pairs of rows of a band, in both orders.
     first = np.repeat(np.arange(n), box_rows - 1)
     second = np.array([row // box_rows * box_rows + other for row in range(n) for other in range(box_rows)
                        if other != row % box_rows])  # fmt: skip
@@ -209,14 +209,14 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
     names = np.argsort(order, axis=1)[np.arange(len(order))[:, None], columns_of[puzzle, view, row]].astype(np.uint8)
     turned = np.take_along_axis(grids[puzzle, view], order[:, None, :], axis=2).reshape(len(order), -1)
     turned = np.take_along_axis(names, turned.astype(np.intp), axis=1).reshape(-1, n, n)
-    # The rows of a band and the bands by their first cells: so the first row stays first, and the second is second.
+    # Sort the rows of each band and the bands by their first cells, which keeps the chosen first and second rows.
     start = turned[:, :, 0].astype(np.intp)
     of_band = np.repeat(start.reshape(len(start), -1, box_rows).min(axis=2), box_rows, axis=1)
     rows = np.argsort(of_band * n + start, axis=1)[:, :, None]
     turned = np.take_along_axis(turned, rows, axis=1).reshape(-1, n * n)
     shown = np.take_along_axis(given[puzzle, view], order[:, None, :], axis=2)
     shown = np.take_along_axis(shown, rows, axis=1).reshape(-1, n * n)
-    # Of each puzzle's arrangements the one with the smallest grid, and then the smallest marks of clues.
+    # For each puzzle, select the arrangement with the smallest grid, then with the smallest clue mask.
     cells = np.concatenate([turned, shown], axis=1, dtype=np.uint8) + np.uint8(1)
     ascending = np.lexsort((cells.view(f"S{2 * n * n}").reshape(-1), puzzle))
     best = ascending[np.flatnonzero(np.diff(puzzle[ascending], prepend=-1))]
@@ -224,34 +224,34 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
 
 
 class _Pairs(NamedTuple):
-    """Kinds of a second row under a first one, by its code, and the orders of columns that make it smallest.
+    """Table of the pairs of rows of a band: kinds, and column orders that make the second row smallest.
 
-    A pair of rows is a permutation of the columns: for each, the one where the first row has the second row's digit.
+    A pair is a permutation of the columns: it maps each column to the one where the first row has the second's digit.
     """
 
-    codes: np.ndarray  # scalar products of the permutations with `powers`, int64 [pairs], ascending
-    kinds: np.ndarray  # rank of the smallest second row that the pair can be turned into [pairs]
-    starts: np.ndarray  # of the pair's entries in `orders` [pairs]
-    counts: np.ndarray  # [pairs]
-    orders: np.ndarray  # columns in their new order [entries, size]
+    codes: np.ndarray  # code of each pair: scalar product of its permutation with `powers`, int64 [pairs], ascending
+    kinds: np.ndarray  # kind of each pair: rank of the smallest second row that it can be mapped to [pairs]
+    starts: np.ndarray  # first entry of each pair in `orders` [pairs]
+    counts: np.ndarray  # number of entries of each pair [pairs]
+    orders: np.ndarray  # column orders [entries, size]
     powers: np.ndarray  # [size]
 
 
 @lru_cache
 def _pairs_of_rows(size: int) -> _Pairs:
-    """Build the table for boards of a size: 12,096 pairs of rows of 9x9 boards."""
+    """Build the table for a board size (9x9 boards have 12,096 pairs of rows)."""
     box_cols = sudoku_shape(size).box_shape[1]
     lines, stack = np.arange(size), np.arange(size) // box_cols
     all_orders = np.array(list(itertools.permutations(lines.tolist())), dtype=np.int64)
     by_stack = stack[all_orders].reshape(len(all_orders), -1, box_cols)
-    orders = all_orders[(by_stack == by_stack[:, :, :1]).all(axis=(1, 2))]  # those that keep stacks together
+    orders = all_orders[(by_stack == by_stack[:, :, :1]).all(axis=(1, 2))]  # orders that keep stacks together
     powers = size ** np.arange(size - 1, -1, -1, dtype=np.int64)
     found: set[int] = set()
     codes, kinds, entries = [], [], []
     for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no column stays in its stack
         if int(smallest @ powers) in found:
             continue
-        # All that can be turned into this one, which is smaller than they are, since permutations come in order.
+        # All pairs that map to this one, which is the smallest of them, since permutations are in ascending order.
         turned = np.take_along_axis(orders, smallest[np.argsort(orders, axis=1)], axis=1)
         codes.append(turned @ powers)
         kinds.append(np.full(len(orders), len(kinds)))

@@ -1,9 +1,9 @@
-"""The rules of Sudoku: geometry, notation, and checking an answer.
+"""Rules of Sudoku: geometry, notation, and validation of answers.
 
-Two notations. A *board* is an array of digits, 0 for a blank. *Tokens* are what models see: PAD 0, blank 1, digit d as
-d + 1, as in the original HRM.
+There are two notations. A *board* is an array of digits, 0 for a blank. *Tokens* are the input of models, as in the
+original HRM: PAD is 0, blank is 1, and digit d is d + 1.
 
-Boards as people write them have frames, comments and several signs for a blank; `board_text.py` reads those.
+Boards in text files may have frames, comments and various signs for blanks; `board_text.py` reads those.
 """
 
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ Puzzle = str | Sequence | np.ndarray
 
 
 class SudokuShape:
-    """Geometry of a board of `size` x `size` cells (4, 6 or 9) with boxes of `box_shape`; cells count row by row.
+    """Geometry of a `size` x `size` board (4, 6 or 9), with cells numbered row by row.
 
     Attributes:
-        units: name and cells of each row, column and box: 3 * size entries.
-        cells_of_unit: the same cells, int64 [size, units].
-        units_of_cell: row, column and box of each cell, int64 [3, cells].
+        units: Name and cells of each row, column and box; 3 * size entries.
+        cells_of_unit: The same cells as an array, int64 [size, units].
+        units_of_cell: Row, column and box of each cell, int64 [3, cells].
     """
 
     def __init__(self, size: int):
         if size not in BOX_SHAPES:
-            raise ValueError(f"size={size!r}: a Sudoku has {sorted(BOX_SHAPES)} rows")
+            raise ValueError(f"size={size!r}: must be one of {sorted(BOX_SHAPES)}")
         self.size, self.box_shape, self.cells, self.vocab_size = size, BOX_SHAPES[size], size**2, size + 2
         grid, (box_rows, box_cols) = np.arange(self.cells).reshape(size, size), self.box_shape
         boxes = grid.reshape(size // box_rows, box_rows, size // box_cols, box_cols).swapaxes(1, 2)
@@ -47,15 +47,15 @@ class SudokuShape:
 
 @lru_cache
 def sudoku_shape(size: int) -> SudokuShape:
-    """Return the geometry for `size` (4, 6 or 9), computed once."""
+    """Return the cached geometry for `size` (4, 6 or 9)."""
     return SudokuShape(size)
 
 
 def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
-    """Read a board from a string (`.` or `0` is blank; frames are skipped), rows of digits, or a flat list.
+    """Read a board from a string (`.` or `0` is blank, frames are skipped), rows of digits, or flat list.
 
-    Return uint8 [size * size], 0 for a blank. ValueError: a number of cells other than 16, 36 or 81 (or of `size`), an
-    illegal character, or a digit above the size.
+    Return uint8 [size * size], 0 for a blank. Raise ValueError if the number of cells is not 16, 36 or 81 (or that of
+    `size`), a character is illegal, or a digit exceeds the size.
     """
     if isinstance(puzzle, (list, tuple)) and puzzle and all(isinstance(row, str) and len(row) > 1 for row in puzzle):
         puzzle = "\n".join(puzzle)
@@ -64,7 +64,7 @@ def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
         board = boards[0] if len(boards) == 1 else puzzle
         cells: list[Any] = list("".join((board["puzzle"] if isinstance(board, dict) else board).split()))
     elif not isinstance(puzzle, (Sequence, np.ndarray)):
-        raise ValueError(f"a board is a text or a list of cells, not {puzzle!r:.60}")
+        raise ValueError(f"puzzle={puzzle!r:.60}: must be a string or a list of cells")
     else:
         cells = [
             cell for row in puzzle for cell in (row if isinstance(row, (list, tuple, str, np.ndarray)) else [row])
@@ -80,22 +80,22 @@ def _to_digit(cell: Any, index: int, size: int) -> int:
     place = sudoku_shape(size).name(index)
     text = "0" if cell is None or cell in (".", "", " ") else str(cell)
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{place}: {cell!r} is no digit; expected 1 to {size}, or '.' or 0 for a blank")
+        raise ValueError(f"{place}: {cell!r} is not a digit; expected 1 to {size}, or '.' or 0 for a blank")
     if int(text) > size:
-        raise ValueError(f"{place}: digit {text} is above the board's size {size}")
+        raise ValueError(f"{place}: digit {text} exceeds the board's size {size}")
     return int(text)
 
 
 def encode(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
-    """Return tokens int8 [size * size] of a board in any form that `to_board` reads; errors as there."""
+    """Encode a board in any form that `to_board` accepts as tokens, int8 [size * size]."""
     return to_board(puzzle, size).astype(np.int8) + DIGIT_OFFSET
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> str:
     """Return the board of a token array as a string, `.` for a blank.
 
-    A predicted PAD is shown as a blank too: a model may emit it, and `validate_solution` then reports the cell.
-    ValueError: a wrong number of cells, or a token outside the vocabulary.
+    PAD, which a model may predict, is shown as a blank, too; `validate_solution` then reports the cell.
+    Raise ValueError if the number of cells is wrong or a token is outside the vocabulary.
     """
     flat = np.asarray(tokens).reshape(-1)
     sizes = {n**2: n for n in BOX_SHAPES}
@@ -108,7 +108,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> str:
 
 
 def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
-    """List the faults of `solution` as an answer to `puzzle`, both in any form that `to_board` reads."""
+    """List the rule violations of `solution` to `puzzle`, both in any form that `to_board` accepts."""
     clues = to_board(puzzle)
     shape = sudoku_shape(int(len(clues) ** 0.5))
     answer = to_board(solution, shape.size)
@@ -117,14 +117,14 @@ def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
         problems.append(f"{shape.name(cell)}: clue {clues[cell]} was changed to {answer[cell]}")
     for name, cells in shape.units:
         counts = np.bincount(answer[cells], minlength=shape.size + 1)
-        problems += [f"{name} holds {digit} {counts[digit]} times" for digit in np.flatnonzero(counts > 1) if digit]
+        problems += [f"{name} has {digit} {counts[digit]} times" for digit in np.flatnonzero(counts > 1) if digit]
     return problems
 
 
 def obey_rules(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-    """Return which of `solutions` obey the rules and the clues of `boards` (digits [rows, cells] both), bool [rows].
+    """Check which `solutions` obey the rules and clues of `boards` (digits [rows, cells]), bool [rows].
 
-    Numbers that are no digits count as blanks.
+    Numbers that are not digits count as blanks.
     """
     shape = sudoku_shape(int(boards.shape[1] ** 0.5))
     digits = np.where((solutions > 0) & (solutions <= shape.size), solutions, 0).astype(np.uint16)

@@ -1,8 +1,8 @@
-"""The Sudoku solver: many boards at once in numpy, for solving, proving, rating and making puzzles.
+"""Batched Sudoku solver in numpy, for solving, rating and generating puzzles with a unique solution.
 
-Candidates are bit masks (bit d - 1 is digit d), uint16 [cells, boards], so one numpy call moves all boards. A round of
-`propagate` applies naked and hidden singles; `Lanes` guesses and backtracks. Only integers are computed, so results
-are the same on every machine.
+Candidates are bit masks (bit d - 1 is digit d), uint16 [cells, boards], so one numpy call advances all boards. A round
+of `propagate` applies naked and hidden singles; `Lanes` guesses and backtracks. All arithmetic uses integers, so
+results are the same on every machine.
 """
 
 from typing import NamedTuple
@@ -12,19 +12,19 @@ import numpy as np
 from .sudoku_rules import SudokuShape, sudoku_shape
 
 
-BATCH = 2048  # boards that move together: fewer pay for each call of numpy, more leave the processor's cache
-COMPACT = 0.75  # lanes are moved together when this share of them is still busy
+BATCH = 2048  # boards per batch: smaller batches have more numpy overhead, larger ones exceed the processor's cache
+COMPACT = 0.75  # idle lanes are removed when less than this share of the lanes is busy
 
 
 class Found(NamedTuple):
-    """Result of `search`, for each board.
+    """Results of `search` for each board.
 
     Attributes:
-        solutions: uint8 [boards, limit, cells] in the order of the search; 0 where there are fewer.
-        counts: number of solutions, at most the limit.
-        nodes: boards looked at, the puzzle itself and one for each digit that was tried.
-        failed: guesses that led to no solution, before the search ended.
-        complete: False where the search stopped at `max_nodes`.
+        solutions: uint8 [boards, limit, cells] in the order of the search; missing solutions are 0.
+        counts: Number of solutions, at most the limit.
+        nodes: Number of boards visited: the puzzle itself and one for each digit tried.
+        failed: Number of guesses that led to no solution before the search ended.
+        complete: False if the search stopped at `max_nodes`.
     """
 
     solutions: np.ndarray
@@ -37,14 +37,14 @@ class Found(NamedTuple):
 def search(
     boards: np.ndarray, limit: int = 1, scores: np.ndarray | None = None, max_nodes: int | None = None
 ) -> Found:
-    """Search solutions of boards uint8 [boards, cells], depth first, up to `limit` of each.
+    """Find up to `limit` solutions of each of the boards, uint8 [boards, cells], by depth-first search.
 
-    Naked and hidden singles until nothing changes, then a guess at the cell with the fewest candidates (the first
-    such cell, row by row). The next digit of a cell is tried on the board as it was at the guess.
+    The search applies naked and hidden singles until nothing changes, then guesses at the first cell (row by row) with
+    the fewest candidates. The next digit of a cell is tried on the board as it was before the guess.
 
     Args:
-        scores: [boards, cells, digits]; digits of a cell are tried from the highest score; ascending if None.
-        max_nodes: nodes of a board at which its search stops.
+        scores: [boards, cells, digits]; digits are tried in descending order of score, or ascending if None.
+        max_nodes: Number of nodes at which the search of a board stops.
     """
     if len(boards) > BATCH:
         chunks = [slice(at, at + BATCH) for at in range(0, len(boards), BATCH)]
@@ -55,25 +55,25 @@ def search(
     solutions = np.zeros((number, limit, cells), dtype=np.uint8)
     counts, failed = np.zeros((2, number), dtype=np.int64)
     nodes, complete = np.ones(number, dtype=np.int64), np.ones(number, dtype=bool)
-    while lanes.waits.any():
+    while lanes.busy.any():
         dead, solved, stuck = lanes.advance()
         boards_solved = lanes.board[solved]
         solutions[boards_solved, counts[boards_solved]] = to_digits(lanes.masks[:, solved])
         counts[boards_solved] += 1
         failed[boards_solved] = nodes[boards_solved] - 1 - lanes.depth[solved]
         full = counts[boards_solved] == limit
-        lanes.waits[solved[full]] = False
+        lanes.busy[solved[full]] = False
         again, ended = lanes.back_track(np.concatenate([dead, solved[~full]]))
-        lanes.waits[ended] = False
+        lanes.busy[ended] = False
         guessing = np.concatenate([stuck, again])
         cell = np.concatenate([lanes.open_cells(stuck), lanes.guessed[lanes.depth[again], again]])
-        # A board whose last digit failed stays without candidates, and is found dead in the next round.
+        # If a cell's last digit failed, it has no candidates left, and the next round detects the contradiction.
         some = lanes.masks[cell, guessing] > 0
         guessing, cell = guessing[some], cell[some]
         if max_nodes is not None:
             spent = nodes[lanes.board[guessing]] >= max_nodes
             complete[lanes.board[guessing[spent]]] = False
-            lanes.waits[guessing[spent]] = False
+            lanes.busy[guessing[spent]] = False
             guessing, cell = guessing[~spent], cell[~spent]
         if len(guessing):
             nodes[lanes.board[guessing]] += 1
@@ -83,7 +83,7 @@ def search(
 
 
 def _first_digit(masks: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
-    """Return the bit of the digit to try, uint16 [k]: the lowest, or the one with the highest score [k, digits]."""
+    """Return the bit of the next digit to try, uint16 [k]: the lowest, or that with the highest score."""
     if scores is None:
         return masks & -masks
     allowed = (masks[:, None] >> np.arange(scores.shape[1], dtype=np.uint16)) & 1
@@ -91,33 +91,33 @@ def _first_digit(masks: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
 
 
 def rate_boards(boards: np.ndarray) -> np.ndarray:
-    """Rate boards uint8 [boards, cells] by the failed guesses of `search` before a solution; -1 without a solution."""
+    """Rate boards, uint8 [boards, cells], by failed guesses before the solution (-1 if there is none)."""
     found = search(boards)
     return np.where(found.counts, found.failed, -1)
 
 
 def candidates(boards: np.ndarray) -> np.ndarray:
-    """Return masks uint16 [cells, boards] of boards uint8 [boards, cells]; a blank allows every digit."""
+    """Convert boards, uint8 [boards, cells], to masks, uint16 [cells, boards], with all digits in blanks."""
     size = int(boards.shape[1] ** 0.5)
     masks = np.where(boards == 0, (1 << size) - 1, 1 << (boards.astype(np.int64) - 1).clip(0))
     return np.ascontiguousarray(masks.T.astype(np.uint16))
 
 
 def to_digits(masks: np.ndarray) -> np.ndarray:
-    """Return boards uint8 [boards, cells] of masks [cells, boards] with one digit in each cell."""
+    """Convert masks [cells, boards] with one digit per cell to boards, uint8 [boards, cells]."""
     return np.bitwise_count(masks - np.uint16(1)).T.astype(np.uint8) + np.uint8(1)
 
 
 def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Apply one round of naked and hidden singles to candidates uint16 [cells, boards].
+    """Apply one round of naked and hidden singles to candidates, uint16 [cells, boards].
 
-    Return the remaining candidates, which boards contradict the rules, and which had a choice, bool [boards] each.
+    Return the remaining candidates, which boards are contradictory, and which had undecided cells, bool [boards] each.
     """
     several = masks & (masks - np.uint16(1))
     once, twice = _once_and_twice(masks, shape)
     hidden = np.bitwise_or.reduce((once & ~twice)[shape.units_of_cell], axis=0)
     decided = np.where(several == 0, masks, masks & hidden)
-    # Two digits in a cell, or two of a digit in a unit: what is decided contradicts itself.
+    # Two digits in a cell, or a digit twice in a unit, is a contradiction.
     taken, twice = _once_and_twice(decided, shape)
     seen = np.bitwise_or.reduce(taken[shape.units_of_cell], axis=0)
     left = np.where(decided == 0, masks & ~seen, decided)
@@ -138,43 +138,43 @@ def _once_and_twice(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, 
 
 
 class Lanes:
-    """Depth-first searches on many boards in step; each lane has its board and a stack of what is left to try.
+    """Lockstep depth-first search, in which each lane has a board and a stack of alternatives to try.
 
-    `advance` propagates once and tells which lanes came to an end of a branch. Callers then `guess`, `back_track`,
-    load another board or let the lane go: that is what differs between searching, filling and digging.
+    `advance` propagates once and returns the lanes that reached the end of a branch. Callers then `guess`,
+    `back_track`, load another board or retire the lane; this is where searching, filling and digging differ.
 
     Attributes:
-        masks: candidates, uint16 [cells, lanes].
-        board: index of each lane's board, int64 [lanes].
-        waits: False for a lane whose board is done; such lanes are dropped when there are many.
-        depth: guesses between the start and where the lane is.
-        guessed: cell of each of these guesses [depth, lanes].
+        masks: Candidates, uint16 [cells, lanes].
+        board: Index of each lane's board, int64 [lanes].
+        busy: False for a lane whose board is done; such lanes are removed when there are many.
+        depth: Number of guesses on the lane's current branch.
+        guessed: Cells of these guesses [depth, lanes].
     """
 
     def __init__(self, masks: np.ndarray):
         cells, lanes = masks.shape
         self.masks, self.shape = masks, sudoku_shape(int(cells**0.5))
-        self.board, self.waits = np.arange(lanes), np.ones(lanes, dtype=bool)
+        self.board, self.busy = np.arange(lanes), np.ones(lanes, dtype=bool)
         self.depth = np.zeros(lanes, dtype=np.intp)
         self.guessed = np.empty((cells, lanes), dtype=np.intp)  # each guess decides a cell
         self.stack = np.empty((cells, lanes, cells), dtype=np.uint16)
 
     def advance(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return lanes (indices) that met a contradiction, that are solved, and that need a guess."""
-        if self.waits.sum() < COMPACT * len(self.waits):
+        """Propagate once, and return the indices of contradictory, solved and undecided lanes."""
+        if self.busy.sum() < COMPACT * len(self.busy):
             self._drop_idle_lanes()
         left, dead, is_open = propagate(self.masks, self.shape)
-        at_rest = ~(left ^ self.masks).any(axis=0) & ~dead & self.waits
+        at_rest = ~(left ^ self.masks).any(axis=0) & ~dead & self.busy
         self.masks = left
-        return np.flatnonzero(dead & self.waits), np.flatnonzero(at_rest & ~is_open), np.flatnonzero(at_rest & is_open)
+        return np.flatnonzero(dead & self.busy), np.flatnonzero(at_rest & ~is_open), np.flatnonzero(at_rest & is_open)
 
     def open_cells(self, lanes: np.ndarray) -> np.ndarray:
-        """Return the first cell with the fewest candidates, but more than one, of each lane [k]."""
+        """Return for each lane the first cell with the fewest candidates among cells with more than one [k]."""
         counts = np.bitwise_count(self.masks[:, lanes])
         return np.where(counts > 1, counts, 255).argmin(axis=0)
 
     def guess(self, lanes: np.ndarray, cells: np.ndarray, bits: np.ndarray) -> None:
-        """Decide a cell of each lane, and keep the board without that candidate for later."""
+        """Set a cell of each lane to a digit, and push the board without that candidate on the stack."""
         depth = self.depth[lanes]
         self.masks[cells, lanes] ^= bits
         self.stack[depth, lanes], self.guessed[depth, lanes] = self.masks[:, lanes].T, cells
@@ -182,7 +182,7 @@ class Lanes:
         self.depth[lanes] += 1
 
     def back_track(self, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Restore the last kept boards; return the lanes that go on, and those with nothing left to try."""
+        """Pop the lanes' stacks, and return the lanes that continue and those with nothing left to try."""
         goes_on = self.depth[lanes] > 0
         lanes, ended = lanes[goes_on], lanes[~goes_on]
         self.depth[lanes] -= 1
@@ -190,19 +190,19 @@ class Lanes:
         return lanes, ended
 
     def _drop_idle_lanes(self) -> None:
-        lanes, deepest = np.flatnonzero(self.waits), int(self.depth.max(initial=0))
+        lanes, deepest = np.flatnonzero(self.busy), int(self.depth.max(initial=0))
         self.masks, self.depth = np.ascontiguousarray(self.masks[:, lanes]), self.depth[lanes]
         for name in ("stack", "guessed"):
             kept = getattr(self, name)
             kept[:deepest, : len(lanes)] = kept[:deepest, lanes]
             setattr(self, name, kept[:, : len(lanes)])
-        self.board, self.waits = self.board[lanes], self.waits[lanes]
+        self.board, self.busy = self.board[lanes], self.busy[lanes]
 
 
 def random_grids(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Return solved boards, uint8 [count, cells]: random boxes on the diagonal, then random guesses.
+    """Generate solved boards, uint8 [count, cells], from random boxes on the diagonal and random guesses.
 
-    Boxes on the diagonal share no row, column or box; of 6x6 and 9x9 boards every filling of them can be completed.
+    Boxes on the diagonal share no row or column. On 6x6 and 9x9 boards, every filling of them can be completed.
     """
     box_rows, box_cols = sudoku_shape(size).box_shape
     boards = np.zeros((count, size, size), dtype=np.uint8)
@@ -212,10 +212,10 @@ def random_grids(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
         filled = rng.permuted(digits, axis=1).reshape(count, box_rows, box_cols)
         boards[:, row : row + box_rows, column : column + box_cols] = filled
     lanes, grids = Lanes(candidates(boards.reshape(count, -1))), np.empty((count, size**2), dtype=np.uint8)
-    while lanes.waits.any():
+    while lanes.busy.any():
         dead, solved, stuck = lanes.advance()
         grids[lanes.board[solved]] = to_digits(lanes.masks[:, solved])
-        lanes.waits[solved] = False
+        lanes.busy[solved] = False
         lanes.back_track(dead)
         if len(stuck):
             cells = lanes.open_cells(stuck)
@@ -226,35 +226,35 @@ def random_grids(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Empty cells of solved boards in order, each only if the solution stays unique, down to a number of clues.
+    """Empty cells of solved boards in order, if the solution stays unique, down to a number of clues.
 
-    A cell may be emptied exactly if no other digit there leads to a solution.
+    A cell can be emptied exactly if no other digit in it leads to a solution.
 
     Args:
-        solutions: uint8 [boards, cells]. orders: the cells in the order of their trials [boards, cells].
-        targets: wanted numbers of clues [boards].
+        solutions: uint8 [boards, cells]. orders: Cells in the order to try them [boards, cells].
+        targets: Target numbers of clues [boards].
 
     Returns:
-        Boards uint8 [boards, cells], 0 for a blank; and which of them reached their target, bool [boards].
+        Boards, uint8 [boards, cells], 0 for a blank; and which boards reached their target, bool [boards].
     """
     number, cells = solutions.shape
-    left = candidates(solutions)  # of the board as it stands
+    left = candidates(solutions)  # candidates of the current board
     full = np.bitwise_or.reduce(left, axis=0)
     surplus, position = cells - np.asarray(targets), np.zeros(number, dtype=np.intp)
     lanes = Lanes(left.copy())
 
     def start(idle: np.ndarray) -> None:
-        """Try the next cell of the boards of these lanes."""
+        """Start testing the next cell on the boards of these lanes."""
         board = lanes.board[idle]
         ended = (surplus[board] == 0) | (surplus[board] > cells - position[board])
-        lanes.waits[idle[ended]] = False
+        lanes.busy[idle[ended]] = False
         idle, board = idle[~ended], board[~ended]
         masks, cell = left[:, board], orders[board, position[board]]
         masks[cell, np.arange(len(board))] ^= full[board]
         lanes.masks[:, idle], lanes.depth[idle] = masks, 0
 
     start(np.arange(number))
-    while lanes.waits.any():
+    while lanes.busy.any():
         dead, solved, stuck = lanes.advance()
         cell = lanes.open_cells(stuck)
         lanes.guess(stuck, cell, _first_digit(lanes.masks[cell, stuck], None))

@@ -1,9 +1,9 @@
-"""Tasks of puzzle models: read puzzles, show answers, check rules, and apply symmetries.
+"""Tasks of puzzle models: read puzzles, format answers, check rules, and apply symmetries.
 
-ARC and `puzzle_task(config)` are in `arc_pipeline.py`. This module knows no models, only tokens: S cells, V tokens, Q
-questions.
+ARC and `puzzle_task(config)` are in `arc_pipeline.py`. This module handles only tokens, not models. In shapes, S is
+the number of cells, V the vocabulary size, and Q the number of questions.
 
-A *view* is a symmetric copy of a puzzle. Undoing the symmetry turns an answer to the view into one to the puzzle.
+A *view* is a symmetric copy of a puzzle. Undoing the symmetry maps an answer to the view to an answer to the puzzle.
 """
 
 import math
@@ -23,12 +23,12 @@ from .sudoku_solver import search
 
 
 QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
-# Cells and tokens of the tasks that the originals publish.
+# seq_len and vocab_size of the tasks in the original repositories.
 TASKS = {"sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
 
 
 def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
-    """Guess task, grid shape and box shape; "generic" boards are square if they can be, else 1 x seq_len."""
+    """Guess task, grid shape and box shape ("generic" boards are square if possible, else 1 x seq_len)."""
     task = next((task for task, sizes in TASKS.items() if sizes == (seq_len, vocab_size)), "generic")
     side = math.isqrt(seq_len)
     return task, (side, side) if side * side == seq_len else (1, seq_len), (3, 3) if task == "sudoku" else None
@@ -36,7 +36,7 @@ def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tup
 
 @dataclass(frozen=True)
 class View:
-    """Symmetry of the board: cell i shows `symbols[token at cells[i]]`. cells is int [S], symbols int [V]."""
+    """Symmetry that maps a board to `symbols[board[cells]]`, with cells int [S] and symbols int [V]."""
 
     cells: np.ndarray
     symbols: np.ndarray
@@ -61,11 +61,11 @@ class View:
 
 @dataclass
 class Puzzle:
-    """Puzzle as tokens. Q is 1, except for ARC tasks with several test inputs.
+    """Puzzle as tokens, with Q > 1 only for ARC tasks with several test inputs.
 
     Attributes:
-        questions: tokens int64 [Q, S]. solutions: tokens [S] of each question, None where unknown.
-        identifier: row of the model's puzzle table. name, source: of an ARC task, its name and parsed content.
+        questions: Tokens, int64 [Q, S]. solutions: Tokens [S] for each question, or None if unknown.
+        identifier: Row of the model's puzzle table. name, source: For ARC, the task's name and parsed content.
     """
 
     questions: np.ndarray
@@ -77,12 +77,12 @@ class Puzzle:
 
 @dataclass
 class Candidate:
-    """Answer to a question, in the puzzle's own orientation.
+    """Candidate answer to a question, in the puzzle's original orientation.
 
     Attributes:
-        tokens: int [S]. steps: ACT steps used. q_halt: logit of the answer being right.
-        trajectory: tokens [steps, S] after each step, and q_trajectory: q_halt [steps], if requested.
-        probabilities: of the tokens, [S, V], if a search needs them.
+        tokens: int [S]. steps: ACT steps used. q_halt: Logit of the answer being correct.
+        trajectory: Tokens [steps, S] after each step, if requested. q_trajectory: q_halt [steps], if requested.
+        probabilities: Probabilities of the tokens [S, V], if a search needs them.
     """
 
     tokens: np.ndarray
@@ -99,7 +99,7 @@ class Candidate:
 
 @dataclass
 class Ballot:
-    """Candidates with the same answer; `weight` is the sum of their confidences."""
+    """Group of candidates with the same answer, weighted by the sum of their confidences."""
 
     members: list[Candidate] = field(default_factory=list)
 
@@ -113,11 +113,11 @@ class Ballot:
 
 
 class PuzzleTask:
-    """Task "generic": puzzles are token lists without rules or symmetries. Other tasks override its methods."""
+    """Task "generic" (token lists without rules or symmetries), whose methods other tasks override."""
 
     name = "generic"
     has_rules = False
-    rules_prove = False  # an answer that obeys the rules is a right one
+    rules_prove = False  # whether every answer that obeys the rules is correct
 
     def __init__(self, config):
         self.config = config
@@ -127,34 +127,34 @@ class PuzzleTask:
     # reading
 
     def is_single(self, item: Any) -> bool:
-        """Return whether `item` is one puzzle, whose elements all have fewer than S cells, or a list of puzzles."""
+        """Check whether `item` is one puzzle (its elements have fewer than S cells) or a list of puzzles."""
         if not isinstance(item, (list, tuple)):
             return True
         return all(not isinstance(part, (dict, Puzzle)) and _length(part) < max(2, self.seq_len) for part in item)
 
     def read(self, item: Any) -> Puzzle:
-        """Read one puzzle: cells as `encode` takes them, or a dict with a puzzle and optionally its solution."""
+        """Read a puzzle: cells in a form that `encode` accepts, or a dict with a puzzle and its solution."""
         if not isinstance(item, dict):
             return Puzzle(self.encode(item)[None], [None])
         question = [item[name] for name in QUESTION_NAMES if name in item]
         if not question:
-            raise ValueError(f"a puzzle given as a dict needs one of {list(QUESTION_NAMES)}; it has {sorted(item)}")
+            raise ValueError(f"a puzzle given as a dict needs one of {list(QUESTION_NAMES)}; found {sorted(item)}")
         solution = [item[name] for name in SOLUTION_NAMES if item.get(name) is not None and len(item[name])]
         identifier = int(item.get("puzzle_identifier", 0))
         if not 0 <= identifier < self.config.num_puzzle_identifiers:
             most = self.config.num_puzzle_identifiers - 1
-            raise ValueError(f"puzzle_identifier is {identifier}; this model has 0 to {most}")
+            raise ValueError(f"puzzle_identifier={identifier}: must be in [0, {most}] for this model")
         solutions = [self.encode(solution[0], is_solution=True) if solution else None]
         return Puzzle(self.encode(question[0])[None], solutions, identifier)
 
     def split(self, text: str) -> list[Any]:
-        """Split a text into puzzles: blocks of lines with empty lines between.
+        """Split a text into puzzles, which are blocks of lines separated by empty lines.
 
-        The lines of a block are puzzles if they have as many cells as a puzzle has, else the rows of one puzzle.
+        If every line of a block has all cells of a puzzle, each line is a puzzle; otherwise the block is one puzzle.
         """
         blocks, block = [], []
         for line in [*text.splitlines(), ""]:
-            if line:  # an open row of a maze is a line of spaces
+            if line:  # a line of spaces is not empty: it may be an open row of a maze
                 block.append(line)
             elif block:
                 blocks += block if all(len(line) >= self.seq_len for line in block) else ["\n".join(block)]
@@ -164,8 +164,8 @@ class PuzzleTask:
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
         """Encode the cells of a board as tokens, int64 [S]."""
         if isinstance(cells, str):
-            text = f'a model with task="generic" takes token ids, not the string {cells!r:.60}'
-            raise ValueError(f"{text}; set config.task if it was trained on Sudoku, mazes or ARC")
+            text = f'task="generic" needs token ids, not the string {cells!r:.60}'
+            raise ValueError(f"{text}; set config.task if the model was trained on Sudoku, mazes or ARC")
         tokens = np.asarray(cells)
         if tokens.size != self.seq_len or not np.issubdtype(tokens.dtype, np.integer):
             raise ValueError(f"the puzzle has shape {tokens.shape}; expected {self.seq_len} token ids")
@@ -180,35 +180,35 @@ class PuzzleTask:
         return tokens.reshape(self.grid_shape).tolist()
 
     def text(self, tokens: np.ndarray) -> str:
-        """Return the board as a string, which `encode` reads for tasks that take strings."""
+        """Return the board as a string, in a form that `encode` accepts (except for task "generic")."""
         return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
 
     def given(self, question: np.ndarray) -> np.ndarray:
-        """Return which cells of a question [S] an answer must keep (clues, walls), bool [S]."""
+        """Return the cells of a question [S] that an answer must keep (clues, walls), bool [S]."""
         return np.zeros(len(question), dtype=bool)
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        """List the rules of the task that `answer` to `question` (both tokens [S]) breaks."""
+        """List the rule violations of `answer` to `question` (both tokens [S])."""
         return []
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Return which `answers` to `questions` (tokens [N, S] both) break no rule, bool [N]."""
+        """Check which `answers` to `questions` (both tokens [N, S]) obey all rules, bool [N]."""
         return np.array([not self.violations(*pair) for pair in zip(questions, answers)], dtype=bool)
 
     # voting
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
-        """Return `votes` views of the puzzle; the first one leaves it unchanged."""
+        """Return `votes` views of the puzzle, of which the first leaves it unchanged."""
         if votes > 1:
-            raise ValueError(f'votes={votes}, but task="{self.name}" has no known symmetries; use restarts')
+            raise ValueError(f'votes={votes}: task="{self.name}" has no known symmetries; use restarts instead')
         return [View(np.arange(self.seq_len), np.arange(self.vocab_size), puzzle.identifier)]
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
-        """Group equal answers and sort them, best first: by the sum of confidences, then by their first view."""
+        """Group equal answers and sort the groups by sum of confidences, then by first view, best first."""
         return sorted(ballots(candidates).values(), key=lambda ballot: -ballot.weight)
 
     def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:
-        """Return the pipeline's result for a puzzle; `candidates` holds one list per question."""
+        """Return the pipeline's result for a puzzle, given a list of candidates for each question."""
         return self._answer(puzzle, 0, candidates[0], prefer_valid)
 
     def _answer(self, puzzle: Puzzle, index: int, candidates: list[Candidate], prefer_valid: bool) -> dict[str, Any]:
@@ -238,12 +238,12 @@ class PuzzleTask:
         return result
 
     def _legal(self, tokens: np.ndarray) -> np.ndarray:
-        """Replace tokens beyond the task's symbols, which a larger vocabulary has, by padding."""
+        """Replace tokens that the task does not use, from a larger vocabulary, with padding."""
         return np.where(tokens < self.num_tokens, tokens, PAD_ID)
 
 
 class SudokuTask(PuzzleTask):
-    """Sudoku of size 4, 6 or 9; votes are random permutations of digits, rows, columns, bands and stacks."""
+    """Task "sudoku" of size 4, 6 or 9, with views that permute digits, rows, columns, bands and stacks."""
 
     name = "sudoku"
     has_rules = rules_prove = True
@@ -259,7 +259,7 @@ class SudokuTask(PuzzleTask):
                 f"seq_len={self.board.cells}, vocab_size={self.board.vocab_size}"
             )
         if config.box_shape and tuple(config.box_shape) != self.board.box_shape:
-            raise ValueError(f"the config has box_shape={config.box_shape}; expected {list(self.board.box_shape)}")
+            raise ValueError(f"box_shape={config.box_shape}: must be {list(self.board.box_shape)}; correct the config")
 
     def split(self, text: str) -> list[Any]:
         return split_boards(text, self.board.size)
@@ -280,7 +280,7 @@ class SudokuTask(PuzzleTask):
         return sudoku_rules.validate_solution(self.text(question), self.text(answer))
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Apply the rules of `violations`, fast enough to call after every step."""
+        """Check the same rules as `violations`, but fast enough to be called after every step."""
         return sudoku_rules.obey_rules(questions.astype(int) - DIGIT_OFFSET, answers.astype(int) - DIGIT_OFFSET)
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
@@ -300,7 +300,7 @@ class SudokuTask(PuzzleTask):
 
 
 class MazeTask(PuzzleTask):
-    """Mazes; votes are the eight symmetries of a square, or the four of other rectangles."""
+    """Task "maze", with the eight symmetries of a square or the four of a rectangle as views."""
 
     name = "maze"
     has_rules = rules_prove = True
@@ -309,11 +309,11 @@ class MazeTask(PuzzleTask):
     def __init__(self, config):
         super().__init__(config)
         if config.vocab_size < maze.VOCAB_SIZE:
-            raise ValueError(f"vocab_size={config.vocab_size}: task='maze' needs {maze.VOCAB_SIZE}")
+            raise ValueError(f"vocab_size={config.vocab_size}: must be >= {maze.VOCAB_SIZE} for task='maze'")
         if not config.grid_shape:
             side = round(config.seq_len**0.5)
             if side**2 != config.seq_len:
-                raise ValueError(f"a maze of {config.seq_len} cells is no square: the config needs grid_shape")
+                raise ValueError(f"seq_len={config.seq_len}: not a square maze; set grid_shape in the config")
             self.grid_shape = (side, side)
 
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
@@ -321,7 +321,7 @@ class MazeTask(PuzzleTask):
         if not is_solution:
             maze.endpoints(tokens)
             if np.isin(tokens, (maze.PAD, maze.PATH)).any():
-                raise ValueError("the maze holds 'o' or padding; a puzzle has only walls '#', open cells ' ', S and G")
+                raise ValueError("the maze has 'o' or padding; a puzzle has only walls '#', open cells ' ', S and G")
         return tokens.reshape(-1).astype(np.int64)
 
     def grid(self, tokens: np.ndarray) -> list[list]:
@@ -341,7 +341,7 @@ class MazeTask(PuzzleTask):
         transforms = box_symmetries(self.grid_shape)
         if votes > len(transforms):
             raise ValueError(
-                f"votes={votes}, but a maze of {self.grid_shape[0]} x {self.grid_shape[1]} has {len(transforms)} "
+                f"votes={votes}: a maze of {self.grid_shape[0]} x {self.grid_shape[1]} has only {len(transforms)} "
                 f"symmetries; use votes={len(transforms)}, and restarts for more candidates"
             )
         cells = np.arange(self.seq_len).reshape(self.grid_shape)
@@ -350,7 +350,7 @@ class MazeTask(PuzzleTask):
 
 
 def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:
-    """Group equal answers; the key is the bytes of the tokens as int64."""
+    """Group equal answers by the bytes of their tokens as int64."""
     groups: dict[bytes, Ballot] = {}
     for candidate in candidates:
         groups.setdefault(candidate.tokens.astype(np.int64).tobytes(), Ballot()).members.append(candidate)
@@ -363,18 +363,18 @@ def sigmoid(logits: np.ndarray | float) -> np.ndarray:
 
 
 def _length(part: Any) -> int:
-    """Count the cells in an element of a list: a nested list counts its content."""
+    """Count the cells in an element of a list, including those in nested lists."""
     if isinstance(part, (list, tuple)):
         return sum(_length(inner) if isinstance(inner, (list, tuple)) else 1 for inner in part)
     return len(part) if isinstance(part, str) else 1
 
 
-MAX_NODES = 100_000  # some minutes
+MAX_NODES = 100_000  # takes a few minutes
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search: the solution, int64 [S] or None; boards visited; whether it ended below `MAX_NODES`."""
+    """Result of a search: solution (int64 [S] or None), boards visited, and False if it was cut off."""
 
     tokens: np.ndarray | None
     nodes: int
@@ -382,10 +382,10 @@ class SearchResult:
 
 
 def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES) -> SearchResult:
-    """Search for the first solution of a Sudoku, tokens [S]. The result is not the model's own answer.
+    """Search for the first solution of a Sudoku, tokens [S], which is not the model's own answer.
 
-    The search tries the digits of a cell in the order of `scores` [S, V], highest first; in ascending order if None.
-    Scores change the number of nodes only: compare it with and without them to judge the model.
+    The search tries the digits of a cell in descending order of `scores` [S, V], or in ascending order if None. Scores
+    change only the number of nodes; compare it with and without scores to judge the model.
     """
     board = to_board(decode(question))
     first = 1 + DIGIT_OFFSET  # the token of digit 1
@@ -398,12 +398,12 @@ def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_no
 def validate_searchable(task_name: str) -> None:
     """Raise ValueError for a task that `search_sudoku` cannot solve."""
     if task_name != "sudoku":
-        hint = "; hrm_hf.puzzles.maze.mark_shortest_path needs no guess" if task_name == "maze" else ""
-        raise ValueError(f"search is for Sudoku; the task of this model is {task_name!r}{hint}")
+        hint = "; use hrm_hf.puzzles.maze.mark_shortest_path" if task_name == "maze" else ""
+        raise ValueError(f"search works only for Sudoku, but this model's task is {task_name!r}{hint}")
 
 
 def searched_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
-    """Search with the model's probabilities [S, V], and return the entries of the pipeline's result that change."""
+    """Search with the model's probabilities [S, V], and return the entries to update in its result."""
     question, solution = puzzle.questions[0], puzzle.solutions[0]
     found, plain = search_sudoku(question, scores), search_sudoku(question)
     report = {
@@ -412,7 +412,7 @@ def searched_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dic
         "nodes": found.nodes,
         "nodes_without_model": plain.nodes,
     }
-    if found.tokens is None:  # no solution: the model's answer stays, with its faults
+    if found.tokens is None:  # keep the model's answer with its violations
         return {"search": report}
     answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
     if solution is not None:

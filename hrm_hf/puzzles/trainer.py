@@ -1,7 +1,8 @@
-"""Train puzzle models: `PuzzleTrainer`, and `PuzzleRun`, a run of `training/run_puzzle.py`.
+"""Train puzzle models: `PuzzleTrainer`, and `PuzzleRun` for `training/run_puzzle.py`.
 
-One optimizer step is one ACT step on a carry that persists from batch to batch, per process. A `CarryDataLoader` gives
-a slot its next example when the last one has halted. Puzzle rows are trained by sign descent.
+An optimizer step is one ACT step on a carry that persists between batches; each process has its own carry.
+`CarryDataLoader` gives a slot its next example when the current one has halted. The rows of the puzzle table are
+trained with sign descent.
 """
 
 import os
@@ -31,9 +32,9 @@ from .evaluation import evaluate_puzzles, with_bounds
 
 
 class PuzzleTrainer(HrmTrainer):
-    """Trainer for a model with `initial_carry`, `optimizer_groups` and `compile_act_step`.
+    """Trainer for models with `initial_carry`, `optimizer_groups` and `compile_act_step`.
 
-    See `HrmTrainer` for what trainers share.
+    See `HrmTrainer` for the behavior that all trainers share.
     """
 
     arguments_class = PuzzleTrainingArguments
@@ -53,11 +54,11 @@ class PuzzleTrainer(HrmTrainer):
     def prepare_model(self, model: Any, args: PuzzleTrainingArguments) -> None:
         """Apply --bf16 and --torch_compile to the model, without accelerate.
 
-        Weights are cast to the dtype of the activations on use, so autocast would only change the arithmetic; and the
-        unit to compile is one ACT step without its random draws and sparse rows.
+        The model casts its weights to the dtype of the activations, so autocast would only change the arithmetic. Only
+        the ACT step is compiled, without its random draws and sparse rows.
         """
         if args.fp16:
-            raise ValueError("--fp16 is not supported for models with a carry; use --bf16 or float32")
+            raise ValueError("fp16=True: not supported for models with a carry; use --bf16 or float32")
         if args.bf16:
             model.config.forward_dtype = "bfloat16"
             args.bf16, args.mixed_precision = False, "no"
@@ -65,41 +66,41 @@ class PuzzleTrainer(HrmTrainer):
             self.compile_part(model.compile_act_step, args)
 
     def validate_arguments(self) -> None:
-        """As in the base; batches cannot be accumulated."""
+        """Also reject gradient accumulation."""
         if self.args.gradient_accumulation_steps != 1:
             raise ValueError(
-                f"gradient_accumulation_steps={self.args.gradient_accumulation_steps}: one optimizer step is one "
-                "ACT step on the carry, so raise per_device_train_batch_size instead"
+                f"gradient_accumulation_steps={self.args.gradient_accumulation_steps}: must be 1, since an optimizer "
+                "step is one ACT step on the carry; increase per_device_train_batch_size instead"
             )
         super().validate_arguments()
         self.args.ignore_data_skip = True  # the data loader restores its own position
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """Build AdamATan2 or the library's optimizer, and sign descent on the sparse rows, as one optimizer."""
+        """Combine AdamATan2 (or the library's optimizer) and sign descent on the sparse rows in one optimizer."""
         if self.optimizer is not None:
             return self.optimizer
         args = self.args
         groups = [dict(group) for group in self.model.optimizer_groups()]
         sparse = [group for group in groups if group.get("sparse_rows")]
         dense = [{"weight_decay": args.weight_decay, **group} for group in groups if not group.get("sparse_rows")]
-        # DoRA's lengths of rows replace those of the weights: decay would pull the weights to zero.
-        lengths = dict.fromkeys(p for name, p in self.model.named_parameters() if MAGNITUDE in name)
-        dense = [{**group, "params": [p for p in group["params"] if p not in lengths]} for group in dense]
-        dense += [{"params": [p for p in lengths if p.requires_grad], "weight_decay": 0.0}] if lengths else []
+        # DoRA's magnitudes replace the norms of the weights, so weight decay on them would pull the weights to zero.
+        magnitudes = dict.fromkeys(p for name, p in self.model.named_parameters() if MAGNITUDE in name)
+        dense = [{**group, "params": [p for p in group["params"] if p not in magnitudes]} for group in dense]
+        dense += [{"params": [p for p in magnitudes if p.requires_grad], "weight_decay": 0.0}] if magnitudes else []
         optimizers: list[torch.optim.Optimizer] = []
         if sparse:
             optimizers.append(SignSGD(sparse, lr=args.puzzle_emb_lr, weight_decay=args.puzzle_emb_weight_decay))
         if any(group["params"] for group in dense):
             optimizers.append(self.new_optimizer(dense))
         if not optimizers:
-            raise ValueError("nothing to train: every weight is frozen and the model has no puzzle table")
+            raise ValueError("nothing to train: all weights are frozen and the model has no puzzle table")
         self.optimizer = CompositeOptimizer(optimizers)
         return self.optimizer
 
     # ---- data ----
 
     def get_train_dataloader(self):
-        """A `CarryDataLoader`."""
+        """Return a `CarryDataLoader`."""
         rows = self.train_dataset if isinstance(self.train_dataset, PuzzleRows) else PuzzleRows(self.train_dataset)
         rows.validate_fits(self.model.config)
         args = self.args
@@ -118,28 +119,28 @@ class PuzzleTrainer(HrmTrainer):
         return self.stream
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """One batch and no token count: the loss of a model with a carry is already a mean over its slots."""
+        """Return one batch and no token count, since the loss is already a mean over the slots."""
         self.stream.progress = self.progress
         batch = next(epoch_iterator, None)
         return ([] if batch is None else [batch]), None
 
     @property
     def progress(self) -> float:
-        """The share of the run's steps that are done, 0 to 1."""
+        """Share of the run's steps that are done, in [0, 1]."""
         return self.state.global_step / max(self.state.max_steps, 1)
 
     def floating_point_ops(self, inputs) -> int:
-        """Not counted: the formula for dense transformers would be wrong."""
+        """Return 0, since the formula for dense transformers would be wrong."""
         return 0
 
     # ---- one step ----
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """One ACT step, its backward pass, and the check that both are finite."""
-        if self._resume_from is not None:  # as late as possible: nothing may draw random numbers in between
+        """Run one ACT step and its backward pass, and check that both are finite."""
+        if self._resume_from is not None:  # as late as possible, so that nothing draws random numbers in between
             self._load_rng_state(self._resume_from)
             self._resume_from = None
-        elif self.carry is None:  # exploration is drawn by each process for itself
+        elif self.carry is None:  # each process draws its own exploration
             torch.manual_seed(self.args.seed + self.args.process_index)
         model.train()
         inputs = self._prepare_inputs(inputs)
@@ -155,17 +156,17 @@ class PuzzleTrainer(HrmTrainer):
         self.train_metrics.add({name: value.double() for name, value in (terms | (outputs.metrics or {})).items()})
         loss = self._close_step(outputs.loss.detach().float())
         if self.nonfinite_in_a_row:
-            # A latent state that is not finite would poison every following step: its slot starts on its next row.
+            # A nonfinite latent state would spoil all following steps, so its slot continues with the next row.
             self.carry.halted |= ~torch.isfinite(self.carry.z_H + self.carry.z_L).flatten(1).all(1)
         self.stream.halted = self.carry.halted.cpu().numpy()
         return loss
 
     def _get_learning_rate(self) -> float:
-        """Return the rate of the weights, whose group is last."""
+        """Return the learning rate of the dense weights, which are the last group."""
         return self.optimizer.param_groups[-1]["lr"]
 
     def puzzles_begun(self) -> int | None:
-        """Count the puzzles that slots of all processes began; None with `drop_unplaced_rows`. A collective call."""
+        """Count the puzzles started in all processes (a collective call), or None with `drop_unplaced_rows`."""
         if self.args.drop_unplaced_rows:
             return None
         begun = torch.tensor(int(self.stream.taken.sum()), device=self.args.device)
@@ -174,13 +175,13 @@ class PuzzleTrainer(HrmTrainer):
     # ---- logging ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the right epoch, which the library restarts in a resumed run."""
+        """Log with the correct epoch, which the library resets in a resumed run."""
         if "loss" in logs:
             self.state.epoch = self.state.global_step / len(self.stream)
         super().log(logs, start_time)
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
-        """Loss components of a step, accuracies of the examples that halted, and speed."""
+        """Return the mean loss components of a step, accuracies of the examples that halted, and speed."""
         count = sums.pop("count", 0.0)
         logs = {n: v / max(steps, 1) / self.args.world_size for n, v in sums.items() if n.endswith("_loss")}
         if count:
@@ -194,7 +195,7 @@ class PuzzleTrainer(HrmTrainer):
         """Run `evaluate_puzzles` on all processes, with averaged weights if there are any."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
-            raise ValueError("nothing to evaluate on: give eval_dataset (--eval_split in run_puzzle.py)")
+            raise ValueError("eval_dataset=None: evaluation needs data; set it (--eval_split in run_puzzle.py)")
         rows = dataset if isinstance(dataset, PuzzleRows) else PuzzleRows(dataset)
         with self.train_metrics.paused(), self.averaged_weights():
             metrics = self.last_evaluation = evaluate_puzzles(
@@ -220,13 +221,13 @@ class PuzzleTrainer(HrmTrainer):
         return super()._prepare_for_training(*args)
 
     def _restore_data_position(self, folder: Path) -> None:
-        """Loads the carry of this process and the position of each of its slots."""
+        """Load the carry of this process and the position of each of its slots."""
         file = folder / CARRY_FILE.format(self.args.process_index)
         if not file.exists():
             saved = len(list(folder.glob(CARRY_FILE.format("*"))))
             raise ValueError(
-                f"{folder} holds the carry of {saved} processes, this run has {self.args.world_size}: resume with "
-                "the number of processes it was saved with, or start from its weights (--model_name_or_path)"
+                f"{folder} has the carry of {saved} processes, but this run has {self.args.world_size}; resume with "
+                "the same number of processes, or start from its weights (--model_name_or_path)"
             )
         state = torch.load(file, weights_only=True)
         self.carry = ActCarry.from_tensors(state["carry"], self.args.device)
@@ -235,7 +236,7 @@ class PuzzleTrainer(HrmTrainer):
         self._resume_from = str(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Also saves the carry and the data position of this process."""
+        """Also save the carry and the data position of this process."""
         super()._save_rng_state(output_dir)
         if self.carry is not None:
             state = {"carry": self.carry.to_tensors(), "stream": self.stream.state_dict()}
@@ -245,10 +246,10 @@ class PuzzleTrainer(HrmTrainer):
 @torch.no_grad()
 @uncompiled
 def run_ahead(model: Any, carry: ActCarry, steps_ahead: torch.Tensor, batch: dict[str, torch.Tensor]) -> ActCarry:
-    """Run fresh rows some ACT steps without gradient, which do not count, and return the carry at 0 steps.
+    """Run new rows for some ACT steps without gradient, and return the carry with their step count at 0.
 
-    `steps_ahead` is int [B], 0 for rows that the next call of the model starts; rows of busy slots do not run.
-    Uncompiled, since the number of rows varies. `batch` has the arguments of the model's forward.
+    `steps_ahead` is int [B], 0 for rows that start normally in the next call of the model; rows of busy slots do not
+    run. This is not compiled, since the number of rows varies. `batch` has the arguments of the model's forward.
     """
     wanted = steps_ahead * carry.halted
     rows = wanted.argsort(descending=True)[: int(wanted.count_nonzero())]
@@ -259,7 +260,7 @@ def run_ahead(model: Any, carry: ActCarry, steps_ahead: torch.Tensor, batch: dic
     x, rotary = model.model.embed(data["input_ids"], puzzle_rows, model.compute_dtype)
     z_H, z_L = (z.clone() for z in model.model.fresh_states(x))
     for step in range(int(wanted[rows[0]])):
-        n = int((wanted > step).sum())  # the first n rows go on
+        n = int((wanted > step).sum())  # the first n rows continue
         z_H[:n], z_L[:n] = model.model.reason(x[:n], rotary, z_H[:n], z_L[:n])
     return ActCarry(
         carry.z_H.index_copy(0, rows, z_H),
@@ -271,13 +272,13 @@ def run_ahead(model: Any, carry: ActCarry, steps_ahead: torch.Tensor, batch: dic
 
 
 class PuzzleRun(TrainingRun):
-    """Trains a puzzle reasoner; `data_args` is a `PuzzleDataArguments`, `args` a `PuzzleTrainingArguments`."""
+    """Training run of a puzzle model, with `PuzzleDataArguments` and `PuzzleTrainingArguments`."""
 
     kind = PUZZLE_SOLVER
 
     def validate_options(self) -> None:
         if self.data_args.freeze_weights and self.tuning_args.adapts:
-            raise ValueError("freeze_weights trains the puzzle table alone, lora_rank adapters too: leave out one")
+            raise ValueError("freeze_weights=True: trains only the puzzle table, no adapters; remove it or lora_rank")
 
     def load_data(self) -> None:
         with self.args.main_process_first(desc="building the data set"):
@@ -310,24 +311,24 @@ class PuzzleRun(TrainingRun):
         return model
 
     def _adapt_table(self, model: PreTrainedModel) -> None:
-        """Fit the puzzle table of saved weights to the data, whose puzzles keep their rows by name."""
+        """Adapt the puzzle table of saved weights to the data, keeping rows of puzzles by name."""
         names, how, adapter = self.info.identifiers, self.data_args.puzzle_embeddings, self.tuning_args.adapter
         there, has_table = model.config.num_puzzle_identifiers, model.config.puzzle_emb_ndim
         known = load_identifiers(self.model_args.model_name_or_path) if has_table else None
         if adapter and load_identifiers(adapter) not in (None, names):
-            raise ValueError(f"adapter={adapter!r}: its table has other puzzles than the data, or in another order")
+            raise ValueError(f"adapter={adapter!r}: its table must have the puzzles of the data in the same order")
         if self.tuning_args.saves_adapter and (len(names) != there or known not in (None, names)):
             raise ValueError(
-                f"the data have {len(names)} puzzle identifiers, the base has {there}, or has them in another order, "
-                "and an adapter needs the table of its base: give --merge_adapter true, or change the base's table "
-                "before (--freeze_weights true)"
+                f"the data have {len(names)} puzzle identifiers and the base {there}, or in another order, but an "
+                "adapter needs the same table as its base; use --merge_adapter true, or first adapt the base's table "
+                "to the data (--freeze_weights true)"
             )
         if known in (None, names) or how == "reset":
             model.adapt_puzzle_embeddings(len(names), how)
             return
         if missing := sorted(set(known) - set(names)):
             raise ValueError(
-                f"puzzle_embeddings={how!r}: the data lack {len(missing)} puzzles of the model: "
+                f"puzzle_embeddings={how!r}: {len(missing)} puzzles of the model are missing in the data: "
                 f'{", ".join(missing[:5])}; use "reset" for new puzzles'
             )
         places = match_identifiers(names, known)
@@ -353,7 +354,7 @@ class PuzzleRun(TrainingRun):
         return PuzzleTrainer(model, self.args, train_dataset=self.train, eval_dataset=self.validation)
 
     def before_saving(self, trainer: PuzzleTrainer) -> None:
-        """Save as the most steps those that the model is judged by, so that other evaluations agree with the run's."""
+        """Save eval_max_steps as the model's halt_max_steps, so that other evaluations agree with this run's."""
         if self.args.eval_max_steps is not None:
             trainer.model.config.halt_max_steps = self.args.eval_max_steps
 

@@ -100,7 +100,7 @@ CASES = {
     "a negative rate": (lambda p: trainer(p, learning_rate=-1.0), "learning_rate=-1.0"),
     "an average above 1": (lambda p: trainer(p, ema_rate=1.5), "ema_rate=1.5"),
     "other data": (lambda p: trainer(p, train=rows(input_ids=[[9] * 16] * 3)).train(), "cell 0 is 9"),
-    "other data in evaluation": (lambda p: trainer(p).evaluate(rows(input_ids=[[9] * 16] * 3)), "input_ids hold 9"),
+    "other data in evaluation": (lambda p: trainer(p).evaluate(rows(input_ids=[[9] * 16] * 3)), "input_ids contain 9"),
     "no data to evaluate": (evaluate_nothing, "eval_dataset"),
     "no carry": (resume_without_a_carry, "number of processes"),
     "no data set": (lambda p: load_puzzle_info(p), INFO_FILE),
@@ -108,7 +108,7 @@ CASES = {
     "a data set that nothing builds": (lambda p: ensure_built(str(p / "no"), None), "/no holds"),
     "no identifiers": (without_identifiers, "identifiers.json"),
     "an unknown split": (lambda p: load_puzzle_dataset(boards(p), "validation"), "'validation'"),
-    "another data set there": (another_set, "boards already holds"),
+    "another data set there": (another_set, "boards already has"),
     "an unknown field of a data set": (
         lambda p: info_of(p, lambda text: json.dumps(json.loads(text) | {"colour": "red"})), "colour"
     ),

@@ -210,7 +210,7 @@ def test_eval_by_difficulty_needs_a_difficulty(tmp_path):
     save_arc_dataset(splits, info, tasks, tmp_path / "arc")
     HrmPuzzleForSolving(HrmPuzzleConfig(**TINY, **info.config_fields())).save_pretrained(tmp_path / "model")
     result = run("eval", "puzzles", tmp_path / "model", tmp_path / "arc", "--by-difficulty")
-    assert result.exit_code == 2 and "how hard" in " ".join(result.output.split())
+    assert result.exit_code == 2 and "path_length" in " ".join(result.output.split())
 
 
 def test_eval_rejects_data_of_another_shape(model, tmp_path):

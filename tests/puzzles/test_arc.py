@@ -306,7 +306,7 @@ def test_last_source_of_a_repeated_task_wins_with_a_warning(bundle, tmp_path, ca
     other.write_text(json.dumps({"training": {"t1": make_task(99)}}))
     tasks = {task.name: task for task in read_tasks([bundle, other])}
     assert task_to_json(tasks["t1"]) == make_task(99)
-    assert "1 tasks recur" in caplog.text and "t1" in caplog.text
+    assert "1 tasks occur in several sources" in caplog.text and "t1" in caplog.text
 
 
 def test_training_on_an_evaluated_task_is_rejected(bundle, tmp_path):
@@ -346,11 +346,11 @@ GOOD = [[1, 2], [3, 4]]
     ("task", "message"),
     [
         ({"train": []}, "'train' and 'test'"),
-        ({"train": [], "test": []}, "is empty"),
-        ({"train": [{"input": GOOD, "output": GOOD}], "test": []}, "is empty"),
+        ({"train": [], "test": []}, "train and test pairs"),
+        ({"train": [{"input": GOOD, "output": GOOD}], "test": []}, "train and test pairs"),
         ({"train": [{"input": [[1] * 31], "output": GOOD}], "test": []}, "train pair 0, input .*1 x 31"),
         ({"train": [{"input": GOOD, "output": [[10]]}], "test": []}, "train pair 0, output .*color 10"),
-        ({"train": [], "test": [{"input": [[1, 2], [3]]}]}, "test pair 0, input .*ragged"),
+        ({"train": [], "test": [{"input": [[1, 2], [3]]}]}, r"test pair 0, input .*\[1, 2\] cells"),
         ({"train": [{"output": GOOD}], "test": []}, "train pair 0"),
         ({"train": [{"input": [], "output": GOOD}], "test": []}, "train pair 0, input"),
         ({"train": [{"input": GOOD}], "test": [{"input": GOOD}]}, "1 pairs .*'output'"),

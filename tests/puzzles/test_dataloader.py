@@ -196,9 +196,9 @@ def test_restored_stream_continues_with_the_same_batches(drop):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"slots": 8}, "slots=4, .* 8: .*batch size"),
-        ({"seed": 9}, "seed=0, .* 9: .*--model_name_or_path"),
-        ({"world_size": 2}, "world_size=1, .* 2: "),
+        ({"slots": 8}, "slots=8: .*slots=4; .*batch size"),
+        ({"seed": 9}, "seed=9: .*seed=0; .*--model_name_or_path"),
+        ({"world_size": 2}, "world_size=2: .*world_size=1; "),
     ],
 )
 def test_a_position_of_another_layout_is_rejected(other, message):

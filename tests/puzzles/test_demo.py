@@ -54,5 +54,5 @@ def test_json_mode_prints_only_the_result_to_stdout(commands, tmp_path):
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "run"), "--json"])
     folder = str(tmp_path / "run")
     expected = {"out": folder, "exact_accuracy": 0.9, "exact_accuracy_reloaded": 0.9, "same": True}
-    assert json.loads(done.stdout) == expected and "Training as" in done.stderr
+    assert json.loads(done.stdout) == expected and "Training with" in done.stderr
     assert all(out is not None for _, out in called)  # nor do the programs that it starts write there

@@ -176,7 +176,7 @@ def test_rows_the_layout_cannot_store_are_rejected(tmp_path, split, dataset, mes
 def test_an_existing_layout_is_not_overwritten(tmp_path):
     source = write_layout(tmp_path / "s")
     splits, info = read_original(source)
-    with pytest.raises(FileExistsError, match="already holds"):
+    with pytest.raises(FileExistsError, match="already has"):
         write_original(splits, info, source)
 
 

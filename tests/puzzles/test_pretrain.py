@@ -163,7 +163,7 @@ def test_invalid_arguments_are_rejected_by_name(words, message):
 def test_keys_may_stand_among_flags_and_the_last_counts(flags, caplog):
     options, found = parse_command(f"epochs=5 {flags} +epochs=7 arch.hidden_size=16".split())
     assert (options["epochs"], options["arch.hidden_size"], options["lr"]) == (7, 16, DEFAULTS["lr"])
-    assert found == flags.split() and "epochs=7, the last" in caplog.text
+    assert found == flags.split() and "last value, epochs=7" in caplog.text
 
 
 @pytest.mark.parametrize("key, meant", [("arch.hiden_size", "arch.hidden_size"), ("zzzz", None)])

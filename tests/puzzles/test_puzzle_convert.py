@@ -194,7 +194,7 @@ def test_trm_with_a_continue_value_is_rejected(write_original, tmp_path):
 
 def test_unsupported_fields_are_reported(write_original, tmp_path, caplog):
     convert_original(write_original(HRM, causal=False), tmp_path / "ours")
-    assert "ignored: ['causal']" in caplog.text
+    assert "does not have: ['causal']" in caplog.text
 
 
 # Sizes that all_config.yaml does not say
@@ -242,7 +242,7 @@ def test_an_unknown_seq_len_must_be_given(write_original, tmp_path):
 
 def test_a_table_without_identifiers_gives_a_warning(write_original, tmp_path, caplog):
     convert_original(write_original(HRM, identifiers=0), tmp_path / "ours")
-    assert "8 rows of the puzzle table cannot be told apart" in caplog.text
+    assert "8 rows of the puzzle table have no names" in caplog.text
 
 
 def test_identifiers_of_other_data_are_rejected(write_original, tmp_path):

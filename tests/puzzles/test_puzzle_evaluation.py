@@ -201,7 +201,7 @@ def test_the_result_is_json(data):
     [
         (lambda q, a, i: (q[:, :9], a, i), r"input_ids .*\(10, 9\); .*\(10, 16\)"),
         (lambda q, a, i: (q, a[:5], i), r"labels .*\(5, 16\)"),
-        (lambda q, a, i: (q, a, i[:3]), "3 puzzle_identifiers .*10 rows"),
+        (lambda q, a, i: (q, a, i[:3]), "puzzle_identifiers .*3 .*10 rows"),
         (lambda q, a, i: (q, a, i + 5), "puzzle_identifiers .*14"),
         (lambda q, a, i: (q, np.full_like(a, -100), i), "10 rows .*-100"),
         (lambda q, a, i: (q[:0], a[:0], i[:0]), "no puzzles"),

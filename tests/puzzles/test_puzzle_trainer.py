@@ -466,7 +466,7 @@ def test_bf16_is_the_dtype_of_activations_not_of_weights(make_trainer):
     ("arguments", "message"),
     [
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=2: .*per_device_train_batch_size"),
-        ({"fp16": True}, "--fp16 .*--bf16"),
+        ({"fp16": True}, "fp16=True: .*--bf16"),
     ],
 )
 def test_unsupported_training_arguments_are_rejected(make_trainer, arguments, message):

@@ -338,7 +338,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
         ("question,answer\n12,34\n", "line 2, column 'question': 2 characters"),
         (f"question,answer\n{SOLVED_4},{SOLVED_4}\n{SOLVED_4},123\n", "line 3, column 'answer': 3 characters"),
         (f"question,answer\n{SOLVED_4},{SOLVED_4[:15]}9\n", "line 2, column 'answer': character '9'"),
-        (f"question,answer\n{'.' * 16},{'1' * 16}\n", "line 2, column 'answer': .*row 1 holds 1 4"),
+        (f"question,answer\n{'.' * 16},{'1' * 16}\n", "line 2, column 'answer': .*row 1 has 1 4"),
         (f"question,answer\n2{'.' * 15},{SOLVED_4}\n", "line 2, .*clue 2 .*to 1"),
         (f"question,answer\n{SOLVED_4}\n", "line 2: 1 fields"),
         (f"question,answer,rating\n{SOLVED_4},{SOLVED_4},x\n", "line 2, column 'rating': 'x'"),

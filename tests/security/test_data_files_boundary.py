@@ -307,4 +307,4 @@ def test_evaluated_arc_task_renamed_in_training_is_reported(tmp_path, caplog):
     bundle = {"training": {"a": task, "b": {"train": [other], "test": [other]}}, "evaluation": {"c": task}}
     (tmp_path / "arc.json").write_text(json.dumps(bundle))
     assert [one.name for one in read_tasks([tmp_path / "arc.json"])] == ["a", "b", "c"]
-    assert "evaluated task c are trained on: task a of arc.json is the same under another name" in caplog.text
+    assert "training task a of arc.json is identical to evaluated task c" in caplog.text

@@ -217,7 +217,7 @@ def bad(tmp_path_factory):
         ("puzzles adapter boards", 2, "adapter is a PEFT"),
         ("puzzles cosmo_cnn boards", 2, "type cosmo_cnn; expected"),
         ("puzzles solver no_labels", 1, "columns ['labels']"),
-        ("puzzles solver no_rows", 1, "holds no"),
+        ("puzzles solver no_rows", 1, "has no rows"),
         ("cosmo cosmo_cnn --data boards --device cuda:9", 2, "cuda:9"),
         ("cosmo cosmo_cnn --data boards --shift-data ./nothing", 2, "./nothing is no folder"),
         ("cosmo cosmo_cnn --data boards --out empty.jsonl", 2, "empty.jsonl is a file"),

@@ -105,7 +105,7 @@ CASES = {
     "no carry": (resume_without_a_carry, "number of processes"),
     "no data set": (lambda p: load_puzzle_info(p), INFO_FILE),
     "no data path": (lambda p: ensure_built(None, None), "data_path"),
-    "a data set that nothing builds": (lambda p: ensure_built(str(p / "no"), None), "/no holds"),
+    "a data set that nothing builds": (lambda p: ensure_built(str(p / "no"), None), "/no is not a puzzle data set"),
     "no identifiers": (without_identifiers, "identifiers.json"),
     "an unknown split": (lambda p: load_puzzle_dataset(boards(p), "validation"), "'validation'"),
     "another data set there": (another_set, "boards already has"),

@@ -1,4 +1,4 @@
-"""ARC builder: sources, tokens, augmentations, splits, and the errors a user meets."""
+"""ARC builder: sources, tokens, augmentations, splits, and error messages."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ needs_bundles = pytest.mark.skipif(not ARC_1.exists(), reason="ARC bundles are n
 
 
 def make_task(number: int, train: int = 2, test: int = 1) -> dict:
-    """A task of random 3 x 4 grids whose output is the input mirrored."""
+    """Create a task of random 3 x 4 grids, each with its mirror image as output."""
     rng = np.random.default_rng(number)
     grids = [rng.integers(0, 10, (3, 4)) for _ in range(train + test)]
     pairs = [{"input": grid.tolist(), "output": grid[:, ::-1].tolist()} for grid in grids]
@@ -67,7 +67,7 @@ def built(bundle, tmp_path):
 
 
 def write_folders(root: Path, reverse: bool = False) -> Path:
-    """The same tasks as `make_bundle`, one file each, created in either order."""
+    """Write the tasks of `make_bundle` as one file each, created in either order."""
     files = [
         (f"{subset}/{name}.json", task) for subset, tasks in make_bundle().items() for name, task in tasks.items()
     ]
@@ -152,7 +152,7 @@ def test_augmentations_are_distinct_and_keep_the_background():
 
 
 def test_a_task_with_few_distinct_variants_yields_only_those():
-    blank = {"input": [[0]], "output": [[5]]}  # symmetries change nothing, colour 5 can become any of nine
+    blank = {"input": [[0]], "output": [[5]]}  # symmetries change nothing, and color 5 can become any of nine colors
     variants = list(augmentations(parse_task({"train": [blank], "test": [blank]}, "t"), num_aug=100, seed=0))
     assert sorted(int(pairs[0].output[0, 0]) for _, pairs in variants) == list(range(1, 10))
 
@@ -170,13 +170,13 @@ def test_a_bare_task_name_is_the_unchanged_task():
 
 def test_identifiers_do_not_depend_on_directory_order_or_hash_seed(tmp_path, built):
     script = (
-        # an empty parent package: `import hrm_hf` would load torch, seconds that this test does not need
+        # an empty parent package, since `import hrm_hf` would load torch, which takes seconds
         "import sys, types; sys.modules['hrm_hf'] = types.ModuleType('hrm_hf')\n"
         "sys.modules['hrm_hf'].__path__ = ['hrm_hf']; from hrm_hf.puzzles.arc import *\n"
         "from hrm_hf.puzzles.arc import read_tasks\n"
         "for task in read_tasks(sys.argv[1:]): print(*(name for name, _ in augmentations(task, 4, 1)))"
     )
-    other_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # unset means random in this process
+    other_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # unset: random in this process
     run = subprocess.run(
         [sys.executable, "-c", script, write_folders(tmp_path / "folders", reverse=True)],
         env={**os.environ, "PYTHONHASHSEED": other_seed},
@@ -353,7 +353,7 @@ GOOD = [[1, 2], [3, 4]]
         ({"train": [], "test": [{"input": [[1, 2], [3]]}]}, r"test pair 0, input .*\[1, 2\] cells"),
         ({"train": [{"output": GOOD}], "test": []}, "train pair 0"),
         ({"train": [{"input": [], "output": GOOD}], "test": []}, "train pair 0, input"),
-        ({"train": [{"input": GOOD}], "test": [{"input": GOOD}]}, "1 pairs .*'output'"),
+        ({"train": [{"input": GOOD}], "test": [{"input": GOOD}]}, "1 training pairs .*'output'"),
     ],
 )
 def test_malformed_task_error_names_file_task_and_pair(tmp_path, task, message):
@@ -376,7 +376,7 @@ def test_errors_name_missing_sources_and_available_subsets(bundle):
         read_tasks(["nowhere"])
     with pytest.raises(ValueError, match=r"'test'.*\['evaluation', 'training'\]"):
         read_tasks([f"{bundle}:test"])
-    with pytest.raises(ValueError, match=r"\['evaluation'\] .*\['training'\]"):
+    with pytest.raises(ValueError, match=r"evaluate=\['evaluation'\]: .*\['training'\]"):
         read_tasks([f"{bundle}:training"])
 
 

@@ -27,7 +27,7 @@ NAMES = ["<blank>"] + [
 
 
 def vote(votes: ArcVoting, *ballots) -> int:
-    """Adds ballots `(identifier, question, answer, q)`, shown under the identifier's augmentation."""
+    """Add ballots `(identifier, question, answer, q)` under the identifier's augmentation."""
     identifiers = [ballot[0] for ballot in ballots]
 
     def rows(grids):
@@ -61,7 +61,7 @@ def test_mean_confidence_breaks_ties(votes):
 
 
 def test_both_scores_of_a_hand_made_example(votes):
-    # "one": right in second place. "two": its first input right in first place, its second never right.
+    # "one": correct answer ranked second. "two": first input solved by the top answer, second input never.
     vote(votes, (1, QUESTION_A, WRONG, 3.0), (2, QUESTION_A, WRONG, 3.0), (3, QUESTION_A, RIGHT, 3.0))
     vote(votes, (10, QUESTION_B, RIGHT, 0.0), (11, QUESTION_C, WRONG, 0.0))
     result = votes.result(ks=(1, 2))
@@ -113,7 +113,7 @@ def test_rows_of_the_train_split_are_rejected(votes):
 
 def test_an_unknown_identifier_is_rejected(votes):
     row = encode_grid(np.array(QUESTION_A))[None]
-    with pytest.raises(ValueError, match=r"identifier 99 .*1 to 18"):
+    with pytest.raises(ValueError, match=r"identifier 99; .*1 to 18"):
         votes.update(row, np.array([99]), row, np.zeros(1))
 
 

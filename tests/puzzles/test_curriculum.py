@@ -1,6 +1,6 @@
-"""What changes over a run: which rows come, and at which iteration they are trained on.
+"""Curriculum: which rows are used over a run, and at which iteration training on them starts.
 
-Referees: counting, the order without a pool, and steps of a model called one by one.
+Referees: counts, the order without a pool, and model steps called one by one.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ ROWS, SEQ_LEN = 40, 8
 
 
 def rows(rated: bool = True) -> PuzzleRows:
-    """Row i has i % 8 cells to fill and, if rated, rating i // 8: by both, it is the harder the larger i is."""
+    """Create rows of increasing difficulty: row i has i % 8 cells to fill and, if rated, rating i // 8."""
     open_cells = np.arange(ROWS) % SEQ_LEN
     labels = np.full((ROWS, SEQ_LEN), 2)
     inputs = np.where(np.arange(SEQ_LEN) < open_cells[:, None], 1, labels)
@@ -61,7 +61,7 @@ def test_empty_cells_are_the_difficulty_of_unrated_rows():
     unrated = rows(rated=False)
     chosen = DifficultyPool(unrated, ramp=0.5)(np.arange(ROWS), 0.0)
     assert set((chosen % SEQ_LEN).tolist()) == {6, 7}
-    assert rows().rating[9] == 0.5 and unrated.rating is None  # ratings are no whole numbers
+    assert rows().rating[9] == 0.5 and unrated.rating is None  # ratings need not be integers
 
 
 def test_two_processes_get_the_rows_of_one_with_twice_the_slots_at_every_progress():
@@ -130,7 +130,7 @@ def test_late_rows_have_the_states_after_that_many_steps(architecture):
     model.train()
     batch, busy = tiny.batch(seed=1), tiny.batch(seed=2)
     carry = model(**busy).carry
-    carry.halted = torch.arange(len(carry.halted)) != 1  # slot 1 goes on with its row
+    carry.halted = torch.arange(len(carry.halted)) != 1  # slot 1 continues with its row
     steps_ahead = torch.zeros(len(carry.halted), dtype=torch.int32)
     steps_ahead[:4] = torch.tensor([2, 4, 0, 1])
     before = {name: value.clone() for name, value in carry.to_tensors().items()}
@@ -174,7 +174,7 @@ def test_late_starts_are_not_compiled():
         output = model(**batch, carry=carry)
         output.loss.backward()
         carry = output.carry
-        carry.halted = torch.from_numpy(rng.random(len(carry.steps)) < 0.5)  # another number of rows starts late
+        carry.halted = torch.from_numpy(rng.random(len(carry.steps)) < 0.5)  # varies the number of late rows
     torch._dynamo.reset()
     assert len(graphs) == 1
 

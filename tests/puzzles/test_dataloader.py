@@ -1,4 +1,4 @@
-"""The stream of rows for an ACT trainer: what each slot sees, what is never lost, and how a run resumes.
+"""Data loader for ACT training: rows of each slot, no lost rows, and exact resume.
 
 Referee for order and coverage: a plain Python walk over `PuzzleOrder`, and counting.
 """
@@ -15,15 +15,15 @@ from hrm_hf.puzzles.dataset import puzzle_features
 
 
 SEQ_LEN, BASE = 4, 100
-UNGROUPED = [[1]] * 24  # every row a puzzle and a group of its own
-AUGMENTED = [[1, 1, 1], [2, 3], [4], [1, 2], [3, 3, 3]]  # groups of puzzles of so many examples
+UNGROUPED = [[1]] * 24  # every row is a separate puzzle and group
+AUGMENTED = [[1, 1, 1], [2, 3], [4], [1, 2], [3, 3, 3]]  # number of examples of each puzzle in each group
 
 # Rows at positions 0..29 of the order of AUGMENTED with seed 3.
 PINNED = [22, 21, 23, 6, 7, 5, 2, 11, 9, 10, 8, 12, 8, 11, 9, 10, 2, 13, 14, 4, 3, 23, 22, 21, 10, 8, 11, 9, 2, 4]
 
 
 def dataset(groups=UNGROUPED, **columns) -> Dataset:
-    """Rows that carry their own number: in the first two tokens of input_ids, base 100."""
+    """Create rows with their number in the first two tokens of input_ids, in base 100."""
     puzzle_of_row, group_of_row = [], []
     for group, puzzles in enumerate(groups):
         for examples in puzzles:
@@ -44,14 +44,14 @@ def stream(groups=UNGROUPED, slots=4, seed=0, **options) -> CarryDataLoader:
 
 
 def numbers(batch) -> list[int]:
-    """Numbers of the rows in a batch."""
+    """Return the numbers of the rows in a batch."""
     return (batch["input_ids"][:, 0] * BASE + batch["input_ids"][:, 1]).tolist()
 
 
 def walk(streams, batches: int, seed: int = 0, prob: float = 0.4) -> list[list[int]]:
-    """Rows each slot (of all processes) worked on, when slots halt at random moments; the last may be unfinished.
+    """Return the rows that each slot of all processes received, with slots halting at random.
 
-    The moments depend on slot and batch alone, so that another layout of the same slots sees the same.
+    Halting depends only on slot and batch, so it is the same for other layouts of the same slots.
     """
     total = sum(one.slots for one in streams)
     seen = [[] for _ in range(total)]
@@ -66,13 +66,13 @@ def walk(streams, batches: int, seed: int = 0, prob: float = 0.4) -> list[list[i
 
 
 def config(**fields) -> SimpleNamespace:
-    """The fields of a model's config that data have to fit."""
+    """Return the fields of a model's config that data must fit."""
     return SimpleNamespace(
         **{"seq_len": SEQ_LEN, "vocab_size": 100, "puzzle_emb_ndim": 8, "num_puzzle_identifiers": 24, **fields}
     )
 
 
-# ---- what a slot sees ----
+# ---- rows of a slot ----
 
 
 def test_every_slot_walks_its_stride_of_the_order_whenever_it_halts():
@@ -93,7 +93,7 @@ def test_a_busy_slot_keeps_the_row_it_was_offered():
 
 @pytest.mark.parametrize("groups", [UNGROUPED, AUGMENTED], ids=["ungrouped", "augmented"])
 def test_no_row_is_dropped_or_repeated_when_slots_halt_at_random(groups):
-    # Slots advance at different speeds: what is complete are the positions below the slowest slot's.
+    # Slots advance at different speeds, so only the positions below the slowest slot's are complete.
     one = stream(groups, slots=4, seed=5)
     seen = walk([one], batches=300)
     complete = min(map(len, seen))
@@ -160,7 +160,7 @@ def test_each_epoch_and_seed_has_its_own_order():
 
 
 def test_the_order_is_the_same_in_every_process_and_on_every_machine():
-    # Written down by another process; Philox and lexsort promise it for good.
+    # Recorded from another process; Philox and lexsort guarantee that it never changes.
     order = PuzzleOrder(PuzzleRows(dataset(AUGMENTED)), seed=3)
     assert [order.row(i) for i in range(30)] == PINNED
 
@@ -170,8 +170,8 @@ def test_the_order_is_the_same_in_every_process_and_on_every_machine():
     [
         (UNGROUPED, 4, 1, 6),
         (UNGROUPED, 4, 2, 3),
-        (UNGROUPED, 5, 1, 4),  # 24 / 5: the rest goes into the next epoch
-        (UNGROUPED, 100, 1, 1),  # never 0, or a trainer would wait for ever
+        (UNGROUPED, 5, 1, 4),  # 24 / 5; the remainder goes to the next epoch
+        (UNGROUPED, 100, 1, 1),  # never 0, or a trainer would wait forever
         (AUGMENTED, 2, 1, 5),  # 26 rows in 11 puzzles, 5 groups: 11.8 rows on average
     ],
 )
@@ -213,14 +213,14 @@ def test_epochs_that_every_slot_has_left_are_freed():
     assert len(one.order._rows) <= 2 * 24  # two epochs
     slow = stream(slots=4)
     slow.next_batch()
-    for _ in range(100):  # one slot never halts: its epoch has to stay, and stays right
+    for _ in range(100):  # one slot never halts, so its epoch must be kept
         slow.halted = np.array([False, True, True, True])
         slow.next_batch()
     slow.halted = np.ones(4, dtype=bool)
     assert numbers(slow.next_batch())[0] == PuzzleOrder(slow.rows, 0).row(4)
 
 
-# ---- what a data set must be ----
+# ---- validation of data sets ----
 
 
 def test_columns_of_selected_rows_are_read_unchanged():

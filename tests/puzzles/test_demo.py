@@ -1,6 +1,6 @@
-"""`hrm-hf demo` without its minutes: what it runs, what it says, and where. The commands themselves are stood in for.
+"""`hrm-hf demo` with fast stand-ins for its commands: what it runs and what it prints where.
 
-Referee: the commands that were asked for.
+Referee: the expected commands.
 """
 
 import json
@@ -15,7 +15,7 @@ from hrm_hf.puzzles import solve
 
 @pytest.fixture
 def commands(monkeypatch):
-    """The commands of a demo, which leave results where the real ones do; `accuracies` in their order."""
+    """Replace the demo's commands with stand-ins that write `accuracies` to results.json in order."""
     called, accuracies = [], [0.9, 0.9, 0.8]
 
     def run(*command, out=None):
@@ -55,4 +55,4 @@ def test_json_mode_prints_only_the_result_to_stdout(commands, tmp_path):
     folder = str(tmp_path / "run")
     expected = {"out": folder, "exact_accuracy": 0.9, "exact_accuracy_reloaded": 0.9, "same": True}
     assert json.loads(done.stdout) == expected and "Training with" in done.stderr
-    assert all(out is not None for _, out in called)  # nor do the programs that it starts write there
+    assert all(out is not None for _, out in called)  # the processes that it starts do not write there either

@@ -21,7 +21,7 @@ def one_process():
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
-    """A function from a folder for results to the arguments of `hrm-hf eval puzzles`."""
+    """Return a function from an output folder to the arguments of `hrm-hf eval puzzles`."""
     folder = tmp_path_factory.mktemp("inputs")
     data, model = puzzle_boards(folder / "boards"), puzzle_weights(folder / "model", 0.0)
     words = ["eval", "puzzles", str(model), str(data), "--batch-size", "3", "--device", "cpu", "--json"]
@@ -30,7 +30,7 @@ def command(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def started_two(command, tmp_path_factory):
-    """The folder of two processes, and what they printed."""
+    """Run two processes, and return their folder and output."""
     out = tmp_path_factory.mktemp("two")
     result = started.run(puzzle_worker.main, str(out), command(out), processes=2)
     assert result.returncode == 0, result.stderr[-4000:]
@@ -39,7 +39,7 @@ def started_two(command, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_processes(started_two):
-    """What each of two processes found."""
+    """Return the results of each of the two processes."""
     return [json.loads((started_two[0] / f"{rank}.json").read_text()) for rank in range(2)]
 
 

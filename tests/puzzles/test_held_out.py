@@ -1,4 +1,4 @@
-"""No puzzle and no symmetric copy of one in two splits: canonical forms, files, mixtures and generated sets.
+"""Splits share no puzzles or symmetric copies: canonical forms, files, mixtures and generated sets.
 
 Referees: the published numbers of essentially different grids (2 of 4x4; 49 of 6x6 with boxes of 2x3), all symmetries
 of small boards tried one by one, and copies made by hand.
@@ -52,14 +52,14 @@ def forms_of(split):
 
 
 def copies(boards, solutions, count, seed=0):
-    """`count` random copies of each puzzle."""
+    """Return `count` random symmetric copies of each puzzle."""
     rng = np.random.default_rng(seed)
     made = [sudoku.augment(*puzzle, count, rng) for puzzle in zip(boards, solutions)]
     return [np.concatenate(part) for part in zip(*made)]
 
 
 def smallest_by_trial(board, size):
-    """The smallest copy of a small board, by all orders of lines, both views and names by first appearance."""
+    """Find the smallest copy of a small board by trying all symmetries, with digits renamed by first use."""
     box_rows, box_cols = sudoku_rules.sudoku_shape(size).box_shape
 
     def orders(box):
@@ -149,7 +149,7 @@ def test_copies_of_test_puzzles_in_a_users_files_are_not_trained_on(tmp_path, ca
 
 
 def tables(rows, train):
-    """The first `train` rows as the training split, the others as the test split; solutions equal puzzles."""
+    """Split the rows into the first `train` for training and the rest for testing, as their own solutions."""
     parts = {"train": rows[:train], "test": rows[train:]}
     return {name: PuzzleSplit(PuzzleTable(name, ("q", "a"), [], [], lines=[None] * len(part)), part, part.copy())
             for name, part in parts.items()}  # fmt: skip
@@ -194,7 +194,7 @@ def test_copies_of_test_mazes_are_not_trained_on(tmp_path):
 
 def test_split_by_share_depends_only_on_the_puzzles(tmp_path):
     boards, solutions = puzzles(9, 200)
-    boards, solutions = copies(boards, solutions, 2)  # of each, two copies
+    boards, solutions = copies(boards, solutions, 2)  # two copies of each
     ratings = np.arange(400)
     found = []
     for seed, share in ((0, 0.2), (1, 0.2), (2, 0.4)):
@@ -210,7 +210,7 @@ def test_split_by_share_depends_only_on_the_puzzles(tmp_path):
 
 
 def test_a_form_and_its_place_never_change():
-    # Pinned: with another form or hash, puzzles that were held out once would be trained on.
+    # Pinned, since another form or hash would move puzzles held out before to the training split.
     board = sudoku_rules.to_board("000090000090602080740010023001000800009703400300981002007000200000407000405020107")
     (form,) = canonical_forms(board[None], plain_sudoku.solve(board)[None])
     assert as_text([form]) == ["000000780407089006600007000006010453300004000800005170061870004000000005030500620"]

@@ -1,6 +1,6 @@
 """Mazes: notation, paths, generator, symmetries, readers, command line.
 
-The referee of paths is the relaxation below.
+Referee for paths: the relaxation below.
 """
 
 import json
@@ -19,7 +19,7 @@ SOLUTION = ["So ", "#o ", "Go "]
 
 
 def shortest_by_relaxation(grid):
-    """Length of the shortest path and number of shortest paths, by powers of the step relation (no queue)."""
+    """Return the length and number of shortest paths, from powers of the step relation (without a queue)."""
     walkable = grid != maze.WALL
     reached = np.where(grid == maze.START, 1, 0).astype(object)
     for steps in range(grid.size):
@@ -121,7 +121,7 @@ def test_openings_create_several_paths():
         puzzle, _ = next(maze.generate(15, 15, 1, openings=openings))
         cells = puzzle != maze.WALL
         edges = (cells[1:] & cells[:-1]).sum() + (cells[:, 1:] & cells[:, :-1]).sum()
-        assert (edges > cells.sum() - 1) == cycles  # a tree has one edge less than cells
+        assert (edges > cells.sum() - 1) == cycles  # a tree has one edge fewer than nodes
 
 
 def test_the_minimum_path_length_is_respected():

@@ -1,4 +1,4 @@
-"""The original .npy layout: read, written back exactly, and refused with a reason when its files disagree."""
+"""Original .npy layout: reading, exact round trips, and errors for inconsistent files."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ GROUPS, PUZZLES = [0, 2, 3], [0, 1, 3, 4]  # group 0 has puzzles 0 and 1; puzzle
 
 
 def write_set(folder: Path, name: str, seed: int, **changes: np.ndarray) -> None:
-    """One set of four rows, three puzzles and two groups, as the original builders save it."""
+    """Return a set of four rows, three puzzles and two groups, as the original builders save it."""
     rng = np.random.default_rng(seed)
     arrays = {
         "inputs": rng.integers(0, VOCAB, (4, SEQ_LEN), dtype=np.uint8),
@@ -32,7 +32,7 @@ def write_set(folder: Path, name: str, seed: int, **changes: np.ndarray) -> None
 
 
 def write_layout(root: Path, sets=("all",), meta: dict | None = None, **changes: np.ndarray) -> Path:
-    """A whole folder; `changes` replaces arrays of the train split, `meta` fields of every dataset.json."""
+    """Write a complete folder, with `changes` to the train split and `meta` fields in every dataset.json."""
     for seed, split in enumerate(("train", "test")):
         (root / split).mkdir(parents=True)
         for i, name in enumerate(sets):
@@ -46,7 +46,7 @@ def write_layout(root: Path, sets=("all",), meta: dict | None = None, **changes:
 
 
 def content(root: Path) -> dict:
-    """Every file of a layout: arrays with their dtype, JSON parsed."""
+    """Read all files of a layout, as arrays with their dtype or parsed JSON."""
     return {
         str(file.relative_to(root)): (np.load(file).dtype.str, np.load(file).tolist())
         if file.suffix == ".npy"

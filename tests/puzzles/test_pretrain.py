@@ -1,4 +1,4 @@
-"""`training/pretrain.py` and `training/evaluate.py`: the original's command lines, said in our options and run.
+"""`training/pretrain.py` and `training/evaluate.py` translate and run the original's command lines.
 
 Referees: the numbers of the original's published run (26,041 steps), the parser of run_puzzle.py for every recipe, and
 run_puzzle.py itself, whose main the script runs.
@@ -64,7 +64,7 @@ def run_of(command: str, size: DataSize = SIXTEEN, here: dict = HERE):
 
 
 def parsed(command: list[str]):
-    """What run_puzzle.py's own parser makes of an equivalent command line."""
+    """Parse an equivalent command line with the parser of run_puzzle.py."""
     return parse_recipe((ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments), command)
 
 
@@ -75,7 +75,7 @@ def script(name: str, words: list[str], monkeypatch) -> None:
 
 @pytest.fixture
 def own_signals():
-    """What a training script does with signals of preemption ends with the test."""
+    """Undo a training script's handling of preemption signals after the test."""
     kinds = (signal.SIGUSR1, signal.SIGTERM)
     mask, handlers = signal.pthread_sigmask(signal.SIG_BLOCK, ()), [signal.getsignal(kind) for kind in kinds]
     yield
@@ -86,7 +86,7 @@ def own_signals():
 
 @pytest.fixture(scope="module")
 def original_folder(tmp_path_factory):
-    """A data set of 4x4 boards in the original's layout of arrays."""
+    """Write a data set of 4x4 boards in the original's layout."""
     splits, info = generated_sudoku(4, num_train=20, num_test=6)
     return write_original(splits, info, tmp_path_factory.mktemp("data") / "sudoku-tiny")
 
@@ -177,7 +177,7 @@ def test_only_a_similar_key_is_suggested(key, meant):
     "words, message",
     [
         ("arch.rope_theta=0", r"arch\.rope_theta=0"),
-        ("arch.hidden_size=30 arch.num_heads=4", "hidden_size=30 .*num_attention_heads=4"),
+        ("arch.hidden_size=30 arch.num_heads=4", "hidden_size=30: .*num_attention_heads=4"),
         ("arch.loss.loss_type=hinge", "loss_type='hinge'"),
         ("arch.pos_encodings=alibi", "pos_encodings='alibi'"),
     ],
@@ -347,7 +347,7 @@ def test_help_names_every_key(monkeypatch, capsys):
 
 
 def test_arrays_of_the_original_load_unchanged(original_folder, tmp_path, monkeypatch):
-    """Requirement N15: what training reads is what the original's files hold."""
+    """Requirement N15: training reads exactly the values in the original's files."""
     monkeypatch.chdir(tmp_path)
     run = run_of(f"{BASIC} data_path={original_folder}".replace("data_path=data/sudoku-extreme-small ", ""))
     assert run["build_data"] == f"import {shlex.quote(str(original_folder))}"

@@ -1,7 +1,7 @@
 """`hrm-hf convert` on files in the layouts of the public checkpoints, served by a loopback Hub.
 
-Referees: the originals' golden tensors, and where there are none for a layout, the model that the file was made from.
-docs/pretrained.md lists the checkpoints and what is known of each one's layout.
+Referees: the originals' golden tensors, or, for layouts without them, the model that was written to the file.
+docs/pretrained.md lists the checkpoints and their layouts.
 """
 
 import json
@@ -32,7 +32,7 @@ IDENTIFIERS = json.dumps(["<blank>"] + ["a"] * 7).encode()
 
 
 def convert(architecture, source, tmp_path, *options):
-    """What the command prints, and the model it wrote."""
+    """Run the command, and return its output and the converted model."""
     out = tmp_path / "ours"
     result = json.loads(call("convert", architecture, source, "--out", out, *options, "--json").stdout)
     return result, AutoModelForPuzzleSolving.from_pretrained(out).eval()
@@ -62,7 +62,7 @@ def test_a_repository_of_hrm_gives_the_golden_logits(hub, tmp_path):
     assert_golden(model, HRM)
     assert result["repository"] == "sapientinc/HRM-checkpoint-sudoku-extreme" and result["commit"] == commit
     assert (tmp_path / "ours/identifiers.json").read_bytes() == IDENTIFIERS
-    assert not any("README" in path for method, path in hub.requests)  # only what is needed is fetched
+    assert not any("README" in path for method, path in hub.requests)  # only the required files are downloaded
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_other_hrm_repositories_restore_their_model(name, fields, task, hub, tmp
 
 @pytest.fixture
 def alphaxiv(hub):
-    """Two kinds of weights under the released names, of another kind each, and nothing else."""
+    """Serve repositories with weights of two kinds under the released names and nothing else."""
     files = {"step_32550_sudoku_epoch50k": TRM_MLP, "step_39060_sudoku_60k_epoch_attn_type": TRM}
     publish("alphaXiv/trm-model-sudoku", {name: saved(compiled(case)) for name, case in files.items()})
 
@@ -195,7 +195,7 @@ def test_a_training_state_of_eqr_gives_its_average_and_the_golden_states(hub, tm
     ],
 )
 def test_tensors_missing_from_the_eqr_average_come_from_the_model(file, puzzles, positions, hub, tmp_path):
-    """As in the released files: a puzzle table, which is no parameter and so is not averaged."""
+    """As in the released files, the puzzle table is not a parameter and therefore is not averaged."""
     fields = {"L_layers": 1, "hidden_size": 32, "puzzle_emb_ndim": 32, "puzzle_emb_len": 2, **positions}
     made = TrmPuzzleForSolving(
         TrmPuzzleConfig(**fields, **puzzles, num_attention_heads=1, random_initial_states=True, update_rate=0.9)
@@ -282,7 +282,7 @@ def test_conversion_back_to_the_successors_is_rejected(architecture, puzzle, tmp
         convert_to_original(puzzle, tmp_path / "back", architecture=architecture)
 
 
-# ---- forms that any repository may have ----
+# ---- any repository ----
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_invalid_model_names_exit_with_status_2_without_requests(source, revisio
 
 
 def test_unknown_model_name_is_reported(hub, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where there is no folder `runs`
+    monkeypatch.chdir(tmp_path)  # has no folder `runs`
     said = call("convert", "hrm", "runs/typo", "--out", tmp_path / "ours", status=2).stderr
     assert "runs/typo" in said and "private" in said
 
@@ -395,7 +395,7 @@ def test_unknown_architecture_with_fitting_tensors_gives_a_warning(tmp_path, cap
     assert "SingleZ" in caplog.text and "compare the accuracy" in caplog.text
 
 
-# ---- what a file may not do ----
+# ---- malicious files ----
 
 
 class Malicious:

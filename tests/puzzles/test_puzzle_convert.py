@@ -1,4 +1,4 @@
-"""Checkpoints in the original's layout convert to ours and back. Referee: the original's weights and logits."""
+"""Conversion of original checkpoints to ours and back. Referee: the original's weights and logits."""
 
 import json
 import sys
@@ -20,14 +20,14 @@ TABLE_ROWS = 8
 
 
 def original_state(case, dtype=torch.float32):
-    """The golden state_dict, initial states in the forward's dtype as the original saves them."""
+    """Return the golden state_dict with initial states in the forward's dtype, as in the original."""
     state = golden.tensors(case, "state_dict/")
     return {name: value.to(dtype) if name.endswith("_init") else value for name, value in state.items()}
 
 
 @pytest.fixture
 def write_original(tmp_path):
-    """Writes a folder as the original does: `write(case, state=..., arch fields=...)`."""
+    """Return a function `write(case, state=..., arch fields=...)` that writes a folder like the original."""
 
     def write(case=HRM, state=None, step=10, identifiers=TABLE_ROWS, run=None, **arch):
         folder = tmp_path / "original"
@@ -77,7 +77,7 @@ def test_round_trip_is_bit_exact(write_original, tmp_path, case, dtype):
     assert after["arch"] == {**before.pop("arch"), "H_layers": 0 if case.architecture == "trm" else 2}
     assert before.items() <= after.items()
     assert (tmp_path / "back/identifiers.json").read_text() == (folder / "identifiers.json").read_text()
-    # and what came back is an original checkpoint again
+    # the result is an original checkpoint again
     convert_original(tmp_path / "back", tmp_path / "again", case.architecture)
     again = AutoModelForPuzzleSolving.from_pretrained(tmp_path / "again").state_dict()
     assert all(torch.equal(again[our_name(name)], value.float()) for name, value in state.items())
@@ -159,11 +159,11 @@ def test_a_missing_or_broken_config_is_named(write_original, tmp_path):
     [
         ({"H_cycles": "two"}, "'H_cycles' .*'two'"),
         ({"pos_encodings": "alibi"}, "pos_encodings='alibi'"),
-        ({"num_heads": 3}, "hidden_size=64 .*num_attention_heads=3"),
+        ({"num_heads": 3}, "hidden_size=64: .*num_attention_heads=3"),
         ({"name": NAMES["trm"]}, "arch.name="),
         ({"loss": {"loss_type": "focal"}}, "loss_type='focal'"),
         ({"rope_theta": "fast"}, r"all_config\.yaml: arch\.rope_theta='fast'"),
-        ({"rope_theta": 0}, r"arch\.rope_theta=0;"),
+        ({"rope_theta": 0}, r"arch\.rope_theta=0: "),
         ({"rope_theta": -1.5}, r"arch\.rope_theta=-1\.5"),
         ({"rope_theta": float("nan")}, r"arch\.rope_theta=nan"),
         ({"rope_theta": float("inf")}, r"arch\.rope_theta=inf"),
@@ -197,7 +197,7 @@ def test_unsupported_fields_are_reported(write_original, tmp_path, caplog):
     assert "does not have: ['causal']" in caplog.text
 
 
-# Sizes that all_config.yaml does not say
+# Sizes that are not in all_config.yaml
 
 
 def with_vocabulary(vocab_size, case=HRM):

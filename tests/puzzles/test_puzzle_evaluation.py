@@ -1,4 +1,4 @@
-"""Figures of an evaluation, checked on models whose answers, steps and confidence are known."""
+"""Metrics of an evaluation, for models with known answers, steps and confidence."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def data():
 
 
 class Scripted(HrmPuzzleForSolving):
-    """Puzzle i (its number is its identifier) is solved after i % 4 + 1 steps, but puzzles from 8 on never are."""
+    """Model that solves puzzle i (its identifier) after i % 4 + 1 steps if i < 8, otherwise never."""
 
     def __init__(self, labels, **fields):
         super().__init__(HrmPuzzleConfig(**{**CONFIG, "num_puzzle_identifiers": 10, **fields}))
@@ -103,7 +103,7 @@ def test_metrics_do_not_depend_on_the_batch_size(data):
     results = [evaluate_puzzles(model, *data, batch_size=size, max_steps=5) for size in (1, 4, 10)]
     for result in results:
         del result["puzzles_per_second"]
-        result["ece"] = result["reliability"] = None  # sums of floats, in another order
+        result["ece"] = result["reliability"] = None  # floats are summed in another order
     assert results[0] == results[1] == results[2]
 
 
@@ -167,7 +167,7 @@ def test_the_same_seed_gives_the_same_evaluation_and_leaves_other_random_numbers
 
 
 def test_rules_choose_restarts_only_for_tasks_with_rules(data):
-    """A model that is right in its second run, and less sure of it."""
+    """The model is correct in its second run, with lower confidence than in the first."""
 
     class Second(HrmPuzzleForSolving):
         def run(self, input_ids, puzzle_identifiers, settings, *args):
@@ -259,7 +259,7 @@ def test_difficulty_is_binned_by_value_or_into_similar_counts():
     ]  # fmt: skip
     assert table[1]["exact_accuracy_interval"] == list(wilson_interval(1, 2))
     rng = np.random.default_rng(0)
-    ratings = np.concatenate([np.zeros(500), rng.geometric(0.02, 500)])  # half of one value, and many others
+    ratings = np.concatenate([np.zeros(500), rng.geometric(0.02, 500)])  # half of the values are equal
     solved = rng.random(1000) < 0.5
     table = accuracy_by_difficulty(ratings, solved)
     assert sum(row["count"] for row in table) == 1000 and len(table) <= 8

@@ -1,4 +1,4 @@
-"""Plots: which cells are marked, and that files are what their names say. How they look was judged by eye."""
+"""Plots: marked cells and file formats. The appearance was checked by eye."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_a_png_shows_the_board(board, tmp_path):
 def test_a_gif_has_a_frame_for_the_puzzle_and_each_step(board, tmp_path):
     path = plot_trajectory(board[0], trajectory(board, 3), SUDOKU, tmp_path / "a.gif", solution=board[1])
     with Image.open(path) as image:
-        # The second step repeats the first, and Pillow may join equal frames; headings differ, so none are joined.
+        # The second step repeats the first, and Pillow merges equal frames, but the different titles prevent that.
         assert image.format == "GIF" and image.n_frames == 4
 
 

@@ -1,4 +1,4 @@
-"""The pipeline: reading, voting and restarts, with random models and with oracles (referee: the Sudoku solver)."""
+"""Pipeline: reading, voting and restarts, with random models and oracles (referee: the Sudoku solver)."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ SUDOKU_4 = config("sudoku", 4, 4, 6)
 
 
 class Oracle(HrmPuzzleForSolving):
-    """Answers by `answer(tokens [S]) -> tokens [S]` instead of by its weights, and remembers what it was asked."""
+    """Model that answers with `answer(tokens [S]) -> tokens [S]` and records its calls."""
 
     def __init__(self, config, answer, q_halt=lambda row, noise: 2.0):
         super().__init__(config)
@@ -138,7 +138,7 @@ def test_more_votes_than_a_maze_has_symmetries_is_an_error():
 def test_votes_are_weighted_by_confidence():
     puzzle, first = puzzles_4x4(1)[0], []
 
-    def answer(tokens):  # right in one view, the puzzle itself; the same wrong answer (all blank) in the others
+    def answer(tokens):  # correct in the first view, the same wrong answer (all blank) in the others
         first.append(tokens)
         return solve_sudoku(tokens) if len(first) == 1 else np.ones_like(tokens)
 
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_restarts():
     torch.manual_seed(2)
     state = torch.get_rng_state()
     assert solve(puzzle, restarts=3, noise=2.0, seed=5) == first
-    assert torch.equal(torch.get_rng_state(), state)  # the caller's random numbers are left alone
+    assert torch.equal(torch.get_rng_state(), state)  # the caller's random state is unchanged
 
 
 @pytest.mark.parametrize("options", [{"restarts": 2, "noise": 0.0}, {"noise": 0.3}])
@@ -196,7 +196,7 @@ def test_noise_and_restarts_need_each_other(options):
 
 
 def run_of(answers, q_values):
-    """An oracle whose runs, one board a time, give these answers with these q values."""
+    """Return an oracle whose runs give these answers and q values, one board at a time."""
     answers, q_values = iter(answers), iter(q_values)
     return solver_of(SUDOKU_4, lambda tokens: next(answers), q_halt=lambda row, noise: next(q_values))
 
@@ -237,8 +237,8 @@ def test_the_fast_check_of_answers_agrees_with_the_rules(size):
     task, rng = puzzle_task(config("sudoku", size, size, size + 2)), np.random.default_rng(0)
     pairs = [np.stack(pair) + 1 for pair in sudoku_generation.generate(size, 20, {4: 6, 6: 14, 9: 40}[size], seed=1)]
     questions, answers = np.stack(pairs, axis=1).astype(int)
-    answers[5:15, 0] = rng.integers(0, size + 2, 10)  # a cell that another digit, a blank or padding may be in
-    answers[15:] = np.roll(answers[15:], 1, axis=0)  # valid boards, of other puzzles
+    answers[5:15, 0] = rng.integers(0, size + 2, 10)  # change one cell to another digit, a blank or padding
+    answers[15:] = np.roll(answers[15:], 1, axis=0)  # valid boards of other puzzles
     expected = [not task.violations(*pair) for pair in zip(questions, answers)]
     assert task.obeys(questions, answers).tolist() == expected
     assert sum(expected[:5]) == 5 and not any(expected[15:]) and not all(expected[5:15])
@@ -253,7 +253,7 @@ def test_the_check_of_mazes_agrees_with_the_rules():
 
 
 def test_trajectory_shows_the_winning_view_in_the_original_orientation():
-    rising = iter(range(5))  # the last view, a random one, is the surest
+    rising = iter(range(5))  # the last view, a random one, has the highest confidence
     solve, _ = solver_of(SUDOKU_4, solve_sudoku, q_halt=lambda row, noise: next(rising))
     puzzle = puzzles_4x4(1)[0]
     result = solve(puzzle, votes=5, return_trajectory=True)
@@ -339,7 +339,7 @@ ARC_NAMES = ["<blank>", "abc", "abc|||t1|||0234567891", "abc|||t6|||0987654321"]
 
 
 def flip_columns(tokens):
-    """An ARC rule that symmetries and colours turn into itself: rotation by 180 degrees."""
+    """Rotate by 180 degrees, an ARC rule that commutes with symmetries and colors."""
     return encode_grid(np.rot90(crop_prediction(tokens), 2)).astype(int)
 
 

@@ -1,6 +1,6 @@
-"""One optimizer step per ACT step, exact resume, skipped non-finite steps, whole checkpoints.
+"""One optimizer step per ACT step, exact resume, skipped nonfinite steps, complete checkpoints.
 
-Referees: an uninterrupted run, and a training loop written out by hand. Losses of a resumed run are compared exactly:
+Referees: an uninterrupted run, and a hand-written training loop. Losses of a resumed run are compared exactly, since
 it does the same arithmetic on the same numbers.
 """
 
@@ -42,12 +42,12 @@ TIMES = {
     "steps_per_second",
     "samples_per_second",
     "epoch",
-}  # logged, but not part of what a resumed run repeats
+}  # logged, but not repeated exactly by a resumed run
 
 
 @pytest.fixture(scope="session")
 def sudoku():
-    """4x4 boards, given puzzle identifiers so that there is a table to train."""
+    """Build 4x4 boards with puzzle identifiers, so that there is a table to train."""
     splits, _ = generated_sudoku(4, num_train=24, num_test=10)
     rows = {name: PuzzleRows(split) for name, split in splits.items()}
     for split in rows.values():
@@ -57,7 +57,7 @@ def sudoku():
 
 @pytest.fixture
 def make_trainer(sudoku, tmp_path):
-    """`make_trainer(model or architecture, **arguments)`: a trainer on the CPU that logs every step."""
+    """Return `make_trainer(model or architecture, **arguments)` for CPU trainers that log every step."""
 
     def make(model="hrm", train=None, **arguments):
         model = tiny.model(model) if isinstance(model, str) else model
@@ -73,7 +73,7 @@ def make_trainer(sudoku, tmp_path):
 
 
 def logged(trainer) -> list[dict]:
-    """What was logged at each training step, but for times."""
+    """Return the logs of each training step, without times."""
     return [
         {name: value for name, value in entry.items() if name not in TIMES}
         for entry in trainer.state.log_history
@@ -86,12 +86,12 @@ def weights(model) -> dict[str, torch.Tensor]:
 
 
 def inner_optimizers(trainer) -> list[torch.optim.Optimizer]:
-    """The optimizers behind accelerate's wrapper and ours."""
+    """Return the optimizers inside accelerate's and our wrappers."""
     return getattr(trainer.optimizer, "optimizer", trainer.optimizer).optimizers
 
 
 def spy(trainer) -> list[dict]:
-    """Records the carry after each training step, and which slots were free to take a row before it."""
+    """Record the carry after each training step, and which slots were free before it."""
     seen, step = [], trainer.training_step
 
     def recorded(*args, **kwargs):
@@ -105,7 +105,7 @@ def spy(trainer) -> list[dict]:
 
 
 def break_at(model, steps, how="loss", calls=None) -> None:
-    """Makes the losses (and the latents of slot 1, if how="latents") of the numbered training steps NaN."""
+    """Set the loss (with how="latents" also the latents of slot 1) of the given training steps to NaN."""
     original, calls = model.act_step, itertools.count(1) if calls is None else calls
 
     def act_step(*args):
@@ -124,7 +124,7 @@ def break_at(model, steps, how="loss", calls=None) -> None:
 
 
 def test_a_compiled_run_compiles_only_the_act_step(make_trainer, monkeypatch):
-    monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)  # "eager" needs none
+    monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)  # "eager" needs no compiler
     plain = make_trainer()
     plain.train()
     trainer = make_trainer(torch_compile=True, torch_compile_backend="eager")
@@ -270,12 +270,12 @@ def test_only_rows_of_used_puzzles_move_by_sign_descent(make_trainer, sudoku):
     moved = (trainer.model.model.puzzle_emb.weight - before) / 0.01
     assert not moved[[0, 2, 4]].any()
     assert moved[[1, 3]].any(dim=1).all()
-    # Whole steps of lr; 1e-3 is float32 rounding of values around 1, seen in units of 0.01.
+    # Multiples of lr; 1e-3 allows for float32 rounding of values around 1, in units of 0.01.
     torch.testing.assert_close(moved, moved.round(), rtol=0, atol=1e-3)
 
 
 def test_the_table_is_the_same_tensor_after_the_model_was_moved(make_trainer):
-    # What accelerate does to a model that the optimizer has been made for, under DDP on CPUs.
+    # What accelerate does, under DDP on CPUs, to a model that already has an optimizer.
     model = tiny.model("trm")
     table = model.model.puzzle_emb.weight
     model.to("cpu:0")
@@ -322,7 +322,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make_trainer, archi
     whole = make_trainer(tiny.model(architecture, **BOARDS_4X4), **options)
     assert whole.model.config.halt_exploration_prob > 0
     whole.train()
-    torch.manual_seed(999)  # another process starts elsewhere in the random numbers, and with other weights
+    torch.manual_seed(999)  # another process starts with different random state and weights
     resumed = make_trainer(tiny.model(architecture, seed=3, **BOARDS_4X4), **options)
     resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-5")
     assert len(logged(whole)) == 14
@@ -370,7 +370,7 @@ def test_a_finished_run_saves_averaged_weights_and_the_raw_ones_beside_them(make
     assert torch.equal(saved["model.puzzle_emb.weight"], raw["model.puzzle_emb.weight"])
     kept = load_file(tmp_path / "run" / RAW_WEIGHTS_FILE)
     assert_copied(kept, {name: raw[name] for name in averaged})
-    assert_copied(weights(trainer.model), raw)  # and training could go on
+    assert_copied(weights(trainer.model), raw)  # training can continue
     loaded = AutoModelForPuzzleSolving.from_pretrained(tmp_path / "run")
     assert torch.equal(loaded.lm_head.weight, averaged["lm_head.weight"])
 
@@ -383,7 +383,7 @@ def test_a_checkpoint_keeps_raw_weights_as_the_model_and_the_average_beside_them
     assert_copied(load_file(folder / WEIGHT_AVERAGE_FILE), trainer.average.shadow)
 
 
-# ---- losses that are not finite ----
+# ---- nonfinite losses ----
 
 
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])
@@ -410,7 +410,7 @@ def test_skipped_steps_are_counted_in_the_log(make_trainer):
 
 
 def test_a_slot_with_nonfinite_latents_starts_its_next_row(make_trainer, sudoku):
-    model = tiny.model("trm", undecided=False)  # no slot halts by itself
+    model = tiny.model("trm", undecided=False)  # no slot halts on its own
     break_at(model, {2}, how="latents")
     trainer = make_trainer(model, max_steps=4)
     seen = spy(trainer)
@@ -450,7 +450,7 @@ def test_a_resumed_run_remembers_the_skipped_steps(make_trainer):
     assert [entry.get("nonfinite_steps") for entry in logged(resumed)] == [None, None, 1, 2, 2]
 
 
-# ---- precision and what is refused ----
+# ---- precision and rejected arguments ----
 
 
 def test_bf16_is_the_dtype_of_activations_not_of_weights(make_trainer):
@@ -501,7 +501,7 @@ def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make_traine
     with trainer.averaged_weights():
         of_average = by_hand()
     assert {"exact_accuracy", "cell_accuracy", "average_steps", "ece", "count"} <= of_average.keys()
-    # Batches of another size may sum in another order, which the calibration error shows.
+    # Batches of other sizes may sum in another order, which changes the calibration error slightly.
     close = pytest.approx(of_average, abs=1e-4)
     assert {n: metrics[f"eval_{n}"] for n in of_average} == close
     assert of_raw != close
@@ -534,7 +534,7 @@ def test_the_best_checkpoint_is_restored_with_its_average(make_trainer, monkeypa
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    """A run's folder with three whole checkpoints of small files."""
+    """Create a run folder with three complete checkpoints of small files."""
     for step in (2, 4, 10):
         folder = tmp_path / "run" / f"checkpoint-{step}"
         folder.mkdir(parents=True)
@@ -648,7 +648,7 @@ def test_a_disk_that_fills_up_at_the_manifest_is_reported(make_trainer, monkeypa
 
 
 def test_an_interrupted_overwrite_leaves_an_incomplete_checkpoint(make_trainer, monkeypatch, tmp_path):
-    # An old manifest would vouch for a mixture of both.
+    # An old manifest would confirm a mixture of both checkpoints.
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     make_trainer(**options).train()
 

@@ -1,6 +1,6 @@
-"""Symmetries drawn on the fly: they are symmetries, all of them come, and what comes depends on seed and position.
+"""Random symmetries are valid, occur equally often, and depend only on seed and position.
 
-Referees: the checker of Sudoku rules, `dihedral` for mazes, ARC's own encoder, and counting.
+Referees: the Sudoku rules, `dihedral` for mazes, the ARC encoder, and counts.
 """
 
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ PINNED = [[3370201870272828264, 3563684007782942589], [17261686997450993842, 805
 
 
 def board(task="sudoku", size=9, **fields) -> SimpleNamespace:
-    """The fields of a model's config that say what a board looks like."""
+    """Return the fields of a model's config that describe the board."""
     defaults = {"task": task, "grid_shape": [size, size], "box_shape": None, "vocab_size": 6, "puzzle_emb_ndim": 0}
     if task == "sudoku":
         defaults |= {"box_shape": list(BOX_SHAPES[size]), "vocab_size": size + 2}
@@ -30,7 +30,7 @@ def board(task="sudoku", size=9, **fields) -> SimpleNamespace:
 
 
 def drawn(config, inputs, labels=None, positions=None, seed=0) -> tuple[np.ndarray, np.ndarray]:
-    """Forms of one board [S], one for each position."""
+    """Return symmetric copies of one board [S], one for each position."""
     positions = np.arange(200) if positions is None else positions
     grids = {"input_ids": inputs, "labels": inputs if labels is None else labels}
     rows = {
@@ -115,7 +115,7 @@ def test_mazes_appear_in_all_rotations_and_reflections_with_their_path(shape, sy
 
 def test_both_grids_of_an_arc_pair_are_transformed_alike():
     rng = np.random.default_rng(0)
-    grid, answer = rng.integers(0, 10, (4, 28)), rng.integers(0, 10, (3, 2))  # no room to turn it where it stands
+    grid, answer = rng.integers(0, 10, (4, 28)), rng.integers(0, 10, (3, 2))  # too large to rotate in place
     inputs, labels = encode_pair(grid, answer, (20, 1))
     forms, answers = drawn(board("arc", grid_shape=[FRAME, FRAME], vocab_size=12), inputs, labels)
     kinds = set()
@@ -136,7 +136,7 @@ def test_both_grids_of_an_arc_pair_are_transformed_alike():
 
 
 def _recolored(grid: np.ndarray, seen: np.ndarray) -> dict[int, int] | None:
-    """The colors that make `grid` what is seen, if there are such."""
+    """Return the color map from `grid` to `seen`, or None if there is none."""
     if grid.shape != seen.shape:
         return None
     colors = dict(zip(grid.reshape(-1).tolist(), seen.reshape(-1).tolist()))
@@ -162,11 +162,11 @@ def test_boards_without_known_symmetries_are_rejected(config, message):
         RandomSymmetries(config, 0)
 
 
-# ---- what is drawn ----
+# ---- random draws ----
 
 
 def test_keys_are_machine_independent_and_depend_on_every_argument():
-    # Written down by another process: integer arithmetic promises it for good.
+    # Recorded from another process; integer arithmetic guarantees that it never changes.
     assert random_keys(42, 0, np.array([0, 7]), 2).tolist() == PINNED
     many = [random_keys(seed, purpose, np.arange(50), 4) for seed in (0, 1, -1, 2**63) for purpose in (0, 1)]
     assert len(np.unique(np.concatenate(many))) == 8 * 50 * 4
@@ -180,7 +180,7 @@ def stream(slots=4, seed=0, **options) -> CarryDataLoader:
 
 
 def boards(streams, batches: int, first: int = 0) -> list[list[list[int]]]:
-    """Boards that each slot was given, when slots halt at moments that depend on slot and batch alone."""
+    """Return the boards that each slot received, with slots halting depending only on slot and batch."""
     total = sum(one.slots for one in streams)
     seen = [[] for _ in range(total)]
     halting = np.random.default_rng(0).random((first + batches, total)) < 0.5
@@ -212,5 +212,5 @@ def test_a_restored_stream_continues_with_the_same_forms():
 def test_rows_get_new_forms_each_time_and_for_each_seed():
     one = boards([stream()], 100)
     given = [tuple(form) for slot in one for form in slot]
-    assert len(set(given)) > 0.95 * len(given) > 150  # 12 rows; two forms may be equal by chance
+    assert len(set(given)) > 0.95 * len(given) > 150  # 12 rows; two copies may be equal by chance
     assert boards([stream(seed=1)], 100) != one

@@ -1,6 +1,6 @@
-"""`training/run_puzzle.py` from a data set to a results folder: end to end, killed and resumed, on two processes.
+"""`training/run_puzzle.py` from data set to results: end to end, killed and resumed, on two processes.
 
-Referee of a killed run: the same run left alone, loss by loss. Referee of two processes: one with twice the slots.
+Referee for killed runs: the losses of the uninterrupted run. For two processes: one process with twice the slots.
 """
 
 import json
@@ -33,7 +33,7 @@ SCRIPT = str(SCRIPTS / "run_puzzle.py")
 
 @pytest.fixture
 def run(monkeypatch):
-    """A function that runs the script to its end: in this process, or in several of their own."""
+    """Return a function that runs the script to its end, in this process or in several new ones."""
 
     def start(args: list[str], processes: int = 1) -> None:
         if processes == 1:
@@ -47,7 +47,7 @@ def run(monkeypatch):
 
 
 def losses(out: Path) -> dict[int, float]:
-    """The loss logged at each step of a finished run; every step once."""
+    """Return the loss logged at each step of a finished run, each step once."""
     history = json.loads((out / "trainer_state.json").read_text())["log_history"]
     found = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
     assert len(found) == len(dict(found))
@@ -69,7 +69,7 @@ def start_weights(tmp_path_factory):
 
 @pytest.fixture
 def arguments(tmp_path, puzzles, start_weights):
-    """Command-line arguments of a tiny run: `arguments("name", weights=..., option=value, ...)`."""
+    """Return `arguments("name", weights=..., option=value, ...)`, the command line of a tiny run."""
 
     def build(name, weights="exploring", **options):
         recipe = {**RECIPE, "data_path": str(puzzles), "model_name_or_path": str(start_weights / weights)}
@@ -124,7 +124,7 @@ def test_a_recipe_run_saves_everything_that_a_result_needs(run, tmp_path):
     assert json.loads((out / "identifiers.json").read_text()) == ["<blank>"]
     assert (out / "training.png").read_bytes()[:4] == (out / "evaluation.png").read_bytes()[:4] == b"\x89PNG"
 
-    # The folder alone gives the same evaluation, with the steps that the run was evaluated with and not trained with.
+    # The saved folder gives the same evaluation, with the run's evaluation steps instead of its training steps.
     assert saved["config_overrides"] and results["metrics"]["max_steps"] == 6
     model = AutoModelForPuzzleSolving.from_pretrained(out)
     held_out = PuzzleRows(generated_sudoku(4, num_train=30, num_test=8)[0]["test"])
@@ -173,7 +173,7 @@ def step_of(folder: Path) -> int:
 
 
 def resume_arguments(out: Path) -> list[str]:
-    """What a user would do: "last", or "last-complete" once the script has said that the last one is damaged."""
+    """Resume like a user: from "last", or "last-complete" if the script reports a corrupted checkpoint."""
     available = list_checkpoints(out)
     if not any(not find_corruption(folder) for folder in available):
         return []
@@ -204,14 +204,14 @@ def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(run, argum
     for name in expected.keys() - {table}:
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5, msg=name)
     before = tiny.model("trm").model.puzzle_emb.weight
-    # The table is a buffer, which `module.to(device)` may replace by a copy that the optimizer does not know.
+    # The table is a buffer, which `module.to(device)` may replace with a copy unknown to the optimizer.
     moved = (found[table] - before).abs().amax(dim=1)
     assert moved[0] == 0 and (moved[1:] > 0).all()
     evaluated = json.loads((two / "results.json").read_text())["metrics"]
     rows = PuzzleRows(load_puzzle_dataset(puzzles, "test"))
     model = AutoModelForPuzzleSolving.from_pretrained(two)
     by_one = evaluate_puzzles(model, rows.input_ids, rows.labels, rows.puzzle_identifiers, batch_size=3, halt="fixed")
-    for name in by_one.keys() - {"puzzles_per_second", "ece", "reliability"}:  # confidences are sums in another order
+    for name in by_one.keys() - {"puzzles_per_second", "ece", "reliability"}:  # confidences: another order of sums
         assert evaluated[name] == by_one[name], name
     assert evaluated["ece"] == pytest.approx(by_one["ece"], abs=1e-5)
 

@@ -1,4 +1,4 @@
-"""Search with the model's guesses. Referees: published solutions of hard boards, and the Sudoku solver."""
+"""Search with guesses ordered by the model. Referees: published solutions, and the Sudoku solver."""
 
 import json
 
@@ -43,7 +43,7 @@ def tokens(board):
 
 
 def knowing(solution, doubt=0.0):
-    """Scores [81, 11] of one who knows the solution, but for a share of cells, where another digit is the likelier."""
+    """Return scores [81, 11] that favor the solution, except for another digit in a share of cells."""
     scores = np.full((81, 11), 0.01)
     scores[np.arange(81), tokens(solution)] = 1.0
     wrong = np.random.default_rng(0).random(81) < doubt
@@ -105,11 +105,11 @@ def test_the_pipeline_answers_hard_boards_with_an_untrained_model(options):
             "solved", "complete", "nodes", "nodes_without_model",
         }  # fmt: skip
         assert result["search"]["nodes_without_model"] == search_sudoku(tokens(row["puzzle"])).nodes
-    assert "search" not in solve(rows[0])  # and by default there is none
+    assert "search" not in solve(rows[0])  # no search by default
 
 
 def test_views_are_undone_before_their_probabilities_order_the_guesses():
-    """A model that knows the answer in whatever view it is shown: no view may add a wrong guess."""
+    """The model knows the answer in every view, so no view may add a wrong guess."""
     puzzle, solution = HARDEST, HARD[HARDEST]
 
     class Knowing(HrmPuzzleForSolving):

@@ -1,4 +1,4 @@
-"""The trained models in the package: there, small, used where no model is named, and like any other on a Hub."""
+"""Shipped models are small, used by default, and can be pushed and pulled like any other."""
 
 import json
 from pathlib import Path

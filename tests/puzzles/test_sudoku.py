@@ -1,7 +1,7 @@
 """Sudoku: notation, solver, generator, augmentation, readers, command line.
 
-Referees that are not ours: the 20,000 published puzzles of shared/data (their ratings come from another solver), and
-the brute force below, which knows nothing but the rules.
+Independent referees: the 20,000 published puzzles in shared/data (rated by another solver), and the brute-force solver
+below, which uses only the rules.
 """
 
 import csv
@@ -30,7 +30,7 @@ needs_hard = pytest.mark.skipif(not HARD.exists(), reason=f"{HARD} is absent")
 
 
 def brute_force(board, limit):
-    """All solutions up to `limit`, by trying every digit in the first blank cell."""
+    """Find up to `limit` solutions by trying every digit in the first blank cell."""
     size = int(len(board) ** 0.5)
     box_rows, box_cols = BOXES[size]
     if 0 not in board:
@@ -51,7 +51,7 @@ def brute_force(board, limit):
 
 
 def grids_by_permutations():
-    """Every solved 4x4 board, from all choices of four rows."""
+    """Return every solved 4x4 board, from all choices of four rows."""
     rows = list(itertools.permutations((1, 2, 3, 4)))
     grids = set()
     for four in itertools.product(rows, repeat=4):
@@ -144,7 +144,7 @@ def test_a_token_outside_the_vocabulary_cannot_be_decoded():
     "board, answer, problems",
     [
         ("1...", SOLVED_4, []),
-        ("....", "2" + SOLVED_4[1:], [f"{unit} 1 holds 2 2 times" for unit in ("row", "column", "box")]),
+        ("....", "2" + SOLVED_4[1:], [f"{unit} 1 has 2 2 times" for unit in ("row", "column", "box")]),
         (
             "4" + "." * 15,
             SOLVED_4[:15] + ".",
@@ -235,7 +235,7 @@ pairs = [pair for how in ((4, 50, 6), (6, 3, 14), (9, 2, 30)) for pair in sudoku
 pairs += maze.generate(11, 12, 3, 1)
 digest = hashlib.sha256(b"".join(a.tobytes() + b.tobytes() for a, b in pairs)).hexdigest()
 """
-# The builders need neither torch nor datasets; a bare package in place of hrm_hf/__init__.py spares their import.
+# The builders need neither torch nor datasets; an empty hrm_hf package avoids importing them.
 BARE_PACKAGE = """
 import sys, types
 sys.modules["hrm_hf"] = types.ModuleType("hrm_hf")
@@ -273,7 +273,7 @@ def test_augmented_puzzles_stay_valid_and_uniquely_solvable(size, clues):
 
 
 def test_augmentation_transposes_about_half_of_the_square_boards():
-    # Marked cells fill row 1 of the board: they fill a row of the new one, or a column if it was transposed.
+    # Marked cells fill row 1; in the copy they fill a row, or a column if it was transposed.
     solution = next(sudoku_generation.generate(9, 1, 40))[1]
     marked = np.where(np.arange(81) < 9, solution, 0)
     boards, _ = sudoku.augment(marked, solution, 400, np.random.default_rng(0))

@@ -1,6 +1,6 @@
-"""The Sudoku solver on many boards, and portions of generated puzzles.
+"""Batched Sudoku solver, and portions of generated puzzles.
 
-The referee is the plain solver of the benchmarks, which goes board by board.
+Referee: the simple solver of the benchmarks, which solves one board at a time.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def stream(size=9, seed=5):
 
 
 def dig_cell_by_cell(solution, order, target):
-    """What `dig` promises, in the plainest way."""
+    """Dig cell by cell, as a simple reference for `dig`."""
     board = solution.copy()
     for cell in order:
         if np.count_nonzero(board) == target:
@@ -43,10 +43,10 @@ def test_random_grids_are_solved_and_distinct(size):
 
 
 def test_every_filling_of_the_diagonal_boxes_of_6x6_can_be_completed():
-    # Up to the names of digits there are 720; random_grids would wait for ever for one that cannot.
+    # There are 720 up to permutations of digits; random_grids would never finish if one could not be completed.
     grids = random_grids(6, 20_000, stream(6))
     second = grids[:, [15, 16, 17, 21, 22, 23]]
-    names = np.argsort(grids[:, [0, 1, 2, 6, 7, 8]], axis=1)  # by digit, its place in the first box
+    names = np.argsort(grids[:, [0, 1, 2, 6, 7, 8]], axis=1)  # position of each digit in the first box
     assert len({tuple(row) for row in np.take_along_axis(names, second.astype(np.intp) - 1, axis=1)}) == 720
 
 

@@ -267,7 +267,7 @@ def test_puzzle_with_two_solutions_is_rejected_with_both_lines(tmp_path):
     first, second = ("1234341221434321", "1234341243212143")
     puzzle = "".join(x if x == y else "." for x, y in zip(first, second))
     path = write_csv(tmp_path / "s.csv", [(BOARD, SOLVED), (puzzle, first), (puzzle, second)])
-    with pytest.raises(ValueError, match=r"s\.csv, line 4: .*s\.csv, line 3 .*solution"):
+    with pytest.raises(ValueError, match=r"s\.csv, line 4: .*s\.csv, line 3, .*solution"):
         sudoku.sudoku_from_source(path)
 
 
@@ -277,7 +277,7 @@ def test_equal_mazes_are_skipped_and_conflicting_ones_rejected(tmp_path):
     assert [len(splits[name]) for name in ("train", "test")] == [1, 1]
     assert info.repeated["equal to another in train, left out"] == 1
     detour = ("S  #  G  ", "Soo# oGoo")
-    with pytest.raises(ValueError, match=r"m\.csv, line 3: .*line 2 .*solution"):
+    with pytest.raises(ValueError, match=r"m\.csv, line 3: .*line 2, .*solution"):
         maze.mazes_from_source(write_csv(tmp_path / "m.csv", [one, detour]))
 
 

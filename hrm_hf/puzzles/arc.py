@@ -127,8 +127,7 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
 def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task", source: str = "") -> ArcTask:
     """Validate `{"train": [{"input", "output"}, ...], "test": [...]}` and convert its grids to arrays.
 
-    Raises:
-        ValueError: If the task is malformed; the message names `where` (the file), the task and the pair.
+    Raise ValueError if the task is malformed; the message names `where` (the file), the task and the pair.
     """
     where = f"{where}: task {name!r}"
     if not isinstance(raw, dict) or not all(isinstance(raw.get(part), list) for part in ("train", "test")):
@@ -144,9 +143,7 @@ def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task",
         raise ValueError(f"{where} needs {'train and test pairs' if evaluated else 'at least one pair'}; add them")
     trained = (*pairs["train"], *(() if evaluated else pairs["test"]))
     if hidden := sum(pair.output is None for pair in trained):
-        raise ValueError(
-            f"{where} has {hidden} training pairs without 'output'; add the outputs, or evaluate the task"
-        )
+        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add solutions or evaluate it")
     return ArcTask(name, pairs["train"], pairs["test"], evaluated, source)
 
 
@@ -316,9 +313,7 @@ def build_arc(
     without shifts. Identifiers number the sorted tasks and their augmentations from 1.
 
     Args:
-        tasks: Tasks from `read_tasks`.
-        num_aug: Variants per task in addition to the original.
-        seed: Seed of the variants and offsets.
+        tasks: From `read_tasks`. num_aug: Variants per task besides the original. seed: Seed of variants and offsets.
         cache_dir: Folder for the Arrow files. By default a folder in the `datasets` cache (HF_DATASETS_CACHE), deleted
             at exit. The full ARC data needs about 8 GB.
 

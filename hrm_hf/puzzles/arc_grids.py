@@ -105,10 +105,8 @@ def identifier_name(task: str, transform: int, colors: np.ndarray) -> str:
 def parse_identifier(name: str) -> tuple[str, int, np.ndarray]:
     """Split an identifier of TRM or HRM (`task_t3_0251346789`) into task, symmetry and color map.
 
-    The color map, uint8 [10], has the new color of each color. A task name alone stands for the unchanged task.
-
-    Raises:
-        ValueError: If the identifier is malformed, or its digits are not a permutation of 0..9.
+    The color map, uint8 [10], has the new color of each color. A task name alone stands for the unchanged task. Raise
+    ValueError if the identifier is malformed, or its digits are not a permutation of 0..9.
     """
     match = TRM_IDENTIFIER.fullmatch(name) or HRM_IDENTIFIER.fullmatch(name)
     if match is None:

@@ -76,8 +76,7 @@ class ArcVoting:
         """Add the votes of n rows and return how many voted (rows with the blank identifier do not vote).
 
         Args:
-            input_ids, predictions: Tokens [n, 900].
-            puzzle_identifiers, q_halt_logits: Arrays [n].
+            input_ids, predictions: Tokens [n, 900]. puzzle_identifiers, q_halt_logits: Arrays [n].
 
         Raises:
             ValueError: If an identifier is unknown, q is NaN, or an input is not a test input of its task.
@@ -244,9 +243,7 @@ class ArcTaskSolving(PuzzleTask):
                 logger.warning(text, votes, len(views), puzzle.name)
             return views
         if self.config.puzzle_emb_ndim and self.config.num_puzzle_identifiers > 1:
-            text = (
-                "task %r has no row in the puzzle table (see %s), so a correct answer is unlikely; train on it first"
-            )
+            text = "task %r has no row in the puzzle table (see %s); train on it, or expect a wrong answer"
             logger.warning(text, puzzle.name, IDENTIFIERS_FILE)
         variants = augmentations(puzzle.source, votes - 1, int(rng.integers(2**31)))
         return [ArcView(name, 0) for name, _ in variants]

@@ -1,11 +1,9 @@
 """Data loader for ACT training, in which each batch slot strides through one seeded order of the rows.
 
 With B slots over all processes, slot s takes the examples at positions s, s + B, s + 2B, ... of an endless sequence of
-shuffled epochs. This design has three properties:
-
-- A slot moves on only when its example has halted, so no example is dropped.
-- A slot's next example does not depend on the other slots, so one process with B slots and two with B/2 see the same.
-- The position of a slot is a single integer, so a resumed run continues exactly.
+shuffled epochs. A slot moves on only when its example has halted, so no example is dropped. A slot's next example does
+not depend on the other slots, so one process with B slots and two with B/2 see the same examples. The position of a
+slot is a single integer, so a resumed run continues exactly.
 
 As in the original, an epoch has one puzzle per group (a task with its augmentations): groups are shuffled, one puzzle
 of each group is drawn, and the examples of that puzzle are shuffled.
@@ -70,9 +68,8 @@ class PuzzleRows:
             below = (column < 0) & ((column != IGNORE_LABEL) | (name == "input_ids"))
             for row, cell in np.argwhere(below | (column >= config.vocab_size))[:1]:
                 raise ValueError(
-                    f"{name} of row {row}, cell {cell} is {column[row, cell]}; must be in [0, "
-                    f"{config.vocab_size - 1}] (the model's vocab_size is {config.vocab_size}), or -100 for a label "
-                    "to ignore"
+                    f"{name} of row {row}, cell {cell} is {column[row, cell]}; must be below the model's vocab_size "
+                    f"{config.vocab_size} and not negative, or -100 for a label to ignore"
                 )
         span = [int(self.puzzle_identifiers.min()), int(self.puzzle_identifiers.max())]
         if config.puzzle_emb_ndim and not 0 <= min(span) <= max(span) < config.num_puzzle_identifiers:
@@ -108,8 +105,7 @@ class PuzzleOrder:
         self.group_starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
         self.group_ends = np.append(self.group_starts[1:], len(groups))
         self.mean_epoch_rows = len(self.group_starts) * len(rows) / len(self.puzzle_starts)
-        # The rows in memory, the position of the first of them, and the next epoch to draw.
-        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0
+        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0  # rows in memory, position; epoch
 
     def row(self, position: int) -> int:
         """Return the row at a position that is not freed yet, drawing epochs as needed."""

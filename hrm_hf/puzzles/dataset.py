@@ -109,10 +109,8 @@ def save_puzzle_dataset(
 ) -> Path:
     """Save `splits` and `info` to a folder in the format described above, and return its path.
 
-    `more` has the names and texts of additional files.
-
-    Raises:
-        FileExistsError: If `out` already has a puzzle data set built with different options.
+    `more` has the names and texts of additional files. Raise FileExistsError if `out` already has a puzzle data set
+    built with different options.
     """
     out = Path(out)
     info_path = out / INFO_FILE

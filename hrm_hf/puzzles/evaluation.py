@@ -84,7 +84,6 @@ def evaluate_puzzles(
         options: Fields of `BoardOptions`. Note that choose="rules" reveals which of the model's answers are correct.
 
     Returns:
-        A dict with
         count, cell_accuracy, exact_accuracy (see `accuracies`);
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], number of puzzles by steps;
         q_halt_accuracy: how often q_halt >= 0 agrees with whether the answer is correct;
@@ -92,9 +91,8 @@ def evaluate_puzzles(
         average_steps_of_all_runs, with restarts;
         valid_fraction, for Sudoku and mazes: share of answers that obey the rules;
         search_exact_accuracy, and the mean and maximum number of search nodes with and without the model, with search;
-        puzzles_per_second, counting only the time for solving, over all processes;
-        by_difficulty: a table from `accuracy_by_difficulty` for each measure;
-        and the halting settings, and all other settings that differ from their defaults.
+        puzzles_per_second (only the time for solving, over all processes); by_difficulty, a table from
+        `accuracy_by_difficulty` for each measure; and the halting settings, and other settings that are not defaults.
 
     Raises:
         TypeError: If an option is unknown.
@@ -240,10 +238,7 @@ def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int
     """Compute cell_accuracy, exact_accuracy and the number of rows from the counts [N] of `correct_cells`.
 
     As in the original, cell accuracy is the mean over rows of the row's share of correct cells. Rows without labels
-    are ignored.
-
-    Raises:
-        ValueError: If no row has labels.
+    are ignored; raise ValueError if there are no others.
     """
     num_correct, num_labels = np.asarray(num_correct), np.asarray(num_labels)
     kept = num_labels > 0
@@ -266,16 +261,13 @@ def share_of(name: str, flags: Any) -> dict[str, Any]:
 def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
     """Compute the exact accuracy in bins of a difficulty measure, in ascending order of the measure.
 
-    A measure with up to `MOST_VALUES` values gets one bin per value; others get at most `NUM_BINS` bins with about the
-    same number of puzzles.
+    Up to `MOST_VALUES` values get one bin each; more get at most `NUM_BINS` bins with similar numbers of puzzles.
 
     Args:
-        difficulty: Difficulty of each puzzle [N].
-        right: Whether each puzzle was solved, bool [N].
+        difficulty: Difficulty of each puzzle [N]. right: Whether each puzzle was solved, bool [N].
 
     Returns:
-        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`, where low and high are the
-        smallest and largest value in the bin.
+        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`, with the range in the bin.
     """
     difficulty = np.asarray(difficulty, dtype=float)
     lowest = np.unique(difficulty)
@@ -324,8 +316,7 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
     With `shared`, all processes started by torchrun call this and share the rows; only the first one writes files.
 
     Raises:
-        UsageError: If the device is not available or names a single GPU for several processes, or if
-            `by_difficulty` is set and the data have no measure of difficulty.
+        UsageError: If the device is missing or a single GPU for all processes, or the data have no difficulty measure.
         ModelError: If the model is of another kind.
         ValueError: If the model does not fit the data, or the split has no puzzles.
     """

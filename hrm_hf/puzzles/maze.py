@@ -42,10 +42,7 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
         grid_shape: Rows and columns; required if the maze is a single line or flat tokens, and not square.
 
     Returns:
-        Tokens, int8 [rows, columns].
-
-    Raises:
-        ValueError: If the number of cells, a character or a token is invalid.
+        Tokens, int8 [rows, columns]. Raise ValueError if the number of cells, a character or a token is invalid.
     """
     if isinstance(maze, str) and "\n" in maze:
         maze = maze.strip("\n").split("\n")
@@ -71,8 +68,7 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
         side = round(tokens.size**0.5)
         grid_shape = tokens.shape if tokens.ndim == 2 else (side, side)
     if tokens.size != grid_shape[0] * grid_shape[1]:
-        shape = "{} x {}".format(*grid_shape)
-        raise ValueError(f"a maze of {tokens.size} cells does not fit a grid of {shape}; set grid_shape")
+        raise ValueError(f"a maze of {tokens.size} cells does not fit {'{} x {}'.format(*grid_shape)}; set grid_shape")
     return tokens.astype(np.int8).reshape(grid_shape)
 
 
@@ -144,10 +140,8 @@ def validate_solution(
 ) -> list[str]:
     """List the rule violations of `solution` to `puzzle`, both in any form that `encode` accepts.
 
-    With `shortest`, the path must be a shortest one, and no other cell may be marked.
-
-    Raises:
-        ValueError: As in `encode`, or if the puzzle does not have one S and one G.
+    With `shortest`, the path must be a shortest one, and no other cell may be marked. Raise ValueError as `encode`, or
+    if the puzzle does not have one S and one G.
     """
     maze, answer = encode(puzzle, grid_shape), encode(solution, grid_shape)
     if maze.shape != answer.shape:
@@ -199,10 +193,8 @@ def generate(
 
     Args:
         height, width: Rows and columns, at least 3.
-        num_mazes: Number of mazes.
         seed: Seed of a Philox generator, or a sequence of seeds.
-        min_path_length: Minimum number of steps from S to G. For 30x30 mazes with the default openings, 110 is about
-            as hard as the Hub's maze-30x30-hard.
+        min_path_length: Minimum number of steps from S to G; 110 in 30x30 mazes resembles the Hub's hard mazes.
         openings: Share of the remaining walls between adjacent rooms to open, from 0 (a perfect maze) to 1.
         exclude: Keys (`symmetry_key`) of mazes to avoid; the keys of new mazes are added to this set.
 
@@ -348,8 +340,7 @@ def mazes_from_source(
 
 def _validate_square(grid_shape: tuple[int, int]) -> None:
     if grid_shape[0] != grid_shape[1]:
-        shape = "{} x {}".format(*grid_shape)
-        raise ValueError(f"aug=true: needs square mazes, since it rotates them, but these are {shape}; use aug=false")
+        raise ValueError(f"aug=true: needs square mazes, not {'{} x {}'.format(*grid_shape)}; use aug=false")
 
 
 def _square_side(table: PuzzleTable) -> tuple[int, int]:

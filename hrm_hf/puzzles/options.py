@@ -152,9 +152,7 @@ class SolvePuzzles(SolveOptions):
 class EvaluatePuzzles(EvaluationOptions, BoardOptions):
     """Options of `hrm-hf eval puzzles` and `evaluate_checkpoint`."""
 
-    data: str = option(
-        "Puzzle data set: folder in our or the original's layout, or data set on the Hub.", argument=True
-    )
+    data: str = option("Puzzle data set: folder in our or the original's layout, or on the Hub.", argument=True)
     split: str = option("Split to evaluate.", "test")
     batch_size: int | None = option("Puzzles per batch; by default as many as fit a CPU's cache.", None, min=1)
     limit: int | None = option("Evaluate only this many rows of the split, from the first.", None, min=1)

@@ -46,8 +46,7 @@ def plot_trajectory(
     Args:
         puzzle: Tokens [S].
         trajectory: Tokens [steps, S], such as `PuzzleSolution.trajectory[:, row]` or the pipeline's "trajectory".
-        config: Config of the model; its task and grid_shape determine how tokens are drawn. Task "generic" shows
-            token ids.
+        config: Config of the model; its task and grid_shape determine the drawing. Task "generic" shows token ids.
         path: `.png` (the puzzle and at most 15 evenly spaced steps, including the last) or `.gif` (all steps).
         confidences: sigmoid(q_halt) [steps], shown in the titles.
         solution: Correct answer, tokens [S]; -100 if unknown.
@@ -57,9 +56,7 @@ def plot_trajectory(
         raise ValueError(f"path={path}: must end in .png (boards side by side) or .gif (animation)")
     puzzle, trajectory = np.asarray(puzzle, dtype=np.int64), np.asarray(trajectory, dtype=np.int64)
     if puzzle.ndim != 1 or trajectory.ndim != 2 or not len(trajectory) or trajectory.shape[1:] != puzzle.shape:
-        raise ValueError(
-            f"puzzle has shape {puzzle.shape}, trajectory {trajectory.shape}; expected [S] and [steps, S]"
-        )
+        raise ValueError(f"puzzle has shape {puzzle.shape}, trajectory {trajectory.shape}; expected [S], [steps, S]")
     boards = _Boards(puzzle, trajectory, config, None if solution is None else np.asarray(solution), confidences)
     (_save_panels if path.suffix == ".png" else _save_animation)(boards, path, title)
     return path

@@ -96,15 +96,11 @@ def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
     """Train, evaluate and use a small Sudoku solver on the CPU, and return a report.
 
     Args:
-        options: Options of the demo.
         stream: Stream for its output and that of the processes it starts; standard output if None.
 
     Returns:
         The folder, the exact accuracy on held-out boards, the exact accuracy of the reloaded model in a new process,
-        and whether both are the same.
-
-    Raises:
-        CalledProcessError: If a step fails.
+        and whether both are the same. Raise CalledProcessError if a step fails.
     """
     training = resource("training")
     recipe = training / "recipes" / f"sudoku_demo_{options.model}.yaml"

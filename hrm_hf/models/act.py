@@ -19,7 +19,7 @@ IGNORE_INDEX = -100
 
 @dataclass
 class ActCarry:
-    """State that persists between two ACT steps.
+    """State that persists between ACT steps.
 
     Attributes:
         z_H, z_L: latent states [B, T, D], detached.
@@ -36,7 +36,7 @@ class ActCarry:
     current_data: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def to_tensors(self) -> dict[str, torch.Tensor]:
-        """Return a flat dict of tensors, as safetensors stores it."""
+        """Return the carry as a flat dict of tensors, which safetensors can store."""
         tensors = {name: getattr(self, name) for name in ("z_H", "z_L", "steps", "halted")}
         tensors.update({f"current_data.{name}": value for name, value in self.current_data.items()})
         return {name: value.detach().contiguous() for name, value in tensors.items()}
@@ -49,7 +49,7 @@ class ActCarry:
         return cls(*(tensors[name].to(device) for name in ("z_H", "z_L", "steps", "halted")), current_data=data)
 
 
-# torch.export accepts and returns registered containers only.
+# torch.export only supports registered containers as inputs and outputs.
 torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__module__}.{ActCarry.__name__}")
 
 
@@ -72,9 +72,10 @@ def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Te
 
 
 def exploration_min_steps(steps: torch.Tensor, halt_max_steps: int, exploration_prob: float) -> torch.Tensor:
-    """Draw minimum ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
+    """Draw each slot's minimum number of ACT steps, int32 [B].
 
-    As in the original code, a new minimum is drawn at every step: first the Bernoulli variable, then the integer.
+    It is in 2..halt_max_steps with probability `exploration_prob`, else 0. As in the original code, a new minimum is
+    drawn at every step: first the Bernoulli variable, then the integer.
     """
     explore = torch.rand(steps.shape, device=steps.device) < exploration_prob
     return explore * torch.randint_like(steps, low=2, high=halt_max_steps + 1)
@@ -137,7 +138,7 @@ def halted_metrics(
     num_labels: torch.Tensor,
     q_halt: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Sum metrics over slots that halted and have labels (inputs [B]). Divide by `count` for means."""
+    """Sum the metrics of slots that halted and have labels. Divide by `count` for means. Inputs are [B]."""
     valid = halted & (num_labels > 0)
     exact = num_correct == num_labels
     return {

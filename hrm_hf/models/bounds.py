@@ -29,7 +29,7 @@ logger = logging.get_logger(__name__)
 class Bound:
     """Range of a number, or of each number in a list. None is always valid.
 
-    `whole` rejects fractions. `lists` is the minimum and maximum length of a list; with None, lists are invalid.
+    `whole` allows only integers. `lists` is the minimum and maximum length of a list; None rejects lists.
     """
 
     low: float
@@ -98,8 +98,8 @@ OTHER_NAMES = {
     "n_layer": "num_hidden_layers", "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
-MISSPELLED = 0.8  # difflib similarity from which a name counts as a misspelling of another
-MISSPELLED_FIELD = 0.86  # stricter where tokenizer options are valid too: vocab_file is 0.8 similar to vocab_size
+MISSPELLED = 0.8  # minimum difflib similarity of a name and its misspelling
+MISSPELLED_FIELD = 0.86  # stricter where tokenizer options are valid too: vocab_file and vocab_size have 0.8
 
 
 @lru_cache
@@ -154,7 +154,7 @@ class BoundedFields:
             logger.warning_once(f"The saved config has fields that this version of hrm_hf does not read: {unknown}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
-        if "rope_theta" in kwargs:  # the library would ignore it beside our default
+        if "rope_theta" in kwargs:  # transformers would ignore it because we set a default
             self.rope_parameters = {**(self.rope_parameters or {}), "rope_theta": kwargs["rope_theta"]}
         super().__post_init__(**kwargs)
 

@@ -28,7 +28,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         derived_s8 (`bool`, defaults to `True`): also report s_8 = sigma_8 (omega_m / 0.3)^0.5, which is not free.
         prior_bounds (`list[list[float]]`, *optional*): [low, high] of each target under a flat prior. With bounds, the
             posterior is a density on this box; without, on all real numbers.
-        target_mean, target_std (`list[float]`, *optional*): scaling of the targets if there are no bounds.
+        target_mean, target_std (`list[float]`, *optional*): used to scale the targets if there are no bounds.
     Posterior:
         covariance (`str`, defaults to "cholesky"): covariance of each Gaussian, "diag" or "cholesky".
         num_components (`int`, defaults to 1): number of Gaussians in the mixture.
@@ -40,7 +40,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     """
 
     model_type = "cosmo_regression"
-    # Leaves the means and standard deviations of the labels and of s_8 as the predictions of a Trainer.
+    # Without these, a Trainer's predictions are the means and standard deviations of the labels and of s_8.
     keys_to_ignore_at_inference = [
         "nll_loss", "mse_loss", "halt_loss", "log_weights", "loc", "scale_tril", "halt_logits", "steps",
         "segment_means", "metrics", "hidden_states",
@@ -81,7 +81,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         self.label2id = {name: index for index, name in self.id2label.items()}
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         for name, allowed in {
             "padding_mode": ("circular", "zeros"),
             "covariance": ("diag", "cholesky"),
@@ -90,7 +90,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {allowed}")
         if self.num_map_channels < 1:
-            raise ValueError(f"num_channels={self.num_channels}: must be at least 2 with mask_channel=True")
+            raise ValueError(f"num_channels={self.num_channels}: must be >= 2 with mask_channel=True")
         if self.derived_s8 and not {"omega_m", "sigma_8"} <= set(self.target_names):
             raise ValueError(f"derived_s8=True: needs omega_m and sigma_8 in target_names={self.target_names}")
         lengths = dict.fromkeys(("prior_bounds", "target_mean", "target_std"), (len(self.target_names), "targets"))
@@ -143,7 +143,7 @@ class MassMappingConfig(CosmoRegressionConfig):
     harmonic_loss_weight: float | int = bounded(1.0, LOSS_WEIGHT)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         super().validate_architecture()
         if self.num_map_channels % 2:
             channels = f"num_channels={self.num_channels} with mask_channel={self.mask_channel}"

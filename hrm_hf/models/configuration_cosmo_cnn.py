@@ -45,7 +45,7 @@ class CosmoCnnConfig(CosmoRegressionConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         super().validate_architecture()
         if len(self.depths) != len(self.hidden_sizes):
             raise ValueError(

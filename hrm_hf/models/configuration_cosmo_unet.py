@@ -35,12 +35,12 @@ class CosmoUnetConfig(MassMappingConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         super().validate_architecture()
         halvings = len(self.hidden_sizes) - 1
         if self.image_size % 2**halvings:
             raise ValueError(
-                f"image_size={self.image_size}: must be a multiple of {2**halvings}, to halve it per level"
+                f"image_size={self.image_size}: must be a multiple of {2**halvings}; each level halves it"
             )
 
 

@@ -81,7 +81,7 @@ class HrmCosmoConfig(CosmoRegressionConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         super().validate_architecture()
         for name, allowed in {"stem": ("conv", "patch"), "pos_encodings": ("none", "learned")}.items():
             if getattr(self, name) not in allowed:

@@ -51,7 +51,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         "metrics",
     ]  # fmt: skip
     base_model_tp_plan = None
-    base_model_pp_plan = None  # a plan cannot express that both stacks read the same embeddings
+    base_model_pp_plan = None  # pipeline plans cannot express that both stacks read the same embeddings
 
     # Fields of transformers, redeclared with bounds.
     chunk_size_feed_forward: int = bounded(0, SOME)
@@ -92,7 +92,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     refinement_class_weights: list[float] | None = bounded(None, number(0, 1e6, lists=(len(DECISIONS),) * 2))
     decision_temperature: float | int = bounded(1.0, number(1e-3, 1e3))
 
-    # Comments give the millions of parameters.
+    # The comments give parameter counts in millions.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "test": {  # 0.31
             "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4,
@@ -100,7 +100,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         },
         "nano": {"vocab_size": 16384, "planner_layers": 3, "generator_layers": 3},  # 10.0
         "base": {},  # 24.75
-        "wide": {  # 27.9; with 5 layers in the generator 29.5
+        "wide": {  # 27.9; 29.5 with 5 generator layers
             "hidden_size": 320, "intermediate_size": 864, "planner_layers": 4, "generator_layers": 4,
         },
         "medium": {  # 53.9
@@ -123,7 +123,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         super().validate_architecture()
         if self.unified != (self.generator_layers == 0):
             raise ValueError(

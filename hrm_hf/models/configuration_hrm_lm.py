@@ -21,7 +21,7 @@ LOOP = {
 
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
-    """Return preset fields for layers (high, low), or (prelude, loop, coda) of a flat loop."""
+    """Return preset fields. `layers` is (high, low), or (prelude, loop, coda) for a flat loop."""
     flat = len(layers) == 3
     names = ("prelude_layers", "num_l_layers", "coda_layers") if flat else ("num_h_layers", "num_l_layers")
     own = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
@@ -34,23 +34,23 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
 
     Shapes and blocks (fields not listed here are as in Llama):
         num_h_layers, num_l_layers: blocks of the high- and the low-level stack; num_h_layers=0 makes a flat loop over
-            the low-level stack. prelude_layers, coda_layers: blocks before and after the recurrence, run once a token.
+            the low-level stack. prelude_layers, coda_layers: blocks before and after the recurrence.
         norm_position: RMS norms before each branch and at the exit of a stack ("pre_exit"), also after each branch
             ("sandwich"), or after each sum ("post"). norm_affine: whether these norms have gains.
         attention_gate, qk_norm: sigmoid gate on the attention output; RMS norm of queries and keys.
         initializer_range, embedding_scale: None for LeCun's 1 / sqrt(fan in), and for 1 / std of the embeddings.
     Recurrence:
         H_cycles, L_cycles: high-level cycles per segment, low-level passes per cycle.
-        bp_steps: number of last stack passes per segment with gradients, high-level stack first; None for all.
+        bp_steps: number of a segment's last stack passes that have gradients, high-level stack first; None for all.
         detach_between_segments: cut gradients between segments; if False, only the last bp_segments have gradients.
-        initial_state: of the low-level stack; "fixed" is an untrained random vector, "random" is drawn per token.
-        step_vectors, pass_gains: per pass, a vector that is added to the input, and factors on the branches.
+        initial_state: low-level state at the start, "fixed" (an untrained random vector) or "random" (for each token).
+        step_vectors, pass_gains: add a vector to the input in each pass; scale the branches in each pass.
         mhc_flows: number of residual streams that hyper-connections mix between the passes of a flat loop.
         segment_sampling: number of segments in training: halt_max_steps ("fixed"), or drawn with this mean per forward
             or per token; segment_sampling_sigma is the std of the logarithm of the rate.
     Halting (see early_exit.py for the losses and their fields):
         halt_max_steps, halt_min_steps: maximum and minimum segments of a token; a maximum of 1 builds no gate.
-        halt_exploration_prob: share of tokens that draw a random minimum in training.
+        halt_exploration_prob: fraction of tokens that draw a random minimum in training.
         initial_halt_prob: probability that the gate of a new model halts after a segment.
         halt_margin (0.0): with exit_criterion="q", a token halts if q_halt - q_continue exceeds this margin.
         exit_criterion, exit_threshold: the rule that halts a token; None for the criterion's default threshold.
@@ -151,7 +151,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         if self.flat_loop and self.H_cycles != 1:
             raise ValueError(f"H_cycles={self.H_cycles}: must be 1 with num_h_layers=0; set L_cycles instead")
         self.check_bp_steps(self.bp_steps)
@@ -168,7 +168,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
             raise ValueError(f"halt_min_steps={self.halt_min_steps}: must be <= halt_max_steps={self.halt_max_steps}")
 
     def check_bp_steps(self, bp_steps: int) -> None:
-        """Raise ValueError if `bp_steps` leaves a stack without gradients or exceeds the stack passes."""
+        """Raise ValueError if `bp_steps` leaves a stack without gradients or exceeds the number of passes."""
         fewest, most = 1 if self.flat_loop else 2, self.stack_passes
         if not fewest <= bp_steps <= most:
             raise ValueError(f"bp_steps={bp_steps}: must be in [{fewest}, {most}]; use None for all stack passes")

@@ -1,4 +1,4 @@
-"""Configuration of the recurrent model that makes mass maps from noisy, masked shear."""
+"""Configuration of the recurrent model that reconstructs mass maps from noisy, masked shear."""
 
 from typing import Any, ClassVar
 
@@ -49,7 +49,7 @@ class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         super().validate_architecture()
         if self.patch_size % self.cell_size:
             raise ValueError(

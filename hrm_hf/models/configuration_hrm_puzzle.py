@@ -43,7 +43,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     """
 
     model_type = "hrm_puzzle"
-    # Leaves (logits, q_halt_logits) of one ACT step as the predictions of a Trainer.
+    # Without these, a Trainer's predictions are (logits, q_halt_logits) of one ACT step.
     keys_to_ignore_at_inference = [
         "lm_loss", "q_halt_loss", "q_continue_loss", "q_continue_logits", "target_q_continue", "carry", "metrics",
         "hidden_states",
@@ -74,7 +74,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     grid_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
     box_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
 
-    # A preset is only an architecture; the hyperparameters for training are in training/recipes.
+    # Presets define only the architecture; training hyperparameters are in training/recipes.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "hrm-27m": {},
         "hrm-27m-sudoku-full": {
@@ -90,7 +90,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
             raise ValueError(f"hidden_size={width}: must be a multiple of num_attention_heads={heads}")
@@ -128,7 +128,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def prefix_len(self) -> int:
-        """Number P of slots in front of the tokens that hold the puzzle embedding."""
+        """Number P of slots before the tokens, which hold the puzzle embedding."""
         return self.puzzle_emb_ndim and (self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size))
 
     @property
@@ -143,7 +143,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def draws_random_numbers(self) -> bool:
-        """Whether two runs on the same board give different results."""
+        """Whether two runs on the same board can give different results."""
         return False
 
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

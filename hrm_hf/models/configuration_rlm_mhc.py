@@ -34,7 +34,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
         mhc_reduce: how streams are merged at the end: "mean", "sum", or "head" (learned weights).
         mhc_stream_init: how streams start: "copy" of the embedding, or "scaled" by a learned factor for each stream,
             initially 0.6^i for stream i.
-    Recursion (an extension that neither the guide's model nor mHC has):
+    Recursion (our extension, not part of the guide's model or of mHC):
         num_loops: passes through the middle layers loop_start <= i < loop_end, each with its own keys and values; by
             default all layers except the first and the last.
     """
@@ -51,7 +51,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
         "hc_sinkhorn_iters": "mhc_sinkhorn_iters",
         "hc_eps": "mhc_eps",
     }
-    base_model_pp_plan = None  # a plan cannot express the step from embeddings to streams
+    base_model_pp_plan = None  # pipeline plans cannot express the step from embeddings to streams
 
     # Fields of transformers, redeclared with bounds.
     chunk_size_feed_forward: int = bounded(0, SOME)
@@ -85,7 +85,8 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     loop_start: int | None = bounded(None, SOME)
     loop_end: int | None = bounded(None, SOME)
 
-    # The guide's sizes; comments give its names and the millions of parameters (tied embeddings, with mHC).
+    # Sizes from the training guide. The comments give the guide's names, and parameter counts in millions (tied
+    # embeddings, with mHC).
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "small": {  # "125M": 111.3
             "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048,
@@ -101,11 +102,11 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __new__(cls, *args, **kwargs):
-        # Check before fields are assigned, because afterwards a default cannot be told from a given value.
+        # Check before fields are assigned; afterwards, defaults and given values look the same.
         for alias, name in cls.attribute_map.items():
             if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
                 raise ValueError(
-                    f"{alias}={kwargs[alias]!r}, {name}={kwargs[name]!r}: two names of the same field; give only one"
+                    f"{alias}={kwargs[alias]!r}, {name}={kwargs[name]!r}: two names for the same field; pass only one"
                 )
         return super().__new__(cls)
 
@@ -119,7 +120,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as a part of `@strict` validation."""
+        """Validate relations between fields, as part of `@strict` validation."""
         super().validate_architecture()
         if self.mhc_enabled and self.mhc_res_mode == "birkhoff" and self.mhc_flows > 4:
             raise ValueError(

@@ -21,12 +21,12 @@ SUDOKU_UNITS = {
 class SeRrmPuzzleConfig(EquilibriumConfig):
     r"""Configuration of SE-RRM, the symbol-equivariant recurrent reasoning model (arXiv 2603.02193).
 
-    The state has a symbol axis. The model treats all symbols alike except the first two (padding, empty), so that with
-    rotary positions and without a puzzle table no weight depends on `vocab_size` or `seq_len`: a model for 9x9 boards
-    also loads for 4x4 or 16x16 (`from_pretrained(..., vocab_size=18, seq_len=256, grid_shape=[16, 16])`).
+    The state has a symbol axis. The model treats all symbols alike except the first two (padding, empty). With rotary
+    positions and no puzzle table, no weight depends on `vocab_size` or `seq_len`, so a model for 9x9 boards also loads
+    for 4x4 or 16x16 (`from_pretrained(..., vocab_size=18, seq_len=256, grid_shape=[16, 16])`).
 
-    It has the fields of `HrmPuzzleConfig`, with different defaults, with `two_states` also those of
-    `EquilibriumConfig`, and:
+    It has the fields of `HrmPuzzleConfig` with different defaults, those of `EquilibriumConfig` (only for
+    `two_states`), and:
 
     Args:
         symbol_num_heads, symbol_head_dim (`int`, defaults to 2 and 64): heads of the attention over symbols.
@@ -117,10 +117,10 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
 
     @property
     def symbol_kinds(self) -> int:
-        """Number of rows of the token table: every symbol, or with equivariance three kinds.
+        """Number of rows of the token table: one per symbol, or with equivariance one per kind of token.
 
-        The kinds are padding, empty and other; without special symbols, cells that are empty, that hold another
-        symbol, and that hold this symbol.
+        The kinds are padding, empty and other symbols. Without special symbols, they describe a cell for a given
+        symbol: the cell is empty, holds a different symbol, or holds this one.
         """
         return min(SPECIAL_SYMBOLS + 1, self.vocab_size) if self.equivariant_symbols else self.vocab_size
 
@@ -130,12 +130,12 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim}: must be 0 or {width}")
 
     def validate_mixing(self):
-        """Validate the requirements of each mixer, as a part of `@strict` validation."""
+        """Validate the requirements of each mixer, as part of `@strict` validation."""
         self._validate_choice("mixing", ("attention", "mlp_t", "units", "neighbours"))
         if self.mixing != "attention" and (self.add_tokens or self.rotary_parts):
             given = f"add_tokens={self.add_tokens}, pos_encodings={self.pos_encodings!r}"
             raise ValueError(
-                f"mixing={self.mixing!r}, {given}: add_tokens must be 0, pos_encodings 'none' or 'learned'"
+                f"mixing={self.mixing!r}, {given}: set add_tokens=0 and pos_encodings to 'none' or 'learned'"
             )
         if self.mixing in ("units", "neighbours") and self.grid_shape is None:
             raise ValueError(f"mixing={self.mixing!r}: set grid_shape to the rows and columns of the board")
@@ -147,14 +147,14 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             )
         if not self.special_symbols and not (self.equivariant_symbols and self.state_symbols > 0):
             given = f"equivariant_symbols={self.equivariant_symbols}, vocab_size={self.vocab_size}"
-            raise ValueError(f"special_symbols=False, {given}: must be True and > {SPECIAL_SYMBOLS}")
+            raise ValueError(f"special_symbols=False, {given}: must be True, and > {SPECIAL_SYMBOLS}")
 
     def validate_states(self):
-        """Reject fields of EqR without two states, as a part of `@strict` validation."""
+        """Reject EqR fields if there is only one state, as part of `@strict` validation."""
         plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False, "H_init_std": 1, "L_init_std": 1}
         given = [f"{name}={getattr(self, name)}" for name, value in plain.items() if getattr(self, name) != value]
         if given and not self.two_states:
-            raise ValueError(f"{', '.join(given)}: fields of EqR need two states; set two_states=True")
+            raise ValueError(f"{', '.join(given)}: EqR fields need two states; set two_states=True")
 
 
 __all__ = ["SeRrmPuzzleConfig"]

@@ -15,7 +15,7 @@ EQR = {"update_rate": 0.95, "noise_scale": 0.01, "random_initial_states": True}
 class TrmPuzzleConfig(EquilibriumConfig):
     r"""Configuration of the Tiny Recursive Model (Jolicoeur-Martineau 2025, arXiv 2510.04871).
 
-    It has the fields of `HrmPuzzleConfig`, with different defaults, those of `EquilibriumConfig`, and:
+    It has the fields of `HrmPuzzleConfig` with different defaults, those of `EquilibriumConfig`, and:
 
     Args:
         mlp_t (`bool`, defaults to False): replace attention by a SwiGLU over the position axis, for small puzzles of

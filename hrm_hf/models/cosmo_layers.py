@@ -19,9 +19,9 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 from .modeling_utils import Float32Buffers, Float32Linear
 
 
-SCALES = (1, 2, 4, 8)  # maps are averaged over squares of these sides in pixels, for histograms and moments
-THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in std of the training set
-VARIANCE_FLOOR = 1e-3  # added to the variances of the principal components, to not amplify noise
+SCALES = (1, 2, 4, 8)  # side lengths in pixels of the squares that are averaged for histograms and moments
+THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in training-set stds
+VARIANCE_FLOOR = 1e-3  # added to the variances of the principal components to avoid amplifying noise
 
 
 class StemStage(GradientCheckpointingLayer):
@@ -42,7 +42,7 @@ class StemStage(GradientCheckpointingLayer):
 
 
 def validate_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConfig) -> None:
-    """Raise ValueError unless maps are floats [B, C, S, S] with the config's channels and size."""
+    """Raise ValueError unless maps are float [B, C, S, S] with the config's channels and size."""
     shape = (config.num_channels, config.image_size, config.image_size)
     expected = f"must be [batch, {', '.join(map(str, shape))}]"
     if pixel_values is None:
@@ -98,7 +98,7 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def fit(self, batches: Sequence[torch.Tensor]) -> None:
-        """Compute the transformation from batches of training maps, over which it iterates several times."""
+        """Compute the transformation from batches of training maps, iterating over them several times."""
         spreads = [self._moments(batch, scale)[1].mean(0) for scale in self.scales for batch in batches]
         if self.scales:
             self.spread.copy_(torch.stack(spreads).view(len(self.scales), len(batches), -1).mean(1).sqrt())

@@ -1,11 +1,11 @@
 """Per-token halting in models that think in segments: exit criteria and losses of the gate.
 
 Each forward creates a criterion and evaluates it after each segment. The criterion reads only a token's own states, so
-that its decision does not depend on later tokens or other rows. B rows, T tokens, V vocabulary size.
+its decision does not depend on later tokens or other rows. B rows, T tokens, V vocabulary size.
 
 Losses (`segment_losses`): N labeled tokens, M segments that ran. a[n, m] = 1 if token n was active in segment m =
 1..M; h_n is the segment in which it halted. All sums over tokens have the same divisor (the number of labeled tokens
-in the optimizer step), so that gradient accumulation and data parallelism do not change the losses.
+in the optimizer step), so gradient accumulation and data parallelism do not change the losses.
 
     lm_loss               = mean CE[n, h_n]
     deep_supervision_loss = sum_m w_m mean a[n, m] CE[n, m] / sum_m w_m,   w_m = m or 1 (ds_schedule)
@@ -16,8 +16,8 @@ in the optimizer step), so that gradient accumulation and data parallelism do no
 
 R = 1 where halting was right (q_target): the most likely token is correct ("correct"), or no later segment gained
 loss_gain_threshold nats ("loss_gain"; known only if the token continued, and 1 after segment M). s is the sigmoid.
-With "loss_gain", the continue value tends to 1 - cost * (M - m), so the gate puts a threshold on the probability that
-there is nothing left to gain.
+With "loss_gain", the continue value tends to 1 - cost * (M - m), so the gate thresholds the probability that no gain
+is left.
 
 Sources: Wang et al. 2025, arXiv 2506.21734 ("q", Q-learning, deep supervision); Zhu et al. 2025, "Scaling Latent
 Reasoning via Looped Language Models" (Ouro: the exit rule "cdf", loss gain); Geiping et al. 2025, arXiv 2502.05171
@@ -36,13 +36,13 @@ from torch.utils.checkpoint import checkpoint
 from .act import IGNORE_INDEX
 
 
-LOGITS_AT_ONCE = 2**24  # values; above this, logits are computed in chunks, and recomputed in the backward pass
+LOGITS_AT_ONCE = 2**24  # values; larger logits are computed in chunks, and again in the backward pass
 GEOMETRIC_PRIOR = 0.5  # prior probability of halting after each segment, for ponder_type="geometric_kl"
 
 
 @dataclass
 class SegmentState:
-    """The inputs of a criterion after a segment.
+    """Inputs of an exit criterion after a segment.
 
     Attributes:
         hidden, previous: states [B, T, D] after this segment and the previous one (None after the first segment).
@@ -57,7 +57,7 @@ class SegmentState:
 
 
 class ExitKind(NamedTuple):
-    """Thresholds of an exit criterion, and whether it reads the (trained) halting head or all logits."""
+    """Thresholds of an exit criterion, and whether it reads the trained halting head or all logits."""
 
     default_threshold: float | None = None
     highest_threshold: float = torch.inf
@@ -149,10 +149,7 @@ class DrawnExit:
 
 
 def relative_change(hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
-    """Return
-
-    h_m - h_{m-1} / h_m , [B, T], which is infinite after the first segment.
-    """
+    """Return ||h_m - h_{m-1}|| / ||h_m||, [B, T], or infinity after the first segment."""
     if previous is None:
         return torch.full_like(hidden[..., 0], torch.inf)
     return (hidden - previous).norm(dim=-1) / hidden.norm(dim=-1)
@@ -237,7 +234,8 @@ def halting_value_losses(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the losses [N] of both halting values, averaged over segments, and metrics.
 
-    q: [N, M, 2]. halted_in: int [N], 1..M. nll [N, M], correct bool [N, M]: after halting, of the halting segment.
+    q: [N, M, 2]. halted_in: int [N], 1..M. nll [N, M] and correct, bool [N, M], keep the values of the halting
+    segment after it.
     """
     M = q.shape[1]
     segment = torch.arange(1, M + 1, device=q.device)
@@ -253,8 +251,8 @@ def halting_value_losses(
     with torch.no_grad():
         value = torch.sigmoid(q)
         best = value.amax(-1)
-        if M == config.halt_max_steps:  # after the last segment, a token can only halt
-            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # which is right by definition
+        if M == config.halt_max_steps:  # after the last segment, a token must halt
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # by definition, that is right
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {
@@ -278,7 +276,7 @@ def halting_distribution(q: torch.Tensor) -> torch.Tensor:
 
 
 def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
-    """Return the ponder loss per token [N], the price of compute, from the halting values q [N, M, 2]."""
+    """Return the ponder loss [N], each token's cost of compute, from the halting values q [N, M, 2]."""
     p = halting_distribution(q)
     segment = torch.arange(1, p.shape[1] + 1, device=p.device, dtype=p.dtype)
     if config.ponder_type == "expected_steps":
@@ -291,9 +289,9 @@ def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
 
 
 def _token_losses(head, hidden, target, smoothing: float, size: int, logits: torch.Tensor | None = None) -> tuple:
-    """Return NLL, NLL with label smoothing, and whether the most likely token is correct, per token [n].
+    """Return each token's NLL, its NLL with label smoothing, and whether argmax is correct, [n] each.
 
-    hidden is [n, D], target [n]. `logits` [n, V] are computed for `size` tokens at a time if they are None.
+    hidden is [n, D], target [n]. If `logits` [n, V] are None, they are computed for `size` tokens at a time.
     """
 
     def of_logits(logits, target):

@@ -15,7 +15,7 @@ from transformers import BatchFeature, FeatureExtractionMixin
 
 STRETCHES = ("linear", "asinh")
 FILE_KINDS = (".npy", ".npz", ".fits", ".fits.gz", ".fit")
-MOST = 1e20  # greater values mark missing pixels, such as HEALPix's UNSEEN = -1.6375e30
+MOST = 1e20  # larger magnitudes mark missing pixels, such as HEALPix's UNSEEN = -1.6375e30
 MAP_NAMES, MASK_NAMES = ("map", "maps", "kappa"), ("mask", "masks")
 
 
@@ -188,8 +188,8 @@ def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
     try:
         return _read_numpy(path) if path.suffix.lower() in (".npy", ".npz") else _read_fits(path)
     except ImportError as error:
-        raise ImportError(f'{path} needs astropy: pip install ".[cosmology]" in hrm_hf') from error
-    except Exception as error:  # for corrupted files, numpy, zipfile, zlib and astropy raise many types
+        raise ImportError(f'{path}: FITS files need astropy; run pip install ".[cosmology]" in hrm_hf') from error
+    except Exception as error:  # numpy, zipfile, zlib and astropy raise many types for corrupted files
         raise ValueError(f"{path} cannot be read as maps: {error or type(error).__name__}") from error
 
 

@@ -8,8 +8,8 @@
     <PR_TITLE>..., <PR_BODY>...         a task, like the prompts of the original code
     anything else                       a stream in the training format: plain autoregression, nothing inserted
 
-In the first three cases the plan and the tags stay hidden: the result is the prompt and the code after it, and so is
-the text that a caller's criteria and processors see. `generate_with_refinement` is in `refinement_hrm_go_coder.py`.
+In the first three cases the plan and the tags stay hidden: the result is the prompt followed by code, and the caller's
+criteria and processors see the same text. `generate_with_refinement` is in `refinement_hrm_go_coder.py`.
 """
 
 import copy
@@ -40,7 +40,7 @@ CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn"
 POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # after inputs and generation_config
 LEAST_CODE = 16  # minimum tokens left for code to start another attempt
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose tables depend on the longest row of the batch
-SHORTEST_STATIC = 128  # tokens of the shortest static cache; the next length is twice that
+SHORTEST_STATIC = 128  # length of the shortest static cache; longer ones double it
 STEP = TOKEN_IDS["<STEP>"]
 LONGEST_CYCLE = 64  # tokens, about six lines of code
 # Maximum length of text that repeats with a period of one cycle. Real code (1,748 programs, functions and table-driven
@@ -156,8 +156,8 @@ class GoCoderGenerationMixin(GenerationMixin):
         if plan_first and self.config.tagged and begins and not drafts:
             if kwargs.get("inputs_embeds") is not None:
                 logger.warning(
-                    "inputs_embeds are continued as code without a plan, because their tags are unknown, and the "
-                    "output can contain tags. Pass only input_ids for a plan, or plan_first=False to hide this warning"
+                    "inputs_embeds are continued as code without a plan, because their tags are unknown. The output "
+                    "can contain tags. To write a plan, pass input_ids; to hide this warning, pass plan_first=False"
                 )
             elif torch.is_tensor(ids):
                 rows = self._tasks(ids, kwargs.get("attention_mask"))
@@ -186,7 +186,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             return None
         if any(streams):
             raise ValueError(
-                f"prompt {streams.index(True)} of the batch is a tagged stream, unlike others; use separate batches"
+                f"prompt {streams.index(True)} of the batch is a tagged stream, others are not; use separate batches"
             )
         return rows
 
@@ -201,7 +201,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         settings.max_length = None
         wants_dict = settings.return_dict_in_generate or return_plan
         copies = settings.num_return_sequences or 1
-        if (settings.num_beams or 1) == 1 and copies > 1:  # samples: each gets its own plan
+        if (settings.num_beams or 1) == 1 and copies > 1:  # each sample gets its own plan
             rows = [copy.deepcopy(row) for row in rows for _ in range(copies)]
             settings.num_return_sequences = 1
         streamer = kwargs.pop("streamer", None)
@@ -255,8 +255,8 @@ class GoCoderGenerationMixin(GenerationMixin):
     ):
         """Run transformers' `generate` on prompts of different lengths.
 
-        `tags` and EOS are the only tags that it can write. Each row gets at most its entry of `budgets` new tokens,
-        and at most as many as the model has positions for.
+        It cannot generate tags other than `tags` and EOS. `budgets` limits the new tokens of each row; the model's
+        positions limit them too.
         """
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest >= limit:
@@ -291,7 +291,7 @@ class GoCoderGenerationMixin(GenerationMixin):
     def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
         """Prepare a cache whose length is a power of two, because each length compiles a new step.
 
-        transformers would keep the longest cache, so that plans would be compiled again after the first code.
+        transformers would keep the longest cache, so plans would be compiled again after the first code.
         """
         self._previous_max_cache_length = -1
         length = max(SHORTEST_STATIC, 1 << (max_cache_len - 1).bit_length())
@@ -323,7 +323,7 @@ def for_ids_alone(settings):
 
 
 def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:
-    """Let criteria, processors and prefix function see `prompts` [B, W], not the `start` hidden tokens."""
+    """Wrap criteria, processors and prefix function to see `prompts` [B, W], not `start` hidden tokens."""
 
     def visible(streams: torch.Tensor) -> torch.Tensor:  # [B * beams, T]
         shown = prompts.to(streams.device).repeat_interleave(len(streams) // len(prompts), dim=0)
@@ -361,7 +361,7 @@ def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indi
 
 
 def until(tokens: Sequence[int], ends: Container[int], kept: int = 0) -> list[int]:
-    """Return the tokens before the first token in `ends`, and `kept` more."""
+    """Return the tokens before the first token in `ends`, plus the next `kept` tokens."""
     return next((list(tokens[: i + kept]) for i, token in enumerate(tokens) if token in ends), list(tokens))
 
 

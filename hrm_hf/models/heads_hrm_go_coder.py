@@ -17,7 +17,7 @@ LOSS_CHUNK = 512  # positions whose logits are computed at once; 100 MB in float
 class HrmGoCoderFeedbackEncoder(nn.Module):
     """Encodes validator feedback as a vector: two verdicts, the category of the error, and its line.
 
-    Without a validator, the vector is a separate learned one, which differs from that of feedback without errors.
+    Without a validator, it is a separate learned vector, so the model can tell this from feedback without errors.
     """
 
     def __init__(self, config: HrmGoCoderConfig):
@@ -80,7 +80,7 @@ def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positi
 
 
 def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the index [B, T] of the last opener at each position (or -1), and those opening code."""
+    """Return the index [B, T] of the last opener up to each position (or -1), and a mask of <CODE>."""
     opens_code = input_ids == TOKEN_IDS["<CODE>"]
     opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, RESERVED))
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -88,7 +88,7 @@ def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def within(input_ids: torch.Tensor, tags: tuple[str, ...]) -> torch.Tensor:
-    """Return which ids are in the range from the first to the last of `tags`."""
+    """Return a mask of the ids from the first to the last of `tags`, inclusive."""
     return (input_ids >= TOKEN_IDS[tags[0]]) & (input_ids <= TOKEN_IDS[tags[-1]])
 
 
@@ -101,7 +101,7 @@ def at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 # With 50,000 tokens, the logits are much larger than all other tensors of a small model. Here they only exist for one
 # chunk of positions at a time. The forward computes the loss and the gradients of a chunk together and keeps only the
-# gradients, so that nothing is computed twice. The idea is from "Cut Your Losses" (Wijmans et al. 2024, arXiv
+# gradients, so nothing is computed twice. The idea is from "Cut Your Losses" (Wijmans et al. 2024, arXiv
 # 2411.09009) and Liger (arXiv 2410.10989); this version is plain torch for any device.
 
 
@@ -144,7 +144,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, token_weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sum_i token_weights[i] * CE(hidden[i] @ weight.T, targets[i]), and each CE.
+    """Return sum_i token_weights[i] * CE(hidden[i] @ weight.T, targets[i]), and the CE of each token.
 
     Args:
         hidden: [N, C].

@@ -8,11 +8,11 @@ At a site (an attention or feed-forward branch F), with the streams x of a token
     comb   = Sinkhorn(scale[2] * (fn v)_comb + base_comb)          [n, n], first index the source stream
     x_next = H_res x + post F(pre x)          with H_res = comb^T
 
-Sinkhorn keeps H_res (nearly) doubly stochastic, so that a product of many maps neither grows nor vanishes: its row
-sums are the forward gain, its column sums the backward gain.
+Sinkhorn keeps H_res (nearly) doubly stochastic, so a product of many maps neither grows nor vanishes: its row sums are
+the forward gain, its column sums the backward gain.
 
 Sources: Xie et al. 2026, "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880, equations 4 to 9. Names,
-layouts and the position of eps follow `deepseek_v4` in transformers, so that its weights load directly. Other residual
+layouts and the position of eps follow `deepseek_v4` in transformers, so its weights load directly. Other residual
 maps are "birkhoff" (mHC-lite, arXiv 2601.05732), "identity" (H_res = I) and "unconstrained" (hyper-connections, arXiv
 2409.19606, without the tanh), which shows what the constraint prevents.
 
@@ -83,7 +83,7 @@ class HyperConnection(nn.Module):
 
     @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return initial parameters and buffers, with pre = 1/n, post = 1, an unconstrained H_res = I."""
+        """Return initial parameters and buffers, with pre = 1/n, post = 1 and (unconstrained) H_res = I."""
         n = self.num_streams
         base = torch.zeros_like(self.base)
         base[:n] = pre_bias(n)
@@ -140,7 +140,7 @@ class HyperConnection(nn.Module):
         return self._residual_map(base[2 * self.num_streams :].unsqueeze(-1))[..., 0]
 
     def _per_entry(self, scale: torch.Tensor) -> torch.Tensor:
-        """Repeat `scale` to one factor for each row of `fn`, [2n + r, 1]."""
+        """Return the factor from `scale` for each row of `fn`, [2n + r, 1]."""
         return torch.cat([scale[part].expand(size) for part, size in enumerate(self.sizes) if size]).unsqueeze(-1)
 
     def _residual_map(self, raw: torch.Tensor) -> torch.Tensor:
@@ -222,10 +222,10 @@ def _project(x: torch.Tensor, fn: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 class _NormedProjection(torch.autograd.Function):
-    """fn RMSNorm(x) for x [tokens, n C], with the division by the norm after the product.
+    """Function fn RMSNorm(x) for x [tokens, n C], which divides by the norm after the product.
 
     As in section 4.3 of the paper, the normalized streams are never stored, neither here nor in the backward pass.
-    Tokens are the last axis of the result, so that elementwise operations on the few coefficients run over long rows.
+    Tokens are the last axis of the result, so elementwise operations on the few coefficients run over long rows.
     """
 
     @staticmethod
@@ -254,13 +254,13 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
 
     First a softmax is applied over the second axis; the last normalization is over the first axis. As in deepseek_v4,
     `eps` is added once to every entry, and to every sum in each of the `iterations`. An `eps` of 0 is replaced by a
-    tiny number, so that a column that underflowed does not become 0 / 0; it is negligible in other sums.
+    tiny number, which keeps underflowed columns from becoming 0 / 0 and is negligible in other sums.
     """
     eps = max(eps, torch.finfo(logits.dtype).tiny ** 0.5)
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return _sinkhorn(logits, iterations, eps)[0]
     comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
-    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # same result, but NumPy calls take half the time
+    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # same result; NumPy calls take half the time
         return torch.from_numpy(_normalize(comb.numpy(), iterations, eps)[0])
     return _normalize(comb, iterations, eps)[0]
 
@@ -328,7 +328,7 @@ def without_autocast(x: torch.Tensor):
 
 
 def pre_bias(n: int) -> float:
-    """Return the logit of 1/n, the initial `pre`, or for n = 1 a logit whose sigmoid is 1."""
+    """Return the logit of the initial `pre`, 1/n. For n = 1, return a finite logit with sigmoid 1."""
     return -math.log(n - 1) if n > 1 else 40.0
 
 
@@ -381,9 +381,9 @@ class MhcMetricsMixin:
     def get_detailed_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[dict]:
         """Return a dict for each site in execution order, with arguments as in `get_mhc_metrics`.
 
-        Keys: `layer`, `site` ("attention" or "feed_forward"), and of the site's map `forward`, `backward` (gains),
-        `min_column` (smallest column sum) and `largest_entry`; `composite_forward`, `composite_backward` and
-        `composite_min_column` are those of the product of all maps up to this site.
+        Keys: `layer`; `site` ("attention" or "feed_forward"); for the site's map, `forward` and `backward` (gains),
+        `min_column` (smallest column sum) and `largest_entry`; for the product of all maps up to this site,
+        `composite_forward`, `composite_backward` and `composite_min_column`.
         """
         pairs = self._maps(input_ids, inputs)
         products = composite_maps([matrix for matrix, _ in pairs])
@@ -411,7 +411,7 @@ class MhcMetricsMixin:
             layers = [base.layers[layer] for layer in self.config.layer_order]
             return [(hc.get_connection_matrix(), None) for layer in layers for hc in (layer.attn_hc, layer.ffn_hc)]
         training = base.training
-        base.eval()  # no dropout, and no gradient checkpointing, under which hooks would see the maps twice
+        base.eval()  # disables dropout, and checkpointing, which would show hooks the maps twice
         try:
             matrices = base(input_ids, **inputs, use_cache=False, output_mhc_matrices=True).mhc_matrices
         finally:

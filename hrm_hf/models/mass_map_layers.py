@@ -1,4 +1,4 @@
-"""Parts that mass-mapping models share: filters by multipole, the likelihood of a map, and the output.
+"""Parts shared by mass-mapping models: filters by multipole, the likelihood of a map, and the output.
 
 Within a model, convergence maps are in units of `config.kappa_std` and have mean 0. B is the number of maps, P their
 planes, and S their side in pixels.
@@ -21,12 +21,12 @@ from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorMixin
 if TYPE_CHECKING:
     from .pipeline_mass_mapping import MassMappingPipeline  # noqa: F401 - saved with checkpoints
 
-LOG_STD_LIMIT = 5.0  # predicted standard deviations are within e^-5 and e^5 of the maps' own
+LOG_STD_LIMIT = 5.0  # predicted standard deviations are within a factor of e^5 of the maps' own
 
 
 @dataclass
 class MassMappingOutput(CosmoRegressionOutput):
-    """Output of a model that makes mass maps.
+    """Output of a mass-mapping model.
 
     Attributes:
         map_loss: negative log likelihood of the true map in nats per pixel, after the last segment.
@@ -64,7 +64,7 @@ def shear_and_mask(pixel_values: torch.Tensor, config: MassMappingConfig) -> tup
 
 
 def soft_limited(log_std: torch.Tensor) -> torch.Tensor:
-    """Limit values smoothly to +-`LOG_STD_LIMIT`, so that gradients never vanish completely."""
+    """Limit values smoothly to +-`LOG_STD_LIMIT`, without making gradients vanish completely."""
     return LOG_STD_LIMIT * torch.tanh(log_std / LOG_STD_LIMIT)
 
 

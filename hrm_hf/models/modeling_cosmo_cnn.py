@@ -2,9 +2,9 @@
 
 The blocks are those of transformers' ResNet (He et al. 2015, arXiv 1512.03385), with these changes for maps: the stem
 is a 3x3 convolution at full resolution, because pooling would remove the small scales, which contain most information;
-convolutions can wrap around periodic edges; and batch norms use the maps of all processes, so that training does not
-depend on how a batch is split. Posterior head, losses and output are those of `hrm_cosmo`, so that the two models
-differ only in their backbone.
+convolutions can wrap around periodic edges; and batch norms use the maps of all processes, so training does not depend
+on how a batch is split. Posterior head, losses and output are those of `hrm_cosmo`, so the two models differ only in
+their backbone.
 """
 
 from typing import TYPE_CHECKING
@@ -72,7 +72,7 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
 
 
 class CosmoCnnPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Initialization (He, fan out, for convolutions as in ResNet) and saving."""
+    """Base class with initialization (He, fan out, for convolutions as in ResNet) and saving."""
 
     config_class = CosmoCnnConfig
     base_model_prefix = "model"
@@ -110,7 +110,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         for module in self.modules():
             if isinstance(module, ResNetConvLayer | ResNetShortCut):
                 module.normalization = ProcessBatchNorm2d(module.normalization.num_features)
-        if config.padding_mode == "circular":  # ResNet has no option for it
+        if config.padding_mode == "circular":  # transformers' ResNet has no such option
             for module in self.modules():
                 if isinstance(module, ResNetConvLayer):
                     # Adapters do not copy a convolution's padding_mode, so pad with a hook.

@@ -1,9 +1,9 @@
-"""A U-Net that makes mass maps from shear in one pass: the baseline without recurrence.
+"""A U-Net that reconstructs mass maps from shear in one pass: the baseline without recurrence.
 
 The network is that of Ronneberger et al. 2015 (arXiv 1505.04597), applied to weak lensing by Jeffrey et al. 2020
 (arXiv 1908.00543, DeepMass). As in DeepMass, the input includes a first estimate of the map, here the adjoint A^T d.
 There are no normalization layers, because the amplitude is the signal, and convolutions wrap around periodic edges.
-Likelihoods, posterior head and output are those of `hrm_mass_mapping`, so that the two models differ only in their
+Likelihoods, posterior head and output are those of `hrm_mass_mapping`, so the two models differ only in their
 backbone.
 """
 
@@ -34,7 +34,7 @@ from .shear_operator import adjoint_shear
 
 
 class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Initialization (He for convolutions) and saving."""
+    """Base class with initialization (He for convolutions) and saving."""
 
     config: CosmoUnetConfig
     base_model_prefix = "model"
@@ -115,7 +115,7 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
 
 
 class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
-    """Makes mass maps with errors, and infers the posterior of cosmological parameters, in a single step."""
+    """Infers mass maps with their uncertainty and the posterior of cosmological parameters in one step."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "errors"]
 

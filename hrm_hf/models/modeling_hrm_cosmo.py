@@ -28,7 +28,7 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 if TYPE_CHECKING:
     from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - saved with checkpoints
 
-GAIN_LIMITS = (-1.0, 3.0)  # in nats, so that a single map cannot dominate the loss of the expected gain
+GAIN_LIMITS = (-1.0, 3.0)  # in nats; prevent a single map from dominating the loss of the expected gain
 
 
 @dataclass
@@ -42,7 +42,7 @@ class HrmCosmoModelOutput(ModelOutput):
 
 
 class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
-    """Initialization and saving."""
+    """Base class with initialization and saving."""
 
     config: HrmCosmoConfig
     base_model_prefix = "model"
@@ -97,7 +97,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> HrmCosmoModelOutput:
-        """Run one segment on maps, or on `tokens` of `embed`, from the states z_H, z_L (zeros if None)."""
+        """Run one segment on maps or on `tokens` from `embed`, starting at z_H and z_L (zeros if None)."""
         validate_no_attentions(self, output_attentions)
         if (pixel_values is None) == (tokens is None):
             raise ValueError("pass either pixel_values, or tokens from embed(pixel_values)")
@@ -110,7 +110,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
 
 
 def _tensors(state: ModelOutput) -> dict[str, torch.Tensor]:
-    """Return the tensors of a state by name, without `hidden_states`, which repeats them."""
+    """Return the tensors of a state by name, without the duplicates in `hidden_states`."""
     return {name: values for name, values in state.items() if torch.is_tensor(values)}
 
 
@@ -135,7 +135,7 @@ class RecurrentHeadMixin:
         if steps < 1 or halt not in ("fixed", "adaptive"):
             raise ValueError(f'max_steps={max_steps}, halt={halt!r}: must be at least 1, and "fixed" or "adaptive"')
         if halt == "adaptive" and self.training:
-            raise ValueError('halt="adaptive": works in inference only; call model.eval(), or use halt="fixed"')
+            raise ValueError('halt="adaptive": only works in inference; call model.eval(), or use halt="fixed"')
         states = [segment(None, None)]
         while halt == "fixed" and len(states) < steps:
             states.append(segment(None, states[-1]))

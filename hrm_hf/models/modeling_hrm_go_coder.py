@@ -7,15 +7,15 @@
 `processing_hrm_go_coder.py` defines which tokens are code. A code position attends to earlier code, to the planner
 states at earlier planner positions and to the planner state at its own position. Nothing attends to later positions,
 so that labels are ordinary shifted tokens and a cache is exact. The cache has an additional slot of width 1 for the
-phases of its tokens, so that reordering, cropping or copying a cache keeps them consistent. Without a cache, the
+phases of its tokens, so reordering, cropping or copying a cache keeps them consistent. Without a cache, the
 generator only runs on code positions.
 
-Attention, feed-forward, norms, rotary positions and weight names are those of transformers' Llama, so that the planner
+Attention, feed-forward, norms, rotary positions and weight names are those of transformers' Llama, so the planner
 alone is a Llama.
 
 Difference from matoval/go_coder_llm_pipeline, whose training guide defines sizes and losses: there, the planner is
-bidirectional and both losses compare a token with itself, so that the model learns to copy; the generator never sees
-the problem, and the decision never sees the code. The refinement head and the loss are in `heads_hrm_go_coder.py`,
+bidirectional and both losses compare a token with itself, so the model learns to copy; the generator never sees the
+problem, and the decision never sees the code. The refinement head and the loss are in `heads_hrm_go_coder.py`,
 generation is in `generation_hrm_go_coder.py` and `refinement_hrm_go_coder.py`.
 """
 
@@ -178,7 +178,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        keys: torch.Tensor,  # of the planner; not in a tuple, which would hide gradients from reentrant checkpointing
+        keys: torch.Tensor,  # from the planner; a tuple of both would hide gradients from reentrant checkpointing
         values: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
@@ -403,7 +403,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     def _code_positions(self, phases, attention_mask, kwargs) -> torch.Tensor | None:
         """Return positions [B, Tc] on which the generator runs, with Tc the maximum over rows.
 
-        None stands for all positions: with a cache, in compiled code, and if states or attentions are recorded.
+        None means all positions: with a cache, in compiled code, or if states or attentions are recorded.
         """
         names = ("output_hidden_states", "output_attentions")
         recorded = any(kwargs.get(name) or getattr(self.config, name, False) for name in names)
@@ -415,7 +415,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return None if most == code.shape[1] else (~code).byte().argsort(dim=1, stable=True)[:, :most]
 
     def _generate(self, inputs_embeds, planner_states, rotary, masks, code, kwargs) -> torch.Tensor:
-        """Return the generator's states [B, T, C], with zeros outside of `code`.
+        """Return the generator's states [B, T, C], with zeros outside `code`.
 
         Rows with fewer than Tc code positions are filled up with other positions, which no code attends to.
         """
@@ -530,7 +530,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
         """Pop the loss arguments from `kwargs`. Return shifted labels and keywords of `_losses`."""
-        # They are not named arguments of forward, because a Trainer would then require them for a loss.
+        # If these were named arguments of forward, a Trainer would compute a loss only for batches that have them.
         targets = kwargs.pop("shift_labels", None)
         how = {"labels": kwargs.pop("decision_labels", None), "scale": kwargs.pop("refinement_scale", 1.0)}
         validate_call(self, kwargs)

@@ -214,7 +214,7 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
 class HrmLmStack(nn.Module):
     """Blocks in sequence, followed by a norm that bounds the state over many passes.
 
-    If the config says so, each of `num_passes` passes has a vector added to its input, and gains for its branches.
+    Optionally, each of `num_passes` passes adds its own vector to the input and has its own gains for the branches.
     """
 
     def __init__(self, config: HrmLmConfig, num_layers: int, num_passes: int = 0):
@@ -231,8 +231,8 @@ class HrmLmStack(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
-        """Map [B, T, D] to [B, T, D] in a pass counted from 0 over all segments."""
-        pass_number = min(pass_number, self.num_passes - 1)  # passes beyond those in training reuse the last one
+        """Map [B, T, D] to [B, T, D]. Passes are counted from 0 over all segments."""
+        pass_number = min(pass_number, self.num_passes - 1)  # later passes than in training reuse the last vector
         if self.step_vectors is not None:
             hidden_states = hidden_states + self.step_vectors[pass_number]
         if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
@@ -446,7 +446,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
     def segment(
         self, state: tuple[torch.Tensor, ...], x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor, ...]:
-        """Return the state after one more segment, with gradients in the given `gradient_passes`."""
+        """Return the state after one more segment, with gradients only in `gradient_passes`."""
         run = self._loop if self.config.flat_loop else self._cycles
         return run(*state, x, gradient_passes, **passes)
 
@@ -535,7 +535,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         plan = self.plan(tokens, schedule, num_segments, exit_criterion, exit_threshold)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:
-            use_cache = bool(use_cache)  # off by default: a cache of M times all layer visits would be useless
+            use_cache = bool(use_cache)  # off by default: training has no use for a cache of M times all layer visits
         kwargs |= {"use_cache": use_cache, "plan": plan, "output_segment_hidden_states": every}
         outputs: HrmLmModelOutput = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, **kwargs
@@ -556,22 +556,22 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
 
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return next-token labels [B, T], which the caller may have shifted already, or None without labels."""
-    shifted = kwargs.pop("shift_labels", None)  # not a named argument, because trainers would then require it
+    """Return next-token labels [B, T], shifted here or by the caller, or None without labels."""
+    shifted = kwargs.pop("shift_labels", None)  # a Trainer would require it if it were a named argument
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted
 
 
 class HrmLmForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, HrmLmPreTrainedModel):
-    """Classifier or reward model: `logits` [B, num_labels] of the last non-padding token, where it halts."""
+    """Classifier or reward model: `logits` [B, num_labels] of the last non-padding token, when it halts."""
 
     _model_class = HrmLmModel
     _keep_in_fp32_modules = ["model.q_head"]
 
 
 class HrmLmForTokenClassification(OwnModelMixin, GenericForTokenClassification, HrmLmPreTrainedModel):
-    """Token classifier: `logits` [B, T, num_labels] of every token, where it halts."""
+    """Token classifier: `logits` [B, T, num_labels] of every token, when it halts."""
 
     _model_class = HrmLmModel
     _keep_in_fp32_modules = ["model.q_head"]

@@ -46,9 +46,9 @@ from .puzzle_layers import ReasoningLevel, rms_norm
 from .shear_operator import adjoint_shear, shear_from_convergence
 
 
-FIRST_GAIN = 0.3  # initial gain of b
-PROPOSAL_GAIN = 0.1  # initial gain of the low level's maps
-LOG_STD_SCALE = 0.1  # factor on the cells' log_std, so that the initial error is nearly the same everywhere
+FIRST_GAIN = 0.3  # initial gain of the proposal b
+PROPOSAL_GAIN = 0.1  # initial gain of the low level's proposals
+LOG_STD_SCALE = 0.1  # factor on the cells' log_std; keeps the initial error nearly uniform
 
 
 @dataclass
@@ -99,9 +99,9 @@ class MapLevel(nn.Module):
 
 
 class GainHead(Float32Linear):
-    """Predicts from CLS each map's gain in each plane's change at each node, [B, P, maps, nodes].
+    """Predicts, from CLS, how much each map adds to each plane at each node, [B, P, maps, nodes].
 
-    Initially, the gains are small, and b and the low level's maps of a plane only change that plane.
+    Initially, gains are small, and only b and the low level's proposals for a plane change that plane.
     """
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -121,7 +121,7 @@ class GainHead(Float32Linear):
 
 
 class MapReadout(nn.Module):
-    """Reads the change of the map and its error from both states."""
+    """Computes the change of the map, and the map's error, from both states."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -135,7 +135,7 @@ class MapReadout(nn.Module):
     def forward(
         self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return change, `log_std` and `log_power` from maps b, kappa and last change [B, 3P, S, S]."""
+        """Return change, `log_std` and `log_power`; `maps` [B, 3P, S, S] are b, kappa and last change."""
         config, planes = self.config, self.config.num_planes
         proposed = F.pixel_shuffle(self.cells(z_L), config.cell_size).float()
         proposals, log_std = proposed.split((config.num_proposals * planes, planes), dim=1)
@@ -147,14 +147,14 @@ class MapReadout(nn.Module):
 
 
 class HrmMassMappingPreTrainedModel(HrmCosmoPreTrainedModel):
-    """Initialization and saving."""
+    """Base class with initialization and saving."""
 
     config: HrmMassMappingConfig
     _no_split_modules = ["PuzzleBlock", "StemStage", "MapBlock"]
 
 
 class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
-    """The recurrence without the posterior. `embed` makes tokens, `forward` runs one segment."""
+    """Recurrence without the posterior. `embed` makes tokens, `forward` runs one segment."""
 
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
@@ -222,7 +222,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         return self.cells_in(wrap(cells) if self.wraps else cells)
 
     def _reason(self, x, cells, spectra, z_H, z_L) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run H_cycles of L_cycles updates of the low level and one of the high level."""
+        """Run H_cycles cycles, each with L_cycles low-level updates and one high-level update."""
         config = self.config
         grid, ratio = config.image_size // config.patch_size, config.patch_size // config.cell_size
         first = x.shape[1] - grid**2  # CLS and the means of the stem's stages come before the patches
@@ -238,7 +238,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 
 
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
-    """Makes mass maps with errors, and infers the posterior of cosmological parameters, from shear."""
+    """Infers mass maps with their uncertainty and the posterior of cosmological parameters from shear."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # in addition to those of the base model
     # transformers matches names from their beginning.

@@ -88,7 +88,7 @@ class PuzzleSolvingOutput(ModelOutput):
 
 
 class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
-    """Initialization and saving common to the puzzle architectures."""
+    """Base class with the initialization and saving shared by all puzzle architectures."""
 
     config: HrmPuzzleConfig
     base_model_prefix = "model"
@@ -128,7 +128,7 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """The dtype of activations: `config.forward_dtype`, or the dtype of the weights if that is None."""
+        """Dtype of the activations: `config.forward_dtype`, or the dtype of the weights if it is None."""
         return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
 
     def wants_hidden_states(self, requested: bool | None) -> bool:
@@ -160,8 +160,8 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Update the latent states in one ACT step, with the architecture's cycles and gradients.
 
-        x, z_H and z_L are [B, T, D]. With `num_queries`, only that many first positions of z_H are computed, which
-        saves most of the last block.
+        x, z_H and z_L are [B, T, D]. With `num_queries`, only the first `num_queries` positions of z_H are computed,
+        which saves most of the last block's work.
         """
         raise NotImplementedError
 
@@ -378,7 +378,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return self.lm_head(z_H[:, self.config.prefix_len :])
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt and q_continue, float32 [B], of z_H [B, T, D], or from its `logits`."""
+        """Return q_halt and q_continue, float32 [B], for z_H [B, T, D]. `logits` are those of z_H."""
         return self.q_head(z_H[:, 0]).float().unbind(-1)
 
     def _losses_and_metrics(self, outputs, labels, halted, steps) -> dict[str, Any]:
@@ -415,7 +415,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             level.compile(fullgraph=True, **kwargs)
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's groups: all trainable weights, and the sparsely trained puzzle table."""
+        """Return the optimizer's parameter groups: trainable weights, and the sparsely trained puzzle table."""
         groups = [{"name": "dense", "params": [p for p in self.parameters() if p.requires_grad]}]
         if self.model.puzzle_emb is not None:
             groups.append({"name": "puzzle_emb", "params": [self.model.puzzle_emb.weight], "sparse_rows": True})

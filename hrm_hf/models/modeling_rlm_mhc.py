@@ -1,4 +1,4 @@
-"""RLM-mHC: a Llama with n residual streams that manifold-constrained hyper-connections (mHC) mix.
+"""RLM-mHC: a Llama with n residual streams mixed by manifold-constrained hyper-connections (mHC).
 
     x = expand(embed(ids))                                  [B, S, n, C], once
     for each layer, for each F of (attention, feed-forward):
@@ -103,7 +103,7 @@ class RlmMhcDecoderLayer(GradientCheckpointingLayer):
 
 
 class PlainConnection(nn.Module):
-    """Site without mHC, as in Llama: the branch reads the state [B, S, C], and its output is added to it."""
+    """Site without mHC, as in Llama: the branch reads the state [B, S, C] and adds its output to it."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return x, None, None
@@ -290,7 +290,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         """Build a model with the weights and the logits of a Llama, for further training with mHC.
 
         The maps are initially independent of the token (`scale` = 0): they read with 1/n, write with 1 and mix doubly
-        stochastically, so that all streams stay equal. `scale` still learns from the first step, because `fn` is
+        stochastically, so all streams stay equal. `scale` still learns from the first step, because `fn` is
         random. `mhc_eps` is 0, because other values reduce the row sums of H_res below 1.
 
         Args:
@@ -298,8 +298,8 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
             overrides: fields of `RlmMhcConfig`.
 
         Raises:
-            ValueError: `mhc_reduce="sum"` or `mhc_stream_init="scaled"`, which change the scale of the states, or a
-                model with other weights than a Llama of this config.
+            ValueError: `mhc_reduce="sum"` or `mhc_stream_init="scaled"` is given, which change the scale of the
+                states, or the weights are not those of a Llama with this config.
         """
         given = {"mhc_eps": 0.0, "mhc_alpha_init": 0.0, **overrides}
         for name, value in (("mhc_reduce", "sum"), ("mhc_stream_init", "scaled")):
@@ -310,7 +310,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):
-                assign_initial_values(module)  # again in the dtype of `llama`, because rounded biases are not exact
+                assign_initial_values(module)  # again in the dtype of `llama`: rounding made biases inexact
         missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
         missing = [name for name in missing if "_hc." not in name and ".hc_head." not in name]
         if missing or unexpected:

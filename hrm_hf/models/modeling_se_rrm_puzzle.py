@@ -7,7 +7,7 @@ The state z [B, V, T, D] has a vector for every symbol v at every position t, in
     block: attention over positions, attention over symbols, SwiGLU, each followed by a residual sum and a norm
     logits[b, s, v] = w . z[b, v, s]
 
-e_v is the same vector for all symbols except padding and empty, and no weight distinguishes the other symbols, so that
+e_v is the same vector for all symbols except padding and empty, and no weight distinguishes the other symbols, so
 permuting the symbols of a board permutes the answer. There is no halting head: the confidence of a row is the minimum
 over its cells of the largest softmax probability. In training, rows halt at random, or after halt_max_steps.
 
@@ -155,7 +155,7 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
 
 
 def canonical_symbols(input_ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Renumber the symbols of each board [B, S] by first occurrence, except special symbols.
+    """Renumber the symbols of each board [B, S], except special symbols, by first occurrence.
 
     Symbols that do not occur come last.
 
@@ -185,7 +185,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         self.lm_head = CastedLinear(*sizes, bias=False)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # otherwise torch multiplies differently if weights freeze
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # keeps results the same if weights freeze
         if self.config.equivariant_symbols:
             logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
             specials = self.config.vocab_size - self.config.state_symbols
@@ -193,7 +193,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return self.lm_head(z_H.transpose(1, 2).flatten(2))
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt, float32 [B], the logit of the lowest confidence of any cell, and zeros."""
+        """Return q_halt (the logit of the least confident cell) and q_continue (0), float32 [B]."""
         with torch.no_grad():
             logits = self.read_out(z_H) if logits is None else logits
             least = logits.float().softmax(-1).amax(-1).amin(-1)
@@ -227,7 +227,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return solution
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
-        """Halt rows with `halt_exploration_prob`: int32 [B], 0 where a row halts now, else halt_max_steps."""
+        """Return minimum steps, int32 [B]: 0 with `halt_exploration_prob`, so the row halts, else the maximum."""
         goes_on = torch.rand(carry.steps.shape, device=carry.steps.device) >= self.config.halt_exploration_prob
         return goes_on * torch.full_like(carry.steps, self.config.halt_max_steps)
 

@@ -80,18 +80,18 @@ def validate_ids(ids: torch.Tensor, size: int, name: str = "input_ids", limit: s
 
 
 def validate_labels(labels: torch.Tensor | None, tokens: torch.Tensor | None, vocab_size: int) -> None:
-    """Raise ValueError for labels outside the vocabulary or of another shape than tokens [B, S] or embeddings."""
+    """Raise ValueError for labels outside the vocabulary or with a different shape than the tokens [B, S]."""
     if labels is not None:
         validate_ids(labels, vocab_size, "labels")
     if labels is not None and tokens is not None and labels.shape != tokens.shape[:2]:
         shapes = f"{list(labels.shape)}; expected {list(tokens.shape[:2])}"
-        raise ValueError(f"labels has shape {shapes}: one label per token; use -100 for tokens without a label")
+        raise ValueError(f"labels has shape {shapes}: needs one label per token; use -100 for tokens without one")
 
 
 def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
     """Return the names of tensors that are not finite, or so large that computing with them overflows."""
     local = {n: t.to_local() if hasattr(t, "to_local") else t for n, t in named.items()}
-    plain = {n: t.detach() for n, t in local.items() if type(t) in (torch.Tensor, nn.Parameter)}  # not of torchao
+    plain = {n: t.detach() for n, t in local.items() if type(t) in (torch.Tensor, nn.Parameter)}  # no torchao
     local = {n: t for n, t in plain.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
     largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
     values = torch.stack([value.to(largest[0].device) for value in largest]).tolist() if largest else []
@@ -251,7 +251,7 @@ class CheckpointCodeMixin:
         return loaded
 
     def load_adapter(self, peft_model_id: str | None = None, *args, **kwargs):
-        """Load as in transformers. Raise ValueError for DoRA, which transformers 5.23 loads partly."""
+        """Load as in transformers. Raise ValueError for DoRA, which transformers 5.23 only loads partly."""
         info = super().load_adapter(peft_model_id, *args, **kwargs)
         lost = [name for name in info.missing_keys if "lora_magnitude_vector" in name]
         if lost:
@@ -318,7 +318,7 @@ class ConvolutionsMixin:
 
 
 class Float32Buffers(nn.Module):
-    """Module whose buffers keep their dtype in `.half()` etc., while its parameters follow.
+    """Module whose buffers keep their dtype in `.half()` etc., while its parameters are converted.
 
     Use it for constants whose small differences half precision would lose. (`_keep_in_fp32_modules_strict` does the
     same, but only for tensors that `from_pretrained(dtype=...)` reads from a file.)
@@ -347,7 +347,7 @@ def repair_4bit_layers(model: nn.Module) -> None:
     if not getattr(model, "is_loaded_in_4bit", False):
         return
     for module in model.modules():
-        if type(module).__name__ != "Linear4bit":  # compare the name, to not import bitsandbytes
+        if type(module).__name__ != "Linear4bit":  # compare names to avoid importing bitsandbytes
             continue
         module.support_avx512bf16_for_cpu = False
         on_cpu = module.weight.device.type == "cpu"

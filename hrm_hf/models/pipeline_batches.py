@@ -26,10 +26,10 @@ class OwnBatchesMixin:
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if broken := broken_weights(dict(self.model.eval().named_parameters())):
-            raise ValueError(f"{self.model.name_or_path}: {len(broken)} weights are not finite, such as {broken[0]}")
+            raise ValueError(f"{self.model.name_or_path}: {len(broken)} weights are not finite, e.g. {broken[0]}")
 
     def save_pretrained(self, save_directory, **kwargs: Any) -> None:
-        """Save the model, which includes the pipeline's code, and the feature extractor."""
+        """Save the model with the pipeline's code, and the feature extractor if there is one."""
         self.model.save_pretrained(save_directory, **kwargs)
         if self.feature_extractor is not None:
             self.feature_extractor.save_pretrained(save_directory, **kwargs)
@@ -43,7 +43,7 @@ class OwnBatchesMixin:
         forward_params,
         postprocess_params,
     ) -> Iterator[dict[str, Any]]:
-        """Yield results in the order of `inputs`, `batch_size` preprocessed inputs at a time."""
+        """Yield results in the order of `inputs`, running `batch_size` inputs at a time."""
         batch: list[dict] = []
         for item in inputs:
             batch.append(self.preprocess(item, **preprocess_params))

@@ -108,7 +108,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return self._answers(self.model(**input_tensors, **forward_params), input_tensors, POSTERIOR)
 
     def _answers(self, outputs: Any, input_tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> dict:
-        """Return the named tensors of an output, and segments and distance of each map.
+        """Return the named tensors of an output, and each map's number of segments and distance.
 
         If the model has a distance limit, warn about maps that are unlike the training maps.
         """

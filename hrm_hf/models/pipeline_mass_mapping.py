@@ -15,7 +15,7 @@ MAPS = ("kappa", "kappa_std", "segment_maps")  # fields of a model's output
 
 
 class MassMappingPipeline(CosmologyRegressionPipeline):
-    """Pipeline that makes mass maps with any of the package's mass-mapping models.
+    """Pipeline that reconstructs mass maps with any of the package's mass-mapping models.
 
     Inputs and parameters are those of `CosmologyRegressionPipeline`; a map is shear [2P, H, W], g1 and g2 of each
     plane in turn, with its mask.

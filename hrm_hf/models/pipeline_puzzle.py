@@ -74,7 +74,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         if isinstance(inputs, (list, tuple)):
             longest = max((len(self._flat(part)) for part in inputs if not isinstance(part, dict)), default=0)
             if longest < max(2, self.model.config.seq_len) and not any(isinstance(part, dict) for part in inputs):
-                inputs = {"puzzle": inputs}  # no element can be a puzzle, so the list is one
+                inputs = {"puzzle": inputs}  # no element can be a puzzle, so the list is one puzzle
         return super().__call__(inputs, **kwargs)
 
     def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
@@ -118,7 +118,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> dict[str, Any]:
         """Return the answer as rows and as a string, with the number of steps and the confidence."""
         grid = model_outputs["tokens"].reshape(self.grid_shape).tolist()
-        if self.cells:  # with a larger vocabulary, tokens without a cell are shown as padding
+        if self.cells:  # tokens beyond the known characters are shown as padding
             grid = [[self.cells[token if token < len(self.cells) else 0] for token in row] for row in grid]
         if self.model.config.task == "sudoku":
             text = "".join(str(cell or ".") for row in grid for cell in row)

@@ -2,7 +2,7 @@
 
 With a flat prior on [low, high], a target y is mapped to u = sqrt(2) erfinv(2 (y - low) / (high - low) - 1), which is
 standard normal under the prior. An uninformative map therefore has exactly the posterior N(0, 1), and there is no
-probability outside of the bounds. Without bounds, u = (y - mean) / std.
+probability outside the bounds. Without bounds, u = (y - mean) / std.
 
 B is the batch size, T the number of free targets, K of Gaussians in the mixture, and R of reported parameters
 (including s_8). Sources: Bishop 1994 for mixture density networks; Jeffrey & Wandelt 2020 (arXiv 2011.05991) for
@@ -191,7 +191,7 @@ class PosteriorHead(Float32Buffers):
         return ((mean[:, : self.shape[1]] - labels.float()) / spread).square().mean(-1)
 
     def metrics(self, mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the mean squared error `mse_<name>` of each reported parameter, and the mean of z^2."""
+        """Return `mse_<name>` of each reported parameter, and `z_squared`, the mean squared error in stds."""
         truth = self.reported(labels.float())
         squared = (mean.detach() - truth).square()
         metrics = {f"mse_{name}": squared[:, i].mean() for i, name in enumerate(self.config.reported_names)}

@@ -8,7 +8,7 @@
 
 <RETRY> (class CONTINUE) is followed by new code for the same plan, <REFINE> by a new plan, <DONE> by the end. A token
 belongs to the phase of the last opener up to and including itself: <CODE> opens the generator's phase, every other
-opener the planner's. Tokens before the first opener belong to the generator, so that plain Go text is code. All
+opener the planner's. Tokens before the first opener belong to the generator, so plain Go text is code. All
 functions in this module encode text with `encode_text`, which never turns user text into special tokens.
 """
 
@@ -32,7 +32,7 @@ PLANNER_OPENERS = (
 RESERVED = ("<BEFORE>", "<AFTER>")  # unused, but kept so that token ids do not change
 CLOSERS = ("</PROBLEM>", "</CONTEXT>", "</FILE>", "</PLAN>", "</CODE>", "</VALIDATE>")
 MARKS = ("<STEP>", "<SYNTAX_OK>", "<SYNTAX_ERR>", "<TEST_PASS>", "<TEST_FAIL>")
-# Our tokenizers start with these tokens, so that an id is an index of this tuple.
+# Our tokenizers start with these tokens, so their ids are indices into this tuple.
 SPECIAL_TOKENS = (
     UNK, BOS, EOS, PAD, *PLANNER_OPENERS[:4], *RESERVED, *PLANNER_OPENERS[4:], "<CODE>", *CLOSERS, *MARKS,
     *DECISION_TOKENS,
@@ -54,7 +54,7 @@ CATEGORIES = (
     "other",  # a failed test, a timeout, and all other errors
 )
 LINE_BUCKETS = 32  # number of error positions that the feedback encoder distinguishes
-LEAST_TEXT = 16  # minimum tokens that truncation leaves of a problem or context
+LEAST_TEXT = 16  # truncation keeps at least this many tokens of a problem or context
 MAX_MESSAGE = 120  # maximum characters of a validator's message in the stream
 
 
@@ -94,7 +94,7 @@ class Feedback:
         return False in (self.syntax_ok, self.types_ok, self.tests_pass)
 
     def of_syntax(self) -> "Feedback":
-        """Return the feedback that a validator for syntax only would give."""
+        """Return the feedback that a syntax-only validator would give."""
         return self if self.syntax_ok is False else Feedback(syntax_ok=self.syntax_ok)
 
     def token_ids(self, lines: int) -> list[int]:

@@ -45,7 +45,7 @@ def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
 
 
 def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
-    """Apply RMS normalization without gain in float32, which is faster than torch's on the CPU."""
+    """Apply RMS normalization without gain in float32. It is faster than torch's on the CPU."""
     wide = hidden_states.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(hidden_states.dtype)
 
@@ -95,7 +95,7 @@ class PuzzleAttention(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor] | None,
         num_queries: int | None = None,
     ) -> torch.Tensor:
-        """Map hidden_states [B, T, D] to [B, num_queries, D], its first positions, or to all T with None."""
+        """Attend from the first `num_queries` positions (None for all) of hidden_states [B, T, D]."""
         heads = self.num_heads
         qkv = self.qkv_proj(hidden_states).unflatten(-1, (3 * heads, self.head_dim))
         query_key, value = qkv.split((2 * heads, heads), dim=2)
@@ -120,7 +120,7 @@ class SwiGLU(nn.Module):
     def __init__(self, size: int, config: HrmPuzzleConfig, width: int | None = None):
         super().__init__()
         linear = linear_class(config)
-        # By default two thirds of `expansion * size`, up to a multiple of 256.
+        # The default is two thirds of `expansion * size`, rounded up to a multiple of 256.
         width = width or -(-round(config.expansion * size * 2 / 3) // 256) * 256
         self.gate_up_proj = linear(size, 2 * width, bias=False)
         self.down_proj = linear(width, size, bias=False)
@@ -233,7 +233,7 @@ def last_cycle_gradient(
 
 
 class PuzzleInputEmbedding(nn.Module):
-    """Embeds puzzle row (in P prefix slots) and tokens as the input x [B, P + S, D] of every level."""
+    """Embeds the puzzle row (P prefix slots) and the tokens as the input x [B, P + S, D] of every level."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()

@@ -7,8 +7,8 @@ from torch import nn
 class PuzzleEmbedding(nn.Module):
     """Table with one row per puzzle identifier, trained sparsely by sign descent.
 
-    The table is a buffer and not a parameter, so that the dense optimizer, DDP and weight averaging skip its rows, of
-    which there may be a million. In training, the rows in use are a leaf of the graph, and their gradient is added to
+    The table is a buffer and not a parameter, so the dense optimizer, DDP and weight averaging skip it; it can have a
+    million rows. In training, the rows in use are a leaf of the graph, and their gradient is added to
     a sparse `table.grad`, which `hrm_hf.trainer.optim.SignSGD` reads.
     """
 

@@ -138,8 +138,8 @@ class GoCoderRefinementMixin:
                 Logits processors, stopping criteria etc. apply to code, not to plans.
 
         Raises:
-            ValueError: there is not one prefix or context for each prompt, a streamer is given with several prompts,
-                or the model has no tags.
+            ValueError: the number of prefixes or contexts differs from that of prompts, a streamer is given with
+                several prompts, or the model has no tags.
         """
         rows = self._refinement_rows(prompts, tokenizer, code_prefixes, contexts)
         if streamer is not None and len(rows) != 1:
@@ -248,7 +248,7 @@ class GoCoderRefinementMixin:
         row.needs_plan = decision == REFINE
 
     def _decision(self, row: _Row, feedback: Feedback | None, text: str, tokenizer: Any) -> list[float]:
-        """Return the probabilities of CONTINUE, REFINE and DONE for the attempt that ends the stream."""
+        """Return P(CONTINUE), P(REFINE) and P(DONE) for the attempt at the end of the stream."""
         stream = row.stream()
         if self.model.refinement_head is None:
             stream += validation_segment(tokenizer, feedback)
@@ -271,6 +271,6 @@ def _verdicts(validator, texts: list[str]) -> list[Feedback | None]:
     feedback = list(validator(texts))
     if len(feedback) != len(texts):
         raise ValueError(
-            f"validator: returned {len(feedback)} feedbacks for {len(texts)} code samples; return one for each"
+            f"validator: returned {len(feedback)} results for {len(texts)} code samples; return one for each"
         )
     return feedback

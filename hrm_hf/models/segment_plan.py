@@ -68,10 +68,10 @@ class SegmentPlan:
 
     @property
     def gradient_passes(self) -> tuple[bool, ...]:
-        """Whether each stack pass of a segment, in order, has gradients: the last `bp_steps` passes do.
+        """Whether each stack pass of a segment, in order, has gradients. The last `bp_steps` passes do.
 
-        With two stacks, passes of the high-level stack are preferred. These are booleans, because torch.compile makes
-        a changing integer symbolic, and cannot switch gradients with it.
+        With two stacks, passes of the high-level stack are preferred. The result is booleans, because torch.compile
+        makes a changing integer symbolic, which cannot switch gradients.
         """
         config = self.config
         if config.flat_loop:
@@ -93,7 +93,7 @@ class SegmentPlan:
         return config.halt_max_steps > 1 and (config.deep_supervision == "all" or gate)
 
     def has_gradients(self, segment: int) -> bool:
-        """Return whether a segment, counted from 1, has gradients."""
+        """Check whether a segment, counted from 1, has gradients."""
         return torch.is_grad_enabled() and segment > self.without_gradients
 
     def cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
@@ -233,7 +233,7 @@ class ThinkingTokens:
         return cls(plan, active, steps, fewest)
 
     def segments_to_keep(self, cache: Cache | None) -> int:
-        """Return for how many segments to keep keys and values, or 0 if tokens cannot halt early.
+        """Return how many segments' keys and values to keep, or 0 if tokens cannot halt early.
 
         Segments store the keys themselves, which checkpointing inside a compiled segment does not allow.
         """

@@ -1,6 +1,6 @@
 """Weak-lensing shear from convergence on a periodic flat sky, with adjoint and inverse.
 
-With the lensing potential psi, kappa = (psi_xx + psi_yy) / 2, g1 = (psi_xx - psi_yy) / 2 and g2 = psi_xy, so that in
+With the lensing potential psi, kappa = (psi_xx + psi_yy) / 2, g1 = (psi_xx - psi_yy) / 2 and g2 = psi_xy, so in
 Fourier space g1 = (lx^2 - ly^2) / l^2 kappa and g2 = 2 lx ly / l^2 kappa (Kaiser & Squires 1993, ApJ 404, 441).
 x runs along the last axis, y along the one before it. Shear is linear, not reduced.
 
@@ -29,7 +29,7 @@ def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None
 
 
 def adjoint_shear(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S], for [..., planes, S, S].
+    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S], and return [..., planes, S, S].
 
     Without a mask, this is the Kaiser-Squires estimate, except for modes at a Nyquist frequency.
     """
@@ -48,7 +48,7 @@ def _combined(shear: torch.Tensor, mask: torch.Tensor | None, inverse: bool) -> 
     _validate_square(shear, "shear")
     if shear.shape[-3] % 2:
         raise ValueError(
-            f"shear has {shear.shape[-3]} channels: must be an even number, g1 and g2 of each plane in turn"
+            f"shear has {shear.shape[-3]} channels: must be an even number, with g1 and g2 of each plane in turn"
         )
     shear = _full_precision(shear)
     shear = shear if mask is None else shear * mask

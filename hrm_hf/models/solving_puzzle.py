@@ -17,13 +17,13 @@ from .modeling_utils import uncompiled, validate_ids
 from .settings_puzzle import SolveSettings
 
 
-RESIDUAL_WINDOW = 3  # a residual is the mean over this many last steps
-CACHED_BYTES = 4 * 2**20  # on a CPU: bytes of latent states that fit into its cache
-TOKENS_PER_CALL = 65_536  # on other devices, so that restarts of large puzzles fit into memory
+RESIDUAL_WINDOW = 3  # number of last steps over which a residual is averaged
+CACHED_BYTES = 4 * 2**20  # bytes of latent states that fit into a CPU's cache
+TOKENS_PER_CALL = 65_536  # on other devices; restarts of large puzzles still fit into memory
 
-# Maps boards and answers, token ids [N, S] each, to bool [N]: whether the rules of the task accept the answers.
+# Function of boards and answers, token ids [N, S] each: which answers the rules of the task accept, bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Maps row indices [N] of a run and their answers [N, S] to bool [N]: whether the run of these rows ends.
+# Function of row indices [N] and the rows' current answers [N, S]: which of these rows stop, bool [N].
 StopCheck = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -58,7 +58,7 @@ class PuzzleSolution:
         return cls(predictions, numbers.int(), numbers, logits, residual=numbers.clone() if residual else None)
 
     def select(self, rows: torch.Tensor) -> "PuzzleSolution":
-        """Return the answers of the given rows, an index [N]."""
+        """Return the answers of the rows with indices `rows` [N]."""
         return _each_field(lambda value, axis: value.index_select(axis, rows), self)
 
 
@@ -82,7 +82,7 @@ class AnswerPool:
         self.add(torch.arange(len(input_ids), device=input_ids.device), first)
 
     def add(self, boards: torch.Tensor, found: PuzzleSolution) -> None:
-        """Add the answers of a further run on the boards with index `boards` [N]."""
+        """Add the answers of another run on the boards with indices `boards` [N]."""
         accepted = torch.zeros_like(boards, dtype=torch.bool)
         if self.accepts is not None:
             accepted = self.accepts(self.input_ids[boards], found.predictions)
@@ -113,7 +113,7 @@ class AnswerPool:
         return replace(self.found.select(self._best()), steps_of_all_runs=self.steps)
 
     def _drop_losers(self) -> None:
-        """Keep the best answer for each board, or with "vote" of each group of equal answers."""
+        """Keep the best answer for each board. With "vote", keep one of each group of equal answers."""
         names = self.boards.unsqueeze(1)
         if self.choose == "vote":
             names = torch.cat((names, self.found.predictions), dim=1)
@@ -139,7 +139,7 @@ class AnswerPool:
 
 
 def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return for each group [N], in ascending order, the entry that comes first in `order` [N]."""
+    """Return the first entry of `order` [N] in each of the groups [N], in ascending order of groups."""
     order = order[torch.argsort(groups[order], stable=True)]
     sorted_groups = groups[order]
     first = torch.ones_like(sorted_groups, dtype=torch.bool)
@@ -171,17 +171,17 @@ def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution
 
 
 def relative_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Return ||new - old|| / ||new|| of each row, float32 [N] of states [N, ...]."""
+    """Return ||new - old|| / ||new|| of each row of states [N, ...], float32 [N]."""
     new, old = new.float().flatten(1), old.float().flatten(1)
     return torch.linalg.vector_norm(new - old, dim=1) / torch.linalg.vector_norm(new, dim=1).clamp_min(1e-12)
 
 
 class PuzzleSolverMixin:
-    """Mixin with `solve` for puzzle heads, which loops over ACT steps uncompiled."""
+    """Mixin with `solve` for puzzle heads, which runs a loop of uncompiled ACT steps."""
 
     @property
     def boards_per_call(self) -> int:
-        """The recommended number of boards per call of `solve`.
+        """Recommended number of boards per call of `solve`.
 
         On a CPU, boards with 4 MiB of state, which stay in its cache; elsewhere 65,536 cells, which fit into memory.
         """
@@ -203,7 +203,7 @@ class PuzzleSolverMixin:
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
-            accepts: function that tells which answers obey the rules of the task; they are preferred over all others.
+            accepts: function that returns which answers obey the rules of the task; these win over all others.
             return_trajectory: whether to return the predictions after every step.
             settings: fields of `SolveSettings`, such as max_steps, min_steps, halt, restarts.
 
@@ -243,7 +243,7 @@ class PuzzleSolverMixin:
         until: StopCheck | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
-        """Run boards [N, S] once with resolved settings. A row also stops when `until` says so."""
+        """Run boards [N, S] once with resolved settings. `until` can stop rows early."""
         puzzle_rows = self.model.puzzle_rows(puzzle_identifiers, len(input_ids))
         x, rotary = self.model.embed(input_ids, puzzle_rows, self.compute_dtype)
         z_H, z_L = self.model.fresh_states(x, settings.noise)
@@ -281,7 +281,7 @@ class PuzzleSolverMixin:
         return solution
 
     def _stops(self, settings, step: int, q_halt, q_continue, moves) -> torch.Tensor:
-        """Check which rows stop after a step, bool [N], by preference or because states barely change."""
+        """Check which rows stop after a step, bool [N]: they prefer to halt, or their states barely change."""
         stops = torch.zeros_like(q_halt, dtype=torch.bool)
         if settings.halt == "q":
             prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)

@@ -32,11 +32,11 @@ class GoDataArguments:
     max_length: int = HfArg(default=2048, help="Maximum tokens per row.")
     problem_budget: int = HfArg(default=256, help="Maximum tokens of a problem; the end is truncated.")
     context_budget: int = HfArg(default=512, help="Maximum tokens of a context; the middle is truncated.")
-    plan_budget: int = HfArg(default=512, help="Maximum tokens of a plan; drops records with longer ones.")
+    plan_budget: int = HfArg(default=512, help="Maximum tokens of a plan; records with longer plans are dropped.")
     code_budget: int = HfArg(
-        default=1024, help="Maximum tokens of code; drops records with a longer solution, and longer failed attempts."
+        default=1024, help="Maximum tokens of code; records with longer solutions are dropped, as are longer attempts."
     )
-    preprocessing_num_workers: int | None = HfArg(default=None, help="Number of processes that tokenize.")
+    preprocessing_num_workers: int | None = HfArg(default=None, help="Number of tokenization processes.")
     data_cache_dir: str | None = HfArg(default=None, help="Cache folder of the converted data.")
 
     def __post_init__(self):
@@ -83,7 +83,7 @@ class GoTrainingArguments(LmTrainingArguments):
         default="tree-sitter", help=f"Validator ({', '.join(VALIDATOR_CHOICES)}); auto is parser if Go is installed."
     )
     replay_file: str | None = HfArg(
-        default=None, help="Also generate code for as many training records, and append failed attempts to this file."
+        default=None, help="Also generate code for training records (the same number), and save failures to this file."
     )
 
     def __post_init__(self):

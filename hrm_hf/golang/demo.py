@@ -23,7 +23,7 @@ from .options import DemoGo
 READABLE = 2.0
 BATCH, ROW = 16, 340  # rows per step, and mean tokens per row of standard-library records
 EVALUATION = 0.3  # time to evaluate a row, as a fraction of the time to train on it
-QUICK = 10  # a demo of fewer minutes builds no repair trajectories, and reads and evaluates fewer rows
+QUICK = 10  # shorter demos build no repair trajectories, and read and evaluate fewer rows
 START = 12.0  # seconds that a program takes to load its libraries and a checkpoint
 WRITE = 5.0  # seconds to write a function; a longer demo, which tokenizes all records, gets 24 times as many
 
@@ -101,7 +101,7 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
         "eval_data": data / "validation.jsonl",
         "max_eval_samples": evaluated,
         "per_device_train_batch_size": BATCH,
-        "max_train_samples": 2048 if options.minutes < QUICK else None,  # ten minutes read no more
+        "max_train_samples": 2048 if options.minutes < QUICK else None,  # ten minutes are too short for more
         "max_steps": steps,
         "warmup_steps": min(100, steps // 10),
         "lr_scheduler_kwargs": json.dumps({"num_decay_steps": steps // 4, "min_lr_ratio": 0.05}),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..models.processing_hrm_go_coder import Feedback
     from ..models.refinement_hrm_go_coder import RefinementOutput
 
-TRIED_RECORDS, TRIED_AT_ONCE = 64, 8  # records that `--repair` tries in all, and at a time
+TRIED_RECORDS, TRIED_AT_ONCE = 64, 8  # records that `--repair` tries in total, and per batch
 REPAIR_TEMPERATURE = 0.8
 
 
@@ -35,11 +35,11 @@ def generate_code(
         stream: called with the prompt and each new piece of its first attempt; only used for a single prompt.
 
     Raises:
-        ModelError: the model is not found, or is of another kind.
+        ModelError: the model is not found, or is not a Go coder.
         ValueError: the file has no records.
     """
     load_config(options.model, GO_CODER, adapters=True)
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # slow imports; a wrong model fails before them
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # slow import, so check the model first
 
     from .validators.go_validators import best_validator
 

@@ -41,7 +41,7 @@ class WriteGo(SamplingOptions):
     threshold: float | None = option("Minimum P(DONE) at which to stop; defaults to the model's.", None, min=0, max=1)
     max_new_tokens: int | None = option("Maximum new tokens per attempt; defaults to the model's budget.", None, min=1)
     temperature: float | None = option("Sampling temperature; 0 (greedy) by default, 0.8 with --repair.", None, min=0)
-    repair: bool = option("Write code for --records until the model repairs a failed attempt; show only that.", False)
+    repair: bool = option("Write code for --records until the model repairs a failed attempt; show only it.", False)
     stream: bool | None = option("Stream the first attempt at a single prompt; on by default in a terminal.", None)
     out: Path | None = option("Also save the complete output to this JSON file.", None)
 
@@ -80,7 +80,7 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
     benchmark: list[str] | None = option(
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
-    limit: int | None = option("Maximum number of records, of trajectories and of tasks.", None, min=1)
+    limit: int | None = option("Limit on the number of records, trajectories and tasks (each).", None, min=1)
     max_iterations: int = option("Attempts of the refinement loop, and samples of its baseline.", 3, min=1, max=5)
     temperature: float = option("Sampling temperature.", 0.8, min=0.01)
     samples: int = option("Samples per benchmark task; 1 decodes greedily.", 1, min=1)
@@ -188,7 +188,7 @@ class BuildGoPrompts(Options):
     limit: int | None = option("Maximum number of records, spread over the files.", None, min=1)
     max_length: int = option("Maximum tokens of a prompt; drops records with longer ones.", 1024, min=64)
     max_reference: int | None = option(
-        "Maximum tokens of a solution; a small model cannot finish longer ones, so earns no reward.", None, min=1
+        "Maximum tokens of a solution; a small model cannot finish longer ones and earns no reward.", None, min=1
     )
 
     def __post_init__(self) -> None:

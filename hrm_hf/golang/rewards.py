@@ -3,7 +3,7 @@
     go-syntax        1 if the completion is Go code that parses and declares something, else 0; if the row has a
                      "reference", also 0 below 80 % of its statements, because an empty function parses too
     go-tests         1 if the completion passes the "tests" of its row (the text of a test file) in the sandbox
-    length:TOKENS    1 at TOKENS tokens (end token included), falling linearly to 0 at zero and at twice as many
+    length:TOKENS    1 at TOKENS tokens (end token included), falling linearly to 0 at 0 and 2 * TOKENS
     regex:PATTERN    1 if PATTERN matches anywhere in the text of the completion, else 0
 
 TRL calls a reward with the prompts, the completions (texts, or one message each) and the completion ids of a batch.
@@ -124,12 +124,12 @@ class GoTestsReward(_GoReward):
 
 
 def length_reward(tokens: int) -> Callable[..., list[float]]:
-    """Return a reward of 1 at `tokens` tokens that falls linearly to 0 at zero and at twice as many."""
+    """Return a reward function: 1 at `tokens` tokens, falling linearly to 0 at 0 and 2 * `tokens`."""
     return lambda *, completion_ids, **_: [max(0.0, 1 - abs(len(ids) - tokens) / tokens) for ids in completion_ids]
 
 
 def regex_reward(pattern: str) -> Callable[..., list[float]]:
-    """Return a reward of 1 for completions in which the pattern matches anywhere."""
+    """Return a reward function: 1 for completions in which the pattern matches anywhere, else 0."""
     return lambda *, completions, **_: [float(re.search(pattern, _text(one)) is not None) for one in completions]
 
 

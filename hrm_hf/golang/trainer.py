@@ -30,7 +30,7 @@ class GoCoderTrainer(CausalLMTrainer):
     log_format = LM_LOG_FORMAT | {"go/syntax_rate": "code that parses {:6.1%}", "go/type_rate": "type-checks {:6.1%}"}
 
     def prepare_model(self, model: Any, args: GoTrainingArguments) -> None:
-        """Set the loss weights of a run in the model's config. Raises ValueError if it has none."""
+        """Set a run's loss weights in the model's config. Raise ValueError if the model does not use them."""
         super().prepare_model(model, args)
         for name in LOSS_WEIGHTS:
             value = getattr(args, name)
@@ -92,7 +92,7 @@ class GoValidationCallback(TrainerCallback):
                 self._replay(model, args, state.global_step)
         should_log = control.should_log
         self.trainer.log(rates)
-        control.should_log = should_log  # log() resets it, but the trainer has yet to log its own line
+        control.should_log = should_log  # log() resets it, but the trainer still has to log its line
 
     def _write(self, model: PreTrainedModel, records: Sequence[dict[str, Any]]) -> list[str]:
         args = self.trainer.args

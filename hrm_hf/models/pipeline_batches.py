@@ -26,7 +26,7 @@ class OwnBatchesMixin:
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if broken := broken_weights(dict(self.model.eval().named_parameters())):
-            raise ValueError(f"{self.model.name_or_path}: {len(broken)} weights are not finite, e.g. {broken[0]}")
+            raise ValueError(f"{self.model.name_or_path}: {len(broken)} weights are not finite, such as {broken[0]}")
 
     def save_pretrained(self, save_directory, **kwargs: Any) -> None:
         """Save the model with the pipeline's code, and the feature extractor if there is one."""

@@ -2,9 +2,9 @@
 
 The tokenizer is a byte-level BPE with the tags of the Go coder's stream as ids 0..42, in the order of `SPECIAL_TOKENS`
 of `models/processing_hrm_go_coder.py`. It does not normalize, so decoding restores the text exactly. Encoding adds <s>
-before a text and nothing after it. A tag in a text is encoded as that tag, so that users can type prompts in the
-training format; for untrusted text, pass `split_special_tokens=True`, as `encode_text` does. The chat template disarms
-tags in messages with a space after their "<".
+before a text and nothing after it. A tag in a text is encoded as that tag, so users can type prompts in the training
+format; for untrusted text, pass `split_special_tokens=True`, as `encode_text` does. The chat template disarms
+tags in messages by inserting a space after "<".
 """
 
 import hashlib
@@ -145,9 +145,9 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
     contexts are truncated as in training.
 
     Returns:
-        A report, also saved next to the file: the number of {"prompt", "reference"} rows, and the dropped records,
-        which are too long or have tags in their text that a prompt cannot distinguish from its own. Raises UsageError
-        if the file has prompts for another model.
+        A report, also saved next to the file: the number of {"prompt", "reference"} rows, and the records dropped
+        because they are too long or contain tags that cannot be told from the prompt's own. Raises UsageError if the
+        file has prompts for another model.
     """
     from transformers import AutoTokenizer
 

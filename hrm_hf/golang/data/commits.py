@@ -25,7 +25,7 @@ BOTS = re.compile(
     r"\[bot\]|\bbot\b|-bot\b|dependabot|renovate|greenkeeper|github-actions|gopherbot|k8s-ci-robot|mergify|snyk",
     re.IGNORECASE,
 )
-# Separators of commits and of the fields of a commit; people do not type these characters.
+# Separators between commits and between their fields: characters that people do not type.
 COMMIT, FIELD = "\x1e", "\x1f"
 LOG = (
     "log", "--no-merges", "--full-history", "--raw", "--numstat", "-z", "--no-renames", "--no-abbrev", "--no-color",
@@ -76,10 +76,10 @@ def repository_name(repository: str | Path) -> str:
 
 
 def _open(repository: Path) -> str:
-    """Check that there is a history to read, and return the repository's name."""
+    """Check that the repository has a readable history, and return its name."""
     if which("git") is None:
         raise FileNotFoundError(
-            "the git program, which reads the history, is not installed (Debian: apt-get install git)"
+            "the git program is not installed; it is needed to read the history (Debian: apt-get install git)"
         )
     if not repository.is_dir():
         raise FileNotFoundError(f"{repository} does not exist; expected the folder of a git repository")

@@ -95,7 +95,7 @@ def text_problem(*texts: str) -> str | None:
 
 
 def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
-    """Return the record of an edit, or None after counting why there is none.
+    """Return the record of an edit. If there is none, count the reason and return None.
 
     `context.before` is the function before the edit, and `solution` the function after it. `code_prefix` is the
     signature if the edit does not change it, else empty.
@@ -168,7 +168,7 @@ def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
 
 
 def _changed_function(edit: Edit) -> tuple[Declaration | None, Declaration] | str:
-    """Return the one function that an edit changes, before (None if new) and after, or why there is none."""
+    """Return the only function that an edit changes, before (None if new) and after, or a reason to drop it."""
     reason = text_problem(edit.before, edit.after, edit.title, edit.body)
     if reason:
         return reason

@@ -146,7 +146,7 @@ class Declaration:
 def declarations(root: "Node") -> Iterator[Declaration]:
     """Yield functions and methods in the order of the file."""
     comments: list[Node] = []
-    last_line = -1  # where the last other node ends; a comment on that line belongs to that node
+    last_line = -1  # last line of the previous declaration; a comment on that line belongs to it
     for node in root.children:
         if node.type == "comment":
             if node.start_point[0] == last_line:

@@ -76,7 +76,7 @@ def hub_records(
 
 
 def _text(value: Any) -> str:
-    """Return a text, or the first of a list of texts, as Go reads it, or "" for other values."""
+    """Return a text, or the first text of a list, as Go reads it. Return "" for other values."""
     value = value[0] if isinstance(value, list) and value else value
     return go_text(value) if isinstance(value, str) else ""
 
@@ -90,7 +90,7 @@ def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
         if not absent:
             return kind, {part: column for part, column in found.items() if column is not None}
         missing.append(f"{kind} lack {', '.join(absent)}")
-    raise ValueError(f"{place}: columns of no known kind: {', '.join(names)}. {'; '.join(missing)}")
+    raise ValueError(f"{place}: the columns match no known kind: {', '.join(names)}. {'; '.join(missing)}")
 
 
 def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped: Dropped) -> Iterator[dict]:

@@ -2,7 +2,7 @@
 
 A record is one JSON object per line (`.jsonl`, or `.jsonl.gz`):
 
-    id           unique, names the origin: "net/http/client.go:570:Client.Do"
+    id           unique name with the origin: "net/http/client.go:570:Client.Do"
     source       origin: "go1.19.8", a repository, a data set
     licence      SPDX name, or "unknown"
     group        package path or repository; all records of a group are in one split
@@ -123,7 +123,7 @@ def _check(value: Any, schema: Any, place: str) -> None:
         for name, inner in schema.items():
             field = f"{place}.{name}" if place else name
             if name not in value and inner is not FEEDBACK:
-                raise ValueError(f"{field} is missing; the fields are {shorten(sorted(value))}")
+                raise ValueError(f"{field} is missing; fields found: {shorten(sorted(value))}")
             _check(value.get(name), inner, field)
     elif isinstance(schema, list):
         _expect(isinstance(value, list), place, value, "a list")
@@ -203,7 +203,7 @@ def _record_of(line: bytes, place: str) -> dict[str, Any]:
 
 
 def problem_text(record: dict[str, Any]) -> str:
-    """Return the title and body as the stream contains them."""
+    """Return the title and body in the form used in the stream."""
     return "\n\n".join(filter(None, (record["problem"]["title"], record["problem"]["body"])))
 
 
@@ -233,7 +233,7 @@ def write_records(path: str | Path, records: Iterable[dict[str, Any]]) -> int:
 
 
 def write_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as JSON Lines (gzip by the name), and return their number."""
+    """Write rows as JSON Lines (gzipped if the name ends in .gz), and return their number."""
     path, count = Path(path), 0
     with (
         complete_file(path) as stream,

@@ -18,7 +18,7 @@ from .sources import Dropped
 
 
 SPLITS = ("train", "validation", "test")
-# A comment or a token: a complete literal, a word or a sign. Comments come first, so that they can be skipped.
+# A comment or a token: a complete literal, a word or a sign. Comments come first, so they can be skipped.
 GO_TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])*'|\w+|[^\w\s]", re.DOTALL
 )
@@ -27,8 +27,8 @@ NGRAM = 20  # consecutive tokens that a record must not share with an evaluation
 EVALUATION_TEXTS = (
     "prompt", "canonical_solution", "buggy_solution", "declaration", "docstring", "instruction", "description",
 )  # fmt: skip
-# Test sets whose licenses forbid training on them, or that training would spoil: name, and SHA-256 of the uncompressed
-# content.
+# Test sets that must not be trained on, because of their licenses or to keep evaluation meaningful: name, and SHA-256
+# of the uncompressed content.
 EVALUATION_FILES = {
     "humaneval_go_multipl_e": "d9fdeaa0e5acc9bfd572f587cfbab40b0b01c45e63119368d1a21e5ca3ab62e8",
     "mbpp_go_mbxp": "d645d87d757165f92feb2c4d7d01b6353ae2fe7d66f32bc2cc931e93c401d769",
@@ -149,8 +149,8 @@ def validate_no_evaluation_file(path: str | Path) -> None:
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
     if name in EVALUATION_FILES or (path.is_file() and _is_evaluation_content(path)):
         raise ValueError(
-            f"{path} is one of the evaluation files ({', '.join(EVALUATION_FILES)}); its license forbids "
-            "training on it, or training would spoil the evaluation. Give other sources"
+            f"{path} is one of the evaluation files ({', '.join(EVALUATION_FILES)}), which must not be trained on "
+            "because of their licenses or to keep evaluation meaningful; give other sources"
         )
 
 
@@ -161,5 +161,5 @@ def _is_evaluation_content(path: Path) -> bool:
             while block := file.read(1 << 20):
                 digest.update(block)
     except GZIP_ERRORS:
-        return False  # the reader reports the error
+        return False  # the caller reads the file next, and reports the error
     return digest.hexdigest() in EVALUATION_FILES.values()

@@ -64,7 +64,7 @@ class TooLongError(ValueError):
 
 @dataclass
 class _Tail:
-    """The stream after the context: ids, labels, decisions, and the span of the labeled code."""
+    """Part of a stream after the context: ids, labels, decisions, and the span of the labeled code."""
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -92,7 +92,7 @@ class GoStreamBuilder:
         code_budget: maximum tokens of one attempt, including tags and the given prefix.
 
     Raises:
-        ValueError: the tokenizer has other special tokens.
+        ValueError: the tokenizer has different special tokens.
     """
 
     tokenizer: Any
@@ -211,7 +211,7 @@ class GoStreamBuilder:
         tail.span = start + given, start + len(ids)
 
     def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:
-        """Append the verdict on the attempt that ends the tail, and the decision on it."""
+        """Append the verdict and the decision on the attempt at the end of the tail."""
         decision = DECISIONS.index(attempt["decision"])
         feedback = attempt.get("feedback")
         found = None if feedback is None else Feedback.of_record(feedback)
@@ -228,7 +228,7 @@ class GoStreamBuilder:
     @staticmethod
     def _within(what: str, ids: list[int], budget: int, record: dict[str, Any]) -> None:
         if len(ids) > budget:
-            raise TooLongError(what, f"record {record['id']!r}: {what} of {len(ids)} tokens; the budget is {budget}")
+            raise TooLongError(what, f"record {record['id']!r}: {what} has {len(ids)} tokens; the budget is {budget}")
 
 
 # ---- data sets ----
@@ -236,7 +236,7 @@ class GoStreamBuilder:
 
 @dataclass
 class GoStreams:
-    """Rows built from files of records, with counts.
+    """Rows built from files of records, and counts.
 
     Attributes:
         rows: the columns of `GoStreamBuilder.build`; without `code_*` for training, without `plain_*` for evaluation.

@@ -68,7 +68,7 @@ class _Source:
 
 
 def failed_record(record: dict[str, Any], code: str, verdict: Feedback, suffix: str = "") -> dict[str, Any]:
-    """Return a record with a model's failed attempt, then the solution, and `suffix` after its id."""
+    """Return a record with two attempts, a failed one and the solution. Append `suffix` to its id."""
     failed = {"code": code, "feedback": asdict(verdict), "decision": DECISIONS[CONTINUE]}
     solved = {"code": record["solution"]["code"], "feedback": None, "decision": DECISIONS[DONE]}
     return {**record, "id": f"{record['id']}{suffix}", "attempts": [failed, solved]}
@@ -83,7 +83,7 @@ def build_trajectories(
     oracle: str = "none",
     counts: TrajectoryCounts | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Turn plain records into refinement trajectories, which have `attempts` and ids with "#1", "#2", ...
+    """Turn plain records into refinement trajectories, with `attempts` and ids that end in "#1", "#2", ...
 
     The same records in the same order, with the same validator and seed, give the same trajectories.
 
@@ -196,7 +196,7 @@ def _trajectory(
 
 # ---- mutations ----
 
-# Quoted text is one token, though the parser divides it into quotes, content and escapes.
+# Quoted text counts as one token, although the parser splits it into quotes, content and escapes.
 QUOTED = ("interpreted_string_literal", "raw_string_literal", "rune_literal")
 IDENTIFIERS = ("identifier", "field_identifier", "type_identifier", "package_identifier")
 FLIPPED = {
@@ -219,7 +219,7 @@ class Token(NamedTuple):
 
 
 class Body(NamedTuple):
-    """Code in UTF-8, and the tokens and lines (start, stop after the line break) that may change."""
+    """UTF-8 code, and its tokens and lines (start, stop after the line break) that may be mutated."""
 
     code: bytes
     tokens: list[Token]

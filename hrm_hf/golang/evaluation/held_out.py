@@ -190,7 +190,7 @@ def evaluate_repair(
         }
         if name == "repair":
             result["repair_unchanged"] = mean([code == attempt for code, attempt in zip(samples, attempts)])
-    for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN> is given, like <CODE>, and does not count
+    for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN> is given, like <CODE>, so it is not counted
         columns["repair_tokens"][row] += max(0, len(after) - len(before) - 1)
     result |= {name: mean(values) for name, values in columns.items()}
     for decision in DECISIONS[:DONE]:

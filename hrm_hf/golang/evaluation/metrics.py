@@ -177,7 +177,7 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int =
 
 
 def answers(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]], most: int | None = None):
-    """Return whether each record's answer is right.
+    """Check whether each record's answer is right.
 
     The answer is the last attempt that passed the validator, or else the last attempt.
 

@@ -43,7 +43,7 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
 
     Raises:
         UsageError: the device does not exist.
-        ModelError: the model is not found, or is of another kind.
+        ModelError: the model is not found, or is of a different kind.
         ValueError: a file has no records.
     """
     load_config(options.model, LANGUAGE_MODEL)

@@ -5,7 +5,7 @@ Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, with
 
 An empty function passes every syntax and type check. Where code is kept or rewarded for passing such a check,
 `is_shortened` therefore compares its number of statements with that of a reference, or of the code it repairs. It does
-not detect wrong statements in the same number; only tests do.
+not detect wrong code with as many statements; only tests do.
 """
 
 import hashlib

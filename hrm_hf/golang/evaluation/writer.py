@@ -1,7 +1,7 @@
 """Load a Go coder, or a baseline trained on the same stream, and write plans and code with it.
 
-Generation is plain autoregression in two steps, from ...<PLAN> to </PLAN> and then from <CODE>prefix to </CODE>, so
-that the beginning of the code can be forced. Prompts are batched by length, and the model can generate only the tags
+Generation is plain autoregression in two steps, from ...<PLAN> to </PLAN> and then from <CODE>prefix to </CODE>, which
+allows forcing the beginning of the code. Prompts are batched by length, and the model can generate only the tags
 that belong in a segment. The Go coder's refinement loop is `generate_with_refinement`, which does not use this module.
 """
 
@@ -135,7 +135,7 @@ class Writer:
         tags: Collection[int] = (),
         what: str = "generating",
     ) -> list[list[int]]:
-        """Generate tokens after each prompt, including the stop token. Prompts that are too long get none.
+        """Generate tokens after each prompt, including the stop token, or [] if the prompt is too long.
 
         Args:
             temperature: 0 is greedy; otherwise samples from the full distribution at that temperature.
@@ -156,9 +156,8 @@ class Writer:
     def _batch(self, prompts: list[list[int]], max_new_tokens: int, eos_token_id: list[int], **how) -> list[list[int]]:
         width = max(map(len, prompts))
         if isinstance(self.model, GoCoderGenerationMixin):
-            how["plan_first"] = (
-                False  # else generate() takes a prompt that ends in <PLAN> for a task and hides the plan
-            )
+            # Otherwise, generate() takes a prompt that ends in <PLAN> for a task and hides the plan.
+            how["plan_first"] = False
         limits = [min(max_new_tokens, self.max_length - len(ids)) for ids in prompts]
         output = self.model.generate(
             **self._padded(prompts, left=True),

@@ -129,7 +129,7 @@ def types_category(message: str) -> str:
 
 
 def _feedback(answer: dict[str, Any]) -> Feedback:
-    """Convert an answer of the checker to feedback."""
+    """Convert the checker's answer for a code sample to feedback."""
     if "failure" in answer:
         return Feedback(category="other", message=f"not checked: {answer['failure']}")
     syntax, types, message = answer["syntax"], answer["types"], answer["message"].split("\n")[0]

@@ -38,7 +38,7 @@ MIB = 1 << 20
 INSTALL_LINE = "`apt-get install bubblewrap util-linux mount` (dnf and pacman: bubblewrap, util-linux)"
 MAX_OUTPUT = 64 * MIB  # a program that writes more is killed
 ADDRESS_SPACE = 4096 * MIB  # Go reserves address space that it does not use: over 1 GiB in newer versions
-UNUSED_UID = 1_997_770_001  # in the range that systemd's uid list calls unused
+UNUSED_UID = 1_997_770_001  # in a range that systemd's list of uids marks as unused
 NOBODY = 65534
 START_SECONDS = END_SECONDS = 30.0  # how long the kernel may take to set up or tear down a sandbox
 REFUSAL = "refusing to run code outside of a sandbox: "
@@ -204,7 +204,7 @@ def _options(read_only, writable, environment: dict[str, str], directory: str) -
 
 
 def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[bytes], str]) -> list[str]:
-    """Return the command line up to the program, with namespaces, uid, limits and bubblewrap.
+    """Return the command that starts bubblewrap with its namespaces, uid and limits, without the program.
 
     Args:
         file: creates an anonymous file that bubblewrap inherits, and returns its descriptor.

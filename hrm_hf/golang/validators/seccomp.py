@@ -3,8 +3,8 @@
 `CALLS` lists what Go's runtime and standard library, the Go tools and a shell need; `_rules` decides some calls by
 their arguments. Everything else fails with EPERM: sockets, io_uring, Landlock, further seccomp filters, splice, tee
 and sendfile (which pin pages in pipes), calls that access other processes, and unknown calls. clone3 and calls newer
-than this list fail with ENOSYS, and naming memory (from Go 1.25 on) with EINVAL, as on an older kernel, so that
-libraries fall back.
+than this list fail with ENOSYS, and naming memory (from Go 1.25 on) with EINVAL, as on an older kernel, so libraries
+fall back.
 """
 
 import re
@@ -55,7 +55,7 @@ _CLONE_THREAD = 0x10F00
 _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _PROT_WRITE = 2
 _MAP_SHARED_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB = 0x21, 0x100, 0x40000
-# F_DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC; not locks, which no limit bounds, and not larger pipes.
+# F_DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC; no locks, which no limit covers, and no larger pipes.
 _FCNTL = (0, 1, 2, 3, 4, 1030)
 _IOCTL = (0x5401, 0x5413)  # TCGETS, TIOCGWINSZ, which check for a terminal
 _ARCH_SET_FS, _PR_SET_VMA = 0x1002, 0x53564D41
@@ -110,7 +110,7 @@ def _step(code: int, value: int, then: int = 0, other: int = 0) -> bytes:
 
 
 def _call(number: int, *steps: bytes) -> list[bytes]:
-    """Return the steps for one call, ending in a verdict, which other calls skip."""
+    """Return the steps for one call, which end in a verdict. Other calls skip these steps."""
     return [_step(_EQUAL, number, 0, len(steps)), *steps]
 
 
@@ -127,6 +127,6 @@ def _need_bits(bits: int) -> list[bytes]:
 
 
 def _only(*values: int) -> list[bytes]:
-    """Return steps that reject every value except these, which skip the verdict."""
+    """Return steps that reject all values except the given ones, which skip to the next step."""
     last = len(values) - 1
     return [*(_step(_EQUAL, value, last - place + 1) for place, value in enumerate(values)), _step(_GIVE, _EPERM)]

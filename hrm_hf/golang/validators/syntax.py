@@ -220,7 +220,7 @@ def _brackets(text: bytes) -> SyntaxFault | None:
 
 
 def _end_groups(text: bytes) -> bytes:
-    """Insert a semicolon before the `)` of `const (a = 1)`, optional in Go but not in tree-sitter-go."""
+    """Insert a semicolon before the `)` of `const (a = 1)`, which tree-sitter-go requires and Go does not."""
     stack, parts, done = [], [], 0
     for match in _LEXEME.finditer(text):
         if match[0] == b"(":

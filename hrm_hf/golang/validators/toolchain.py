@@ -199,7 +199,7 @@ class CheckerProcess:
         try:
             if self._process is None:
                 self._start()
-            with suppress(BrokenPipeError):  # reading reports the error
+            with suppress(BrokenPipeError):  # the read below reports it
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
             answer, output = b"", self._process.stdout.fileno()
@@ -211,7 +211,7 @@ class CheckerProcess:
                     raise CheckerError(self._exit_message())
                 answer += data
             return json.loads(answer)
-        except BaseException:  # an unread answer must not be taken for the next one
+        except BaseException:  # the next request must not read this answer
             self._stop()
             raise
 

@@ -86,8 +86,8 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
     samples: int = option("Samples per benchmark task; 1 decodes greedily.", 1, min=1)
     batch_size: int = option("Sequences per batch.", 8, min=1)
     max_length: int | None = option("Maximum tokens per sequence; defaults to the model's maximum.", None, min=32)
-    problem_budget: int | None = option("Maximum problem tokens; defaults as in training, or 256.", None, min=18)
-    context_budget: int | None = option("Maximum context tokens; defaults as in training, or 512.", None, min=1)
+    problem_budget: int | None = option("Maximum problem tokens. [default: as in training, or 256]", None, min=18)
+    context_budget: int | None = option("Maximum context tokens. [default: as in training, or 512]", None, min=1)
     max_code_tokens: int = option("Maximum new tokens per code sample.", 512, min=1)
     on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line of a file.", "stop")
     out: Path | None = option("Folder for results.json and all generated code.", None)
@@ -133,7 +133,7 @@ class BuildGo(Options):
         "Evaluation file (JSON Lines); drops records that share 20 consecutive tokens with it.", None
     )
     trajectories: int = option(
-        "Refinement records to write to trajectories/ for each record, labeled by a validator.", 0, min=0
+        "Number of refinement trajectories to write per record, labeled by a validator.", 0, min=0
     )
     validator: GoValidator = option("Validator of trajectories; auto: parser if Go is installed.", "auto")
     oracle: Literal["none", "types"] = option(

@@ -123,7 +123,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def rotary_parts(self) -> int:
-        """Parts of a head rotated by different coordinates: 1 with "rope", 2 with "rope2d", else 0."""
+        """Number of coordinates that rotate parts of a head: 1 with "rope", 2 with "rope2d", else 0."""
         return {"rope": 1, "rope2d": 2}.get(self.pos_encodings, 0)
 
     @property

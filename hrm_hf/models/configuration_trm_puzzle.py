@@ -18,7 +18,7 @@ class TrmPuzzleConfig(EquilibriumConfig):
     It has the fields of `HrmPuzzleConfig` with different defaults, those of `EquilibriumConfig`, and:
 
     Args:
-        mlp_t (`bool`, defaults to False): replace attention by a SwiGLU over the position axis, for small puzzles of
+        mlp_t (`bool`, defaults to False): replace attention with a SwiGLU over the position axis, for small puzzles of
             a fixed size (Sudoku). Use it with pos_encodings="none".
 
     One network (`L_level` with `L_layers` blocks) does both updates; `H_layers` is not used. EqR is TRM with lambda

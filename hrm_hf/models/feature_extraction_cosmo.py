@@ -223,7 +223,7 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _with_gaps(data: np.ndarray, bad: Any) -> np.ndarray:
-    """Replace the header's BAD_DATA value, if it has one, by NaN."""
+    """Replace the header's BAD_DATA value, if it has one, with NaN."""
     with suppress(ValueError):
         return np.where(np.isclose(data, float(str(bad)), rtol=1e-5, atol=0), np.nan, data)
     return data

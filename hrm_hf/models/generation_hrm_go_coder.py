@@ -347,7 +347,7 @@ def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> d
 
 
 def _with_visible_end(written: torch.Tensor) -> torch.Tensor:
-    """Replace </CODE> by </s>, the usual end of a sequence."""
+    """Replace </CODE> with </s>, the usual end of a sequence."""
     return torch.where(written == END_CODE, TOKEN_IDS[EOS], written)
 
 

@@ -253,7 +253,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     """Return a nearly doubly stochastic matrix for each token, [n, n, tokens] like `logits`.
 
     First a softmax is applied over the second axis; the last normalization is over the first axis. As in deepseek_v4,
-    `eps` is added once to every entry, and to every sum in each of the `iterations`. An `eps` of 0 is replaced by a
+    `eps` is added once to every entry, and to every sum in each of the `iterations`. An `eps` of 0 is replaced with a
     tiny number, which keeps underflowed columns from becoming 0 / 0 and is negligible in other sums.
     """
     eps = max(eps, torch.finfo(logits.dtype).tiny ** 0.5)

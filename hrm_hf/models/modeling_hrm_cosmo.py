@@ -185,8 +185,8 @@ class RecurrentHeadMixin:
 class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
     """Infers the posterior of cosmological parameters from maps."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # in addition to those of the base model
-    # This list excludes modules from quantization; transformers allows no name in both.
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model adds its own
+    # Excludes modules from quantization; transformers does not allow a name in both lists.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):

@@ -103,7 +103,7 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
 
 
 class HrmGoCoderCrossAttention(LlamaAttention):
-    """Cross-attention from code positions to planner states, with their positions in the stream."""
+    """Cross-attention from code positions to planner states. Positions are those in the stream."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -237,7 +237,7 @@ class HrmGoCoderGenerator(nn.Module):
     def keys_and_values(
         self, planner_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], cache: Cache | None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return keys and values of each layer's cross-attention, with past positions, for all cycles."""
+        """Return each layer's cross-attention keys and values, past positions included, for all cycles."""
         first = self.config.cache_slots["cross"]
         pairs = [layer.cross_attn.keys_and_values(planner_states, position_embeddings) for layer in self.layers]
         return pairs if cache is None else [cache.update(*pair, first + index) for index, pair in enumerate(pairs)]
@@ -293,7 +293,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             self.generator = HrmGoCoderGenerator(config)
             self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
             self.refinement_head = HrmGoCoderRefinementHead(config)
-            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also not quantized
+            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also disables quantization
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -353,7 +353,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         seen = 0 if cache is None else cache.get_seq_length()
-        seen = seen.clone() if torch.is_tensor(seen) else seen  # a static cache counts in place
+        seen = seen.clone() if torch.is_tensor(seen) else seen  # a static cache updates its counter in place
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         return inputs_embeds, cache, seen, position_ids
@@ -478,7 +478,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         self.model = HrmGoCoderModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # Also not quantized. Quantizers match names from their beginning, hence the prefix.
+        # This also excludes modules from quantization. Quantizers match prefixes of names, hence "model.".
         self._keep_in_fp32_modules = [f"model.{name}" for name in self.model._keep_in_fp32_modules]
         self.post_init()
 
@@ -523,13 +523,13 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         return HrmGoCoderOutput(**losses, logits=logits, **{name: outputs[name] for name in passed if name in outputs})
 
     def _head_is_plain(self) -> bool:
-        """Check that the loss can read the head's weights: no adapter or hook, not sharded."""
+        """Check that the loss can read the head's weights: they are not sharded, and have no adapter or hook."""
         head = self.lm_head
         plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
         return plain and type(head.weight) is nn.Parameter and head.weight.numel() > 0
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
-        """Pop the loss arguments from `kwargs`. Return shifted labels and keywords of `_losses`."""
+        """Pop the loss arguments from `kwargs`. Return shifted labels and keyword arguments of `_losses`."""
         # If these were named arguments of forward, a Trainer would compute a loss only for batches that have them.
         targets = kwargs.pop("shift_labels", None)
         how = {"labels": kwargs.pop("decision_labels", None), "scale": kwargs.pop("refinement_scale", 1.0)}

@@ -244,7 +244,7 @@ class HrmLmStack(nn.Module):
 
 
 class HrmLmQHead(nn.Linear):
-    """Halt and continue values of a token, at least in float32: bfloat16 cannot resolve their difference.
+    """Computes halt and continue values in at least float32: bfloat16 cannot resolve their difference.
 
     This is a class because it has its own initialization: zero weights, and biases that give `initial_halt_prob`.
     """
@@ -325,7 +325,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             instead of `segment`. Compiling the complete forward would recompile for each number of segments.
     """
 
-    _keep_in_fp32_modules = ["q_head"]  # also not quantized
+    _keep_in_fp32_modules = ["q_head"]  # also excludes it from quantization
     compiled_segment: Callable | None = None
 
     def __init__(self, config: HrmLmConfig):
@@ -498,7 +498,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         num_items_in_batch: divisor of the sums over tokens; by default the number of labeled tokens in this call.
     """
 
-    _keep_in_fp32_modules = ["model.q_head"]  # transformers matches names from their beginning
+    _keep_in_fp32_modules = ["model.q_head"]  # transformers matches prefixes of names
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}

@@ -135,7 +135,7 @@ class MapReadout(nn.Module):
     def forward(
         self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return change, `log_std` and `log_power`; `maps` [B, 3P, S, S] are b, kappa and last change."""
+        """Return change, `log_std` and `log_power` for `maps` [B, 3P, S, S]: b, kappa and last change."""
         config, planes = self.config, self.config.num_planes
         proposed = F.pixel_shuffle(self.cells(z_L), config.cell_size).float()
         proposals, log_std = proposed.split((config.num_proposals * planes, planes), dim=1)
@@ -159,7 +159,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # This list excludes modules from quantization; transformers allows no name in both.
+    # Excludes modules from quantization; transformers does not allow a name in both lists.
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -199,7 +199,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         rest = shear - shear_from_convergence(kappa * units, mask)
         maps = torch.cat((adjoint_shear(rest, mask) / units, kappa, change), dim=1)
         powers = self.likelihood.log_power(maps[:, : 2 * self.config.num_planes]).flatten(1)
-        spectra = self.spectra_in(powers.to(x.dtype))  # of b and kappa, read by CLS
+        spectra = self.spectra_in(powers.to(x.dtype))  # spectra of b and kappa, which CLS reads
         z_H, z_L = self._reason(x, self._cells(maps, mask), spectra, z_H, z_L)
         change, log_std, log_power = self.readout(z_H, z_L, maps)
         states = (z_L, z_H) if wants_hidden_states(self.config, output_hidden_states) else None
@@ -240,8 +240,8 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
     """Infers mass maps with their uncertainty and the posterior of cosmological parameters from shear."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # in addition to those of the base model
-    # transformers matches names from their beginning.
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model adds its own
+    # transformers matches prefixes of names, hence "model.".
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):

@@ -259,7 +259,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
     # HRM learns a continue value by bootstrapping from a second forward; TRM halts by the sign of q_halt.
     has_continue_value: bool
     learns_to_halt = True  # False: rows halt at random in training, and q_halt has no loss
-    _keep_in_fp32_modules = ["q_head"]  # also not quantized: halting depends on small differences
+    _keep_in_fp32_modules = ["q_head"]  # also excludes it from quantization: halting depends on small differences
     _custom_pipelines = {
         "puzzle-solving": {"impl": "pipeline_puzzle.PuzzlePipeline", "pt": ["AutoModelForMaskedLM"], "type": "text"}
     }

@@ -247,7 +247,7 @@ class CheckpointCodeMixin:
     def from_pretrained(cls, *args, **kwargs):
         """Load as in transformers. bitsandbytes' 4-bit weights also work on the CPU."""
         loaded = super().from_pretrained(*args, **kwargs)
-        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple with output_loading_info
+        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # tuple: output_loading_info=True
         return loaded
 
     def load_adapter(self, peft_model_id: str | None = None, *args, **kwargs):

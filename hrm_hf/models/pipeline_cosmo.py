@@ -95,7 +95,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
             return input_
         items = self._read(input_)
         if len(items) != 1:
-            raise ValueError(f"an item has {len(items)} maps: must be one; pass several maps as a list")
+            raise ValueError(f"an item has {len(items)} maps: must have one; pass several maps as a list")
         return items[0]
 
     def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
 
-DEFAULT_NOISE = 0.2  # std for restarts; the initial latent states have a std of 1
+DEFAULT_NOISE = 0.2  # default noise std for restarts; the initial latent states have a std of 1
 
 
 def _setting(help: str, default: Any, min: float | None = None, max: float | None = None) -> Any:

@@ -21,9 +21,9 @@ RESIDUAL_WINDOW = 3  # number of last steps over which a residual is averaged
 CACHED_BYTES = 4 * 2**20  # bytes of latent states that fit into a CPU's cache
 TOKENS_PER_CALL = 65_536  # on other devices; restarts of large puzzles still fit into memory
 
-# Function of boards and answers, token ids [N, S] each: which answers the rules of the task accept, bool [N].
+# Takes boards and answers (token ids [N, S] each), and returns which answers the task's rules accept, bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Function of row indices [N] and the rows' current answers [N, S]: which of these rows stop, bool [N].
+# Takes row indices [N] and the rows' current answers [N, S], and returns which of these rows stop, bool [N].
 StopCheck = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 

@@ -247,7 +247,7 @@ def _texts(source: str, dropped: Dropped) -> Iterator[str]:
 
 
 def _validate_same(out: Path, report: Path, settings: dict[str, Any], other: str) -> None:
-    """Raise UsageError if the report of an earlier build has other options."""
+    """Raise UsageError if the report of an earlier build has different options."""
     found = load_json(report).get("options") if report.is_file() else settings
     if found != settings:
         names = [name for name, value in settings.items() if (found or {}).get(name) != value]

@@ -168,7 +168,7 @@ def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
 
 
 def _changed_function(edit: Edit) -> tuple[Declaration | None, Declaration] | str:
-    """Return the only function that an edit changes, before (None if new) and after, or a reason to drop it."""
+    """Return the only function that an edit changes, before (None if new) and after, or why it is dropped."""
     reason = text_problem(edit.before, edit.after, edit.title, edit.body)
     if reason:
         return reason

@@ -18,7 +18,7 @@ from .sources import Dropped
 
 
 SPLITS = ("train", "validation", "test")
-# A comment or a token: a complete literal, a word or a sign. Comments come first, so they can be skipped.
+# A comment or a token: a complete literal, a word, or a punctuation mark. Comments come first, so they can be skipped.
 GO_TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])*'|\w+|[^\w\s]", re.DOTALL
 )
@@ -47,7 +47,7 @@ def split_of(group: str, seed: int = 0, validation_share: float = 0.05, test_sha
 
 
 def code_tokens(code: str) -> list[str]:
-    """Return the tokens of Go code without comments, or the words and signs of other text."""
+    """Return the tokens of Go code without comments, or the words and punctuation of other text."""
     return [match[0] for match in GO_TOKEN.finditer(code) if match["comment"] is None]
 
 

@@ -173,7 +173,7 @@ class GoStreamBuilder:
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
             raise TooLongError(
-                "stream", f"record {record['id']!r}: plan and code leave {limit} of max_length={self.max_length}"
+                "stream", f"record {record['id']!r}: plan and code leave only {limit} of max_length={self.max_length}"
             )
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
@@ -428,7 +428,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def padded_decisions(rows: Sequence[dict[str, Any]]) -> dict[str, list]:
-    """Return the decisions of rows, padded to the same length of at least one."""
+    """Return the decisions of rows, padded to the longest row, or to length 1 if there are none."""
     count = max(1, *(len(row["decision_labels"]) for row in rows))
     padding = {"decision_positions": 0, "decision_labels": IGNORED, "feedback_ids": NO_FEEDBACK}
     return {

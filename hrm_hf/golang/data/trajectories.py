@@ -33,7 +33,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # Probabilities of zero, one, two and three failed attempts before the solution. The mean is two, so a third of the
 # decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
-SYNTAX_ONLY = 0.5  # share of trajectories with verdicts on syntax only, where an oracle knows the types
+SYNTAX_ONLY = 0.5  # share of trajectories whose verdicts hide the types that an oracle knows
 NO_FEEDBACK_SHARE = 0.1  # share of trajectories without feedback, for use without a validator
 MAX_CHARACTERS = 4000  # limit on the code of a trajectory; further failed attempts are dropped
 CHUNK = 64  # records per call of the validator
@@ -226,7 +226,7 @@ class Body(NamedTuple):
     lines: list[tuple[int, int]]
 
     def replaced(self, *edits: tuple[int, int, bytes]) -> str:
-        """Return the code after non-overlapping edits that replace bytes [start, stop) by a text."""
+        """Return the code after non-overlapping edits that replace bytes [start, stop) with a text."""
         code = self.code
         for start, stop, text in sorted(edits, reverse=True):
             code = code[:start] + text + code[stop:]
@@ -276,7 +276,7 @@ def body_of(code: str, prefix: str) -> Body:
     firsts = {token.start for token in tokens}
     for line in encoded.splitlines(keepends=True):
         stop = position + len(line)
-        # A token that spans lines is not part of any line, so that line operators cannot cut it.
+        # A token that spans lines is not part of any line, so line operators cannot cut it.
         if position >= start and any(first in firsts for first in range(position, stop)):
             lines.append((position, stop))
         position = stop

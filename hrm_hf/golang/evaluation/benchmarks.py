@@ -148,7 +148,7 @@ def _task(
 
 
 def truncated(code: str, prefix: str) -> str:
-    """Remove a generated `main` or tests, and cut code that does not parse at the end of its function.
+    """Remove a generated `main` or tests. If the code does not parse, cut it at the end of its function.
 
     A model that does not stop generates until its token budget is spent. Complete helpers after the function stay.
     """

@@ -291,7 +291,7 @@ def _attempts(writer: Writer, records, validator, iterations: int, what: str, te
 
 
 def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only) -> dict[str, list[list[bool]]]:
-    """Return which attempts are valid and which equal the reference, each as [records][attempts]."""
+    """Return whether each attempt is valid and whether it equals the reference, [records][attempts] each."""
     owners = [index for index, row in enumerate(attempts) for _ in row]
     samples = [code for row in attempts for code in row]
     flags = {

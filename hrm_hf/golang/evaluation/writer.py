@@ -39,7 +39,7 @@ def is_go_coder(model) -> bool:
 
 
 def load_writer(options: EvaluateGo, device: str) -> tuple["Writer", GoStreamBuilder]:
-    """Load a model and its tokenizer, with budgets from the options, its config, or 256 and 512."""
+    """Load a model and its tokenizer. Budgets come from the options, else the config, else 256 and 512."""
     network = load_network(options.model, AutoModelForCausalLM).to(device)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     length = min(options.max_length or 2048, model_positions(network, tokenizer))

@@ -31,7 +31,7 @@ CHECKER = Path(__file__).parent / "checker"
 
 
 class GoNotFoundError(RuntimeError):
-    """Raised if there is no Go toolchain, or if it cannot build."""
+    """Raised if there is no Go toolchain, or if a build with it fails."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class CheckerProcess:
         try:
             if self._process is None:
                 self._start()
-            with suppress(BrokenPipeError):  # the read below reports it
+            with suppress(BrokenPipeError):  # the read below reports the error
                 self._process.stdin.write(line)
                 self._process.stdin.flush()
             answer, output = b"", self._process.stdout.fileno()

@@ -288,9 +288,9 @@ def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str,
         variant = [
             Pair(*(None if grid is None else dihedral(colors[grid], transform) for grid in pair)) for pair in pairs
         ]
-        print_of_variant = fingerprint(variant)
-        if print_of_variant not in seen:
-            seen.add(print_of_variant)
+        variant_key = fingerprint(variant)
+        if variant_key not in seen:
+            seen.add(variant_key)
             yield identifier_name(task.name, transform, colors), variant
 
 

@@ -52,7 +52,7 @@ def _rows(text: str) -> list[str]:
     """Return the cells in each line, with `.` for a blank, and "" for lines of frames and comments."""
     lines, blank, rows = ["" if _is_comment(line) else line for line in text.splitlines()], ".", []
     if not any("." in line or "0" in line for line in lines):
-        lines = list(_filled(lines))
+        lines = list(_fill_empty_fields(lines))
         counts = {sign: sum(line.count(sign) for line in lines if _DIGIT.search(line)) for sign in _BLANKS}
         blank = max(counts, key=counts.get) if any(counts.values()) else "."
     for line in lines:
@@ -62,7 +62,7 @@ def _rows(text: str) -> list[str]:
     return rows
 
 
-def _filled(lines: list[str]) -> Iterator[str]:
+def _fill_empty_fields(lines: list[str]) -> Iterator[str]:
     """Yield lines with `.` in empty fields, between separators or in a grid of single characters."""
     wide = max(map(len, lines), default=0)
     is_grid = (wide in BOX_SHAPES and len(lines) == wide) or (len(lines) == 1 and wide in {n * n for n in BOX_SHAPES})

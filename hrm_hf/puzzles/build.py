@@ -128,7 +128,7 @@ def _build(options: BuildPuzzles, builder: Callable) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UsageError(str(error)) from error
     if not splits:
-        raise UsageError("the data set is empty; raise --num-train or --num-test")
+        raise UsageError("the data set is empty; increase --num-train or --num-test")
     info.options = options.recorded()
     save_puzzle_dataset(splits, info, options.out)
     return _summary(options.out, splits, info) | {"seconds": round(time.perf_counter() - started, 1)}

@@ -173,7 +173,7 @@ class CarryDataLoader:
         self._batch = rows.batch(np.zeros(slots_per_process, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Return the batches per epoch as the original counts them: mean rows per epoch / global batch size."""
+        """Return the number of batches per epoch as in the original: mean rows per epoch / global batch."""
         return max(1, int(self.order.mean_epoch_rows / (self.slots * self.world_size)))
 
     def __iter__(self):
@@ -246,15 +246,15 @@ def random_keys(seed: int, purpose: int, positions: np.ndarray, count: int) -> n
     The numbers are SplitMix64 hashes (Steele, Lea and Flood 2014) of seed, purpose, position and column. Creating a
     generator for each position would cost more than applying the symmetry.
     """
-    start = _mixed(_mixed(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(purpose))
-    rows = _mixed(start + np.asarray(positions).astype(np.uint64) * _GOLDEN)
-    return _mixed(rows[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
+    start = _mix(_mix(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(purpose))
+    rows = _mix(start + np.asarray(positions).astype(np.uint64) * _GOLDEN)
+    return _mix(rows[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -304,7 +304,7 @@ def _sudoku_symmetries(board: Any) -> Maker:
         square = box_rows == box_columns
         transposed = (turn[:, 0] >> np.uint64(63)).astype(bool) & square
         cells = moved_cells(_lines(band, row, box_rows), _lines(stack, column, box_columns), transposed)
-        return tuple(_renamed(_taken(grid, cells), tokens) for grid in grids)
+        return tuple(_map_tokens(_take(grid, cells), tokens) for grid in grids)
 
     return sum(lengths), apply
 
@@ -315,13 +315,13 @@ def _lines(blocks: np.ndarray, lines: np.ndarray, size: int) -> np.ndarray:
     return (blocks.argsort(axis=1)[:, :, None] * size + within).reshape(lines.shape)
 
 
-def _renamed(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _map_tokens(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Map the tokens of grids [B, S] through each row's table [B, V], leaving ignored labels unchanged."""
     ignored = grids == IGNORE_LABEL
-    return np.where(ignored, grids, _taken(tokens, np.where(ignored, 0, grids)))
+    return np.where(ignored, grids, _take(tokens, np.where(ignored, 0, grids)))
 
 
-def _taken(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+def _take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Compute `np.take_along_axis(values, index, axis=1)`, but twice as fast."""
     return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]
 
@@ -333,7 +333,7 @@ def _maze_symmetries(board: Any) -> Maker:
 
     def apply(grids: Grids, keys: np.ndarray) -> Grids:
         drawn = views[(keys[:, 0] % np.uint64(len(views))).astype(np.intp)]
-        return tuple(_taken(grid, drawn) for grid in grids)
+        return tuple(_take(grid, drawn) for grid in grids)
 
     return 1, apply
 
@@ -404,7 +404,7 @@ class DifficultyPool:
 class LateStarts:
     """Random numbers of ACT steps that rows run without gradient before training starts on them.
 
-    A share of the rows, chosen by their position in the order, starts 2^k steps late, with k uniform in 0 to
+    A share of the rows, chosen by their position in the order, starts 2^k steps late; k is uniform from 0 to
     log2(max_steps). Source: Sotaku v2 runs 32 to 512 iterations without gradient before the supervised ones in a fifth
     of its batches. Here rows are chosen instead of batches, since slots start at different times.
     """

@@ -154,7 +154,7 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
 
 
 def load_identifiers(model: str) -> list[str] | None:
-    """Load the names of a puzzle table's rows from a local or Hub checkpoint, or None if it has none."""
+    """Load the names of a puzzle table's rows from a local or Hub checkpoint, or None without the file."""
     from transformers.utils import cached_file
 
     file = model and cached_file(model, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)

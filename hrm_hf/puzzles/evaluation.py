@@ -105,7 +105,7 @@ def evaluate_puzzles(
         options = options.replace(max_steps=model.config.halt_max_steps)
     if options.search:
         validate_searchable(model.config.task)
-    arrays = _checked(model.config, input_ids, labels, puzzle_identifiers)
+    arrays = _validate_arrays(model.config, input_ids, labels, puzzle_identifiers)
     # Rules are checked for Sudoku and mazes only; ARC's only rule, that the answer is a grid, is not informative.
     task = (puzzle_task if model.config.task in ("sudoku", "maze") else PuzzleTask)(model.config)
     batch_size = batch_size or model.boards_per_call
@@ -130,7 +130,7 @@ def evaluate_puzzles(
                 on_batch(batch, identifiers, solution)
     finally:
         model.train(was_training)
-    columns, seconds = _gathered(parts, seconds, len(starts), processes)
+    columns, seconds = _gather(parts, seconds, len(starts), processes)
     defaults, settings = vars(SolveSettings()), values_of(options, SolveSettings)
     reported = {n: value for n, value in settings.items() if n in ALWAYS_REPORTED or value != defaults[n]}
     return {**_metrics(columns, seconds, difficulty or {}), **reported}
@@ -158,11 +158,11 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
     if options.search:
         scores = solution.logits.float().softmax(-1).cpu().numpy()
         boards = zip(batch.numpy(), labels.numpy(), scores)
-        columns["search"] = np.array([_searched(*each) for each in boards])
+        columns["search"] = np.array([_search_both(*each) for each in boards])
     return columns
 
 
-def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
+def _search_both(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
     """Search with and without the model and return (solved, nodes, plain nodes), or zeros without labels."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
@@ -171,7 +171,7 @@ def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> t
     return right, found.nodes, plain.nodes
 
 
-def _gathered(parts: list[dict], seconds: float, count: int, processes: int) -> tuple[dict[str, np.ndarray], float]:
+def _gather(parts: list[dict], seconds: float, count: int, processes: int) -> tuple[dict[str, np.ndarray], float]:
     """Gather the columns of all rows from all processes, and the time of the slowest process."""
     by_process, times = [parts], [seconds]
     if processes > 1:
@@ -208,7 +208,7 @@ def _metrics(columns: dict[str, np.ndarray], seconds: float, difficulty: Mapping
     return {**result, "by_difficulty": tables} if tables else result
 
 
-def _checked(config, input_ids, labels, puzzle_identifiers) -> list[np.ndarray]:
+def _validate_arrays(config, input_ids, labels, puzzle_identifiers) -> list[np.ndarray]:
     count = len(input_ids)
     identifiers = np.zeros(count, dtype=np.int64) if puzzle_identifiers is None else np.asarray(puzzle_identifiers)
     arrays, expected = [np.asarray(input_ids), np.asarray(labels), identifiers], (count, config.seq_len)
@@ -267,7 +267,7 @@ def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[di
         difficulty: Difficulty of each puzzle [N]. right: Whether each puzzle was solved, bool [N].
 
     Returns:
-        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`, with the range in the bin.
+        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`; low and high are in the bin.
     """
     difficulty = np.asarray(difficulty, dtype=float)
     lowest = np.unique(difficulty)
@@ -316,7 +316,7 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
     With `shared`, all processes started by torchrun call this and share the rows; only the first one writes files.
 
     Raises:
-        UsageError: If the device is missing or a single GPU for all processes, or the data have no difficulty measure.
+        UsageError: If the device is missing or shared by all processes, or the data have no measure of difficulty.
         ModelError: If the model is of another kind.
         ValueError: If the model does not fit the data, or the split has no puzzles.
     """
@@ -330,8 +330,8 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
     place = f"{options.data}, split {options.split!r}"
     try:
         rows = PuzzleRows(dataset)
-        identifiers, names = _matched(rows.puzzle_identifiers, info.identifiers, known, options.model)
-        _checked(config, rows.input_ids, rows.labels, identifiers)
+        identifiers, names = _match_rows(rows.puzzle_identifiers, info.identifiers, known, options.model)
+        _validate_arrays(config, rows.input_ids, rows.labels, identifiers)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
     difficulty = _difficulty(dataset, rows, info, place) if options.by_difficulty else None
@@ -365,10 +365,10 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
         "parameters": network.num_parameters(),
         "versions": library_versions(),
     }
-    return result | (_written(result, options) if is_first else {})
+    return result | (_write_files(result, options) if is_first else {})
 
 
-def _written(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, str]:
+def _write_files(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, str]:
     """Write the requested files and return their names."""
     written, data, split, metrics = {}, options.data, options.split, result["metrics"]
     if options.out:
@@ -410,7 +410,7 @@ def _validate_fit(config, info: PuzzleInfo, known: list[str] | None, options: Ev
         raise ValueError(f"{options.model} does not fit {options.data}: {differ}; use data made for the model")
 
 
-def _matched(
+def _match_rows(
     identifiers: np.ndarray, names: list[str], known: list[str] | None, model: str
 ) -> tuple[np.ndarray, list[str]]:
     """Map data identifiers to rows of the model's table by name, and return them and the rows' names."""

@@ -44,11 +44,11 @@ class BoardOptions(Options, SolveSettings):
         if self.choose == "rules" and not task.rules_prove:
             arguments["choose"] = "q"
         if arguments["choose"] == "rules" or (prefer_valid and task.has_rules):
-            arguments["accepts"] = partial(_accepted, task)
+            arguments["accepts"] = partial(_obeys_rules, task)
         return arguments
 
 
-def _accepted(task: Any, boards: "torch.Tensor", answers: "torch.Tensor") -> "torch.Tensor":
+def _obeys_rules(task: Any, boards: "torch.Tensor", answers: "torch.Tensor") -> "torch.Tensor":
     return boards.new_tensor(task.obeys(boards.cpu().numpy(), answers.cpu().numpy()), dtype=bool)
 
 

@@ -30,7 +30,7 @@ from .arc_pipeline import puzzle_task
 from .dataset import load_identifiers
 from .options import SolveOptions, is_file_name, shipped_model
 from .readers import csv_dicts
-from .tasks import QUESTION_NAMES, Candidate, Puzzle, PuzzleTask, searched_answer, validate_searchable
+from .tasks import QUESTION_NAMES, Candidate, Puzzle, PuzzleTask, search_answer, validate_searchable
 
 
 FILE_KINDS = ".csv or .jsonl with a puzzle column, .json, or text with boards (optionally with .gz)"
@@ -183,7 +183,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         result = self.puzzle_task.result(puzzle, chosen, prefer_valid)
         if search:
             scores = np.mean([candidate.probabilities for candidate in chosen[0]], axis=0)
-            result |= searched_answer(self.puzzle_task, puzzle, scores)
+            result |= search_answer(self.puzzle_task, puzzle, scores)
         return result
 
 

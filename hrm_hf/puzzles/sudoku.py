@@ -201,10 +201,10 @@ def _select(split: PuzzleSplit, min_difficulty: float | None, subsample_size: in
         ratings = rate_boards(boards).astype(np.float32) if ratings is None else ratings
         rows = np.flatnonzero(ratings >= min_difficulty)
         if not len(rows):
-            raise ValueError(f"min_difficulty={min_difficulty}: the highest rating in {table.name} is {ratings.max()}")
+            raise ValueError(f"min_difficulty={min_difficulty}: must be <= {ratings.max()} for {table.name}")
     if subsample_size is not None:
         if not 0 < subsample_size <= len(rows):
-            raise ValueError(f"subsample_size={subsample_size}: {table.name} has {len(rows)} puzzles to draw from")
+            raise ValueError(f"subsample_size={subsample_size}: must be in [1, {len(rows)}] for {table.name}")
         rows = np.sort(rng_of((seed, _SUBSAMPLE_STREAM)).choice(rows, subsample_size, replace=False))
     boards, solutions = boards[rows], solutions[rows]
     return boards, solutions, rate_boards(boards).astype(np.float32) if ratings is None else ratings[rows]

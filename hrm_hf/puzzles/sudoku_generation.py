@@ -167,11 +167,11 @@ BATCH = 1024  # puzzles per batch; dozens of arrangements of each puzzle are in 
 def canonical_forms(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
     """Return the canonical form of each puzzle, which is equal exactly for symmetric copies.
 
-    The symmetries permute digits, bands, stacks and the lines within them, and transpose square boxes: 2 * 6^8 * 9!
-    symmetries for 9x9. The canonical form is the copy with the smallest solution, read row by row, and among these the
-    one whose clues come last. It is found without trying all symmetries: the first row of the smallest solution is
-    1 2 3 ..., and its second row depends only on how two rows of a band permute the columns, of which there are few
-    kinds (`_pairs_of_rows`). Only row pairs of the smallest kind are expanded. Arrays are uint8 [puzzles, cells].
+    The symmetries permute digits, bands, stacks and the lines within them, and transpose boards with square boxes:
+    2 * 6^8 * 9! for 9x9. The canonical form is the copy with the smallest solution, read row by row, and among these
+    the one whose clues come last. It is found without trying all symmetries: the first row of the smallest solution is
+    1 2 3 ..., and its second row depends only on how two rows of a band permute the columns, which has few kinds
+    (`_pairs_of_rows`). Only row pairs of the smallest kind are expanded. Arrays are uint8 [puzzles, cells].
     """
     boards, solutions = np.asarray(boards, dtype=np.uint8), np.asarray(solutions, dtype=np.uint8)
     if not len(boards):

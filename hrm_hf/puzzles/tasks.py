@@ -402,8 +402,8 @@ def validate_searchable(task_name: str) -> None:
         raise ValueError(f"search works only for Sudoku, but this model's task is {task_name!r}{hint}")
 
 
-def searched_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
-    """Search with the model's probabilities [S, V], and return the entries to update in its result."""
+def search_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
+    """Search with the model's probabilities [S, V], and return the entries to update in the result."""
     question, solution = puzzle.questions[0], puzzle.solutions[0]
     found, plain = search_sudoku(question, scores), search_sudoku(question)
     report = {

@@ -60,7 +60,7 @@ def test_mean_confidence_breaks_ties(votes):
     assert best.grid.tolist() == RIGHT and second.mean_q == pytest.approx(1 / (1 + np.exp(-1.0)))
 
 
-def test_both_scores_of_a_hand_made_example(votes):
+def test_both_scores_match_a_hand_made_example(votes):
     # "one": correct answer ranked second. "two": first input solved by the top answer, second input never.
     vote(votes, (1, QUESTION_A, WRONG, 3.0), (2, QUESTION_A, WRONG, 3.0), (3, QUESTION_A, RIGHT, 3.0))
     vote(votes, (10, QUESTION_B, RIGHT, 0.0), (11, QUESTION_C, WRONG, 0.0))
@@ -106,7 +106,7 @@ def test_hidden_tests_give_no_score():
         votes.result()
 
 
-def test_rows_of_the_train_split_are_rejected(votes):
+def test_voting_rejects_rows_of_the_train_split(votes):
     with pytest.raises(ValueError, match=r"row 0: .*task 'one'"):
         vote(votes, (1, [[8, 8]], RIGHT, 0.0))
 

@@ -83,7 +83,7 @@ def test_every_slot_walks_its_stride_of_the_order_whenever_it_halts():
         assert rows == [order.row(slot + taken * 4) for taken in range(len(rows))]
 
 
-def test_a_busy_slot_keeps_the_row_it_was_offered():
+def test_a_busy_slot_keeps_its_next_row():
     one = stream(slots=4)
     first = numbers(one.next_batch())
     one.halted = np.array([False, True, False, False])

@@ -135,7 +135,7 @@ def test_published_hard_puzzles_are_distinct_and_their_copies_are_found():
 # ---- files
 
 
-def test_copies_of_test_puzzles_in_a_users_files_are_not_trained_on(tmp_path, caplog):
+def test_copies_of_test_puzzles_are_removed_from_training(tmp_path, caplog):
     boards, solutions = puzzles(9, 60)
     hidden, hidden_solutions = copies(boards[40:], solutions[40:], 3)
     train = np.concatenate([boards[:40], hidden]), np.concatenate([solutions[:40], hidden_solutions])
@@ -155,7 +155,7 @@ def tables(rows, train):
             for name, part in parts.items()}  # fmt: skip
 
 
-def test_the_first_of_equal_puzzles_stays():
+def test_the_first_of_equal_puzzles_is_kept():
     rows = np.random.default_rng(0).integers(0, 3, (400, 4), dtype=np.uint8)
     splits, repeated, kept, seen = tables(rows, 300), {}, {"test": [], "train": []}, {}
     _remove_equal(splits, repeated)
@@ -181,7 +181,7 @@ def test_removal_of_equal_puzzles_needs_little_memory():
     assert peak < 2.2 * rows.nbytes  # Python objects for each row took 2.9
 
 
-def test_copies_of_test_mazes_are_not_trained_on(tmp_path):
+def test_copies_of_test_mazes_are_removed_from_training(tmp_path):
     pairs = [(one, two) for one, two in maze.generate(9, 9, 12, 0)]
     turned = [tuple(dihedral(grid, number % 8) for grid in pair) for number, pair in enumerate(pairs[8:], 1)]
     for name, some in (("train", pairs[:8] + turned), ("test", pairs[8:])):

@@ -160,7 +160,7 @@ def test_invalid_arguments_are_rejected_by_name(words, message):
 
 
 @pytest.mark.parametrize("flags", ["--torch_compile", "--config_overrides a=b,c=3 --seed=3", "--optim_args lr=1"])
-def test_keys_may_stand_among_flags_and_the_last_counts(flags, caplog):
+def test_keys_may_be_mixed_with_flags_and_the_last_wins(flags, caplog):
     options, found = parse_command(f"epochs=5 {flags} +epochs=7 arch.hidden_size=16".split())
     assert (options["epochs"], options["arch.hidden_size"], options["lr"]) == (7, 16, DEFAULTS["lr"])
     assert found == flags.split() and "last value, epochs=7" in caplog.text
@@ -346,7 +346,7 @@ def test_help_names_every_key(monkeypatch, capsys):
     assert all(f"  {name}=" in printed for name in DEFAULTS)
 
 
-def test_arrays_of_the_original_load_unchanged(original_folder, tmp_path, monkeypatch):
+def test_original_arrays_load_unchanged(original_folder, tmp_path, monkeypatch):
     """Requirement N15: training reads exactly the values in the original's files."""
     monkeypatch.chdir(tmp_path)
     run = run_of(f"{BASIC} data_path={original_folder}".replace("data_path=data/sudoku-extreme-small ", ""))

@@ -51,7 +51,7 @@ def fields_of(case):
 # ---- HRM: sapientinc/HRM-checkpoint-*, bnsh/HRM-checkpoint-sudoku-full ----
 
 
-def test_a_repository_of_hrm_gives_the_golden_logits(hub, tmp_path):
+def test_an_hrm_repository_gives_the_golden_logits(hub, tmp_path):
     files = {
         "checkpoint": saved(compiled(HRM)),
         "all_config.yaml": run_config("hrm", fields_of(HRM)),
@@ -100,7 +100,7 @@ def alphaxiv(hub):
     publish("alphaXiv/trm-model-sudoku", {name: saved(compiled(case)) for name, case in files.items()})
 
 
-def test_weights_without_a_configuration_take_a_preset(alphaxiv, tmp_path, monkeypatch):
+def test_weights_without_a_configuration_use_a_preset(alphaxiv, tmp_path, monkeypatch):
     fields = golden.our_config(TRM_MLP).to_dict()
     same = ("hidden_size", "num_attention_heads", "H_cycles", "L_cycles", "puzzle_emb_ndim", "puzzle_emb_len",
             "halt_max_steps", "mlp_t", "pos_encodings", "expansion")  # fmt: skip
@@ -120,7 +120,7 @@ def test_weights_without_a_configuration_take_a_preset(alphaxiv, tmp_path, monke
         ("alphaXiv/trm-model-arc-agi-1/step_259320_arc_ag1_attn_type_h3l4", "trm-7m-arc", "arc"),
     ],
 )
-def test_each_preset_takes_the_weights_that_its_task_has(name, preset, task, hub, tmp_path, monkeypatch):
+def test_each_preset_fits_the_weights_of_its_task(name, preset, task, hub, tmp_path, monkeypatch):
     width = {"hidden_size": 32, "num_attention_heads": 2, "puzzle_emb_ndim": 32}
     monkeypatch.setitem(TrmPuzzleConfig._presets, preset, {**TrmPuzzleConfig._presets[preset], **width})
     made = TrmPuzzleForSolving(TrmPuzzleConfig.from_preset(preset, num_puzzle_identifiers=3))
@@ -134,7 +134,7 @@ def test_each_preset_takes_the_weights_that_its_task_has(name, preset, task, hub
     assert (result["task"], model.config.forward_dtype) == (task, "bfloat16")
 
 
-def test_weights_without_a_configuration_take_the_originals_arch_file(alphaxiv, tmp_path):
+def test_weights_without_a_configuration_use_the_originals_arch_file(alphaxiv, tmp_path):
     arch = arch_section("trm", fields_of(TRM))
     arch["puzzle_emb_ndim"] = "${.hidden_size}"
     (tmp_path / "trm.yaml").write_text(yaml.safe_dump(arch))

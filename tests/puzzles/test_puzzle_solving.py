@@ -99,7 +99,7 @@ def test_answers_are_those_of_model_solve():
 
 
 @pytest.mark.parametrize("size, clues", [(4, 6), (6, 14), (9, 40)])
-def test_votes_of_a_perfect_sudoku_model_agree_whatever_the_symmetry(size, clues):
+def test_votes_of_a_perfect_sudoku_model_agree_in_all_symmetries(size, clues):
     solve, model = solver_of(config("sudoku", size, size, size + 2), solve_sudoku)
     board, solution = next(iter(sudoku_generation.generate(size, 1, clues, seed=1)))
     result = solve("".join(map(str, board)), votes=12)
@@ -167,7 +167,7 @@ def test_prefer_valid_lets_an_answer_that_obeys_the_rules_win():
     assert make()(puzzle, votes=4, prefer_valid=True)["valid"]
 
 
-def test_restarts_start_undisturbed_once_and_are_ranked_by_q_halt():
+def test_the_first_run_has_no_noise_and_q_halt_ranks_restarts():
     answers = iter([np.full(16, 2), np.full(16, 3), np.full(16, 4)])
     q_values = iter([0.0, 3.0, 1.0])
     solve, model = solver_of(SUDOKU_4, lambda tokens: next(answers), q_halt=lambda row, noise: next(q_values))
@@ -356,7 +356,7 @@ def test_arc_votes_use_the_augmentations_and_rows_that_the_model_knows():
     assert model.calls[0]["identifiers"] == [1, 2, 3]
 
 
-def test_identifiers_are_found_beside_the_checkpoint(tmp_path):
+def test_identifiers_are_found_next_to_the_checkpoint(tmp_path):
     HrmPuzzleForSolving(arc_config()).save_pretrained(tmp_path)
     (tmp_path / "identifiers.json").write_text(json.dumps(ARC_NAMES))
     assert pipeline("puzzle-solving", model=str(tmp_path)).puzzle_task.identifiers == ARC_NAMES

@@ -216,7 +216,7 @@ def test_late_rows_train_on_states_after_that_many_steps(make_trainer):
 
 
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])
-def test_training_matches_the_original_loop_written_by_hand(make_trainer, sudoku, architecture):
+def test_training_matches_the_hand_written_original_loop(make_trainer, sudoku, architecture):
     # The original offers a full batch at every step and loses the rows offered to busy slots.
     lr, puzzle_lr, decay, steps = 1e-3, 1e-2, 0.1, 12
     trainer = make_trainer(
@@ -274,7 +274,7 @@ def test_only_rows_of_used_puzzles_move_by_sign_descent(make_trainer, sudoku):
     torch.testing.assert_close(moved, moved.round(), rtol=0, atol=1e-3)
 
 
-def test_the_table_is_the_same_tensor_after_the_model_was_moved(make_trainer):
+def test_the_table_stays_the_same_tensor_when_the_model_moves(make_trainer):
     # What accelerate does, under DDP on CPUs, to a model that already has an optimizer.
     model = tiny.model("trm")
     table = model.model.puzzle_emb.weight
@@ -359,7 +359,7 @@ def test_the_average_is_updated_once_per_step(make_trainer, sudoku):
         torch.testing.assert_close(value, expected.shadow[name], rtol=0, atol=1e-7)
 
 
-def test_a_finished_run_saves_averaged_weights_and_the_raw_ones_beside_them(make_trainer, tmp_path):
+def test_a_finished_run_saves_averaged_and_raw_weights(make_trainer, tmp_path):
     trainer = make_trainer(max_steps=6, ema_rate=0.9)
     trainer.train()
     raw, averaged = weights(trainer.model), {n: v.clone() for n, v in trainer.average.shadow.items()}
@@ -375,7 +375,7 @@ def test_a_finished_run_saves_averaged_weights_and_the_raw_ones_beside_them(make
     assert torch.equal(loaded.lm_head.weight, averaged["lm_head.weight"])
 
 
-def test_a_checkpoint_keeps_raw_weights_as_the_model_and_the_average_beside_them(make_trainer, tmp_path):
+def test_a_checkpoint_saves_raw_weights_as_the_model_and_the_average_separately(make_trainer, tmp_path):
     trainer = make_trainer(max_steps=4, ema_rate=0.9, save_strategy="steps", save_steps=4)
     trainer.train()
     folder = tmp_path / "run" / "checkpoint-4"
@@ -387,7 +387,7 @@ def test_a_checkpoint_keeps_raw_weights_as_the_model_and_the_average_beside_them
 
 
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])
-def test_a_step_that_is_not_finite_changes_neither_weights_nor_table(make_trainer, architecture):
+def test_a_nonfinite_step_changes_neither_weights_nor_table(make_trainer, architecture):
     model = tiny.model(architecture)
     break_at(model, {3, 4})
     trainer = make_trainer(model, max_steps=6)
@@ -586,7 +586,7 @@ def test_the_newest_checkpoint_has_the_most_steps(checkpoints):
     assert resolve_checkpoint(checkpoints, "false") is None
 
 
-def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path):
+def test_resuming_without_a_checkpoint_is_an_error(checkpoints, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"empty has no checkpoint"):
         resolve_checkpoint(tmp_path / "empty", "last")
     for folder in list_checkpoints(checkpoints):

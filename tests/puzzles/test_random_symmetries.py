@@ -45,7 +45,7 @@ def drawn(config, inputs, labels=None, positions=None, seed=0) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize("size", [4, 6, 9])
-def test_every_form_of_a_sudoku_is_a_sudoku_with_its_solution_and_its_clues(size):
+def test_every_copy_of_a_sudoku_is_valid_with_its_solution(size):
     puzzle, solution = next(generate(size, 1, size * size // 2, seed=1))
     forms, answers = drawn(board(size=size), puzzle + DIGIT_OFFSET, solution + DIGIT_OFFSET)
     for form, answer in zip(forms - DIGIT_OFFSET, answers - DIGIT_OFFSET):

@@ -38,7 +38,7 @@ def test_the_pipeline_without_a_model_solves_a_newspaper_sudoku():
     assert answer["valid"] and not validate_solution(NEWSPAPER, answer["text"])
 
 
-def test_the_command_needs_no_model_either():
+def test_the_command_works_without_a_model():
     answers = json.loads(call("solve", NEWSPAPER, "--json").stdout)
     assert [answer["text"] for answer in answers] == [SOLUTION]
     answers = json.loads(call("solve", shipped_model(), NEWSPAPER, "--json").stdout)

@@ -108,17 +108,17 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_boards_are_read_as_people_write_them(name):
+def test_boards_with_frames_and_comments_are_read(name):
     boards = sudoku_rules.split_boards(WRITTEN[name], 9)
     assert len(boards) == 1 + name.startswith("two")
     assert {sudoku_rules.decode(sudoku_rules.encode(board)) for board in boards} == {BOARD}
 
 
-@pytest.mark.parametrize("last, said", [("l", "row 9, column 9: 'l'"), ("x", "'x'"), ("", "got 80")])
-def test_wrong_board_beside_a_right_one_is_named(last, said):
+@pytest.mark.parametrize("last, message", [("l", "row 9, column 9: 'l'"), ("x", "'x'"), ("", "got 80")])
+def test_error_names_the_invalid_board_in_a_file(last, message):
     wrong, right = sudoku_rules.split_boards(f"{BOARD[:-1]}{last}\n\n{BOARD},{'1' * 81}", 9)
     assert right == {"puzzle": BOARD, "solution": "1" * 81}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         sudoku_rules.encode(wrong, 9)
 
 
@@ -165,7 +165,7 @@ def test_boxes_of_6x6_boards_are_two_rows_by_three_columns():
 # solver
 
 
-def test_the_288_grids_are_those_that_brute_force_finds():
+def test_brute_force_finds_the_same_288_grids():
     assert {tuple(grid) for grid in sudoku_generation.all_grids_4x4().tolist()} == grids_by_permutations()
 
 

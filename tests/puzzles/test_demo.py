@@ -40,7 +40,7 @@ def test_the_demo_trains_evaluates_twice_and_solves(commands, tmp_path):
     words = [command for command, _ in called]
     assert Path(words[0][1]).name == "run_puzzle.py" and words[0][-1] == "sudoku --num-train 5"
     assert [command[3] for command in words[1:]] == ["eval", "eval", "solve"]
-    assert "exact' is the share" in done.output and "90.0%, the same" in done.output
+    assert "exact' is the share" in done.output and "90.0%, as before" in done.output
 
 
 def test_demo_fails_if_the_reloaded_model_differs(commands, tmp_path):

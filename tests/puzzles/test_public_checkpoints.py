@@ -314,7 +314,7 @@ def test_a_revision_is_fetched(hub, tmp_path):
     assert result["commit"] == hub.commits("org/hrm", revision="weights")[0]
     result, _ = convert("hrm", f"{hub.url}/org/hrm/tree/weights", tmp_path)
     assert result["commit"] == hub.commits("org/hrm", revision="weights")[0]
-    assert "weights: none" in str(call("convert", "hrm", "org/hrm", "--out", tmp_path / "ours", status=1).exception)
+    assert "found none" in str(call("convert", "hrm", "org/hrm", "--out", tmp_path / "ours", status=1).exception)
 
 
 @pytest.mark.parametrize(

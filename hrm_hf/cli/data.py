@@ -15,6 +15,12 @@ from .command import report, takes
 app = typer.Typer(no_args_is_help=True, help="Build data sets (folders that datasets.load_dataset reads).")
 
 
+def _build_puzzles(name: str, options: Any, as_json: bool) -> None:
+    from ..puzzles.build import BUILDERS
+
+    report(BUILDERS[name](options), as_json)
+
+
 @app.command()
 @takes(BuildArc)
 def arc(options: BuildArc, as_json: bool):
@@ -22,9 +28,7 @@ def arc(options: BuildArc, as_json: bool):
 
     Example: hrm-hf data arc arc_agi_1.json.gz concept_arc.json.gz --out data/arc1 --num-aug 300
     """
-    from ..puzzles.build import BUILDERS
-
-    report(BUILDERS["arc"](options), as_json)
+    _build_puzzles("arc", options, as_json)
 
 
 @app.command("import")
@@ -34,9 +38,7 @@ def import_npy(options: ImportPuzzles, as_json: bool):
 
     Example: hrm-hf data import HRM/data/sudoku-extreme-1k-aug-1000 --out data/sudoku
     """
-    from ..puzzles.build import BUILDERS
-
-    report(BUILDERS["import"](options), as_json)
+    _build_puzzles("import", options, as_json)
 
 
 @app.command()
@@ -46,9 +48,7 @@ def export(options: ExportPuzzles, as_json: bool):
 
     Example: hrm-hf data export data/arc1 --out TRM/data/arc1
     """
-    from ..puzzles.build import BUILDERS
-
-    report(BUILDERS["export"](options), as_json)
+    _build_puzzles("export", options, as_json)
 
 
 @app.command()
@@ -64,9 +64,7 @@ def sudoku(options: BuildSudoku, as_json: bool):
 
     Example: hrm-hf data sudoku --clues 22-50 --num-train 100000 --mix rated.csv.gz --test-share 0.1 --out data/mixed
     """
-    from ..puzzles.build import BUILDERS
-
-    report(BUILDERS["sudoku"](options), as_json)
+    _build_puzzles("sudoku", options, as_json)
 
 
 @app.command()
@@ -78,9 +76,7 @@ def maze(options: BuildMaze, as_json: bool):
 
     Example: hrm-hf data maze --source hub:sapientinc/maze-30x30-hard-1k --aug --out data/maze
     """
-    from ..puzzles.build import BUILDERS
-
-    report(BUILDERS["maze"](options), as_json)
+    _build_puzzles("maze", options, as_json)
 
 
 @app.command()

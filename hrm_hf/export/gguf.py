@@ -124,9 +124,7 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
         )
     for name, expected in layout.expected.items():
         if (value := _setting(config, name)) not in expected:
-            raise ValueError(
-                f"{model}: llama.cpp's {layout.architecture} requires {name}={expected[0]!r}, not {value!r}"
-            )
+            raise ValueError(f"{model}: llama.cpp's {layout.architecture} needs {name}={expected[0]!r}, not {value!r}")
     return layout
 
 

@@ -36,9 +36,7 @@ PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
 class PushOptions(Options):
     """What to push and where."""
 
-    sources: list[str] = option(
-        "Checkpoint folder. With --space: the folder of a Space, or models for the demo.", argument=True
-    )
+    sources: list[str] = option("Checkpoint folder; with --space, a Space's folder or models to show.", argument=True)
     repo_id: str = option("Repository; created if it does not exist.", argument=True, metavar="OWNER/NAME")
     private: bool | None = option(
         "Visibility of a new repository. [default: the owner's setting]", None, flags=("--private/--public",)
@@ -47,12 +45,8 @@ class PushOptions(Options):
         "Branch, created if it does not exist, or refs/pr/N of an open pull request. [default: main]", None
     )
     message: str | None = option("Commit message; with --create-pr, also the title of the pull request.", None)
-    license: str | None = option(
-        "License of the weights, as named on the Hub: apache-2.0, mit, cc-by-4.0, other, ...", None
-    )
-    create_pr: bool = option(
-        "Open a pull request with the commit. The repository must exist; write access is not needed.", False
-    )
+    license: str | None = option("License of the weights, as named on the Hub: apache-2.0, mit, other, ...", None)
+    create_pr: bool = option("Open a pull request for an existing repository; needs no write access.", False)
     with_training_state: bool = option("Also push the optimizer, the carry and the checkpoint-N folders.", False)
     include: list[str] = option("Also push files that match this pattern; may be repeated.", [])
     space: bool = option("Push a Gradio demo instead of a model.", False)
@@ -65,17 +59,13 @@ class PushOptions(Options):
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id):
             raise UsageError(f"repo_id={self.repo_id!r}: must be OWNER/NAME", "OWNER/NAME")
         if self.create_pr and self.revision not in (None, "main"):
-            raise UsageError(
-                f"revision={self.revision!r}: cannot be combined with --create-pr, which starts from main"
-            )
+            raise UsageError(f"revision={self.revision!r}: cannot be used with --create-pr, which starts from main")
         if self.space:
             self._reject("not valid with --space", license=None, include=[], with_training_state=False)
         else:
             self._reject("only valid with --space", title=None, embed=False)
             if len(self.sources) != 1:
-                raise UsageError(
-                    f"sources={self.sources}: must be one folder; use --space to show several models", "SOURCES"
-                )
+                raise UsageError(f"sources={self.sources}: must be one folder; use --space for several", "SOURCES")
 
     def _reject(self, why: str, **defaults: object) -> None:
         for name, default in defaults.items():

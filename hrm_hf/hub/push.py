@@ -188,9 +188,7 @@ def _head(api: HfApi, target: PushOptions) -> ModelInfo | SpaceInfo:
         number = int(target.revision.removeprefix(PULL_REQUEST))
         status = api.get_discussion_details(target.repo_id, number, repo_type=target.repository["repo_type"]).status
         if status in ("closed", "merged"):
-            raise HubError(
-                f"pull request {number} of {target.repo_id} is {status}; open a new one with --create-pr (create_pr)"
-            )
+            raise HubError(f"pull request {number} of {target.repo_id} is {status}; open a new one with --create-pr")
     return head
 
 
@@ -231,9 +229,8 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
     found, include = Contents(), tuple(include)
     for name, (file, problem) in folder_files(folder).items():
         state = any(fnmatch(name, pattern) for pattern in TRAINING_STATE)
-        wanted = name in weights or any(
-            fnmatch(name, pattern) for pattern in MODEL_FILES if name.count("/") == pattern.count("/")
-        )
+        patterns = [pattern for pattern in MODEL_FILES if name.count("/") == pattern.count("/")]
+        wanted = name in weights or any(fnmatch(name, pattern) for pattern in patterns)
         if (with_training_state if state else wanted) or any(fnmatch(name, pattern) for pattern in include):
             found.add(name, file, problem)
         elif problem:
@@ -388,9 +385,8 @@ def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | Non
         card.data.license = license
         card.text = card.text.replace(LICENSE_NOT_STATED, license)
     if card.data.license in (None, UNKNOWN_LICENSE):
-        contents.notes.append(
-            f"{CARD_FILE} states no license, so nobody may use the weights; set one, e.g. --license apache-2.0"
-        )
+        note = f"{CARD_FILE} states no license, so nobody may use the weights; set one, e.g. --license apache-2.0"
+        contents.notes.append(note)
     contents.files[CARD_FILE] = str(card).encode()
 
 

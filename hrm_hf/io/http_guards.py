@@ -65,15 +65,11 @@ class HostGuard:
         hosts = [value for name, value in headers if name == b"host"]
         host = _host(hosts[0]) if len(hosts) == 1 else ""
         if not host or not is_known_host(host, self.allowed):
-            return (
-                f"Host={', '.join(hosts)[:80]!r}: must name this server; start it with --allow-host NAME to allow it"
-            )
+            return f"Host={', '.join(hosts)[:80]!r}: must name this server; allow it with --allow-host NAME"
         for origin in [] if self.any_origin else [value for name, value in headers if name == b"origin"]:
             page = urlsplit(origin)
             if page.netloc.lower() != hosts[0].lower() and not _is_allowed(_host(page.netloc), self.allowed):
-                return (
-                    f"Origin={origin[:80]!r}: must be this server; start it with --allow-host NAME to allow its pages"
-                )
+                return f"Origin={origin[:80]!r}: must be this server; allow its pages with --allow-host NAME"
         return None
 
 

@@ -314,11 +314,9 @@ def block_size_of(values: dict[str, Any]) -> int:
     return int(values.get("block_size", LmDataArguments.block_size))
 
 
-def _batch(
-    options: LaunchOptions, given: dict[str, Any], reference: int, processes: int, most: int
-) -> tuple[int, int]:
+def _batch(options: LaunchOptions, given: dict[str, Any], base: int, processes: int, most: int) -> tuple[int, int]:
     """Return sequences per device (at most `most` if the memory model decides) and accumulation steps."""
-    batch, target = given.get("per_device_train_batch_size"), given.get("global_batch_size", reference)
+    batch, target = given.get("per_device_train_batch_size"), given.get("global_batch_size", base)
     if options.batch_table == "guide":
         listed = guide_batch(options.model, processes)
         batch, target = batch or listed, given.get("global_batch_size", listed * processes)

@@ -12,7 +12,7 @@ BLOCK = 'import sys; sys.modules["hrm_hf"] = None  # an installed one must not b
 def run(
     code: str, *arguments, cwd, home, hub: dict[str, str] | None = None, package=None, seconds: float = SECONDS
 ) -> subprocess.CompletedProcess:
-    """Run `python -c code arguments` in the folder `cwd`, with HF_HOME `home`, where `import hrm_hf` fails.
+    """Run `python -c code arguments` in `cwd` with HF_HOME=`home`, in a process that cannot import hrm_hf.
 
     Args:
         hub: variables of `HubServer.environment`, for a process that uses that Hub.

@@ -1,4 +1,4 @@
-"""README and docs as data: their code blocks, their links, and the commands in them checked against real options.
+"""README and docs as data: code blocks, links, and commands, checked against the real options.
 
 Nothing is run here and no model is built. A command is checked by the parser of the program itself: Typer's for
 `hrm-hf`, HfArgumentParser's for the training scripts, argparse's for `accelerate launch` and `torchrun`. `...` and
@@ -38,7 +38,7 @@ OPERATORS = set("();<>|&")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: `line` is that of its first line of code, `reason` why it is not executed (None: it is)."""
+    """A fenced block; `line` is where its code starts, `reason` says why it is not executed (None if it is)."""
 
     page: str
     line: int
@@ -49,7 +49,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A command of one line of shell, or a mention of one in a sentence or table."""
+    """A one-line shell command, or one mentioned in a sentence or table."""
 
     page: str
     words: tuple[str, ...]
@@ -57,11 +57,11 @@ class Command:
 
 
 class CommandError(AssertionError):
-    """A command that the program would refuse, or a file that does not exist."""
+    """Raised for a command that the program would reject, or a file that does not exist."""
 
 
 def blocks(page: str, *languages: str) -> list[Block]:
-    """The fenced blocks of a page in order; of these languages, if any are given."""
+    """Return the fenced blocks of a page in order, only of the given languages if any."""
     found, start, fence, language, lines = [], 0, None, "", (ROOT / page).read_text().splitlines()
     for number, line in enumerate(lines, 1):
         mark = FENCE.match(line)
@@ -79,7 +79,7 @@ def blocks(page: str, *languages: str) -> list[Block]:
 
 
 def prose(page: str) -> str:
-    """The text of a page without its fenced blocks."""
+    """Return the text of a page without its fenced blocks."""
     kept, fence = [], None
     for line in (ROOT / page).read_text().splitlines():
         mark = FENCE.match(line)
@@ -92,19 +92,19 @@ def prose(page: str) -> str:
 
 
 def links(page: str) -> list[str]:
-    """Targets of the links and images of a page, without those to other hosts."""
+    """Return the targets of a page's links and images, except those on other hosts."""
     text = CODE_SPAN.sub("", prose(page))
     return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
 
 
 def anchors(page: Path) -> set[str]:
-    """Returns GitHub's anchors of a page's headings."""
+    """Return GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#{1,6} +(.+?) *$", prose(str(page)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def commands(page: str) -> list[Command]:
-    """Every command of the page's shell blocks, and those that its text mentions as code."""
+    """Return the commands in the page's shell blocks, and those that its text mentions as code."""
     found = [Command(page, words) for block in blocks(page, *SHELLS) for words in shell_commands(block.text)]
     for _, span in CODE_SPAN.findall(prose(page)):
         if re.match(r"(hrm-hf|python training/|torchrun|accelerate launch|make) ?", span) or "training/run_" in span:
@@ -113,7 +113,7 @@ def commands(page: str) -> list[Command]:
 
 
 def shell_commands(text: str) -> list[tuple[str, ...]]:
-    """The simple commands of a piece of shell, without redirections, comments and assignments before them."""
+    """Split shell text into simple commands, without redirections, comments and leading assignments."""
     found, pending = [], ""
     for line in text.replace("\\\n", " ").splitlines():
         pending += line + "\n"
@@ -121,7 +121,7 @@ def shell_commands(text: str) -> list[tuple[str, ...]]:
         lexer.whitespace_split = True
         try:
             words = list(lexer)
-        except ValueError:  # a quotation goes on in the next line
+        except ValueError:  # a quotation continues on the next line
             continue
         pending, simple = "", []
         for word in [*words, ";"]:
@@ -144,7 +144,7 @@ def _simple(words: list[str]) -> list[tuple[str, ...]]:
 
 
 def check(command: Command) -> None:
-    """Raises CommandError if the command, or an option or file that it names, does not exist."""
+    """Raise CommandError if the command, or an option or file in it, does not exist."""
     words = [word for word in command.words if word != "..."]
     partial = command.mention or len(words) < len(command.words)
     for word in words:
@@ -181,13 +181,13 @@ def _check_cli(command: Command, words: list[str], partial: bool) -> None:
     try:
         context = here.make_context("hrm-hf", list(words))
     except Exception as error:
-        # Typer brings its own click, so errors are told by their names. Files of a user are not here.
+        # Typer vendors click, so compare errors by name. A user's files do not exist here.
         kind, text = type(error).__name__, str(error)
         cut_short = partial and kind in ("MissingParameter", "BadOptionUsage")
         if cut_short or "does not exist" in text:
             return
         raise CommandError(f"{_said(command)}: {kind} {text}") from error
-    if context.args and here.name == "launch":  # it hands flags on
+    if context.args and here.name == "launch":  # it forwards flags
         _check_script(command, "run_clm", context.args, partial)
 
 
@@ -223,7 +223,7 @@ def _check_options(command: Command, words: list[str], known: set[str]) -> None:
 
 
 def _check_overrides(command: Command, words: list[str]) -> None:
-    """The fields of --config_overrides exist in the config of the model that the command names."""
+    """Check that the fields of --config_overrides exist in the config of the command's model."""
     given = dict(pairwise(words))
     recipe = given.get("--recipe", "")
     fields = yaml.safe_load((ROOT / recipe).read_text()) if (ROOT / recipe).is_file() else {}
@@ -237,7 +237,7 @@ def _check_overrides(command: Command, words: list[str]) -> None:
 
 @functools.cache
 def script_options(script: str) -> set[str]:
-    """Options of a training script: those of the argument classes that it hands to `parse_recipe`."""
+    """Return a training script's options: those of the argument classes it passes to `parse_recipe`."""
     specification = importlib.util.spec_from_file_location(script, ROOT / "training" / f"{script}.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -256,7 +256,7 @@ def script_options(script: str) -> set[str]:
 
 @functools.cache
 def known_options() -> set[str]:
-    """Options of everything: training scripts, `hrm-hf`, and the launchers."""
+    """Return the options of the training scripts, `hrm-hf` and the launchers."""
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser
 
@@ -276,7 +276,7 @@ def make_targets() -> set[str]:
 
 
 def table_options(page: str) -> list[str]:
-    """Options that stand alone as code in the last column of the page's tables."""
+    """Return the options that are the only code in a last column of the page's tables."""
     cells = [line.strip().strip("|").split(" | ")[-1] for line in prose(page).splitlines() if line.startswith("| ")]
     spans = [span for cell in cells for _, span in CODE_SPAN.findall(cell)]
     return [word for span in spans if span.startswith(("--", "... --")) for word in span.split() if word[:2] == "--"]

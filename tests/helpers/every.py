@@ -1,4 +1,4 @@
-"""One tiny model of every architecture, with what is saved beside it: for tests of what all of them must do.
+"""A tiny model of every architecture, and the files saved with it, for tests of common behavior.
 
 The registry says which architectures there are and of which kind. One that has no tiny model here is tested with its
 smallest preset, so that registering an architecture is all it takes. `tiny.py`, `tiny_hrm_lm.py`, `tiny_mhc.py`,
@@ -35,13 +35,13 @@ PUZZLES, CAUSAL_LMS, REGRESSORS, MASS_MAPPERS = (
     tuple(name for name, row in ROWS.items() if row.pipeline == pipeline)
     for pipeline in ("puzzle-solving", "text-generation", "cosmology-regression", "mass-mapping")
 )
-OF_MAPS = (*REGRESSORS, *MASS_MAPPERS)  # both give posteriors of parameters
+OF_MAPS = (*REGRESSORS, *MASS_MAPPERS)  # both predict posteriors of parameters
 ARCHITECTURES = (*PUZZLES, *CAUSAL_LMS, *OF_MAPS)
 EXPORTED = tuple(name for name in ARCHITECTURES if ROWS[name].exporter)
-# The Auto class whose head `model` builds, known to a process without the package too.
+# The Auto class of the head that `model` builds; a process without the package knows it too.
 AUTO_CLASSES = {name: row.head_auto_classes[0].__name__ for name, row in ROWS.items()}
 WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "max_position_embeddings": 256}
-# What a model can be beside the tiny one of `model`, as fields of its config.
+# Variants of the tiny model, as fields of its config.
 VARIANTS = {
     "trm_puzzle": {"mlp": tiny.MLP},
     "se_rrm_puzzle": {
@@ -64,7 +64,7 @@ VARIANTS = {
 
 
 def model(architecture: str, seed: int = 0, **overrides):
-    """A seeded model with its head, in eval mode; `overrides` are fields of its config."""
+    """Return a seeded model with its head in eval mode; `overrides` are config fields."""
     torch.manual_seed(seed)
     if architecture in TINY:
         return TINY[architecture](seed, overrides).eval()
@@ -74,7 +74,7 @@ def model(architecture: str, seed: int = 0, **overrides):
 
 @functools.cache
 def smallest_preset(architecture: str) -> str:
-    """The preset with the fewest parameters."""
+    """Return the preset with the fewest parameters."""
     row = ROWS[architecture]
 
     def parameters(name: str) -> int:
@@ -85,7 +85,7 @@ def smallest_preset(architecture: str) -> str:
 
 
 def wake(built):
-    """Gives a model large weights and open gates, so that every token and every part counts; seeded."""
+    """Give a model large seeded weights and open gates, so that every token and part affects the output."""
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in built.named_parameters():
@@ -97,7 +97,7 @@ def wake(built):
 
 
 def with_variants(architectures: Iterable[str]):
-    """Parametrises a test over architectures and fields of the variants of each."""
+    """Parametrize a test over architectures and the config fields of their variants."""
     pairs = {name: (name, {}) for name in architectures}
     for name in architectures:
         pairs |= {f"{name}-{variant}": (name, fields) for variant, fields in VARIANTS.get(name, {}).items() if fields}
@@ -111,7 +111,7 @@ def _config(architecture: str):
 
 
 def inputs(architecture: str, rows: int = 2, seed: int = 1) -> dict[str, torch.Tensor]:
-    """Keyword arguments of the forward, without labels."""
+    """Return the keyword arguments of the forward, without labels."""
     generator, config = torch.Generator().manual_seed(seed), _config(architecture)
     if architecture in PUZZLES:
         return {name: value for name, value in tiny.batch(rows, seed, config).items() if name != "labels"}
@@ -123,7 +123,7 @@ def inputs(architecture: str, rows: int = 2, seed: int = 1) -> dict[str, torch.T
 
 
 def padded(architecture: str, side: str = "left") -> dict[str, torch.Tensor]:
-    """Texts of several lengths for a language model, `input_ids` and `attention_mask`."""
+    """Return padded texts of several lengths: `input_ids` and `attention_mask`."""
     if architecture == "hrm_go_coder":
         return tiny_go.batch(tiny_go.REPAIRED, tiny_go.ONE_ATTEMPT, tiny_go.PLAIN, side=side)
     ids = inputs(architecture, rows=3)["input_ids"]
@@ -135,7 +135,7 @@ def padded(architecture: str, side: str = "left") -> dict[str, torch.Tensor]:
 
 
 def _tokens(architecture: str) -> tuple[int, int]:
-    """First and last but one of the tokens that stand for ordinary text."""
+    """Return the range [first, end) of ordinary text tokens."""
     size = _config(architecture).vocab_size
     if architecture == "hrm_go_coder":
         return 64, size
@@ -143,7 +143,7 @@ def _tokens(architecture: str) -> tuple[int, int]:
 
 
 def labels(architecture: str, rows: int = 2, seed: int = 1) -> torch.Tensor:
-    """Returns the forward's `labels` that belong to `inputs` of the same rows and seed."""
+    """Return the `labels` for the `inputs` with the same rows and seed."""
     if architecture in PUZZLES:
         return tiny.batch(rows, seed, _config(architecture))["labels"]
     if architecture in OF_MAPS:
@@ -152,7 +152,7 @@ def labels(architecture: str, rows: int = 2, seed: int = 1) -> torch.Tensor:
 
 
 def targets(architecture: str, rows: int = 2, seed: int = 1) -> dict[str, torch.Tensor]:
-    """All that the loss is of: `labels`, and the true maps of models that make maps."""
+    """Return all targets of the loss: `labels`, and the true maps for models that predict maps."""
     found = {"labels": labels(architecture, rows, seed)}
     if architecture in MASS_MAPPERS:
         config, generator = _config(architecture), torch.Generator().manual_seed(seed)
@@ -162,7 +162,7 @@ def targets(architecture: str, rows: int = 2, seed: int = 1) -> dict[str, torch.
 
 
 def processor(architecture: str):
-    """Tokenizer or feature extractor; None for puzzles, which have neither."""
+    """Return the tokenizer or feature extractor, or None for puzzles."""
     if architecture in PUZZLES:
         return None
     if ROWS[architecture].feature_extractor:
@@ -171,7 +171,7 @@ def processor(architecture: str):
 
 
 def save(architecture: str, folder: str | Path, seed: int = 0, **options) -> Path:
-    """A whole checkpoint, as a training script leaves it but for results; `options` are those of save_pretrained."""
+    """Save a checkpoint as training scripts do, but without results; `options` are for save_pretrained."""
     folder = Path(folder)
     model(architecture, seed).save_pretrained(folder, **options)
     if (beside := processor(architecture)) is not None:
@@ -185,7 +185,7 @@ def _hrm_lm(overrides: dict) -> HrmLmForCausalLM:
     fields = {"vocab_size": len(byte_tokenizer()), "num_h_layers": 1, "num_l_layers": 1, "halt_max_steps": 3, **WIDTHS}
     built = HrmLmForCausalLM(HrmLmConfig(**{**fields, **overrides}))
     if built.model.q_head is not None:
-        with torch.no_grad():  # tokens halt after different numbers of segments
+        with torch.no_grad():  # so that tokens halt after different numbers of segments
             built.model.q_head.weight.normal_()
             built.model.q_head.bias.zero_()
     return built
@@ -203,7 +203,7 @@ def _cosmo_cnn(overrides: dict) -> CosmoCnnForRegression:
 
 def _cosmo_unet(seed: int, overrides: dict) -> CosmoUnetForMassMapping:
     built = tiny_cosmo.mass_mapper(CosmoUnetForMassMapping, seed, **{"hidden_sizes": [8, 16], **overrides})
-    with torch.no_grad():  # means of features differ so little from map to map that answers would by rounding alone
+    with torch.no_grad():  # otherwise features of maps would differ by little more than rounding
         built.posterior_head.hidden.weight.mul_(5)
     return built
 

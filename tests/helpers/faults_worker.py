@@ -1,4 +1,4 @@
-"""A run of two processes, of which the last is killed in the middle of a step; for tests/trainer/test_faults.py.
+"""A run with two processes, the second of which is killed during a step; for tests/trainer/test_faults.py.
 
 torchrun --nproc_per_node 2 tests/helpers/faults_worker.py FOLDER
 """

@@ -17,12 +17,12 @@ HEAD = f"""# What works with which model
 {WORKS} it works; {DOES_NOT_ARISE} the question does not arise for such a model; a number leads to what has to be said.
 Behind each answer are tests, which run on a CPU: `docs/features.yaml`, of which this page is made, names them.
 """
-PAGES = {"cosmo_cnn": "hrm_cosmo", "cosmo_unet": "hrm_mass_mapping"}  # what has no page of its own
+PAGES = {"cosmo_cnn": "hrm_cosmo", "cosmo_unet": "hrm_mass_mapping"}  # features without a page
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What features.yaml says of a feature and an architecture: a word (yes, no, part, n/a), why, and which test."""
+    """Entry of features.yaml for a feature and an architecture: yes, no, part or n/a, the reason, and the test."""
 
     word: str
     reason: str = ""
@@ -37,7 +37,7 @@ class Question:
     features: dict[str, dict[str, Cell]]
 
     def answer(self, architecture: str) -> str:
-        """`WORKS`, `DOES_NOT_ARISE`, or what has to be said."""
+        """`WORKS`, `DOES_NOT_ARISE`, or the text of the cell."""
         cells = [cells[architecture] for cells in self.features.values()]
         found = {word for word in ("no", "part", "yes") if any(cell.word == word for cell in cells)}
         if not found:
@@ -49,7 +49,7 @@ class Question:
 
 
 def read_cell(text: str) -> Cell:
-    """A cell as the file has it.
+    """Parse a cell of the file.
 
     Raises:
         ValueError: it is neither a test nor one of the words with a reason.
@@ -63,7 +63,7 @@ def read_cell(text: str) -> Cell:
 
 
 def questions() -> list[Question]:
-    """The rows of the page.
+    """Return the rows of the page.
 
     Raises:
         ValueError: a cell is missing or cannot be read, or stands for no architecture.
@@ -77,14 +77,14 @@ def questions() -> list[Question]:
 def _cells(entry: dict[str, str]) -> dict[str, Cell]:
     feature = entry["feature"]
     if unknown := set(entry) - {"feature", "all", *every.ARCHITECTURES}:
-        raise ValueError(f"{feature}: {', '.join(sorted(unknown))} is no architecture")
+        raise ValueError(f"{feature}: {', '.join(sorted(unknown))} is not an architecture")
     if missing := [a for a in every.ARCHITECTURES if not {a, "all"} & entry.keys()]:
         raise ValueError(f"{feature}: no cell for {', '.join(missing)}")
     return {a: read_cell(entry.get(a, entry.get("all", "")).format(a=a)) for a in every.ARCHITECTURES}
 
 
 def page() -> str:
-    """The whole page: what is the same for all models, then the rest; models that agree in it share a column."""
+    """Return the page: features equal for all models, then the rest, with one column for equal models."""
     rows = {question.text: [question.answer(a) for a in every.ARCHITECTURES] for question in questions()}
     same = {text: answers[0] for text, answers in rows.items() if len(set(answers)) == 1}
     rest = {text: answers for text, answers in rows.items() if text not in same}
@@ -105,7 +105,7 @@ def page() -> str:
         "## The same for every model",
         _table(["", "all"], [[text, shown(answer)] for text, answer in same.items()]),
         "## It depends on the model\n",
-        # The site turns the names of models, so that the columns are narrow and a question takes one line.
+        # The site rotates model names, so that columns are narrow and each question fits on one line.
         '<div class="turned" markdown>',
         _table(["", *models], [[text, *map(shown, answers)] for text, *answers in zip(rest, *columns)]),
         "</div>\n",

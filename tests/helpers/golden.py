@@ -1,4 +1,4 @@
-"""Tensors computed with the original code, and models loaded with their weights.
+"""Tensors computed with the original code, and our models with their weights.
 
 The complete files are used where they lie beside the repository (shared/golden), the committed subset otherwise.
 """
@@ -23,7 +23,7 @@ BATCH_SIZE = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One model of the golden files: where its tensors lie, and our classes."""
+    """A model of the golden files: the location of its tensors, and our classes."""
 
     file: str
     prefix: str
@@ -49,30 +49,30 @@ def _read(file: str) -> tuple[dict, dict]:
 
 
 def group(file: str, start: str) -> dict[str, torch.Tensor]:
-    """Tensors of a file whose names begin with `start`, by the rest of their names."""
+    """Return the tensors of a file whose names start with `start`, without that prefix."""
     return {name[len(start) :]: value for name, value in _read(file)[0].items() if name.startswith(start)}
 
 
 def tensors(case: Case, start: str = "") -> dict[str, torch.Tensor]:
-    """Tensors of a case whose names begin with `start`, by the rest of their names."""
+    """Return the tensors of a case whose names start with `start`, without that prefix."""
     return group(case.file, case.prefix + start)
 
 
 def variants(file: str) -> dict[str, dict]:
-    """The original's `arch` fields of each variant of EqR or SE-RRM whose tensors are in the file."""
+    """Return the original's `arch` fields of each EqR or SE-RRM variant in the file."""
     kept, info = _read(file)
     return {name: fields for name, fields in info["variants"].items() if f"{name}/batch/inputs" in kept}
 
 
 def original_arch(case: Case) -> dict:
-    """The original's `arch` fields of a case."""
+    """Return the original's `arch` fields of a case."""
     info = _read(case.file)[1]
     arch = dict(info["variants"][case.prefix]["config"] if case.prefix else info["config"])
     return {**arch, "loss": {"name": "losses@ACTLossHead", "loss_type": info["loss_type"]}}
 
 
 def variant(case: Case) -> dict:
-    """The original's `arch` fields of a case of EqR or SE-RRM."""
+    """Return the original's `arch` fields of an EqR or SE-RRM case."""
     return dict(_read(case.file)[1]["variants"][case.prefix.strip("/")])
 
 
@@ -85,7 +85,7 @@ def our_config(case: Case, **overrides):
 
 
 def model(case: Case, attention: str = "sdpa", extra_weights: dict | None = None, **overrides):
-    """Our model, in eval mode, with the golden weights, other weights (original names) and config overrides."""
+    """Return our model in eval mode with golden weights, extra weights (original names) and overrides."""
     config = our_config(case, **overrides)
     config._attn_implementation = attention
     loaded = case.classes[1](config).eval()
@@ -99,5 +99,5 @@ def model(case: Case, attention: str = "sdpa", extra_weights: dict | None = None
 
 
 def batch(case: Case, letter: str) -> dict[str, torch.Tensor]:
-    """Batch A, B or C as keyword arguments of our forward."""
+    """Return batch A, B or C as keyword arguments of our forward."""
     return {re.sub("^inputs$", "input_ids", name): value for name, value in tensors(case, f"batch_{letter}/").items()}

@@ -4,7 +4,7 @@ from hub_storage import OWNER, Commit, Entry, HubError, Repository
 
 
 def information(repository: Repository, commit: Commit, card: dict, blobs: bool) -> dict:
-    """A repository at a commit; `card` is the YAML of its README.md, `blobs` adds sizes and hashes of the files."""
+    """Describe a repository at a commit; `card` is the YAML of README.md, `blobs` adds file sizes and hashes."""
     answer = {
         "_id": "0",
         "id": repository.repo_id,
@@ -30,7 +30,7 @@ def information(repository: Repository, commit: Commit, card: dict, blobs: bool)
 
 
 def listing(commit: Commit, folder: str, recursive: bool) -> list[dict]:
-    """Folders, then files below `folder` ("" is the root); the whole tree below it if `recursive`."""
+    """Return folders, then files in `folder` ("" is the root); the complete tree if `recursive`."""
     prefix = f"{folder}/" if folder else ""
     inside = {path: entry for path, entry in sorted(commit.tree.items()) if path.startswith(prefix)}
     if folder and not inside:
@@ -41,14 +41,14 @@ def listing(commit: Commit, folder: str, recursive: bool) -> list[dict]:
 
 
 def paths_information(commit: Commit, asked: list[str]) -> list[dict]:
-    """The files and folders among the paths asked for; those that do not exist are passed over, as on the Hub."""
+    """Return the requested files and folders; like the Hub, skip those that do not exist."""
     folders = {parent for path in commit.tree for parent in _parents(path)}
     files = [commit.tree[path].description(path) for path in asked if path in commit.tree]
     return files + [_folder(path) for path in asked if path in folders]
 
 
 def history(repository: Repository, revision: str) -> list[dict]:
-    """Commits of a revision, newest first."""
+    """Return the commits of a revision, newest first."""
     return [
         {
             "id": commit.sha,
@@ -62,7 +62,7 @@ def history(repository: Repository, revision: str) -> list[dict]:
 
 
 def references(repository: Repository) -> dict:
-    """Branches, tags and pull requests with the commits they name."""
+    """Return branches, tags and pull requests with their commits."""
 
     def lines(group: str, named: dict[str, str]) -> list[dict]:
         return [{"name": name, "ref": f"refs/{group}/{name}", "targetCommit": sha} for name, sha in named.items()]

@@ -1,4 +1,4 @@
-"""The addresses of the loopback Hub (hub_server.py): one handler a connection, from request to answer.
+"""Routes of the loopback Hub (hub_server.py), with one handler per connection.
 
 Answers, error codes and headers are the Hub's; storage is in hub_storage.py.
 """
@@ -18,13 +18,13 @@ from hub_storage import OWNER, PULL_REQUEST, Commit, HubError, Repository, read_
 
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
-BLOCK = 16 * 1024  # bytes moved at a time; faults strike to the byte
+BLOCK = 16 * 1024  # bytes per read; faults still hit an exact byte
 LFS_JSON = "application/vnd.git-lfs+json"
 
 
 @dataclass(frozen=True)
 class Account:
-    """Whose token a request has, and whether its role is write. `OWNER` is a member of every organisation."""
+    """Owner of a request's token, and whether it may write. `OWNER` is a member of every organization."""
 
     name: str
     may_write: bool
@@ -34,17 +34,17 @@ class Account:
 
 
 class DroppedError(Exception):
-    """The connection is to be closed at once, by a fault or because the other side closed it."""
+    """Raised to close the connection at once, for a fault or because the client closed it."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. Each handler of an address answers once, or raises `HubError`, which `_serve` answers."""
+    """One connection. Each route's handler answers once, or raises `HubError`, which `_serve` answers."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def log_message(self, format, *arguments):
-        """Nothing on stderr: `HubServer.requests` is the log."""
+        """Print nothing to stderr; `HubServer.requests` is the log."""
 
     def do_GET(self):
         self._serve()
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
     # Who may do what
 
     def _account(self) -> Account | None:
-        """Whose token the request has, None where it has none; 401 for a token of nobody."""
+        """Return the owner of the request's token, or None without one; 401 for an unknown token."""
         given = self.headers.get("Authorization")
         if given is None:
             return None
@@ -162,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
         return repository
 
     def _writer(self) -> Account:
-        """The account of a token with the role write; 401 or 403 for any other request."""
+        """Return the account of a write token; 401 or 403 for any other request."""
         account = self._account()
         if account is None:
             raise HubError(401, "Invalid username or password.")
@@ -171,18 +171,18 @@ class Handler(BaseHTTPRequestHandler):
         return account
 
     def _authorise(self, repository: Repository, revision: str | None = "main") -> Account:
-        """Who may send commits to a revision; None is a pull request yet to be opened, which anybody may send."""
+        """Check the right to commit to a revision; None is a new pull request, which anybody may open."""
         account = self._writer()
         if revision is None or account.owns(repository.repo_id):
             return account
         if not revision.startswith(PULL_REQUEST):
             raise HubError(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
         if pull_requests.find(repository, revision.removeprefix(PULL_REQUEST)).author != account.name:
-            raise HubError(403, "Forbidden: this pull request is of somebody else")
+            raise HubError(403, "Forbidden: this pull request belongs to somebody else")
         return account
 
     def _sent_to(self, revision: str | None) -> str | None:
-        """Where the request's files go: the revision it names, None if that is a new pull request."""
+        """Return the revision that the request's files go to, None for a new pull request."""
         return None if "create_pr" in self.query else revision
 
     # Account and repositories
@@ -218,7 +218,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.storage.create(kind, repo_id, _wants_private(request), request.get("sdk"))
         except HubError as error:
-            # The client takes the address from this answer where an existing repository is fine.
+            # The client reads the URL from this answer if an existing repository is fine.
             self._json({**address, "error": error.message}, error.status)
             return
         self._json(address)
@@ -273,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
         self._json({"transfer": "basic", "objects": objects}, content_type=LFS_JSON)
 
     def _receive_object(self, key: str) -> None:
-        """The address itself is the permission, as with the Hub's signed ones: no token is sent."""
+        """The URL itself grants access, like the Hub's signed URLs: no token is sent."""
         if key not in self.hub.grants:
             raise HubError(403, "Unknown upload address")
         incoming = self.storage.incoming()
@@ -288,7 +288,7 @@ class Handler(BaseHTTPRequestHandler):
         self._json({})
 
     def _commit(self, repository: Repository, revision: str | None, author: str) -> None:
-        """A commit to a branch, to a pull request, or (None) as a new pull request."""
+        """Commit to a branch, to a pull request, or (None) to a new pull request."""
         lines = [json.loads(line) for line in self._read_body().splitlines() if line.strip()]
         kind, repo_id = repository.kind, repository.repo_id
         prefix = "" if kind == "model" else f"{kind}s/"
@@ -349,7 +349,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send_file(self.storage.object(entry.object_name), {**headers, **(lie.headers if lie else {})})
 
     def _send_blocks(self, blocks: Iterable[bytes]) -> None:
-        """A body of unknown length, until it ends or the client hangs up."""
+        """Send a body of unknown length until it ends or the client disconnects."""
         self.send_response(200)
         for name, value in {**self.hub.lie_for(self.route).headers, "Connection": "close"}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -360,7 +360,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(block)
 
     def _send_file(self, file: Path, headers: dict[str, str]) -> None:
-        """The file, or the part that a Range header asks for."""
+        """Send the file, or the part that a Range header requests."""
         size, wanted = file.stat().st_size, self.headers.get("Range")
         start, end, status = 0, size, 200
         if wanted:
@@ -377,7 +377,7 @@ class Handler(BaseHTTPRequestHandler):
     # Bodies and answers
 
     def _faulty(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """The blocks of a body, with the fault set for this request in them."""
+        """Yield the blocks of a body, with the fault set for this request."""
         passed = 0
         for block in blocks:
             fault = self.hub.fault_for(self.route, passed, passed + len(block))
@@ -393,7 +393,7 @@ class Handler(BaseHTTPRequestHandler):
             yield block
 
     def _body_blocks(self) -> Iterator[bytes]:
-        """The request's body; counts down `unread`, so that a refusal knows whether anything is left on the wire."""
+        """Yield the request's body and count down `unread`, so that an error knows whether data is left."""
 
         def received() -> Iterator[bytes]:
             while self.unread:
@@ -428,7 +428,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _refuse(self, error: HubError) -> None:
-        for _ in self._body_blocks():  # else the rest of the body would be read as the next request
+        for _ in self._body_blocks():  # otherwise the rest of the body would be parsed as the next request
             pass
         headers = {"X-Error-Message": error.message}
         if error.code:
@@ -446,7 +446,7 @@ def _blocks(source, length: int) -> Iterator[bytes]:
 
 
 def _parse_range(header: str, size: int) -> tuple[int, int]:
-    """First byte and end (exclusive) of "bytes=a-b", "bytes=a-" or "bytes=-n"."""
+    """Return the first byte and the exclusive end of "bytes=a-b", "bytes=a-" or "bytes=-n"."""
     first, _, last = header.removeprefix("bytes=").partition("-")
     start = int(first) if first else max(size - int(last), 0)
     end = min(int(last) + 1, size) if first and last else size

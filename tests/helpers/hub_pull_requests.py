@@ -1,4 +1,4 @@
-"""Pull requests of the loopback Hub: what one is, what may become of it, and how the Hub tells of it.
+"""Pull requests of the loopback Hub: their states, changes and JSON.
 
 A pull request is a line of commits of its own, `refs/pr/N`, that starts from a commit of main and lies in the same
 repository. Merged, it is one new commit on main, as on the Hub: the files that it changed, upon main as it then is.
@@ -29,14 +29,14 @@ ENDED = ("closed", "merged")
 
 
 def find(repository: Repository, number: str | int) -> PullRequest:
-    """The pull request of this number."""
+    """Return the pull request with this number."""
     if not str(number).isdecimal() or not 0 < int(number) <= len(repository.pull_requests):
         raise HubError(404, f"Discussion {number} does not exist")
     return repository.pull_requests[int(number) - 1]
 
 
 def propose(storage: Storage, kind: str, repo_id: str, author: str, lines: list[dict]) -> PullRequest:
-    """Opens a pull request with a commit; it starts from the parent that the request names, else from main."""
+    """Open a pull request with a commit, which starts from the request's parent or from main."""
 
     def change(repository: Repository) -> Repository:
         base = repository.commit(header_of(lines).get("parentCommit") or "main")
@@ -46,7 +46,7 @@ def propose(storage: Storage, kind: str, repo_id: str, author: str, lines: list[
 
 
 def add_commit(storage: Storage, kind: str, repo_id: str, number: str, author: str, lines: list[dict]) -> Commit:
-    """Adds a commit to a pull request."""
+    """Add a commit to a pull request."""
 
     def change(repository: Repository) -> Repository:
         request = find(repository, number)
@@ -62,13 +62,13 @@ def add_commit(storage: Storage, kind: str, repo_id: str, number: str, author: s
 
 
 def opened(repository: Repository, author: str, base: Commit, first: Commit) -> Repository:
-    """The repository with one more pull request, of a first commit, whose title it has."""
+    """Return the repository with a new pull request, which has the title of its first commit."""
     repository = replace(repository, commits={**repository.commits, first.sha: first})
     return _with_another(repository, author, first.title, base.sha, first.sha, "open")
 
 
 def draft(repository: Repository, author: str, title: str) -> Repository:
-    """The repository with one more pull request, which has no commit yet."""
+    """Return the repository with a new pull request without commits."""
     main = repository.branches["main"]
     return _with_another(repository, author, title, main, main, "draft")
 
@@ -82,7 +82,7 @@ def _with_another(repository: Repository, author: str, title: str, base: str, he
 
 
 def with_status(repository: Repository, number: str, author: str, status: str) -> Repository:
-    """The repository with a pull request closed or (re)opened."""
+    """Return the repository with a pull request closed or (re)opened."""
     request = find(repository, number)
     if status not in ("open", "closed"):
         raise HubError(400, f"Invalid status {status!r}: expected open or closed")
@@ -93,7 +93,7 @@ def with_status(repository: Repository, number: str, author: str, status: str) -
 
 
 def merged(repository: Repository, number: str, author: str) -> Repository:
-    """The repository with a pull request as one new commit on main."""
+    """Return the repository with a pull request merged as one commit on main."""
     request = find(repository, number)
     if request.status != "open":
         raise HubError(400, f"This pull request cannot be merged: it is {request.status}")
@@ -108,12 +108,12 @@ def merged(repository: Repository, number: str, author: str) -> Repository:
 
 
 def conflicts(repository: Repository, request: PullRequest) -> list[str]:
-    """Files that the pull request and main have both changed, and differently."""
+    """Return the files that the pull request and main changed differently."""
     return [path for path, base, head, main in _three(repository, request) if len({base, head, main}) == 3]
 
 
 def summary(repository: Repository, request: PullRequest) -> dict:
-    """A pull request as the list of discussions shows it."""
+    """Describe a pull request as in the list of discussions."""
     return {
         "num": request.number,
         "title": request.title,
@@ -126,7 +126,7 @@ def summary(repository: Repository, request: PullRequest) -> dict:
 
 
 def details(repository: Repository, request: PullRequest) -> dict:
-    """A pull request with what has happened to it."""
+    """Describe a pull request with its events."""
     merged_as = {"mergeCommitId": request.merged_as} if request.merged_as else {}
     return {
         **summary(repository, request),
@@ -137,7 +137,7 @@ def details(repository: Repository, request: PullRequest) -> dict:
 
 
 def listing(repository: Repository, query: dict[str, list[str]]) -> dict:
-    """The newest first, filtered by author, type and status; all on one page."""
+    """List the newest first, filtered by author, type and status, on a single page."""
 
     def fits(request: PullRequest) -> bool:
         status = "closed" if request.status in ENDED else "open"
@@ -151,7 +151,7 @@ def listing(repository: Repository, query: dict[str, list[str]]) -> dict:
 def _three(
     repository: Repository, request: PullRequest
 ) -> Iterator[tuple[str, Entry | None, Entry | None, Entry | None]]:
-    """Each path with its entry where the pull request began, where it stands, and on main."""
+    """Yield each path with its entry at the pull request's base, at its head, and on main."""
     base, head, main = (repository.commit(name).tree for name in (request.base, request.head, "main"))
     for path in sorted({*base, *head, *main}):
         yield path, base.get(path), head.get(path), main.get(path)

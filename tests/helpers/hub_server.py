@@ -1,4 +1,4 @@
-"""A Hub on loopback for tests: what huggingface_hub 2.4 and transformers 5.23 ask of one, backed by a folder.
+"""A loopback Hub for tests, backed by a folder: the API that huggingface_hub 2.4 and transformers 5.23 use.
 
 Repositories of type model, dataset and space; commits, branches and tags; pull requests; LFS uploads; resumable
 downloads; private repositories; a token that may write, one that may only read, and one of somebody else, who may only
@@ -27,7 +27,7 @@ from hub_handler import Account, Handler
 from hub_storage import OWNER, Storage
 
 
-# Variables of the calling process that would lead a client past the Hub or the home it is given.
+# Variables of the calling process that would make a client use another Hub or home.
 FORGOTTEN = (
     "HF_TOKEN HF_TOKEN_PATH HUGGING_FACE_HUB_TOKEN HF_HUB_CACHE HUGGINGFACE_HUB_CACHE HF_XET_CACHE HF_ASSETS_CACHE "
     "HF_DATASETS_CACHE HF_MODULES_CACHE"
@@ -35,9 +35,9 @@ FORGOTTEN = (
 
 
 class _Listener(ThreadingHTTPServer):
-    """Accepts connections for a Hub, one thread each, and remembers those that are open."""
+    """Accepts connections for a Hub, with one thread each, and tracks the open ones."""
 
-    daemon_threads = True  # a held connection must not keep the tests from ending
+    daemon_threads = True  # an open connection must not block the end of the tests
     request_queue_size = 64
 
     def __init__(self, hub: "HubServer"):
@@ -54,34 +54,34 @@ class _Listener(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def hang_up(self) -> None:
-        """Ends connections that clients keep for later, lest a closed Hub go on answering them."""
+        """Close connections that clients keep alive, so that a closed Hub stops answering."""
         for connection in list(self.open):
-            with suppress(OSError):  # the other side may just have closed it
+            with suppress(OSError):  # the client may just have closed it
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request, client_address):
-        """A connection that broke is what some tests want; anything else is a mistake of this server: show it."""
+        """Ignore broken connections, which some tests cause; print other errors, which are bugs of this server."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 @dataclass
 class Fault:
-    """Strikes a body, once `after` bytes have passed, of `times` requests whose path contains `part`."""
+    """A fault in the bodies of `times` requests whose path contains `part`, after `after` bytes."""
 
     part: str
     after: int
     times: int
     reached: threading.Event = field(default_factory=threading.Event)
-    released: threading.Event | None = None  # None: drop the connection; else wait for it, then go on
+    released: threading.Event | None = None  # None: drop the connection; otherwise wait for this event, then continue
 
 
 @dataclass
 class Lie:
-    """A false answer of the Hub to requests whose path contains `part`."""
+    """A wrong answer of the Hub to requests whose path contains `part`."""
 
     part: str
-    change: Callable[[Any], Any] | None = None  # of the JSON that it would answer
+    change: Callable[[Any], Any] | None = None  # of the JSON of the correct answer
     headers: dict[str, str] = field(default_factory=dict)
     status: int | None = None
     body: Iterable[bytes] | None = None  # instead of a file
@@ -126,7 +126,7 @@ class HubServer:
         self._thread.join()
 
     def environment(self, home: str | Path, token: bool | str = True) -> dict[str, str]:
-        """Variables of a process that uses this Hub: its token, none (False) or another one; caches under `home`."""
+        """Return environment variables for a process that uses this Hub, with this token and caches in `home`."""
         chosen = {True: self.token, False: None}.get(token, token)
         kept = {name: value for name, value in os.environ.items() if name not in FORGOTTEN}
         return {
@@ -145,16 +145,16 @@ class HubServer:
         }
 
     def files(self, repo: str, revision: str = "main", repo_type: str = "model") -> dict[str, bytes]:
-        """Every file of a revision with its content: what a reader would see."""
+        """Return every file of a revision with its content, as a reader sees it."""
         tree = self.storage.find(repo_type, repo).commit(revision).tree
         return {path: self.storage.content(entry) for path, entry in tree.items()}
 
     def commits(self, repo: str, repo_type: str = "model", revision: str = "main") -> list[str]:
-        """Shas of the commits of a revision, newest first; the last is the one that created the repository."""
+        """Return the commit shas of a revision, newest first; the last one created the repository."""
         return [commit.sha for commit in self.storage.find(repo_type, repo).history(revision)]
 
     def cut_after(self, path_contains: str, bytes: int, times: int = 1) -> None:
-        """Closes the connection once `bytes` of a body have passed, for the next `times` requests that match.
+        """Close the connection after `bytes` of a body, for the next `times` matching requests.
 
         The body is that of the request for PUT and POST and that of the response for GET; a shorter one passes. The
         address of an LFS upload does not name the file: "/upload/" matches any of them.
@@ -162,32 +162,32 @@ class HubServer:
         self.faults.append(Fault(path_contains, bytes, times))
 
     def hold(self, path_contains: str, bytes: int = 1) -> threading.Event:
-        """Stops the next body that matches after `bytes` until `release`; the event is set when that happens."""
+        """Pause the next matching body after `bytes` until `release`; the event is set at the pause."""
         fault = Fault(path_contains, bytes, 1, released=threading.Event())
         self.faults.append(fault)
         return fault.reached
 
     def lie(self, path_contains: str, change: Callable[[Any], Any] | None = None, **more: Any) -> Lie:
-        """Changes the JSON of every answer that matches, its headers or its status; see `Lie`."""
+        """Change the JSON, headers or status of every matching answer; see `Lie`."""
         self.lies.append(Lie(path_contains, change, **more))
         return self.lies[-1]
 
     def instead(self, path_contains: str, body: Iterable[bytes], **headers: str) -> Lie:
-        """Sends `body` for a file, as many blocks as the client takes."""
+        """Send `body` for a file, in as many blocks as the client accepts."""
         return self.lie(path_contains, body=body, headers=headers)
 
     def lie_for(self, path: str) -> Lie | None:
-        """The lie that is told in answer to a request for `path`."""
+        """Return the lie for a request for `path`."""
         return next((lie for lie in self.lies if lie.part in path), None)
 
     def release(self) -> None:
-        """Lets every held body go on."""
+        """Continue every paused body."""
         for fault in self.faults:
             if fault.released:
                 fault.released.set()
 
     def fault_for(self, path: str, start: int, end: int) -> Fault | None:
-        """The fault, counted as struck, that falls within these bytes of the body of a request for `path`."""
+        """Return the fault within these bytes of the body for `path`, and count it as used."""
         with self.lock:
             for fault in self.faults:
                 if fault.times and fault.part in path and start < fault.after <= end:

@@ -1,4 +1,4 @@
-"""Repositories of a loopback Hub in a folder: commits, branches, tags, pull requests and the objects they name.
+"""Repositories of a loopback Hub in a folder: commits, branches, tags, pull requests and objects.
 
 A commit is a complete listing (path -> `Entry`) that never changes; a branch is a name for one of them. A reader asks
 for a revision once and keeps the listing, so it sees the tree before or after a commit and never a mix.
@@ -23,18 +23,18 @@ from pathlib import Path
 import yaml
 
 
-REGULAR_FILE_LIMIT = 10 * 1024**2  # bytes; the Hub wants larger files as LFS objects
+REGULAR_FILE_LIMIT = 10 * 1024**2  # bytes; the Hub requires larger files to be LFS objects
 LFS_SUFFIXES = (
     ".7z .arrow .bin .bz2 .ckpt .gz .h5 .model .msgpack .npy .npz .onnx .parquet .pb .pickle .pkl .pt .pth "
     ".safetensors .tar .tflite .tgz .xz .zip .zst"
 ).split()
 GIT_ATTRIBUTES = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES).encode()
-OWNER = "tester"  # whose token it is, and the namespace of a repository created without one
+OWNER = "tester"  # owner of the token, and default namespace of new repositories
 PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
 
 
 class HubError(Exception):
-    """A refusal: HTTP status, message, the Hub's error code (or none) and the commit it concerns (or none)."""
+    """An error answer: HTTP status, message, and the Hub's error code and commit if any."""
 
     def __init__(self, status: int, message: str, code: str | None = None, commit: str | None = None):
         super().__init__(message)
@@ -54,7 +54,7 @@ class Entry:
         return self.sha256 or self.oid
 
     def description(self, path: str) -> dict:
-        """The entry as the Hub's tree listing writes it."""
+        """Return the entry as in the Hub's tree listing."""
         answer: dict = {"type": "file", "path": path, "oid": self.oid, "size": self.size}
         if self.sha256:
             pointer = _pointer(self.sha256, self.size)
@@ -93,7 +93,7 @@ class PullRequest:
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository; never changed in place, a change makes another one (see `Storage.publish`)."""
+    """An immutable repository; changes create a new one (see `Storage.publish`)."""
 
     kind: str  # model, dataset or space
     repo_id: str
@@ -106,7 +106,7 @@ class Repository:
     pull_requests: tuple[PullRequest, ...] = ()
 
     def commit(self, revision: str) -> Commit:
-        """The commit that a branch, a tag, a pull request, a full or a shortened sha names."""
+        """Return the commit of a branch, tag, pull request, or full or short sha."""
         name = revision.removeprefix("refs/heads/").removeprefix("refs/tags/")
         proposed = {request.reference: request.head for request in self.pull_requests}
         sha = self.branches.get(name) or self.tags.get(name) or proposed.get(name) or revision
@@ -124,7 +124,7 @@ class Repository:
         return commit, commit.tree[path]
 
     def history(self, revision: str = "main") -> list[Commit]:
-        """Commits from the newest to the first."""
+        """Return the commits from the newest to the first."""
         commits = [self.commit(revision)]
         while commits[-1].parent:
             commits.append(self.commits[commits[-1].parent])
@@ -132,11 +132,11 @@ class Repository:
 
 
 class Storage:
-    """All repositories under one folder; a folder written by an earlier server is read again."""
+    """All repositories in one folder; loads the folder of an earlier server."""
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self.lock = threading.RLock()  # held by writers; readers work on immutable values
+        self.lock = threading.RLock()  # for writers; readers use immutable values
         for name in ("objects", "incoming", "repos"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self.repositories: dict[tuple[str, str], Repository] = {}
@@ -162,7 +162,7 @@ class Storage:
             return self.publish(Repository(kind, repo_id, private, first.date, sdk, branches, {}, commits))
 
     def publish(self, repository: Repository) -> Repository:
-        """Makes `repository` what readers see from now on; on disk first, by replacing the file."""
+        """Publish `repository` to readers, after it atomically replaced the file on disk."""
         file = self.folder / "repos" / repository.kind / f"{repository.repo_id}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         new = file.with_suffix(".new")
@@ -172,7 +172,7 @@ class Storage:
         return repository
 
     def change(self, kind: str, repo_id: str, function: Callable[[Repository], Repository]) -> Repository:
-        """Publishes what `function` makes of a repository; no other change happens meanwhile."""
+        """Publish `function(repository)` while no other change can happen."""
         with self.lock:
             return self.publish(function(self.find(kind, repo_id)))
 
@@ -186,7 +186,7 @@ class Storage:
         self.change(kind, repo_id, lambda repository: replace(repository, private=private))
 
     def set_reference(self, kind: str, repo_id: str, group: str, name: str, revision: str | None) -> None:
-        """Adds a branch or tag (`group` is "branches" or "tags"), or deletes it where `revision` is None."""
+        """Add a branch or tag (`group` is "branches" or "tags"), or delete it if `revision` is None."""
         if group == "branches" and name.startswith("refs/"):
             raise HubError(400, f"Invalid reference for a branch: {name}")
         with self.lock:
@@ -206,13 +206,13 @@ class Storage:
     # Objects
 
     def object(self, name: str, group: str = "objects") -> Path:
-        """Where the object of this hash lies or would lie."""
-        if not name.isalnum():  # what comes from a request must not lead out of the folder
+        """Return the path for the object with this hash."""
+        if not name.isalnum():  # a request must not point outside the folder
             raise HubError(400, f"Not a hash: {name!r}")
         return self.folder / group / name
 
     def put_regular(self, content: bytes) -> str:
-        """Stores a small file; returns git's hash of it."""
+        """Store a small file and return its git hash."""
         oid = _git_hash(content)
         new = self.incoming()
         new.write_bytes(content)
@@ -220,11 +220,11 @@ class Storage:
         return oid
 
     def incoming(self) -> Path:
-        """A fresh path for an object whose content is not known to be right yet."""
+        """Return a new path for an object that is not verified yet."""
         return self.folder / "incoming" / uuid.uuid4().hex
 
     def accept(self, incoming: Path, sha256: str, size: int) -> None:
-        """Takes an uploaded file for an LFS object if its bytes are what was announced; deletes it if not."""
+        """Accept an uploaded LFS object if its bytes match the announced hash, else delete it."""
         found = hashlib.sha256(incoming.read_bytes()).hexdigest()
         if (found, incoming.stat().st_size) != (sha256, size):
             message = f"Uploaded {incoming.stat().st_size} bytes with SHA-256 {found}; announced {size} and {sha256}"
@@ -238,7 +238,7 @@ class Storage:
     # Commits
 
     def commit(self, kind: str, repo_id: str, branch: str, lines: list[dict]) -> Commit:
-        """Applies the operations of a commit request to a branch: all of them, or none where one is refused."""
+        """Apply all operations of a commit request to a branch, or none if one is rejected."""
         with self.lock:
             repository = self.find(kind, repo_id)
             branch = branch.removeprefix("refs/heads/")
@@ -252,7 +252,7 @@ class Storage:
             return commit
 
     def next_commit(self, head: Commit, lines: list[dict]) -> Commit:
-        """Returns the commit that a request's operations make of `head`; nothing is published."""
+        """Return the commit that results from a request's operations on `head`, without publishing it."""
         tree = dict(head.tree)
         for line in lines:
             self._apply(tree, line["key"], line["value"])
@@ -300,19 +300,19 @@ class Storage:
 
 
 def header_of(lines: list[dict]) -> dict:
-    """Title, description and expected parent of a commit request."""
+    """Return title, description and expected parent of a commit request."""
     return next((line["value"] for line in lines if line["key"] == "header"), {})
 
 
 def check_parent(head: Commit, lines: list[dict]) -> None:
-    """Refuses a commit request that was made upon another commit than `head`."""
+    """Reject a commit request that is based on another commit than `head`."""
     expected = header_of(lines).get("parentCommit")
     if expected and not head.sha.startswith(expected):
         raise HubError(412, "A commit has happened since. Please refresh and try again.")
 
 
 def read_card(text: str) -> dict:
-    """The YAML block at the head of a README.md as a dictionary, {} where there is none.
+    """Return the YAML block at the top of a README.md as a dictionary, {} without one.
 
     Permissive: it must parse and be a mapping. The Hub also checks licences, model-index and more.
     """
@@ -331,7 +331,7 @@ def read_card(text: str) -> dict:
 
 
 def upload_mode(path: str, size: int, sample: bytes) -> str:
-    """ "lfs" or "regular", by name, size or a NUL byte among the first ones (binary), much as the Hub decides."""
+    """ Return "lfs" or "regular" by name, size and NUL bytes at the start, much as the Hub decides."""
     large = path.endswith(tuple(LFS_SUFFIXES)) or size > REGULAR_FILE_LIMIT or b"\0" in sample
     return "lfs" if large else "regular"
 
@@ -359,7 +359,7 @@ def now() -> str:
 
 
 def new_commit(parent: str | None, title: str, message: str, tree: dict[str, Entry]) -> Commit:
-    # A number of its own keeps two equal commits apart, as their dates do in git.
+    # A unique number distinguishes equal commits, like the dates in git.
     sha = hashlib.sha1(f"{parent} {title} {sorted(tree)} {uuid.uuid4().hex}".encode()).hexdigest()
     return Commit(sha, parent, title, message, now(), tree)
 

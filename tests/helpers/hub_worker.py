@@ -1,4 +1,4 @@
-"""Both sides of test_hub_round_trip.py: `push` in the test's process, and a process that loads without the package.
+"""Both sides of test_hub_round_trip.py: `push` in the test, and a process that loads without the package.
 
 python hub_worker.py FOLDER                 reads FOLDER/<repository>.pt, what must be reproduced; cannot import hrm_hf
 """
@@ -16,13 +16,13 @@ PROMPT = "a tale"
 
 
 def outputs(model, inputs):
-    """Everything that a user would ask of a model, as tensors by name."""
+    """Return the outputs that users need from a model, as tensors by name."""
     with torch.no_grad():
         result = {"logits": model(**inputs).logits}
         if "input_ids" in inputs and model.can_generate():
             prompt = {"input_ids": inputs["input_ids"][:, :6]}
             if model.config.model_type == "hrm_go_coder":
-                model.config.plan_budget = NEW_TOKENS  # it writes a plan first, of 512 tokens otherwise
+                model.config.plan_budget = NEW_TOKENS  # it writes a plan first, by default of up to 512 tokens
             result["generated"] = model.generate(**prompt, max_new_tokens=NEW_TOKENS, do_sample=False)
         elif "input_ids" in inputs:
             solution = model.solve(**inputs)
@@ -34,14 +34,14 @@ def outputs(model, inputs):
 
 
 def base_output(model, inputs):
-    """The first tensor that the model without a head returns."""
+    """Return the first output of the model without a head."""
     with torch.no_grad():
         output = model(**inputs)
     return next(value for value in output.to_tuple() if isinstance(value, torch.Tensor))
 
 
 def beside_output(processor, kind):
-    """Returns the output of a tokenizer or feature extractor for a fixed input."""
+    """Return the output of a tokenizer or feature extractor for a fixed input."""
     if kind == "AutoFeatureExtractor":
         shape = (processor.num_map_channels, 16, 16)
         return processor(torch.linspace(0, 1, torch.Size(shape).numel()).reshape(shape))["pixel_values"]
@@ -59,7 +59,7 @@ def push(folder):
     It computes with the model that the package loads from the files: only then do the weights of both processes lie in
     memory alike (see tolerances.py), and their outputs have to be equal bit for bit.
     """
-    import every  # not known to the process that loads
+    import every  # unknown to the loading process
 
     from hrm_hf.hub import push_checkpoint
 
@@ -85,7 +85,7 @@ def push(folder):
 
 
 def load(folder):
-    """Pulls each by name and commit where the package cannot be imported, and compares bit for bit."""
+    """Pull each by name and commit without the package, and compare bit for bit."""
     sys.modules["hrm_hf"] = None
     for file in sorted(folder.glob("*.pt")):
         expected = torch.load(file, weights_only=True)
@@ -106,7 +106,7 @@ def load(folder):
 
 
 def library(architecture):
-    """`push_to_hub` of transformers: tokenizer or extractor first, then the head and the base model."""
+    """Call `push_to_hub` of transformers for tokenizer or extractor, head and base model."""
     import every
 
     model, beside = every.model(architecture), every.processor(architecture)

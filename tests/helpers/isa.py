@@ -1,4 +1,4 @@
-"""`make test-isa`: the numeric tests under the kernels that other processors would take, with one and two threads.
+"""`make test-isa`: run the numeric tests with the kernels of other processors, and one or two threads.
 
 python tests/helpers/isa.py [-n 2] [--only mkl] [--threads 1] [--out FILE] [-- ARGUMENTS OF PYTEST]
 
@@ -57,7 +57,7 @@ HEAD = "| setting | kernels | threads | passed | failed | skipped |\n|---|---|--
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--jobs", type=int, default=2, help="test files side by side (default: 2)")
-    parser.add_argument("--only", default="", help="settings whose name holds this, such as mkl")
+    parser.add_argument("--only", default="", help="only settings whose name contains this, e.g. mkl")
     parser.add_argument("--threads", type=int, nargs="+", default=THREADS, help="numbers of threads (default: 1 2)")
     parser.add_argument("--out", type=Path, help="also write the table as JSON to this file")
     parser.add_argument("pytest", nargs="*", help="after --: files or options for pytest instead of the numeric tests")
@@ -68,7 +68,7 @@ def main() -> int:
         if arguments.only.lower() not in setting.lower():
             continue
         for threads in arguments.threads:
-            # Threads that wait for a core they do not get make tests ten times as long.
+            # Threads that wait for a busy core make tests ten times slower.
             jobs = max(1, arguments.jobs // threads)
             found = run(setting, threads, jobs, arguments.pytest) if can_run(setting) else None
             rows.append({"setting": setting, "threads": threads, **(found or {"left_out": "not on this processor"})})
@@ -82,12 +82,12 @@ def main() -> int:
 
 
 def variables(setting: str) -> dict[str, str]:
-    """The environment variables of a setting."""
+    """Return the environment variables of a setting."""
     return dict(part.split("=") for part in setting.split())
 
 
 def can_run(setting: str) -> bool:
-    """Whether this processor has the instructions: ATen takes a name for granted and would die of the first one."""
+    """Check that this processor has the instructions, since ATen does not and would crash."""
     value = variables(setting).get("ATEN_CPU_CAPABILITY", "default")
     if value == "default":
         return True
@@ -96,7 +96,7 @@ def can_run(setting: str) -> bool:
 
 
 def run(setting: str, threads: int, jobs: int, options: list[str]) -> dict:
-    """One run of pytest: how many tests passed, failed and were skipped, and which failed."""
+    """Run pytest, and return the counts of passed, failed and skipped tests and the names of failures."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [
@@ -124,13 +124,13 @@ def run(setting: str, threads: int, jobs: int, options: list[str]) -> dict:
 
 
 def line(row: dict, meaning: str) -> str:
-    """A row of the table, in Markdown."""
+    """Return a row of the Markdown table."""
     counts = [row.get(key, row.get("left_out")) for key in ("passed", "failed", "skipped")]
     return f"| `{row['setting']}` | {meaning} | {row['threads']} | " + " | ".join(map(str, counts)) + " |"
 
 
 def processor() -> str:
-    """The name of the processor, as Linux has it."""
+    """Return the processor's name from Linux."""
     file = Path("/proc/cpuinfo")
     names = [line.split(":")[1].strip() for line in file.read_text().splitlines() if line.startswith("model name")]
     return names[0] if names else "unknown"

@@ -1,4 +1,4 @@
-"""A tiny Llama, two optimizer steps, and a file of what each process saw; for trainer/test_accelerate_configs.py.
+"""Train a tiny Llama for two steps, and write what each process saw; for trainer/test_accelerate_configs.py.
 
 torchrun --nproc_per_node 2 launched_training.py OUTPUT_DIR
 """

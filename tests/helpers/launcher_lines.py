@@ -1,4 +1,4 @@
-"""The lines of a job script that become a launcher on each node: torchrun's and accelerate's."""
+"""The lines of a job script that start a launcher on each node, for torchrun and accelerate."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Training runs of tiny language models that tests start in other processes.
+"""Training runs of tiny language models for tests with several processes.
 
     torchrun --nproc_per_node 2 tests/helpers/lm_worker.py FOLDER
 
@@ -24,12 +24,12 @@ WITHOUT_CHANCE = {
     "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "hrm_lm": {"halt_exploration_prob": 0.0},
 }
-EQUAL = [("llama", 2), ("gpt2", 1), ("hrm_lm", 1), ("hrm_lm", 2)]  # micro-batches of a step
+EQUAL = [("llama", 2), ("gpt2", 1), ("hrm_lm", 1), ("hrm_lm", 2)]  # micro-batches per step
 EVALUATIONS = [(9, "llama"), (10, "hrm_lm"), (5, "gpt2"), (1, "llama")]  # rows; batches of 2 per process
 
 
 def train_resumable(folder: str, steps: int) -> None:
-    """A run with dropout, accumulation and averaged weights that continues from its last whole checkpoint."""
+    """Run with dropout, accumulation and weight averaging, and resume from the last complete checkpoint."""
     torch.set_num_threads(1)
     trainer = tiny_lm.trainer(
         folder, tiny_lm.model("gpt2"), train=text(20, ignored=True), max_steps=steps, save_strategy="steps",
@@ -42,7 +42,7 @@ def train_resumable(folder: str, steps: int) -> None:
 
 
 def train_equal(folder, architecture: str, accumulation: int, batch_size: int) -> dict:
-    """Six steps over rows with labels of other lengths."""
+    """Train six steps on rows with different numbers of labels."""
     trainer = tiny_lm.trainer(
         Path(folder, f"equal-{architecture}-{accumulation}"),
         tiny_lm.model(architecture, **WITHOUT_CHANCE[architecture]),
@@ -59,7 +59,7 @@ def train_equal(folder, architecture: str, accumulation: int, batch_size: int) -
 
 
 def evaluate(folder, architecture: str, rows: int) -> dict:
-    """An evaluation whose rows do not fill the last batch of every process."""
+    """Evaluate rows that do not fill the last batch of every process."""
     model = tiny_lm.model(architecture, **WITHOUT_CHANCE[architecture])
     data = text(rows, seed=9, ignored=True)
     trainer = tiny_lm.trainer(Path(folder, "evaluation"), model, evaluation=data, per_device_eval_batch_size=2)
@@ -68,7 +68,7 @@ def evaluate(folder, architecture: str, rows: int) -> dict:
 
 
 def train_nonfinite(folder, rank: int) -> dict:
-    """The loss of the second step's first micro-batch is NaN on process 1."""
+    """Train with a NaN loss in the first micro-batch of the second step on process 1."""
     model, before = tiny_lm.model("llama"), []
     if rank == 1:
         tiny_lm.break_at(model, {3})
@@ -93,7 +93,7 @@ def train_nonfinite(folder, rank: int) -> dict:
 
 
 def train_uneven(folder, accumulation: int) -> dict:
-    """Shards of 34 and 18 rows, each read by one process."""
+    """Train on shards of 34 and 18 rows, each read by one process."""
     shards = IterableDataset.from_generator(_rows_of_shards, gen_kwargs={"shards": [34, 18]})
     model = tiny_lm.model("llama")
     trainer = tiny_lm.trainer(
@@ -110,7 +110,7 @@ def _rows_of_shards(shards):
 
 
 def train_resumed(folder) -> dict:
-    """Eight steps with dropout, and the same from the checkpoint of step 3."""
+    """Train eight steps with dropout, then again from the checkpoint of step 3."""
     options = {
         "max_steps": 8, "save_strategy": "steps", "save_steps": 3, "ema_rate": 0.9, "train": text(40, ignored=True),
     }  # fmt: skip

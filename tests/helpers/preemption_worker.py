@@ -1,4 +1,4 @@
-"""Runs that are stopped by a signal and continued, for tests/trainer/test_preemption.py: in one process, or in two.
+"""Runs in one or two processes that a signal stops, and that resume; for tests/trainer/test_preemption.py.
 
     torchrun --nproc_per_node 2 tests/helpers/preemption_worker.py FOLDER
 
@@ -39,7 +39,7 @@ OPTIONS = {
 
 
 class Signal(TrainerCallback):
-    """Sends this process a signal in the middle of a step."""
+    """Sends a signal to this process in the middle of a step."""
 
     def __init__(self, number: int, step: int = STOPPED_AT):
         self.number, self.step = number, step
@@ -50,7 +50,7 @@ class Signal(TrainerCallback):
 
 
 def make(kind: str, folder, **options) -> HrmTrainer:
-    """A trainer of a tiny model whose losses depend on random numbers: "puzzle", "lm", "go" or "cosmo"."""
+    """Return a trainer ("puzzle", "lm", "go" or "cosmo") of a tiny model whose losses depend on random numbers."""
     options = {**OPTIONS, "output_dir": str(folder), **options}
     if kind == "lm":
         return tiny_lm.trainer(folder, tiny_lm.model("gpt2"), train=tiny_lm.text(40, ignored=True), **options)
@@ -68,7 +68,7 @@ def make(kind: str, folder, **options) -> HrmTrainer:
 
 
 def logged(trainer: HrmTrainer) -> list[dict]:
-    """Returns the values logged at each training step, but for times."""
+    """Return the values logged at each training step, except times."""
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     return [{name: value for name, value in entry.items() if name not in NOT_REPEATED} for entry in history]
 

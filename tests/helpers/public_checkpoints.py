@@ -1,4 +1,4 @@
-"""Files in the layouts of the public checkpoints, from tiny models, and their upload to the loopback Hub."""
+"""Files of tiny models in the layouts of the public checkpoints, and their upload to the loopback Hub."""
 
 import io
 import sys
@@ -30,21 +30,21 @@ CLASSES = {
 
 
 def publish(repo_id: str, files: dict[str, bytes]) -> str:
-    """Makes a repository of the files on the Hub that huggingface_hub is turned to; returns the commit's sha."""
+    """Publish files as a repository on the Hub that huggingface_hub uses; return the commit's sha."""
     HfApi().create_repo(repo_id)
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     return HfApi().create_commit(repo_id, operations, commit_message="a checkpoint").oid
 
 
 def saved(content: Any) -> bytes:
-    """As torch.save writes it."""
+    """Return the bytes that torch.save writes."""
     file = io.BytesIO()
     torch.save(content, file)
     return file.getvalue()
 
 
 def run_config(architecture: str, fields: dict[str, Any], **run: Any) -> bytes:
-    """An all_config.yaml with the golden file's fields as `arch`."""
+    """Return an all_config.yaml with the golden file's fields as `arch`."""
     return yaml.safe_dump({"arch": arch_section(architecture, fields), "lr": 1e-4, **run}).encode()
 
 
@@ -55,13 +55,13 @@ def arch_section(architecture: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def compiled(case: golden.Case) -> dict[str, torch.Tensor]:
-    """The golden weights as a compiled model names them, initial states in bfloat16 where there are any."""
+    """Return the golden weights with the names of a compiled model, and initial states in bfloat16."""
     return {f"_orig_mod.{name}": value for name, value in golden.tensors(case, "state_dict/").items()}
 
 
 @contextmanager
 def omegaconf_classes():
-    """Classes under the names of OmegaConf's, which is not installed, for as long as something is pickled."""
+    """Provide classes with OmegaConf's names, which is not installed, while something is pickled."""
     before = {name: sys.modules.get(name) for name in ("omegaconf", *CLASSES)}
     for name in before:
         sys.modules[name] = types.ModuleType(name)
@@ -79,7 +79,7 @@ def omegaconf_classes():
 
 
 def omegaconf_node(value: Any, parent: Any = None, key: Any = None) -> Any:
-    """Objects with the fields that OmegaConf 2.3 pickles, parents (which make circles) and metadata included."""
+    """Return objects with the fields that OmegaConf 2.3 pickles, including parents (circular) and metadata."""
     kind = {dict: "dictconfig.DictConfig", list: "listconfig.ListConfig"}.get(type(value), "nodes.AnyNode")
     module, name = f"omegaconf.{kind}".rsplit(".", 1)
     node = getattr(sys.modules[module], name)()
@@ -99,7 +99,7 @@ def omegaconf_node(value: Any, parent: Any = None, key: Any = None) -> Any:
 def training_state(
     model: dict[str, torch.Tensor], average: dict[str, torch.Tensor], config: dict[str, Any], as_nodes: bool = True
 ) -> bytes:
-    """What EqR's runs save; `as_nodes`: the configuration as OmegaConf's objects, as in the released file."""
+    """Return what EqR's runs save; `as_nodes` stores the configuration as OmegaConf objects, like the release."""
     with omegaconf_classes():
         nodes = omegaconf_node(config) if as_nodes else config
         return saved({"step": 5, "model": model, "ema": {"mu": 0.999, "shadow": average}, "config": nodes})

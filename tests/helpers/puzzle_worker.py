@@ -1,4 +1,4 @@
-"""Evaluations of tiny puzzle models that tests start in other processes, which write what they find to a folder."""
+"""Evaluations of tiny puzzle models for tests with several processes, which write results to a folder."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.sudoku import generated_sudoku
 
 
-# Rows, batch, and options: batches that share out evenly or not, a short last one, and fewer batches than processes.
+# Rows, batch, options: even and uneven shares of batches, a short last batch, fewer batches than processes.
 CASES = {
     "even": (12, 3, {"halt": "fixed"}),
     "uneven": (10, 2, {"halt": "q"}),
@@ -30,7 +30,7 @@ NOISE = {"noise_scale": 0.5, "random_initial_states": True}
 
 
 def figures(shared: bool) -> dict:
-    """What each case comes to, and the rows that this process solved."""
+    """Return the metrics of each case, and the rows that this process solved."""
     splits, _ = generated_sudoku(4, num_train=1, num_test=12)
     rows = PuzzleRows(splits["test"])
     found = {}

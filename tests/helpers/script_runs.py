@@ -1,4 +1,4 @@
-"""Recipes, data sets and weights for tiny runs of the training scripts, and what such a run leaves in its folder."""
+"""Recipes, data sets and weights for tiny runs of the training scripts, and readers of their results."""
 
 import json
 import os
@@ -20,7 +20,7 @@ RECIPE = {
     "use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "max_steps": 4,
     "per_device_train_batch_size": 4, "learning_rate": 1e-2, "warmup_steps": 1, "save_strategy": "no",
 }  # fmt: skip
-# Of a puzzle run with checkpoints on the way.
+# Options of a puzzle run with checkpoints.
 PUZZLE_RECIPE = {
     "use_cpu": True, "report_to": "none", "logging_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-3,
     "warmup_steps": 3, "puzzle_emb_lr": 1e-2, "max_steps": 12, "save_strategy": "steps", "save_steps": 5,
@@ -28,8 +28,8 @@ PUZZLE_RECIPE = {
 
 
 def puzzle_boards(path: Path) -> Path:
-    """A data set of 4x4 boards with several puzzle identifiers, two boards to a puzzle."""
-    # Of seed 1, since rounding grows at different rates on different boards, and tests compare runs after 12 steps.
+    """Write a data set of 4x4 boards with several puzzle identifiers, two boards per puzzle."""
+    # Seed 1: tests compare runs after 12 steps, and on some boards rounding grows too fast.
     splits, _ = generated_sudoku(4, num_train=40, num_test=8, seed=1)
     built = DatasetDict()
     for name, split in splits.items():
@@ -46,7 +46,7 @@ def puzzle_boards(path: Path) -> Path:
 
 
 def renamed_boards(path: Path, identifiers: int, seed: int = 0) -> str:
-    """Solved 4x4 boards whose digits are to be renamed, each puzzle identifier in a way of its own."""
+    """Write solved 4x4 boards whose digits must be renamed, differently for each puzzle identifier."""
     splits, _ = generated_sudoku(4, num_train=120, num_test=40, seed=seed)
     rng = np.random.default_rng(seed)
     renamings = [np.concatenate(([0, 1], 2 + rng.permutation(4))) for _ in range(identifiers)]
@@ -65,23 +65,23 @@ def renamed_boards(path: Path, identifiers: int, seed: int = 0) -> str:
 
 
 def puzzle_weights(folder: Path, exploration: float) -> Path:
-    """Saved weights whose slots halt at different moments; `exploration` is halt_exploration_prob."""
+    """Save weights whose slots halt at different steps; `exploration` is halt_exploration_prob."""
     tiny.model("trm", halt_exploration_prob=exploration, task="sudoku", box_shape=[2, 2]).save_pretrained(folder)
     return folder
 
 
 def recipe_arguments(path: Path, **fields) -> list[str]:
-    """Writes a recipe, and gives the arguments of a script that take it."""
+    """Write a recipe, and return the script arguments to use it."""
     path.write_text(yaml.safe_dump(fields))
     return ["--recipe", str(path)]
 
 
 def losses(folder: Path) -> list[float]:
-    """The losses that a run logged, in order."""
+    """Return the losses that a run logged, in order."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [entry["loss"] for entry in history if "loss" in entry]
 
 
 def names(folder: Path) -> set[str]:
-    """Names of what a folder holds."""
+    """Return the names in a folder."""
     return {file.name for file in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""A stand-in for a model of Go code whose plans, codes, decisions and probabilities are known."""
+"""A stand-in for a Go coder with known plans, code, decisions and probabilities."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ def ids_of_plan(plan):
 
 
 def generated(input_ids, written, pad, criteria):
-    """The output of a `generate` that writes these ids behind each row; criteria watch, and stop nothing."""
+    """Return the output of a `generate` that appends these ids to each row; stopping criteria stop nothing."""
     longest = max(map(len, written))
     new = torch.tensor([ids + [pad] * (longest - len(ids)) for ids in written])
     sequences = torch.cat([input_ids, new], dim=1)
@@ -26,7 +26,7 @@ def generated(input_ids, written, pad, criteria):
 
 
 class Scripted:
-    """A "model" that writes what a script says for each record, with any probabilities one likes.
+    """A "model" that writes a scripted answer for each record, with any probabilities.
 
     script: for each record {"plan", "body", "repair": a body, "attempts": bodies of one loop,
         "samples": of the control}.
@@ -77,7 +77,7 @@ class Scripted:
         for prompt, prefix in zip(prompts, code_prefixes):
             index, entry = by_title[prompt]
             bodies = entry["attempts"]
-            if validator is None:  # the control asks for first attempts, one after the other
+            if validator is None:  # the control requests first attempts, one at a time
                 bodies = [entry["samples"][self.drawn.get(index, 0)]]
                 self.drawn[index] = self.drawn.get(index, 0) + 1
             rows.append([Attempt(prefix + body, {}, None, "CONTINUE", 0.0, 10) for body in bodies])

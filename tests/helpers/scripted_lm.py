@@ -31,7 +31,7 @@ def config_of(**fields):
 
 
 class Scripted(LlamaForCausalLM):
-    """Plays back `replies` where it is asked with the rules of the REPL, else answers by `sub_call(prompt)`."""
+    """Play back `replies` for prompts with the REPL's rules, and answer others by `sub_call(prompt)`."""
 
     def __init__(self, replies, sub_call=lambda prompt: "?", tokenizer=None, **fields):
         super().__init__(config_of(**fields))

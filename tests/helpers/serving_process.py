@@ -1,4 +1,4 @@
-"""Servers of `hrm-hf serve` for tests: in a thread of this process, or in a process of its own."""
+"""Servers of `hrm-hf serve` for tests, in a thread or in a separate process."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from started import free_port
 
 
-NEEDED = ("fastapi", "uvicorn", "openai")  # transformers asks for all of them
+NEEDED = ("fastapi", "uvicorn", "openai")  # transformers requires all of them
 
 
 @contextmanager

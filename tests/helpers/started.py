@@ -1,4 +1,4 @@
-"""Processes that tests start: clean interpreters that call a function or run a script, alone or as a gloo group.
+"""Processes for tests: clean interpreters that call a function or run a script, alone or as a gloo group.
 
 How the launchers themselves start processes is what tests/hpc, tests/launch and trainer/test_accelerate_configs.py are
 for.
@@ -19,23 +19,23 @@ _context = multiprocessing.get_context("spawn")
 
 
 def process(function, *args, environment: dict[str, str] | None = None, output: Path | None = None):
-    """Returns a process, not yet started, that calls `function` with this process's folder and variables."""
+    """Return an unstarted process that calls `function` in this process's folder and environment."""
     environment = dict(os.environ if environment is None else environment)
     return _context.Process(target=_call, args=(environment, os.getcwd(), output, function, args))
 
 
 def script(path: Path | str, arguments: list[str], **options):
-    """Returns a process, not yet started, of `python path arguments`."""
+    """Return an unstarted process of `python path arguments`."""
     return process(_main, str(path), arguments, **options)
 
 
 def run_script(path: Path | str, arguments: list[str], processes: int = 1, **options) -> subprocess.CompletedProcess:
-    """Runs `python path arguments`, or as many processes of it in a group."""
+    """Run `python path arguments` in one process or a group."""
     return run(_main, str(path), arguments, processes=processes, **options)
 
 
 def run(function, *args, processes: int = 1, environment=None, timeout: float = 300) -> subprocess.CompletedProcess:
-    """Calls a function in one process, or in several of a gloo group, with what they printed and the worst status.
+    """Call a function in one process or a gloo group; return the output and the worst status.
 
     As with torchrun, one that fails ends the others. The group has torchrun's variables.
     """
@@ -66,7 +66,7 @@ def run(function, *args, processes: int = 1, environment=None, timeout: float = 
 
 
 def _wait(started: list, timeout: float) -> int | None:
-    """Returns the first status that is not 0, or 0 when all have ended well; None when time is up."""
+    """Return the first nonzero status, 0 if all succeeded, or None after the timeout."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         codes = [one.exitcode for one in started]
@@ -92,18 +92,18 @@ def free_port() -> int:
 
 
 def _call(environment: dict[str, str], folder: str, output: Path | None, function, args) -> None:
-    """What the process does."""
+    """Body of the process."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    # Not that of this process, which its own children would get: loaders' workers would each import everything.
+    # Reset the start method, with which children (data loader workers) would each import everything.
     multiprocessing.set_start_method(None, force=True)
     if output is not None:
         for number, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    # Not installed, for this process: transformers would import them, a quarter of the time that its imports take.
+    # Hide these packages: importing them takes transformers a quarter of its import time.
     sys.modules.update(bitsandbytes=None, torchao=None)
-    import torch  # the test process imports this module too, some before torch is wanted
+    import torch  # the test process imports this module too, sometimes before torch
 
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
     function(*args)

@@ -1,4 +1,4 @@
-"""Models of a few thousand weights, for tests of behaviour."""
+"""Models with a few thousand weights for tests of behavior."""
 
 import torch
 
@@ -36,7 +36,7 @@ def config(architecture: str, **overrides):
 
 
 def model(architecture: str, seed: int = 0, undecided: bool = True, **overrides):
-    """A seeded model in eval mode. `undecided`: Q values vary from row to row around the point of halting."""
+    """Return a seeded model in eval mode; with `undecided`, Q values vary around the halting threshold."""
     torch.manual_seed(seed)
     built = CLASSES[architecture][1](config(architecture, **overrides)).eval()
     with torch.no_grad():
@@ -48,12 +48,12 @@ def model(architecture: str, seed: int = 0, undecided: bool = True, **overrides)
     return built
 
 
-# SE-RRM whose symbols are mixed by their mean.
+# SE-RRM that mixes symbols by their mean.
 MEANS = {"box_shape": [2, 2], "two_states": True, "add_tokens": 0, "pos_encodings": "none", "intermediate_size": 48}
 
 
 def se_rrm(seed: int = 0, **overrides) -> SeRrmPuzzleForSolving:
-    """A seeded SE-RRM in eval mode."""
+    """Return a seeded SE-RRM in eval mode."""
     torch.manual_seed(seed)
     fields = {
         "hidden_size": 32, "num_attention_heads": 2, "symbol_num_heads": 2, "symbol_head_dim": 8, "L_layers": 1,
@@ -63,14 +63,14 @@ def se_rrm(seed: int = 0, **overrides) -> SeRrmPuzzleForSolving:
     }  # fmt: skip
     built = SeRrmPuzzleForSolving(SeRrmPuzzleConfig(**{**fields, **overrides})).eval()
     with torch.no_grad():
-        built.lm_head.weight.mul_(20)  # rows become confident at different steps
+        built.lm_head.weight.mul_(20)  # so that rows become confident at different steps
         if built.model.puzzle_emb is not None:
             built.model.puzzle_emb.weight.normal_()
     return built
 
 
 def batch(rows: int = 8, seed: int = 1, settings=None) -> dict[str, torch.Tensor]:
-    """Random boards, labels and puzzle identifiers, as keyword arguments of the forward; for the config `settings`."""
+    """Return random boards, labels and puzzle identifiers for a config, as arguments of the forward."""
     settings = settings or config("hrm")
     generator, shape = torch.Generator().manual_seed(seed), (rows, settings.seq_len)
     input_ids, labels = (torch.randint(1, settings.vocab_size, shape, generator=generator) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Prompts with three answers each, for post-training, and the settings of its runs."""
+"""Prompts with three answers each for post-training, and the settings of its runs."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ RUN = {
     "lr_scheduler_type": "constant",
 }  # fmt: skip
 BYTES = ("hrm_lm", "rlm_mhc")
-# Three answers that cannot be told from their length, as prompts and completions. The Go coder's hold plan and code.
+# Prompts with three answers of equal length. Answers of the Go coder have plan and code.
 CODES = ["func A() {}", "func B() {}", "func C() {}"]
 PAIRS = {
     **{name: [("grass:", "green"), ("sea:", "blue!"), ("snow:", "white")] for name in BYTES},
@@ -24,12 +24,12 @@ PAIRS = {
 
 
 def answers(architecture: str) -> Dataset:
-    """Prompts and right completions."""
+    """Return prompts with correct completions."""
     return Dataset.from_list([{"prompt": prompt, "completion": said} for prompt, said in PAIRS[architecture]])
 
 
 def preferences(architecture: str) -> Dataset:
-    """The right completion, and the next row's."""
+    """Return prompts with the correct completion and that of the next row."""
     pairs = PAIRS[architecture]
     wrong = [pairs[(number + 1) % len(pairs)][1] for number in range(len(pairs))]
     return Dataset.from_list(
@@ -38,11 +38,11 @@ def preferences(architecture: str) -> Dataset:
 
 
 def prompts(architecture: str) -> Dataset:
-    """Prompts alone."""
+    """Return prompts without completions."""
     return Dataset.from_list([{"prompt": prompt} for prompt, _ in PAIRS[architecture]])
 
 
 def write(path: Path, rows: Dataset) -> str:
-    """Saves rows as JSON lines."""
+    """Save rows as JSON Lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

@@ -1,4 +1,4 @@
-"""Models of maps with a few thousand weights, maps and data sets, for tests of behaviour."""
+"""Map models with a few thousand weights, maps and data sets for tests of behavior."""
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from hrm_hf.models.shear_operator import shear_from_convergence
 
 SIZE = 16
 PRIOR = [[0.1, 0.5], [0.6, 1.0]]
-# Of a model of mass maps: one plane of shear, with a mask. Maps are of size 1, so that differences of them count.
+# Mass map config: one plane of shear with a mask; maps have unit scale, so that differences matter.
 SHEAR = {"prior_bounds": PRIOR, "pixel_mean": [0.1, -0.1], "pixel_std": [0.5, 0.5], "kappa_std": [2.0]}
 # Options of a trainer on the CPU that logs every step.
 TRAINING = {
@@ -31,7 +31,7 @@ TIMES = {
     "steps_per_second",
     "samples_per_second",
     "epoch",
-}  # logged, but not part of what a resumed run repeats
+}  # logged, but different in a resumed run
 
 
 def config(**overrides) -> HrmCosmoConfig:
@@ -51,20 +51,20 @@ def model(seed: int = 0, **overrides) -> HrmCosmoForRegression:
 
 
 def mass_mapper(head: type = HrmCosmoForMassMapping, seed: int = 0, **overrides):
-    """A model of mass maps: `head` is its class."""
+    """Return a mass map model of class `head`."""
     torch.manual_seed(seed)
     fields = SHEAR | ({"statistics_dropout": 0.0} if head is HrmCosmoForMassMapping else {})
     return head(head.config_class.from_preset("test", **{**fields, **overrides}))
 
 
 def masked(maps: torch.Tensor) -> torch.Tensor:
-    """Scaled maps [B, C, S, S] of which a third of the pixels is hidden, as their last channel then says."""
+    """Return scaled maps [B, C, S, S] with a third of the pixels hidden; the last channel is the mask."""
     observed = (maps[:, -1:] > -0.43).to(maps)
     return torch.cat((maps[:, :-1] * observed, observed), dim=1)
 
 
 def rows(count: int = 24, seed: int = 0, **options) -> MapRows:
-    """Random maps whose amplitude is told by their first parameter."""
+    """Return random maps whose first parameter sets their amplitude."""
     rng = np.random.default_rng(seed)
     labels = rng.uniform(*np.transpose(PRIOR), (count, 2)).astype(np.float32)
     maps = 0.5 + 10 * labels[:, :1, None, None] * rng.standard_normal((count, 1, SIZE, SIZE))
@@ -72,7 +72,7 @@ def rows(count: int = 24, seed: int = 0, **options) -> MapRows:
 
 
 def shear_rows(count: int = 24, seed: int = 0, **options) -> MapRows:
-    """Shear of random convergence whose amplitude is told by the first parameter, with masks."""
+    """Return masked shear of random convergence whose first parameter sets the amplitude."""
     rng = np.random.default_rng(seed)
     labels = rng.uniform(*np.transpose(PRIOR), (count, 2)).astype(np.float32)
     kappa = (5 * labels[:, :1, None, None] * rng.standard_normal((count, 1, SIZE, SIZE))).astype(np.float32)
@@ -82,7 +82,7 @@ def shear_rows(count: int = 24, seed: int = 0, **options) -> MapRows:
 
 
 def trainer(folder, regressor=None, train=24, held_out=10, collator=None, **arguments) -> RegressionTrainer:
-    """On the CPU; logs every step."""
+    """Return a trainer on the CPU that logs every step."""
     regressor = model() if regressor is None else regressor
     extractor = CosmoMapFeatureExtractor.from_config(regressor.config)
     return RegressionTrainer(
@@ -96,7 +96,7 @@ def trainer(folder, regressor=None, train=24, held_out=10, collator=None, **argu
 
 
 def map_trainer(folder, mapper=None, **arguments) -> MassMapTrainer:
-    """Of a model of mass maps, on shear without noise; otherwise as `trainer`."""
+    """Return a trainer like `trainer` for a mass map model, on shear without noise."""
     mapper = mass_mapper() if mapper is None else mapper
     extractor = CosmoMapFeatureExtractor.from_config(mapper.config)
     return MassMapTrainer(
@@ -110,13 +110,13 @@ def map_trainer(folder, mapper=None, **arguments) -> MassMapTrainer:
 
 
 def logged(one: RegressionTrainer) -> list[dict]:
-    """Returns the values logged at each training step, but for times."""
+    """Return the values logged at each training step, except times."""
     history = [entry for entry in one.state.log_history if "loss" in entry]
     return [{name: value for name, value in entry.items() if name not in TIMES} for entry in history]
 
 
 def build(folder, samples: int = 40, test_samples: int = 8, **options) -> str:
-    """A data set of log-normal maps of 16 x 16 pixels."""
+    """Build a data set of log-normal maps of 16 x 16 pixels."""
     settings = MapSettings(size=SIZE, **options)
     build_cosmology_dataset(settings, folder, samples, test_samples, workers=0)
     return str(folder)

@@ -1,4 +1,4 @@
-"""A tokenizer, records and a Go coder of a few thousand weights."""
+"""A tokenizer, records, and a Go coder with a few thousand weights."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "
 
 @functools.cache
 def tokenizer():
-    """Byte-level, with the stream's tags and a hundred merges."""
+    """Return a byte-level tokenizer with the stream's tags and a hundred merges."""
     texts = [
         solution(number) + f" Add{number} returns the sum of a and b. unexpected token, line 2" for number in range(60)
     ]
@@ -31,7 +31,7 @@ def solution(number: int) -> str:
 
 
 def record(number: int, attempts: str = "") -> dict:
-    """A record with one attempt per letter of `attempts`: c CONTINUE, r REFINE, d DONE."""
+    """Return a record with one attempt per letter of `attempts`: c CONTINUE, r REFINE, d DONE."""
     code, prefix = solution(number), f"func Add{number}(a, b int) int {{"
     made = []
     for letter in attempts:
@@ -61,7 +61,7 @@ def record(number: int, attempts: str = "") -> dict:
 
 
 def records(count: int) -> list[dict]:
-    """Records without attempts, with one, and with a repair, in turn."""
+    """Return records without attempts, with one, and with a repair, in turn."""
     kinds = ["", "d", "cd", "rcd"]
     return [record(number, kinds[number % len(kinds)]) for number in range(count)]
 
@@ -76,7 +76,7 @@ def builder(**budgets) -> GoStreamBuilder:
 
 
 def model(seed: int = 0, awake: bool = False, **overrides) -> HrmGoCoderForCausalLM:
-    """A seeded model in eval mode. `awake`: large weights, so that every token counts."""
+    """Return a seeded model in eval mode; `awake` uses large weights, so that every token matters."""
     torch.manual_seed(seed)
     built = HrmGoCoderForCausalLM(
         HrmGoCoderConfig(
@@ -91,7 +91,7 @@ def model(seed: int = 0, awake: bool = False, **overrides) -> HrmGoCoderForCausa
     return built
 
 
-# What a model can be, and a stream with three attempts under two plans.
+# Variants of the model, and a stream with three attempts under two plans.
 VARIANTS = {
     "two stacks": {"planner_layers": 2, "generator_layers": 2},
     "cycles": {"planner_cycles": 2, "generator_cycles": 3, "num_key_value_heads": 1},
@@ -114,7 +114,7 @@ PLAIN = "9 9 9"
 
 
 def stream(pattern: str, seed: int = 0) -> list[int]:
-    """Ids of a pattern of tags and numbers; a number stands for as many random tokens of text."""
+    """Return the ids of a pattern of tags and numbers; a number stands for that many random text tokens."""
     generator = torch.Generator().manual_seed(seed)
     ids = []
     for word in pattern.split():
@@ -126,7 +126,7 @@ def stream(pattern: str, seed: int = 0) -> list[int]:
 
 
 def batch(*patterns: str, side: str = "left") -> dict[str, torch.Tensor]:
-    """Padded streams, `input_ids` and `attention_mask`."""
+    """Return padded streams: `input_ids` and `attention_mask`."""
     rows = [stream(pattern, seed) for seed, pattern in enumerate(patterns)]
     width = max(map(len, rows))
     ids, mask = torch.full((len(rows), width), TOKEN_IDS[PAD]), torch.zeros(len(rows), width, dtype=torch.long)
@@ -137,7 +137,7 @@ def batch(*patterns: str, side: str = "left") -> dict[str, torch.Tensor]:
 
 
 def task(problem: str, context: str = "") -> list[int]:
-    """A prompt that ends in </PROBLEM>, or in </CONTEXT>."""
+    """Return a prompt that ends in </PROBLEM> or </CONTEXT>."""
     ids = [TOKEN_IDS["<s>"], *problem_segment(tokenizer(), problem)]
     return [*ids, *context_segment(tokenizer(), "", context)]
 
@@ -147,7 +147,7 @@ ENDS = {"</PLAN>": 1.5, "</CODE>": 1.5}
 
 
 def writer(seed: int = 5, bias: dict[str, float] | None = None, **overrides) -> HrmGoCoderForCausalLM:
-    """A model that writes a little: random text which ends now and then. `bias`: added to logits of tags."""
+    """Return a model that writes short random text; `bias` is added to the logits of tags."""
     built = model(seed, awake=True, **{**SHORT, **overrides})
     added = torch.zeros(VOCAB_SIZE)
     for tag, value in (ENDS if bias is None else bias).items():

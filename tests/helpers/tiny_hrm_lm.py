@@ -1,4 +1,4 @@
-"""`hrm_lm` models of a few thousand weights, and a second, slow implementation of them that needs no mask."""
+"""Tiny `hrm_lm` models, and a slow reference implementation that needs no mask."""
 
 import torch
 
@@ -18,7 +18,7 @@ def config(**overrides) -> HrmLmConfig:
 
 
 def model(seed: int = 0, undecided: bool = True, attention: str = "sdpa", **overrides) -> HrmLmForCausalLM:
-    """A seeded model in eval mode. `undecided`: tokens halt after 1, 2 or 3 segments, each by its own state."""
+    """Return a seeded model in eval mode; with `undecided`, tokens halt after 1, 2 or 3 segments."""
     torch.manual_seed(seed)
     settings = config(**overrides)
     settings._attn_implementation = attention
@@ -31,11 +31,11 @@ def model(seed: int = 0, undecided: bool = True, attention: str = "sdpa", **over
 
 
 def tokens(rows: int = 2, length: int = 10, seed: int = 1) -> torch.Tensor:
-    """Random ordinary tokens [rows, length]."""
+    """Return random ordinary tokens [rows, length]."""
     return torch.randint(3, VOCAB_SIZE, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-# A flat loop of two blocks with everything that may be around it; segments of one pass.
+# A flat loop of two blocks with all optional parts; segments of one pass.
 LOOP = {
     "num_h_layers": 0, "num_l_layers": 2, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "prelude_layers": 1,
     "coda_layers": 1, "detach_between_segments": False, "deep_supervision": "last",
@@ -44,7 +44,7 @@ LOOP = {
 
 @torch.no_grad()
 def one_token_at_a_time(model: HrmLmForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """Logits [T, V] and segments of each token of a sequence [T], from the definition.
+    """Return logits [T, V] and the segments of each token [T] of a sequence, from the definition.
 
     A token is thought through alone, segment by segment, until its own values say halt; it sees the keys and values
     that earlier tokens left at the same visit of the same segment, which for a halted token are those of its last one.
@@ -73,7 +73,7 @@ def one_token_at_a_time(model: HrmLmForCausalLM, ids: torch.Tensor) -> tuple[tor
 
 
 def _once(c, weights, name, num_layers, x, position, left):
-    """Blocks that a token passes through once."""
+    """Apply the blocks that a token passes through once."""
     if num_layers == 0:
         return x
     own = []
@@ -84,7 +84,7 @@ def _once(c, weights, name, num_layers, x, position, left):
 
 
 def _segment(c, weights, z_H, z_L, x, position, segment, left):
-    """One segment of one token: both states, and its keys and values in the order of the visits."""
+    """Run one segment of one token; return both states, and keys and values in visit order."""
     own, passed = [], segment * c.H_cycles
     for h in range(c.H_cycles):
         for low in range(c.L_cycles):

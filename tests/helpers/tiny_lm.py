@@ -1,4 +1,4 @@
-"""Causal language models of a few thousand weights, text for them, and their trainer."""
+"""Causal language models with a few thousand weights, their text, and their trainer."""
 
 import functools
 
@@ -12,11 +12,11 @@ from hrm_hf.text.trainer import CausalLMTrainer
 
 
 VOCAB_SIZE, BLOCK = 32, 12
-NOT_OVER_TOKENS = {"q_halt_accuracy", "q_halt_calibration"}  # means over segments that went on, so not additive
+NOT_OVER_TOKENS = {"q_halt_accuracy", "q_halt_calibration"}  # means over running segments, so not additive
 
 
 def model(architecture: str, seed: int = 0, **overrides):
-    """A seeded model in eval mode: "llama", "gpt2" (with dropout) or "hrm_lm" (halting at different segments)."""
+    """Return a seeded model in eval mode: "llama", "gpt2" (dropout) or "hrm_lm" (halts after various segments)."""
     torch.manual_seed(seed)
     if architecture == "gpt2":
         fields = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": BLOCK, "bos_token_id": 0, "eos_token_id": 0}
@@ -36,7 +36,7 @@ def model(architecture: str, seed: int = 0, **overrides):
 
 
 def text(rows: int, seed: int = 1, ignored: bool = False) -> Dataset:
-    """Rows of random tokens; `ignored`: another share of each row's labels is -100."""
+    """Return rows of random tokens; with `ignored`, a different share of each row's labels is -100."""
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(0, VOCAB_SIZE, (rows, BLOCK), generator=generator)
     labels = input_ids.clone()
@@ -47,7 +47,7 @@ def text(rows: int, seed: int = 1, ignored: bool = False) -> Dataset:
 
 
 def trainer(folder, model, train=None, evaluation=None, callbacks=None, bytes_per_token=None, **arguments):
-    """A trainer on the CPU that logs every step."""
+    """Return a trainer on the CPU that logs every step."""
     options = {
         "output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 6,
         "logging_steps": 1, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "learning_rate": 1e-2,
@@ -65,7 +65,7 @@ def trainer(folder, model, train=None, evaluation=None, callbacks=None, bytes_pe
 
 
 def break_at(model, calls: set[int], part: str = "loss") -> None:
-    """Makes the loss (or the gradient alone, if part="gradient") of the numbered training calls NaN; from 1."""
+    """Make the loss (part="gradient": only the gradient) of these training calls, counted from 1, NaN."""
     original, count = model.forward, iter(range(1, 10**6))
 
     @functools.wraps(original)  # the trainer reads the signature
@@ -93,7 +93,7 @@ class _NanGradient(torch.autograd.Function):
 
 
 def logged(trainer) -> list[dict]:
-    """Returns the values logged at each training step, but for times."""
+    """Return the values logged at each training step, except times."""
     times = {"tokens_per_second", "steps_per_second", "samples_per_second"}
     return [
         {name: value for name, value in entry.items() if name not in times}

@@ -1,4 +1,4 @@
-"""Small RLM-mHC models for tests of behaviour."""
+"""Small RLM-mHC models for tests of behavior."""
 
 import torch
 
@@ -7,7 +7,7 @@ from hrm_hf import RlmMhcConfig, RlmMhcForCausalLM
 
 VOCAB_SIZE = 96
 LOOPS = {"num_loops": 3, "num_hidden_layers": 4}
-# What a model can be.
+# Variants of the model.
 VARIANTS = {
     "mhc": {},
     "off": {"mhc_enabled": False},
@@ -30,7 +30,7 @@ def config(**overrides) -> RlmMhcConfig:
 
 
 def model(seed: int = 0, awake: bool = True, **overrides) -> RlmMhcForCausalLM:
-    """A seeded model in eval mode. `awake`: large weights and maps that depend strongly on the token."""
+    """Return a seeded model in eval mode; `awake` uses large weights and maps that depend strongly on the token."""
     torch.manual_seed(seed)
     built = RlmMhcForCausalLM(config(**overrides)).eval()
     if awake:

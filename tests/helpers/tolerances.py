@@ -1,4 +1,4 @@
-"""When two results are equal: the tolerances that several tests share, each with its reason.
+"""Tolerances that several tests share, each with its reason.
 
 To the bit only where values are copied (saved and loaded, merged into a file, kept by a step that skips them), or
 where one kernel provably sees one layout: the same shapes, strides, number of threads *and alignment*. Alignment is
@@ -19,7 +19,7 @@ SUMMANDS = 512
 
 
 def rounding(dtype: torch.dtype, summands: int = SUMMANDS) -> float:
-    """Bounds the error that their order makes in sums of `summands` products in all, relative to the largest value.
+    """Bound the error that reordering causes in sums of `summands` products, relative to the largest value.
 
     The bound for one sum in any order is `summands` times the machine's epsilon (Higham, Accuracy and Stability of
     Numerical Algorithms, section 4.2); random signs leave about the root of it, so functions between the sums may
@@ -31,7 +31,7 @@ def rounding(dtype: torch.dtype, summands: int = SUMMANDS) -> float:
 def assert_equal_but_for_rounding(
     found: torch.Tensor, expected: torch.Tensor, summands: int = SUMMANDS, msg: str | None = None
 ) -> None:
-    """Equal up to `rounding` of the largest value of `expected`; whole numbers and truth values to the bit.
+    """Assert equality up to `rounding` of the largest expected value; integers and booleans must be equal.
 
     The larger of 1 and that value counts where values come from normalized states: their own size is then about 1, and
     that a few outputs happen to be small does not make the sums behind them more exact.
@@ -48,13 +48,13 @@ def assert_equal_but_for_rounding(
 
 
 def differ_beyond_rounding(found: torch.Tensor, expected: torch.Tensor, summands: int = SUMMANDS) -> bool:
-    """Whether some value differs by more than the order of sums explains: what `not torch.equal` would not show."""
+    """Check whether some value differs by more than reordered sums explain, unlike `not torch.equal`."""
     largest = max(1.0, expected.abs().max().item())
     return (found - expected).abs().max().item() > rounding(expected.dtype, summands) * largest
 
 
 def assert_copied(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """The same names, and under each the same bits: of weights that were saved, loaded or not to be changed."""
+    """Assert equal names and bits, for weights that were saved, loaded or must not change."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)

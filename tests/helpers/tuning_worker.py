@@ -1,4 +1,4 @@
-"""Training scripts that tests run one after another in the processes of torchrun, or alone in a process.
+"""Training scripts that tests run in sequence, under torchrun or in a single process.
 
     torchrun --nproc_per_node 2 tests/helpers/tuning_worker.py FOLDER
 
@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parents[2] / "training"
 
 
 def run_all(folder: Path) -> list[dict]:
-    """Runs every script of the list, and tells how each run was distributed."""
+    """Run every script of the list, and record how each run was distributed."""
     from accelerate import PartialState
 
     torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def run_all(folder: Path) -> list[dict]:
         recipe = folder / f"run-{number}-{os.environ.get('RANK', '0')}.yaml"
         recipe.write_text(yaml.safe_dump(options))
         sys.argv = [script, "--recipe", str(recipe)]
-        # Not as "__main__": that blocks signals, here those of the tests.
+        # Not as "__main__", which would block the signals of the tests.
         runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name=script)["main"]()
         state = PartialState()
         seen.append({"processes": state.num_processes, "distributed": state.distributed_type.value})

@@ -1,4 +1,4 @@
-"""What launcher tests start instead of a training: processes that meet over gloo and add up their ranks.
+"""Stand-in for training in launcher tests: processes that connect over gloo and add their ranks.
 
     all_reduce.py --folder FOLDER [--tag NAME] [--meet FOLDER/OTHER-0.json]
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--tag", default="seen")
     parser.add_argument("--meet", type=Path)
-    args, _ = parser.parse_known_args()  # --use_cpu and the like belong to training scripts
+    args, _ = parser.parse_known_args()  # --use_cpu etc. are for training scripts
     seen = {"ranks": 0, "processes": 1, "port": os.environ.get("PORT"), "node": os.environ.get("SLURMD_NODENAME")}
     rank = int(os.environ.get("RANK", "0"))
     if "RANK" in os.environ:

@@ -1,4 +1,4 @@
-"""One Slurm for all tests of this folder, and a folder to submit from that looks like a checkout."""
+"""One Slurm cluster for all tests of this folder, and a folder that looks like a checkout to submit from."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ RECIPE = {
 
 @pytest.fixture(scope="session")
 def cluster():
-    """A running Slurm whose jobs use the interpreter of these tests, with one thread."""
+    """A running Slurm whose jobs use this interpreter with one thread."""
     reason = slurm_cluster.missing()
     if reason:
         pytest.skip(reason)
@@ -37,7 +37,7 @@ def cluster():
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory):
-    """A folder with our scripts, a tiny data set and a recipe of a tiny puzzle model."""
+    """A folder with our scripts, a tiny data set, and the recipe of a tiny puzzle model."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("training", "accelerate_configs", "tests"):
         os.symlink(ROOT / name, folder / name)
@@ -49,7 +49,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture
 def submit_folder(checkout, tmp_path_factory):
-    """An empty folder below the checkout: no logs folder in it, and nothing of other jobs."""
+    """An empty folder below the checkout, without a logs folder or files of other jobs."""
     folder = checkout / tmp_path_factory.mktemp("submit").name
     folder.mkdir()
     return folder

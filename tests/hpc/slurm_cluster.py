@@ -22,7 +22,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-GPUS = ("gpu0", "gpu1", "gpu2", "gpu3")  # ordinary files in the place of devices
+GPUS = ("gpu0", "gpu1", "gpu2", "gpu3")  # regular files in place of devices
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 # CPUs and memory are declared, not detected (config_overrides): the committed scripts ask for whole compute nodes.
@@ -60,7 +60,7 @@ PartitionName=test Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscri
 
 
 def missing() -> str | None:
-    """Why there can be no cluster here, or None."""
+    """Return why this machine cannot run the cluster, or None."""
     absent = [program for program in PROGRAMS if not shutil.which(program, path=SBIN)]
     if absent:
         return f"needs Slurm: no {', '.join(absent)} (apt-get install slurm-wlm munge)"
@@ -68,38 +68,38 @@ def missing() -> str | None:
 
 
 class Cluster:
-    """Commands for a running Slurm. `log(job)` is what a job has printed so far."""
+    """Commands for a running Slurm. `log(job)` returns a job's output so far."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        # Nothing that a job would take for one of its own settings, and nothing of another cluster.
+        # Without variables that are settings of a job or belong to another cluster.
         keep = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
         self.environment = {**keep, "PATH": SBIN, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def run(self, *command: str, cwd: Path | None = None, text: str | None = None, **variables: str):
-        """A program with this cluster's environment; its result, whatever it is."""
+        """Run a program in this cluster's environment and return its result."""
         environment = {**self.environment, **variables}
         return subprocess.run(command, cwd=cwd, env=environment, input=text, capture_output=True, text=True)
 
     def submit(self, *arguments: str, cwd: Path, **keys: str) -> int:
-        """`sbatch --export=ALL,KEY=VALUE,... ARGUMENTS` in a folder; the job's number."""
+        """Run `sbatch --export=ALL,KEY=VALUE,... ARGUMENTS` in a folder; return the job ID."""
         export = ",".join(["ALL", *(f"{key}={value}" for key, value in keys.items())])
         result = self.run("sbatch", "--parsable", f"--export={export}", *map(str, arguments), cwd=cwd)
         assert result.returncode == 0, result.stderr
         return int(result.stdout)
 
     def show(self, job: int) -> dict[str, str]:
-        """What Slurm knows about a job."""
+        """Return Slurm's record of a job."""
         text = self.run("scontrol", "show", "job", "--oneliner", str(job)).stdout
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
     def log(self, job: int) -> str:
-        """The job's output up to now."""
+        """Return the job's output so far."""
         path = Path(self.show(job)["StdOut"])
         return path.read_text() if path.exists() else ""
 
     def wait(self, job: int, condition, what: str, seconds: float = 180) -> None:
-        """Waits for `condition()`; fails with the job's output if the job ends before, or time does."""
+        """Wait for `condition()`; fail with the job's output if the job or the time ends first."""
         limit = time.monotonic() + seconds
         while not condition():
             state = self.show(job)["JobState"]
@@ -108,12 +108,12 @@ class Cluster:
             time.sleep(0.2)
 
     def finish(self, job: int, seconds: float = 240) -> dict[str, str]:
-        """Waits for the end of a job; its final record."""
+        """Wait for the end of a job, and return its final record."""
         self.wait(job, lambda: self.show(job)["JobState"] in ENDED, "its end", seconds)
         return self.show(job)
 
     def start_now(self, job: int) -> None:
-        """Spares a requeued job the two minutes for which Slurm holds it back.
+        """Start a requeued job without the two minutes that Slurm waits.
 
         Those two minutes also keep the end of its first start from being taken for that of the second; here the log
         of the node tells when the first one is over.
@@ -125,18 +125,18 @@ class Cluster:
         self.wait(
             job, lambda: sum(log.read_text().count(over) for log in logs) >= starts, "the end of the first start"
         )
-        # The controller may still be at work on that end, and would take a second start for the one that has failed.
+        # The controller may still process the first end, and would mistake a second start for it.
         self.wait(job, lambda: "comp" not in self.run("sinfo", "--noheader", "--format=%T").stdout, "idle nodes")
         time.sleep(SETTLING_SECONDS)
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
 
-SETTLING_SECONDS = 4  # Slurm itself holds a requeued job back for two minutes
+SETTLING_SECONDS = 4  # Slurm delays a requeued job by two minutes
 
 
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
-    """Starts the daemons, waits until both nodes are idle, and ends the daemons by their process numbers."""
+    """Start the daemons, wait until both nodes are idle, and finally end the daemons by process ID."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # a short path: sockets have at most 107 characters
     cluster, daemons = Cluster(folder), []
     try:
@@ -204,7 +204,7 @@ def _end(daemon: subprocess.Popen) -> None:
 
 
 def _ports(count: int) -> list[int]:
-    """Free TCP ports, all different."""
+    """Return distinct free TCP ports."""
     probes = [socket.socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))

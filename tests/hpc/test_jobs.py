@@ -1,4 +1,4 @@
-"""The committed job scripts, submitted to a real Slurm of two nodes and run to their ends, on the CPU.
+"""Submit the committed job scripts to a real two-node Slurm, and run them to the end on the CPU.
 
 Referees: Slurm's own record of a job; a run that nobody stopped, loss by loss; and two processes of one node for two
 nodes of one process.
@@ -24,7 +24,7 @@ STEPS = 60
 
 
 def losses(run: Path) -> dict[int, float]:
-    """The loss of every step of a finished run; every step once."""
+    """Return the loss of every step of a finished run, and check that each step ran once."""
     history = json.loads((run / "trainer_state.json").read_text())["log_history"]
     found = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
     assert len(found) == len(dict(found))
@@ -32,13 +32,13 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def seen(folder: Path, tag: str = "seen") -> list[dict]:
-    """What the processes of tests/hpc/all_reduce.py left, by rank."""
+    """Return the results of tests/hpc/all_reduce.py by rank."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{tag}-*.json"))]
 
 
 @pytest.fixture(scope="module")
 def two_nodes(cluster, checkout):
-    """A finished run on two nodes: its folder and its log."""
+    """Folder and log of a finished run on two nodes."""
     job = cluster.submit(
         SCRIPTS / "multi_node.sbatch", cwd=checkout, **PUZZLES, OUTPUT_DIR="runs/two_nodes", MAX_STEPS=STEPS
     )
@@ -55,7 +55,7 @@ def test_single_gpu_script_trains_with_every_override(cluster, checkout, submit_
         **PUZZLES, **keys, OUTPUT_DIR="runs/one", EXTRA_ARGS="--weight_decay 0.5 --save_total_limit 2",
     )  # fmt: skip
     assert cluster.finish(job)["JobState"] == "COMPLETED", cluster.log(job)[-5000:]
-    # From a folder below the checkout, with no folder for logs: the script has found the one and not missed the other.
+    # Submitted from a folder below the checkout without a logs folder: the script finds the checkout.
     assert (submit_folder / f"hrm_single_gpu_{job}.out").exists()
     recipe = yaml.safe_load((checkout / "runs" / "one" / "recipe.yaml").read_text())
     expected = {
@@ -88,12 +88,12 @@ def test_preempted_job_is_requeued_and_resumes_with_the_same_losses(cluster, che
         SCRIPTS / "multi_node.sbatch", cwd=submit_folder, **PUZZLES, OUTPUT_DIR="runs/stopped", MAX_STEPS=STEPS
     )
     cluster.wait(job, lambda: cluster.log(job).count("'loss'") > 10, "its first steps")
-    cluster.run("scancel", "--signal=USR1", str(job))  # to the step's processes, as --signal=USR1@N does it
+    cluster.run("scancel", "--signal=USR1", str(job))  # to the step's processes, like --signal=USR1@N
     cluster.start_now(job)
     record = cluster.finish(job)
     log = cluster.log(job)
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "1"), log[-5000:]
-    # One log for both starts; the second one says what it went on from.
+    # Both starts write to one log; the second one names the checkpoint it resumes from.
     assert "back into the queue" in log and "restarts 1" in log and "--resume_from_checkpoint last-complete" in log
     (stopped,) = (checkout / "runs" / "stopped").glob("checkpoint-*")
     assert 1 <= int(stopped.name.split("-")[1]) < STEPS
@@ -107,7 +107,7 @@ def test_a_job_that_is_requeued_before_any_checkpoint_starts_from_the_beginning(
         SCRIPTS / "single_gpu.sbatch", cwd=submit_folder, **PUZZLES, OUTPUT_DIR="runs/early", MAX_STEPS=3
     )
     cluster.wait(job, lambda: "arguments" in cluster.log(job), "its start")
-    cluster.run("scontrol", "requeue", str(job))  # what Slurm does itself when a node fails
+    cluster.run("scontrol", "requeue", str(job))  # what Slurm does when a node fails
     cluster.start_now(job)
     record = cluster.finish(job)
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "1"), cluster.log(job)[-5000:]
@@ -188,10 +188,10 @@ def test_submit_creates_the_log_folder(cluster, submit_folder, monkeypatch):
     assert [one["processes"] for one in seen(submit_folder)] == [1]
 
 
-# ---- what a job says when it cannot run ----
+# ---- messages of jobs that cannot run ----
 
 
-CANNOT_RUN = {  # what follows the script, keys, and a part of what the job says
+CANNOT_RUN = {  # arguments after the script, keys, and part of the message
     "--export after the script": (["--export=EPOCHS=200"], {}, "sbatch --export=ALL,EPOCHS=200 FILE"),
     "--export in two words": (["--export", "ALL,LR=1"], {}, "sbatch --export=ALL, FILE"),
     "--time after the script": (["--time=1"], {}, "sbatch --time=1 FILE"),
@@ -208,7 +208,7 @@ CANNOT_RUN = {  # what follows the script, keys, and a part of what the job says
 
 @pytest.fixture(scope="module")
 def refused(cluster, checkout, tmp_path_factory):
-    """The job of each case. All are submitted before the first is waited for: Slurm takes seconds to start one."""
+    """The job of each case. All are submitted first, because Slurm takes seconds to start each."""
     folder = checkout / tmp_path_factory.mktemp("refused").name
     folder.mkdir()
     return {

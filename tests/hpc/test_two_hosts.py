@@ -1,4 +1,4 @@
-"""Two network namespaces as two hosts: our launcher lines meet across them, where torch's guess from names does not.
+"""Two network namespaces as hosts: our launcher lines connect them, where torch's guess from names fails.
 
 Referee: the kernel. The namespaces share no address but those of the cable between them, and the sum over ranks needs
 both. The lines come from hrm_hf/launch/slurm.py; what a job script sets for them is set here.
@@ -30,7 +30,7 @@ def ip(*arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Names of two namespaces with a cable between them; in each the interface is `wire`."""
+    """Names of two namespaces, connected by the interface `wire` in each."""
     if IP is None:
         pytest.skip("needs the program ip (apt-get install iproute2)")
     name = f"hrm{uuid.uuid4().hex[:6]}"
@@ -52,7 +52,7 @@ def hosts():
 
 
 def start(hosts, line: str, folder: Path, processes: int, **variables: str) -> list[subprocess.Popen]:
-    """The launcher line on both hosts, with what the job script and Slurm would set."""
+    """Start the launcher line on both hosts, with the variables of the job script and Slurm."""
     started = []
     for node, (host, address) in enumerate(zip(hosts, ADDRESSES)):
         environment = {
@@ -71,7 +71,7 @@ def start(hosts, line: str, folder: Path, processes: int, **variables: str) -> l
 
 
 def finish(started: list[subprocess.Popen], seconds: float) -> list[int | None]:
-    """Exit statuses; None for what had to be ended after `seconds`."""
+    """Return exit statuses, with None for processes killed after `seconds`."""
     statuses: list[int | None] = []
     for process in started:
         try:
@@ -105,7 +105,7 @@ def test_two_hosts_meet_and_add_up_their_ranks(hosts, tmp_path, line, variables)
     assert {one["node"] for one in found} == set(hosts)
 
 
-@pytest.mark.slow  # waits until torch gives up
+@pytest.mark.slow  # takes until torch's timeout
 def test_without_is_host_both_hosts_wait_for_the_other(hosts, tmp_path):
     flag = '--rdzv_conf "is_host=$((SLURM_NODEID == 0))"'
     assert flag in TORCHRUN

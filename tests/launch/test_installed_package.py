@@ -1,4 +1,4 @@
-"""The package as it is installed from a wheel and from a source distribution, away from the checkout.
+"""The package installed from a wheel and from a source distribution, outside the checkout.
 
 Referees: pip and setuptools, which build and install both. Nothing reaches the network: an environment for the
 installed package sees the libraries of this one, but not its checkout.
@@ -29,7 +29,7 @@ RESOURCES = ("model_cards", "pretrained", "training", "accelerate_configs", "ben
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """Builds a "wheel" or an "sdist" of the tree in `source`."""
+    """Build a "wheel" or an "sdist" of the tree in `source`."""
     out.mkdir()
     subprocess.run([sys.executable, "-c", BUILD, kind, str(out)], cwd=source, check=True, capture_output=True)
     (file,) = out.iterdir()
@@ -40,7 +40,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
 def packages(tmp_path_factory) -> dict[str, Path]:
     """The wheel and the source distribution of this checkout."""
     folder = tmp_path_factory.mktemp("packages")
-    source = folder / "checkout"  # a copy: builds leave files behind
+    source = folder / "checkout"  # a copy, since builds leave files behind
     for name in ("hrm_hf", "training", "model_cards", "pretrained", "accelerate_configs", "benchmarks/results"):
         shutil.copytree(ROOT / name, source / name, ignore=GENERATED)
     for file in ROOT.iterdir():
@@ -50,7 +50,7 @@ def packages(tmp_path_factory) -> dict[str, Path]:
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
-    """Files of the package in a wheel, without what the build writes about it."""
+    """Return the package's files in a wheel, without the metadata of the build."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist() if name.startswith("hrm_hf/")}
 
@@ -79,12 +79,12 @@ def test_a_source_distribution_builds_the_same_wheel(packages, tmp_path):
 
 @pytest.fixture(scope="module", params=["wheel", "sdist"])
 def installed(request, packages, tmp_path_factory):
-    """`installed(*command)` runs a command of an environment that has the package from a wheel or an sdist."""
+    """`installed(*command)` runs a command in an environment with the package from a wheel or sdist."""
     folder = tmp_path_factory.mktemp(f"installed_{request.param}")
     venv.create(folder / "venv", system_site_packages=True)
     paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
     site = Path(sysconfig.get_path("purelib", vars=paths))
-    # The libraries alone: .pth files there, of editable installs, are not read.
+    # Only the libraries, without the .pth files of editable installs.
     (site / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
     python, empty = str(folder / "venv" / "bin" / "python"), folder / "empty"
     empty.mkdir()
@@ -92,7 +92,7 @@ def installed(request, packages, tmp_path_factory):
     def run(program: str, *arguments: str, **more: str) -> str:
         command = [str(folder / "venv" / "bin" / program), *map(str, arguments)]
         settings = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **more}
-        settings.pop("PYTHONPATH", None)  # which may lead to a checkout
+        settings.pop("PYTHONPATH", None)  # which may contain a checkout
         done = subprocess.run(command, cwd=empty, env=settings, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -1,4 +1,4 @@
-"""`training/launch.py` and `hrm-hf launch`: the plan, the command line, and one run on the CPU.
+"""`training/launch.py` and `hrm-hf launch`: plans, command lines, and a run on the CPU.
 
 Referees: the numbers of the guide's own tables; argument parsers of run_clm.py and accelerate.
 """
@@ -40,7 +40,7 @@ def plan_launch(model: str, flags: list[str], devices: list[Device], **options):
 
 
 def plan_of(*flags: str) -> dict:
-    """The JSON plan of a dry run."""
+    """Return the JSON plan of a dry run."""
     result = invoke(*flags, "--dry_run", "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
@@ -95,7 +95,7 @@ def test_large_models_use_checkpointing_and_small_ones_only_when_memory_is_short
 
 @pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
 def test_both_names_of_activation_checkpointing_work(name):
-    plan = plan_launch("hrm-lm-100m", [f"--{name}", "false"], [AMPERE])  # whose recipe says true
+    plan = plan_launch("hrm-lm-100m", [f"--{name}", "false"], [AMPERE])  # whose recipe sets true
     assert not plan.activation_checkpointing
     assert plan.command[plan.command.index("--activation_checkpointing") + 1] == "false"
 
@@ -143,7 +143,7 @@ def test_accelerate_and_run_clm_accept_the_command():
     flags = list(args.training_script_args)
     flags[flags.index("--bf16") + 1] = "false"  # needs a GPU
     flags += ["--use_cpu", "true"]
-    # One process parses what four would: their batches make up the recipe's.
+    # Parsed in one process instead of four, whose batches add up to the recipe's.
     flags[flags.index("--gradient_accumulation_steps") + 1] = "4"
     model, data, training = parse_recipe((ModelArguments, LmDataArguments, LmTrainingArguments), flags)
     assert model.preset == "hrm-lm-50m" and data.train_data == ["x.jsonl"]
@@ -210,7 +210,7 @@ def test_cpu_processes_are_started_by_torchrun_never_by_accelerate():
 def test_every_model_can_be_planned(model):
     plan = plan_launch(model, [], [Device("G", 80 * GIB, (9, 0))] * 8, strategy="fsdp2")
     assert plan.fits and plan.parameters > 1e5
-    if model in ("rlm-mhc-base", "rlm-mhc-large"):  # the guide's sizes, with its rows and learning rate
+    if model in ("rlm-mhc-base", "rlm-mhc-large"):  # the guide's sizes, row length and learning rate
         assert (plan.sequence_length, plan.learning_rate, plan.effective_batch) == (8192, 1e-4, 32)
 
 
@@ -233,4 +233,4 @@ def test_two_cpu_processes_train(tmp_path):
     plan = json.loads((tmp_path / "run" / "launch_plan.json").read_text())
     assert plan["effective_batch"] == 16 and plan["command_line"] in result.stdout.decode()
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["steps"] == 2 and results["tokens"] == 2 * 16 * 128  # both processes are counted
+    assert results["steps"] == 2 and results["tokens"] == 2 * 16 * 128  # of both processes

@@ -1,4 +1,4 @@
-"""The memory model of the launcher. Referee: the tensors that autograd saves, counted on models that really run."""
+"""The memory model of the launcher. Referee: the tensors that autograd saves in real models."""
 
 import contextlib
 
@@ -28,7 +28,7 @@ ROWS, LENGTH = 4, 64
 
 
 def saved_bytes(config, bf16: bool) -> int:
-    """Bytes of all storages that autograd keeps for the backward pass, parameters left out."""
+    """Return the bytes of all storages that autograd saves for the backward pass, without parameters."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -38,7 +38,7 @@ def saved_bytes(config, bf16: bool) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
             storages[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)  # so that no address is used twice
+        alive.append(tensor)  # so that no address is reused
         return tensor
 
     ids = torch.randint(0, config.vocab_size, (ROWS, LENGTH))
@@ -56,7 +56,7 @@ def test_activations_match_what_autograd_saves(name, bf16):
     small, large = CONFIGS[name](1), CONFIGS[name](3)
     counted = saved_bytes(large, bf16) - saved_bytes(small, bf16)
     shapes = model_shape(large), model_shape(small)
-    if bf16:  # the copies of the weights are counted apart
+    if bf16:  # copies of the weights are counted separately
         counted -= 2 * (shapes[0].parameters - shapes[1].parameters)
     predicted = ROWS * LENGTH * (activation_bytes(shapes[0], bf16) - activation_bytes(shapes[1], bf16))
     assert predicted == pytest.approx(counted, rel=0.03)
@@ -85,7 +85,7 @@ def test_sharding_divides_what_it_shards():
 def test_later_segments_need_the_keys_and_values_of_earlier_ones():
     one, three = (model_shape(HrmLmConfig(**WIDTHS, bp_steps=2, halt_max_steps=m)) for m in (1, 3))
     assert training_memory(one, 2, 8)["keys_values"] == 0
-    untrained = 24 - 6  # layer visits of a segment, without those whose keys autograd keeps anyway
+    untrained = 24 - 6  # layer visits per segment whose keys autograd does not save anyway
     assert training_memory(three, 2, 8)["keys_values"] == 2 * 8 * 2 * untrained * 2 * 64 * 4
 
 

@@ -1,4 +1,4 @@
-"""`hrm-hf preflight`: each check on a machine that has the fault, and on this one.
+"""`hrm-hf preflight`: each check with and without its fault.
 
 Referees: a socket that listens, /proc (which takes no files), real processes that meet or cannot.
 """

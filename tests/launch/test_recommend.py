@@ -1,4 +1,4 @@
-"""`hrm-hf recommend`: the guide's table, measured bytes, and command lines that are taken as they are printed.
+"""`hrm-hf recommend`: the guide's table, measured bytes, and printed command lines that work.
 
 Referees: the rows of the guide's memory table, bytes counted tensor by tensor (benchmarks/puzzles/memory.py), and the
 parsers of the scripts that the commands name.
@@ -31,7 +31,7 @@ COUNTED = {
 
 
 def recommend(size: float, task: str = "puzzle"):
-    """Advice for a size in bytes."""
+    """Return the advice for a memory in bytes."""
     return recommendations.recommend(RecommendOptions(memory=f"{size / 2**20}MB", task=task))
 
 
@@ -75,7 +75,7 @@ def test_recommended_batch_fits_and_twice_that_batch_does_not(size, task):
 
 
 def test_measured_memory_agrees_with_the_tensor_count():
-    """Peak memory has also what is freed before the step ends, and the allocator's share; it is never much less."""
+    """Peak memory adds temporary tensors and the allocator's overhead; it is never much less."""
     counted = json.loads(RESULTS.with_name("puzzle_memory.json").read_text())["float32"]
     for name, row in json.loads(RESULTS.read_text())["puzzle"].items():
         tensors = counted[COUNTED[name]]
@@ -111,10 +111,10 @@ def test_too_little_memory_is_an_error_that_names_the_value():
 
 
 def test_small_device_reserves_memory_for_its_context_and_prints_the_reserve():
-    """A GPU of 1 GB has no gigabyte to keep, and a model of hidden size 16 takes megabytes."""
+    """A GPU of 1 GB cannot reserve a gigabyte, and a model of hidden size 16 needs only megabytes."""
     assert "1.00 GiB, of which 409.6 MiB for a step (614.4 MiB reserved " in invoke("--memory", "1GB").output
     assert recommend(GIB).best.largest_batch
-    assert usable_memory(24 * GIB) == int(24 * GIB * 0.9) - GIB  # as ever where there is enough
+    assert usable_memory(24 * GIB) == int(24 * GIB * 0.9) - GIB  # unchanged for large devices
 
 
 @pytest.mark.parametrize("size, flags", [(24, []), (8, ["--cpu"])], ids=str)

@@ -1,4 +1,4 @@
-"""`hrm-hf slurm`: the committed job scripts, what changes in them, and bad usage. tests/hpc submits them for real.
+"""`hrm-hf slurm`: the committed job scripts, their options, and bad usage. tests/hpc submits the scripts.
 
 Referees: bash, which reads each script; the parsers of torchrun and accelerate, which read the launcher lines.
 """
@@ -28,14 +28,14 @@ def invoke(*arguments: str):
 
 
 def directives(text: str) -> dict[str, str]:
-    """The #SBATCH lines; the shell's own text has none."""
+    """Return the #SBATCH lines; later lines must have none."""
     found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
     assert len(found) == text.count("#SBATCH")
     return dict(found)
 
 
 def expanded(line: str) -> list[str]:
-    """The words of a launcher line on the second node of two."""
+    """Return the words of a launcher line on the second of two nodes."""
     variables = "PYTHON=python NODES=2 GPUS=4 HEAD_ADDR=n1 PORT=12345 NODE_ADDR=n2 SLURM_NODEID=1"
     variables += " ACCELERATE_CONFIG=accelerate_configs/multi_gpu.yaml"
     words = subprocess.run(["bash", "-uc", f"{variables}; printf '%s\\n' {line}"], capture_output=True, text=True)
@@ -79,7 +79,7 @@ def test_no_script_names_an_interface_a_port_or_a_local_folder(name):
     assert not re.search(r"export .*SOCKET_IFNAME", text)
     asked = directives(text)
     assert asked["output"] == "%x_%j.out" and asked["open-mode"] == "append" and "requeue" in asked
-    assert asked["signal"] == "USR1@300"  # to the tasks: with B: only the batch shell would get it
+    assert asked["signal"] == "USR1@300"  # sent to the tasks; with B: only to the batch shell
 
 
 def test_every_sbatch_directive_can_be_set():
@@ -123,7 +123,7 @@ def test_accelerate_parses_its_command():
 
 @pytest.fixture
 def started(tmp_path):
-    """`started(*flags, KEY=VALUE)` runs a committed script as job 12, called sweep, without Slurm: what it starts."""
+    """`started(*flags, KEY=VALUE)` runs a committed script without Slurm, as job 12, and returns its command."""
     for name in ("srun", "scontrol"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 0\n")
         (tmp_path / name).chmod(0o755)
@@ -152,7 +152,7 @@ def test_every_job_has_its_own_output_folder(started):
     assert folder_of(started(OUTPUT_DIR="runs/mine")) == "runs/mine"
     assert folder_of(started("--output_dir", "runs/flag")) == "runs/flag"
     assert folder_of(started(EXTRA_ARGS="--seed 1 --output_dir runs/extra")) == "runs/extra"
-    assert "--output_dir" not in started(SCRIPT="training/pretrain.py")  # which has none
+    assert "--output_dir" not in started(SCRIPT="training/pretrain.py")  # which has no such option
 
 
 def test_resuming_job_uses_the_folder_of_its_run(started):
@@ -160,7 +160,7 @@ def test_resuming_job_uses_the_folder_of_its_run(started):
     assert folder_of(arguments) == "runs/sweep_7"
     assert arguments[arguments.index("--resume_from_checkpoint") + 1] == "runs/sweep_7/checkpoint-50"
     assert folder_of(started(RESUME="last-complete", OUTPUT_DIR="runs/sweep_7")) == "runs/sweep_7"
-    assert "OUTPUT_DIR=runs/NAME_JOB" in started(RESUME="last-complete")  # an error: nothing to go on with
+    assert "OUTPUT_DIR=runs/NAME_JOB" in started(RESUME="last-complete")  # an error: no folder to resume from
 
 
 @pytest.mark.parametrize("text", ["\n  --a 1\n\t--b 2\n", "--a 1 # c\r\n--b 2\r\n", "--a 1 \\\n--b 2 \\\n"])

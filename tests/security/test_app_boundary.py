@@ -1,4 +1,4 @@
-"""The app under requests that its own page would never send: each is refused, and the page answers the next visitor.
+"""The app rejects requests that its own page would never send, and still answers the next visitor.
 
 One page with a Sudoku model, a language model and a regressor, in this process; everything goes over HTTP as a
 stranger would send it, past the page's own controls.
@@ -40,7 +40,7 @@ INFER = [0.31, 0.81, 0, 0, "convergence", 1, "fixed"]
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """Address of the page, and the page."""
+    """URL of the page, and the page."""
     from hrm_hf.app import build_app, launch
 
     root = tmp_path_factory.mktemp("models")
@@ -56,7 +56,7 @@ def page(tmp_path_factory):
 
 
 def send(url, body=None, **headers):
-    """Status and content of an answer; a body that is no bytes becomes JSON."""
+    """Return status and content of an answer; a body that is not bytes is sent as JSON."""
     raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **{name.replace("_", "-"): one for name, one in headers.items()}}
     request = urllib.request.Request(url, raw, headers)
@@ -68,7 +68,7 @@ def send(url, body=None, **headers):
 
 
 def ask(page, fn_index, data):
-    """What the page says to an event, as its browser would hear it."""
+    """Return the messages that the browser gets for an event."""
     session = os.urandom(6).hex()
     body = {"data": data, "fn_index": fn_index, "session_hash": session, "event_data": None, "trigger_id": None}
     status, content = send(f"{page[0]}{API}/queue/join", body)
@@ -84,12 +84,12 @@ def ask(page, fn_index, data):
 
 
 def event(page, name) -> int:
-    """The number of an event of the API."""
+    """Return the number of an API event."""
     return next(number for number, fn in page[1].fns.items() if fn.api_name == name)
 
 
 def refusal(heard) -> str:
-    """The warning or error that was heard; "" if the event was answered."""
+    """Return the warning or error among the messages, "" if the event was answered."""
     logs = [one["log"] for one in heard if one["msg"] == "log"]
     last = heard[-1]
     return " ".join(logs) or ("" if last.get("success") else str(last.get("output")))
@@ -103,7 +103,7 @@ FOREIGN = {
     "a name that ends like ours": {"Host": "notdemo.example"},
     "a name that begins like ours": {"Host": "localhost.evil.example"},
     "an address before an @": {"Host": "127.0.0.1@evil.example"},
-    "a shared link that was not asked for": {"Host": "abc.gradio.live"},
+    "a shared link that was not requested": {"Host": "abc.gradio.live"},
     "a page of somebody else": {"Origin": "https://evil.example"},
     "a page without a name": {"Origin": "null"},
     "a page of another port": {"Origin": "http://127.0.0.1:1"},
@@ -192,7 +192,7 @@ def test_impossible_boards_are_rejected(name, page):
 
 
 def test_valid_values_are_answered(page):
-    """Else every refusal here would mean nothing."""
+    """Otherwise the rejections in this file would mean nothing."""
     for name, data in (("solve", SOLVE), ("write", WRITE), ("infer", INFER)):
         assert refusal(ask(page, event(page, name), data)) == "", name
 
@@ -226,7 +226,7 @@ def form(*files) -> tuple[bytes, str]:
 def test_file_above_the_limit_is_rejected(page):
     body, kind = form(("map.npy", bytes(UPLOAD + 10)))
     status, content = send(f"{page[0]}{API}/upload", body, Content_Type=kind)
-    assert status == 413 and b"1048576" in content  # gradio's own words
+    assert status == 413 and b"1048576" in content  # gradio's message
 
 
 def test_files_above_the_total_limit_are_rejected(page):
@@ -236,7 +236,7 @@ def test_files_above_the_total_limit_are_rejected(page):
 
 
 def upload_event(page) -> int:
-    """The event of the upload button."""
+    """Return the event of the upload button."""
     return next(
         number for number, fn in page[1].fns.items() if any(isinstance(one, gr.UploadButton) for one in fn.inputs)
     )
@@ -292,7 +292,7 @@ def test_local_files_are_not_served(path, page):
     assert status in (403, 404) and b"root:" not in content
 
 
-# ---- how much at once ----
+# ---- concurrency ----
 
 
 def test_concurrent_events_are_bounded_and_cannot_bypass_the_queue(page):
@@ -307,12 +307,12 @@ def test_concurrent_events_are_bounded_and_cannot_bypass_the_queue(page):
 
 
 def test_no_event_accepts_an_image(page):
-    """So no visitor's picture is unpacked; Pillow would have to bound that."""
+    """So Pillow never unpacks a visitor's picture, which only Pillow could bound."""
     taken = [type(one).__name__ for fn in page[1].fns.values() for one in fn.inputs]
     assert "Image" not in taken and "UploadButton" in taken
 
 
-# ---- what a checkpoint says of itself ----
+# ---- descriptions in checkpoints ----
 
 
 CARDS = {

@@ -1,4 +1,4 @@
-"""Hostile and damaged checkpoints: a resume names what is wrong, runs no code of the folder and trains nothing.
+"""Hostile and corrupted checkpoints: a resume names the fault, runs no code of the folder and does not train.
 
 Damage is told by the manifest. Where somebody wrote a manifest anew (`write_manifest` here), what is read must say by
 itself that it is no part of this run. Referees: a file that a pickle would create, and the run's own folder.
@@ -41,7 +41,7 @@ from hrm_hf.trainer import NonFiniteError
 
 
 class Payload:
-    """Unpickled, it creates a file."""
+    """Creates a file when unpickled."""
 
     def __init__(self, file):
         self.file = file
@@ -58,7 +58,7 @@ def boards() -> PuzzleRows:
 
 
 def trainer(folder, **options) -> PuzzleTrainer:
-    """Saves the carry, averaged weights and all else that a checkpoint may hold, after each of two steps."""
+    """Return a trainer of two steps that saves all files a checkpoint may have, with carry and averaged weights."""
     defaults = {
         "output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 2,
         "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 1, "ema_rate": 0.9,
@@ -76,13 +76,13 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def run(saved, tmp_path):
-    """A copy of a run of two steps with two checkpoints."""
+    """A copy of a run with two steps and two checkpoints."""
     shutil.copytree(saved, tmp_path / "run")
     return tmp_path / "run"
 
 
 def refused(run: Path, error=CheckpointError) -> str:
-    """Resumes from the newest checkpoint, which must fail; what the user is told, on one line."""
+    """Resume from the newest checkpoint, which must fail; return the message on one line."""
     one = trainer(run, max_steps=3)
     with pytest.raises(error) as raised:
         one.train("last")
@@ -92,9 +92,9 @@ def refused(run: Path, error=CheckpointError) -> str:
     return message
 
 
-# ---- damage: the manifest tells ----
+# ---- corruption that the manifest detects ----
 
-CODE = "modeling_hrm_puzzle.py"  # one of those that travel with the model
+CODE = "modeling_hrm_puzzle.py"  # one of the model's code files
 FILES = (
     "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin",
     "config.json", "act_state_0.pt", "weight_average.safetensors", CODE, MANIFEST,
@@ -110,7 +110,7 @@ def test_bit_flip_cases_cover_every_checkpoint_file(saved):
 def test_flipped_bit_is_detected_and_last_complete_falls_back(run, name):
     file = run / "checkpoint-2" / name
     whole = file.read_bytes()
-    for place in {0, len(whole) // 3, len(whole) // 2, len(whole) - 2}:  # the last byte of JSON may be a line's end
+    for place in {0, len(whole) // 3, len(whole) // 2, len(whole) - 2}:  # the last byte of JSON may be a newline
         changed = bytearray(whole)
         changed[place] ^= 1
         file.write_bytes(changed)
@@ -125,7 +125,7 @@ def listing(**files) -> str:
 
 
 def signed(run="a", **entries) -> str:
-    """A manifest with its own checksum, of files that have these entries, or these sizes."""
+    """Return a manifest with a valid checksum, and with these entries or sizes of files."""
     files = {name: {"size": n, "sha256": "0"} if type(n) in (int, str) else n for name, n in entries.items()}
     content = {"version": 2, "run": run, "files": files}
     checksum = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -192,7 +192,7 @@ def test_manifest_names_that_no_file_can_have_are_missing_files(run, name):
     assert find_corruption(run / "checkpoint-2") == [f"{name} is missing"]
 
 
-# ---- a manifest that was written anew ----
+# ---- a rewritten manifest ----
 
 
 def other_widths(folder: Path) -> None:
@@ -403,7 +403,7 @@ def test_weight_average_of_another_model_is_rejected(run):
     assert "head.weight" in refused(run, ValueError)
 
 
-# ---- code beside the weights ----
+# ---- code next to the weights ----
 
 
 def plant_code(folder: Path, victim: Path, model_type: str) -> None:
@@ -424,7 +424,7 @@ def test_resume_does_not_run_code_in_the_checkpoint(run, tmp_path):
 
 @pytest.mark.parametrize("model_type", ["llama", "planted"])
 def test_initial_weights_run_no_code_from_their_folder(tmp_path, monkeypatch, model_type):
-    # transformers asks at a terminal; in a job there is none.
+    # transformers asks at a terminal, which a job lacks.
     monkeypatch.setattr("builtins.input", lambda *_: "n")
     tiny_lm.model("llama").save_pretrained(tmp_path / "model")
     plant_code(tmp_path / "model", tmp_path / "ran", model_type)

@@ -331,7 +331,7 @@ def read_card(text: str) -> dict:
 
 
 def upload_mode(path: str, size: int, sample: bytes) -> str:
-    """ Return "lfs" or "regular" by name, size and NUL bytes at the start, much as the Hub decides."""
+    """Return "lfs" or "regular" by name, size and NUL bytes at the start, much as the Hub decides."""
     large = path.endswith(tuple(LFS_SUFFIXES)) or size > REGULAR_FILE_LIMIT or b"\0" in sample
     return "lfs" if large else "regular"
 

@@ -1,4 +1,4 @@
-"""Configs reject values that no model can have, by the name of the field, wherever they come from.
+"""Configs reject impossible values from any source, and name the field.
 
 The cases are made from the fields themselves, so a new field without a bound fails here.
 """
@@ -33,7 +33,7 @@ FIELDS = {
 
 
 def kinds(annotation) -> set:
-    """All types that an annotation names, inside lists and unions too."""
+    """Return all types in an annotation, also inside lists and unions."""
     inner = get_args(annotation)
     return set().union(*map(kinds, inner)) if inner else {annotation}
 
@@ -116,7 +116,7 @@ def test_what_the_library_passes_and_saves_is_no_unknown_field(config_class, tmp
     config_class(**own)
     assert not caplog.records
 
-    # A file of another version: what is unknown is kept, and said once.
+    # A file of another version: unknown fields are kept, and reported once.
     (tmp_path / "config.json").write_text(json.dumps({**own, "halt_max_stepz": 9, "dtype": None}))
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert loaded.halt_max_stepz == 9 and loaded.to_dict()["halt_max_stepz"] == 9

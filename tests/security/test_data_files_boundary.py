@@ -1,4 +1,4 @@
-"""Boundary of data files: whatever a file holds, the error names the file (and the line) and no code runs.
+"""Data files: whatever a file contains, the error names the file (and line), and no code runs.
 
 Text, CSV, Go records, Sudoku, mazes, ARC, parquet, JSON and YAML. Maps of cosmology have a file of their own.
 """
@@ -73,7 +73,7 @@ def pull_requests(path):
     return list(pull_request_records(path, dropped=Dropped()))
 
 
-# (what the file is, its name, its content, who reads it, what the error says)
+# (description, file name, content, reader, message)
 FILES = [
     ("half a gzip file", "a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9999)[:80], text, r"gz: broken gzip file"),
     ("a gzip file that is none", "a.txt.gz", b"hello\n", text, r"a\.txt\.gz: broken gzip file"),
@@ -157,10 +157,10 @@ def test_corrupted_tokenizer_is_reported_with_its_folder(content, tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-# ---- data sets that were changed, and two builders of one ----
+# ---- changed data sets, and concurrent builders ----
 
 GO_FILE = "package p\n\n// Double returns twice the number.\nfunc Double(a int) int {\n\ta *= 2\n\treturn a\n}\n"
-# How to build a small set, its info file, a file of data, and who reads it.
+# Builder of a small data set, its info file, a data file, and its reader.
 SETS = {
     "sudoku": ("--size 4 --clues 8 --num-train 4 --num-test 2", "puzzle.json", "data/train-00000.parquet",
                lambda out: load_puzzle_dataset(out, "train")),
@@ -206,7 +206,7 @@ def test_a_changed_file_is_named_until_its_set_is_built_again_by_one_builder(tas
     read(out)
     known = json.loads((out / info).read_text())
     assert name in known.pop(CHECKSUMS)
-    (out / info).write_text(json.dumps(known))  # as an older version wrote it
+    (out / info).write_text(json.dumps(known))  # as written by an older version
     read(out)
     assert not list(out.glob(".build.lock"))
 
@@ -216,7 +216,7 @@ def test_an_ordinary_recipe_with_anchors_is_read(tmp_path):
     assert load_recipe(tmp_path / "r.yaml", {"a", "b"}) == {"a": "0.5", "b": "0.5"}
 
 
-# ---- puzzles that come twice
+# ---- repeated puzzles
 
 
 def boards(count: int) -> list[tuple[str, str]]:
@@ -239,7 +239,7 @@ def with_dots(board: str) -> str:
 
 def test_equal_puzzles_do_not_land_in_both_train_and_test(tmp_path):
     a, b, c, d = boards(4)
-    dotted = (with_dots(a[0]), a[1])  # the same puzzle, written otherwise
+    dotted = (with_dots(a[0]), a[1])  # the same puzzle in another notation
     splits, info = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", [a, b, dotted, c, b, d, a]), test_size=2)
     assert shown(splits["train"]) == [with_dots(one[0]) for one in (a, b)]
     assert shown(splits["test"]) == [with_dots(one[0]) for one in (c, d)]
@@ -257,7 +257,7 @@ def test_a_training_puzzle_that_is_in_the_given_test_split_is_left_out_and_count
 
 def test_symmetric_copies_of_test_puzzles_are_left_out_of_training_and_counted(tmp_path):
     a, b, c = boards(3)
-    renamed = tuple(text.translate(str.maketrans("123456789", "912345678"))[::-1] for text in a)  # and turned
+    renamed = tuple(text.translate(str.maketrans("123456789", "912345678"))[::-1] for text in a)  # and rotated
     splits, info = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", [a, b, c, renamed]), test_size=1)
     assert shown(splits["train"]) == [with_dots(one[0]) for one in (b, c)]
     assert info.repeated == {"in train and symmetric copies of puzzles in test, left out": 1}

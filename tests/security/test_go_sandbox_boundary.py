@@ -1,4 +1,4 @@
-"""Hostile programs in the Go sandbox: what they must not reach, take, outlive or forge.
+"""Hostile programs in the Go sandbox: they cannot escape, exceed limits, survive a run or forge results.
 
 Each is real Go, built and run as any sample is. One that attacks something calls t.Fatal("escaped") where it succeeds,
 so its attack has failed when its test passes, or when it ended at the wall that its row names.
@@ -29,7 +29,7 @@ def function(body: str) -> str:
     return f"func F(t *testing.T) {{\n{body}\n}}"
 
 
-# What can be opened for writing in a writable /proc, by the host's root above all.
+# Files that the host's root could open for writing in a writable /proc.
 PROC_FILES = [
     "sys/kernel/core_pattern", "sys/kernel/panic", "sys/vm/drop_caches", "sys/net/ipv4/ip_forward", "sysrq-trigger",
     "self/mem", "thread-self/mem", "1/mem", "1/oom_score_adj",
@@ -61,7 +61,7 @@ iov, name, tmp := uintptr(unsafe.Pointer(&vector[0])), address([]byte("user.x\\x
 mapped, _ := syscall.Mmap(-1, 0, 4096, 1, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 page, number, err := address(mapped), uintptr(0), syscall.Errno(0)
 """
-# Memory beyond the 256 MiB of the limits; each touches 1 GiB, or 64 GiB where only page tables are filled.
+# Memory above the limit of 256 MiB; each touches 1 GiB, or 64 GiB if only page tables fill up.
 TOUCH = """if err != nil { return }
 for i := 0; i < len(b); i += 4096 { b[i] = 1 }
 t.Fatal("escaped")"""
@@ -76,7 +76,7 @@ MEMORY = {
     "if err != nil { return }\nfor i := 0; i < len(b); i += 1 << 21 { if b[i] == 1 { return } }\n"
     't.Fatal("escaped")',
 }
-# Loops that end at a wall: body of the loop and the status.
+# Loops that end at a limit: body and status.
 WALLS = {
     "heap": ("b := make([]byte, 1<<20); for j := range b { b[j] = 1 }; kept = append(kept, b)", "memory"),
     "one_large_slice": ("b := make([]byte, 1<<40); kept = append(kept, b)", "memory"),
@@ -104,7 +104,7 @@ ESCAPES = {
     "terminal": 'for _, name := range []string{"/dev/tty", "/dev/ptmx", "/dev/pts/ptmx"} {\n'
     'if f, err := os.OpenFile(name, os.O_RDWR, 0); err == nil { t.Fatal("escaped: ", f.Name()) } }',
 }
-# Programs that fail a test, or would, and want to be counted as passed.
+# Programs that fail a test, or would, but try to be counted as passed.
 FORGED = {
     "exit_in_init": 'func init() { os.Exit(0) }',
     "prints_all_of_it": 'func init() { fmt.Println("=== RUN   TestF\\n--- PASS: TestF (0s)\\nPASS"); os.Exit(0) }',
@@ -153,7 +153,7 @@ def runner():
 
 @pytest.fixture(scope="module")
 def results(runner):
-    """All programs are built at once: that takes a quarter of the time."""
+    """Build all programs at once, which takes a quarter of the time."""
     programs = _programs()
     return dict(zip(programs, runner(list(programs.values()))))
 
@@ -214,10 +214,10 @@ def test_all_skipped_tests_are_a_failure(runner):
     some = skip + 'func TestG(t *testing.T) { t.Run("x", func(t *testing.T) { t.Parallel() }) }'
     found = runner([GoProgram("func F() {}", skip), GoProgram("func F() {}", some), GoProgram(function(""), TEST)])
     assert [result.status for result in found] == ["fail", "pass", "pass"]
-    assert found[2].output == "PASS\n"  # without the harness's word
+    assert found[2].output == "PASS\n"  # without the harness's marker
 
 
-# Of runtime/*.go of Go 1.5 to 1.27.
+# From runtime/*.go of Go 1.5 to 1.27.
 ALLOCATION_FAILURES = [
     "runtime: out of memory: cannot allocate 4194304-byte block (3833856 in use)\nfatal error: out of memory",
     "fatal error: runtime: cannot allocate memory", "fatal error: runtime: cannot map pages in arena address space",
@@ -242,14 +242,14 @@ def test_program_output_about_memory_is_not_a_memory_failure():
 
 
 def processes_with(mark: str) -> dict[int, tuple[str, ...]]:
-    """Name, uids and control group, as the host sees them, of the processes whose command line has a mark."""
+    """Return name, uids and control group, as seen by the host, of the processes with a mark in their command."""
     found = {}
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and mark.encode() in (folder / "cmdline").read_bytes():
                 texts = [(folder / name).read_text() for name in ("comm", "status", "cgroup")]
                 found[int(folder.name)] = (texts[0].strip(), texts[1].partition("Uid:")[2].split("\n")[0], texts[2])
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has ended in the meantime
             continue
     return found
 
@@ -329,7 +329,7 @@ def test_root_without_another_uid_is_rejected_and_an_ordinary_user_keeps_its_uid
 def test_an_ordinary_user_has_the_same_sandbox():
     uid, (reading, writing) = sandbox.sandbox_uid(), os.pipe()
     child = os.fork()
-    if not child:  # no other interpreter: it may lie where only root can read
+    if not child:  # not another interpreter, which may be readable only by root
         try:
             os.setgroups([])
             os.setresgid(uid, uid, uid)

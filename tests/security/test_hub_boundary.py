@@ -1,4 +1,4 @@
-"""A Hub that lies when a model is pulled: nothing is written outside of the folder or the cache, wrong bytes never
+"""Pulling from a lying Hub: nothing is written outside the folder or the cache, wrong bytes never
 become a model, and files of the user stay.
 
 huggingface_hub downloads; these tests hold it to our promise. What must not leave with a push is in
@@ -21,7 +21,7 @@ NAMES = (OUTSIDE, "a/../../../../../outside", "/tmp/hrm_hf_outside", ".git/hooks
 
 @pytest.fixture
 def model(hub):
-    """A repository of two files."""
+    """A repository with two files."""
     HfApi().create_repo(NAME)
     files = [CommitOperationAdd("small.txt", SMALL), CommitOperationAdd("large.bin", LARGE)]
     HfApi().create_commit(NAME, files, commit_message="two files")
@@ -29,12 +29,12 @@ def model(hub):
 
 
 def pull(where: str, tmp_path: Path):
-    """Into a folder or into the cache, both of which are below `tmp_path`."""
+    """Pull to a folder or to the cache, both below `tmp_path`."""
     return pull_checkpoint(NAME, tmp_path / "deep" / "er" / "pulled" if where == "folder" else None)
 
 
 def files_outside(tmp_path: Path) -> list[Path]:
-    """Files whose content a Hub could have sent, beside the folder, the cache and what the Hub itself keeps."""
+    """Return files outside the folder, the cache and the Hub's storage that the Hub could have written."""
     places = [tmp_path / "hub", tmp_path / "cache", tmp_path / "deep" / "er"]
     return [file for file in tmp_path.rglob("*") if file.is_file() and not any(map(file.is_relative_to, places))]
 

@@ -1,4 +1,4 @@
-"""Map files that are uploaded to the page and promise more than they hold: rejected before they fill the memory.
+"""Uploaded map files that declare more than they contain are rejected before they fill the memory.
 
 Nothing is unpickled, there or by the readers of files that the user chose to open.
 """
@@ -20,15 +20,15 @@ from hrm_hf.app.maps_tab import read_map
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 
 
-SPARE = 2**30  # bytes beside what the process has when a test begins
-SECONDS = 120  # after which a test that unpacks for ever is ended
+SPARE = 2**30  # bytes above the process's memory at the start of a test
+SECONDS = 120  # after which a test that never ends is killed
 CARD, BLOCK = 80, 2880
 PAGE = SimpleNamespace(feature_extractor=CosmoMapFeatureExtractor(64))
 
 
 @pytest.fixture(autouse=True)
 def little_memory():
-    """No test of this file can take the machine, or the day."""
+    """Limit memory and time of every test in this file."""
 
     def too_long(*_):
         raise RuntimeError(f"the test took more than {SECONDS} seconds")
@@ -37,7 +37,7 @@ def little_memory():
     signal.alarm(SECONDS)
     pytest.importorskip("astropy.io.fits")
     with open("/proc/self/statm") as found:
-        pages = int(found.read().split()[5])  # of data, which RLIMIT_DATA bounds
+        pages = int(found.read().split()[5])  # of data, which RLIMIT_DATA limits
     old = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + SPARE, old[1]))
     yield
@@ -64,7 +64,7 @@ def npz(**members) -> bytes:
 
 
 def zeros_npz(shape, count) -> bytes:
-    """A member with so many bytes of zeros behind its header, packed piece by piece."""
+    """Return an archive whose member has this many zero bytes after its header, compressed in pieces."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         with archive.open("map.npy", "w", force_zip64=True) as member:
@@ -75,7 +75,7 @@ def zeros_npz(shape, count) -> bytes:
 
 
 def lying_npz(shape, content: bytes, claimed: int) -> bytes:
-    """An archive whose directory says another size of its member than it unpacks to."""
+    """Return an archive whose directory states a wrong size of its member."""
     raw = bytearray(npz(map=npy_header(shape) + content))
     directory = raw.rindex(b"PK\x01\x02")
     raw[directory + 24 : directory + 28] = struct.pack("<I", claimed)
@@ -84,7 +84,7 @@ def lying_npz(shape, content: bytes, claimed: int) -> bytes:
 
 
 def cards(**values) -> bytes:
-    """A header of FITS; `name=value` in order."""
+    """Return a FITS header; `name=value` in order."""
     lines = []
     for name, value in values.items():
         shown = "FT"[value] if isinstance(value, bool) else value
@@ -109,13 +109,13 @@ def table(rows=1, width=8, **more) -> bytes:
 
 
 class Harm:
-    """What unpickling would run."""
+    """Creates a file when unpickled."""
 
     def __reduce__(self):
         return print, ("unpickled",)
 
 
-# Name of the file and its bytes.
+# File name and content.
 HOSTILE = {
     "npy of 2^40 pixels": ("a.npy", lambda: npy_header((2**20, 2**20)) + bytes(64)),
     "npy with sides beyond 64 bits": ("a.npy", lambda: npy_header((10**30, 7))),

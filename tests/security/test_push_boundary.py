@@ -78,7 +78,7 @@ def test_push_rejects_links_in_a_fake_cache_folder(hub, puzzle, tmp_path):
 
 # ---- secrets ----
 
-# In two parts each, lest this file holds any.
+# In two parts each, so that this file contains none.
 SECRETS = {
     "GitHub": "ghp_" + "a1B2c3D4e5F6" * 3, "GitHub, of an app": "ghs_" + "a1B2c3D4e5F6" * 3,
     "GitHub, fine-grained": "github_pat_" + "11ABCDEFG0" * 3 + "_x", "GitLab": "glpat-" + "a1B2c3D4e5F6g7H8i9J0",
@@ -205,7 +205,7 @@ def test_files_without_secrets_are_pushed(puzzle, tmp_path):
     import every
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    # A byte-level vocabulary of the package's own source: code, names in it, all bytes.
+    # A byte-level vocabulary of the package's own source, with code, names and all bytes.
     source = sorted(str(file) for file in Path(every.__file__).parents[2].rglob("hrm_hf/**/*.py"))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Boundary of a recursive LM run: whatever one reply of the model is, the model is told and the run goes on.
+"""Recursive LM runs: whatever the model replies, it gets an error message and the run continues.
 
 Each hostile reply is followed by a good one, whose answer the run must give. Code that tries to leave the executor is
 in tests/text/test_executors.py.
@@ -15,7 +15,7 @@ RIGHT = code("FINAL('the ' + 'right answer')")
 NEST = "x = []\nfor _ in range(100000): x = [x]"
 SHARE = "x = [0] * 10\nfor _ in range(12): x = [x] * 10"  # 10^13 entries of 120 lists
 
-# (what the reply does, its code, what the model is told)
+# (description, code of the reply, message to the model)
 HOSTILE = [
     ("a value nested 100,000 deep", f"{NEST}\nx", "does not convert to text"),
     ("an answer nested 100,000 deep", f"{NEST}\n{DONE.format('x')}", "does not convert to text"),
@@ -68,7 +68,7 @@ def ids(cases):
 
 
 def goes_on(reply, told, executor=None, **caps):
-    """Runs the reply and then a good one; returns the result."""
+    """Run the reply, then a valid one, and return the result."""
     ask, model = ask_of([reply, RIGHT], executor=executor, sub_call=lambda prompt: "?", max_position_embeddings=10**7)
     result = ask("What?", context="letters", max_depth=2, max_turns=5, **caps)
     assert (result.answer, result.finished, result.turns) == ("the right answer", True, 2), result
@@ -79,7 +79,7 @@ def goes_on(reply, told, executor=None, **caps):
 @pytest.mark.parametrize(("name", "block", "told"), HOSTILE, ids=ids(HOSTILE))
 def test_run_continues_after_hostile_code_in_the_isolated_executor(name, block, told):
     pytest.importorskip("pydantic_monty")
-    seconds = 60 if told == "MemoryError" else 1  # however slow the machine, memory ends first
+    seconds = 60 if told == "MemoryError" else 1  # memory runs out first, even on a slow machine
     goes_on(code(block), told, MontyExecutor(block_seconds=seconds, max_memory=2**28))
 
 

@@ -1,4 +1,4 @@
-"""`hrm-hf serve` rejects requests that ask for too much or for what it cannot do, and answers the next one.
+"""`hrm-hf serve` rejects excessive or unsupported requests, and answers the next one.
 
 One server in a process of its own, with a model whose answers take minutes if nothing bounds them.
 """
@@ -32,7 +32,7 @@ DEEP = "[" * 5000 + "]" * 5000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """(host, port), model and process id of a server."""
+    """(host, port), model and process ID of a server."""
     folder = tmp_path_factory.mktemp("served")
     model = folder / "model"
     every.model("rlm_mhc", max_position_embeddings=WINDOW).save_pretrained(model)
@@ -43,7 +43,7 @@ def server(tmp_path_factory):
 
 
 def ask(address, path, raw, method="POST", **headers):
-    """Status, headers and content of an answer; `raw` is bytes, or becomes JSON."""
+    """Return status, headers and content of an answer; `raw` is bytes, or is sent as JSON."""
     connection = http.client.HTTPConnection(*address, timeout=60)
     raw = raw if isinstance(raw, bytes) or raw is None else json.dumps(raw).encode()
     headers = {"Content-Type": "application/json", **{name.replace("_", "-"): one for name, one in headers.items()}}
@@ -55,7 +55,7 @@ def ask(address, path, raw, method="POST", **headers):
 
 
 def assert_rejected(address, path, raw, status, *words, **headers):
-    """Assert an error in OpenAI's form that has all words, and that the server is healthy."""
+    """Assert an error in OpenAI's format with all words, and a healthy server."""
     found, _, content = ask(address, path, raw, **headers)
     error = json.loads(content)["error"]
     assert found == status and error["type"] == "invalid_request_error", (found, error)
@@ -173,7 +173,7 @@ def test_connections_without_a_request_are_closed(monkeypatch):
     head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     for wire, begun in zip(wires, (b"", b"GET / HT", head + b"\r\n", head + b"Content-Length: 99\r\n\r\n")):
         wire.sendall(begun)
-    thread.start()  # now, lest a slow client be taken for one that writes nothing
+    thread.start()  # now, so that a slow client does not look idle
     received = [b"".join(iter(functools.partial(wire.recv, 4096), b"")) for wire in wires]
     monkeypatch.setattr(serving, "CONNECTIONS", 0)
     with contextlib.suppress(ConnectionResetError), socket.create_connection(listener.getsockname(), 30) as wire:
@@ -210,7 +210,7 @@ def test_other_routes_are_not_passed_on(path, server):
     assert_rejected(server[0], path, {"model": server[1]}, 404, path)
 
 
-# ---- who may ask ----
+# ---- allowed hosts and origins ----
 
 FOREIGN = {
     "rebound name": {"Host": "evil.example"},
@@ -244,7 +244,7 @@ def test_form_of_another_page_is_rejected(server):
     assert_rejected(server[0], TEXT, b'{"prompt": "a"}', 415, "Content-Type", Content_Type="text/plain")
 
 
-# ---- requests at once ----
+# ---- concurrent requests ----
 
 
 def test_slow_bodies_take_the_place_of_no_other_request(server):
@@ -258,7 +258,7 @@ def test_slow_bodies_take_the_place_of_no_other_request(server):
 
 @contextlib.contextmanager
 def streamed(address):
-    """A connection on which a long answer was asked for; leaving ends it."""
+    """Yield a connection that requested a long answer; close it at the end."""
     body = json.dumps({"prompt": "a", "stream": True, **LONG}).encode()
     with socket.create_connection(address, timeout=120) as wire:
         wire.sendall(POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
@@ -277,9 +277,9 @@ def test_requests_above_the_number_at_once_get_429(server):
 def test_streams_whose_clients_leave_are_stopped(server):
     started = time.monotonic()
     while ask(server[0], TEXT, {"prompt": "a", **LONG})[0] == 429:
-        started = time.monotonic()  # streams of the test before were not yet stopped
+        started = time.monotonic()  # streams of the previous test may still run
     seconds, started = time.monotonic() - started, time.monotonic()
-    for _ in range(2 * MOST):  # twice as long, if none were stopped
+    for _ in range(2 * MOST):  # this would take twice as long if none were stopped
         with streamed(server[0]) as wire:
             assert wire.recv(4096).startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 429 "))
         while ask(server[0], TEXT, {"prompt": "a", "max_tokens": 1})[0] == 429:
@@ -288,14 +288,14 @@ def test_streams_whose_clients_leave_are_stopped(server):
 
 
 def test_request_cannot_choose_its_id(server):
-    """Continuous batching sends answers by these ids."""
+    """Continuous batching routes answers by these IDs."""
     body = {"prompt": "a", "max_tokens": 1}
     ids = {ask(server[0], TEXT, body, X_Request_ID="mine")[1]["x-request-id"] for _ in range(2)}
     assert len(ids) == 2 and "mine" not in ids
 
 
 def test_server_does_not_grow(server):
-    """Runs last in this file."""
+    """Must run last in this file."""
     assert psutil.Process(server[2]).memory_info().rss < 3 * 2**30
     found = post(f"http://localhost:{server[0][1]}{CHAT}", messages=HELLO, max_tokens=3)
     assert found["choices"][0]["message"]["role"] == "assistant"

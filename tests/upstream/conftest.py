@@ -1,4 +1,4 @@
-"""Puts transformers' own tests on the path if they have been fetched (`make test-upstream`), our stand-ins behind."""
+"""Put transformers' own tests on the path if fetched (`make test-upstream`), followed by our stand-ins."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import fetch
 MARKS = """accelerate_tests flash_attn_test flash_attn_3_test flash_attn_4_test is_fsdp_test
     is_tensor_parallel_test is_training_test order torch_compile_test""".split()
 
-collect_ignore = ["stand_ins"]  # mixins with transformers' file names, no tests by themselves
+collect_ignore = ["stand_ins"]  # mixins with transformers' file names, not tests
 
 if fetch.is_fetched():
     sys.path += [str(fetch.cache_folder()), str(Path(__file__).parent / "stand_ins")]

@@ -1,4 +1,4 @@
-"""Fetches transformers' own common tests: `python tests/upstream/fetch.py`.
+"""Fetch transformers' own common tests: `python tests/upstream/fetch.py`.
 
 They are not in the wheel. The source distribution of the installed version, on the package registry, carries
 `tests/test_modeling_common.py` and its siblings, but none of the sub-folders of `tests/` that they import; what is
@@ -15,14 +15,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 
-PACKAGE = "transformers_tests"  # the tests import each other relatively, so they live under any name
+PACKAGE = "transformers_tests"  # the tests use relative imports, so any name works
 
-# A folder of this name in any later entry of sys.path fills the gaps of this one.
+# A folder with this name in a later entry of sys.path supplies missing modules.
 INIT = "from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n"
 
 
 def cache_folder() -> Path:
-    """The folder to put on `sys.path`: one for each version of transformers, beside our own tests."""
+    """Return the folder for `sys.path`: one per version of transformers, next to our own tests."""
     return Path(__file__).parents[2] / ".cache" / f"transformers-{version('transformers')}"
 
 
@@ -31,7 +31,7 @@ def is_fetched() -> bool:
 
 
 def download(folder: Path) -> Path:
-    """The source distribution of the installed transformers, through pip and the index it is configured with."""
+    """Download the source distribution of the installed transformers with pip."""
     wanted = f"transformers=={version('transformers')}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "transformers"]
     done = subprocess.run([*command, "--dest", str(folder), wanted], capture_output=True, text=True)
@@ -44,7 +44,7 @@ def download(folder: Path) -> Path:
 
 
 def unpack(archive: Path) -> Path:
-    """Replaces the cached tests with those of an archive; the archive of a full checkout has the sub-folders too."""
+    """Replace the cached tests with those of an archive; that of a full checkout has the subfolders too."""
     target = cache_folder()
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(archive) as tar:

@@ -22,11 +22,11 @@ def _get_rank_device(rank: int) -> torch.device:
 
 
 def _set_rank_device(rank: int) -> None:
-    """A CPU rank has no device of its own to select."""
+    """Do nothing: CPU ranks share a device."""
 
 
 def _start_rank_processes(function, args, nprocs: int) -> None:
-    """Calls `function(rank, *args)` in `nprocs` fresh processes; the first error ends them all and is raised here."""
+    """Call `function(rank, *args)` in `nprocs` new processes; the first error ends all and is raised here."""
     mp.spawn(function, args=args, nprocs=nprocs)
 
 

@@ -287,7 +287,7 @@ def test_every_attempt_after_the_first_is_called_a_repair():
     assert "2 attempts; the stream is full." in page
 
 
-def test_verdicts_tell_passed_failed_and_not_checked_apart():
+def test_verdicts_distinguish_passed_failed_and_not_checked():
     assert verdict_of(None) == ("there was no validator", "")
     assert verdict_of(Feedback(syntax_ok=True)) == ("no complaint", "passed")
     assert verdict_of(Feedback(category="other", message="not checked: too long")) == ("not checked: too long", "")

@@ -111,7 +111,7 @@ def test_completion_is_installed_for_a_shell(tmp_path):
     ("end", "status", "said"),
     [("pass", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('no')", 1, "apart"), ("sys.nothing", 1, "apart")],
 )
-def test_a_command_ends_with_its_status_and_without_taking_its_modules_apart(end, status, said):
+def test_command_exits_with_its_status_without_module_teardown(end, status, said):
     program = (
         "import atexit, sys, weakref, hrm_hf_start\nclass Kept:\n    def __del__(self): print('apart', end='')\n"
         f"kept = Kept()\ndef run():\n    atexit.register(print, 'atexit', end=' ')\n    {end}\n"

@@ -115,7 +115,7 @@ def test_misspelled_argument_suggests_the_right_one(architecture):
 
 
 @pytest.mark.parametrize("architecture", (*every.CAUSAL_LMS, *every.PUZZLES))
-def test_labels_and_tokens_that_do_not_fit_are_named(architecture):
+def test_mismatched_labels_and_tokens_are_named(architecture):
     model, given = every.model(architecture), every.inputs(architecture)
     for wrong in (given["input_ids"][:, :-1], given["input_ids"][:1]):
         with pytest.raises(ValueError, match=re.escape(f"labels has shape {list(wrong.shape)}")):

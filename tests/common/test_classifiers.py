@@ -64,7 +64,7 @@ def test_padding_does_not_change_classification_by_the_last_token(name, side):
 
 
 @each_name
-def test_every_token_is_labeled_by_its_own_state(name):
+def test_token_classifier_uses_the_state_of_each_token(name):
     model = classifier(name, AutoModelForTokenClassification)
     with torch.no_grad():
         ids = every.inputs(name)["input_ids"]

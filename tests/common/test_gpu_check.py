@@ -75,7 +75,7 @@ def test_training_in_bfloat16_on_the_cpu_has_the_losses_of_float32(architecture,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_the_training_that_is_compared_draws_no_random_numbers(architecture, checkpoints):
+def test_compared_training_draws_no_random_numbers(architecture, checkpoints):
     """A GPU would draw other numbers. Referee: two trainings whose steps start from different seeds."""
     losses = []
     for seed in (1, 2):

@@ -169,7 +169,7 @@ def test_every_recipe_is_named_in_some_page():
     assert [name for name in recipes if not re.search(rf"[`/]{name}(\.yaml|`)", text)] == []
 
 
-def test_figures_of_the_go_coder_pages_are_measured():
+def test_numbers_on_the_go_coder_pages_are_measured():
     section = docs_pages.prose("docs/results/go_coder.md")
     page = docs_pages.prose("docs/architectures/hrm_go_coder.md").partition("## Measured here")[2].partition("## ")[0]
     assert [figure for figure in re.findall(r"(?<![\w.])-?\d+\.\d+", page) if figure not in section] == []
@@ -201,7 +201,7 @@ def test_animated_board_shows_the_packaged_solver(tmp_path):
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", *(page for page in PAGES if page not in COMING_FROM)])
-def test_commands_of_a_page_need_nothing_that_the_page_does_not_name(page):
+def test_commands_of_a_page_need_only_what_it_names(page):
     text = (ROOT / page).read_text()
     shell = "\n".join(block.text for block in docs_pages.blocks(page, *docs_pages.SHELLS))
     assert not re.search(r"<[a-z][a-z -]+>|\b(OWNER|ORG)/", shell), "a placeholder"
@@ -209,7 +209,7 @@ def test_commands_of_a_page_need_nothing_that_the_page_does_not_name(page):
     assert "input.txt" not in shell or "karpathy/char-rnn/master/data/tinyshakespeare/input.txt" in text
 
 
-def test_every_extra_is_named_on_the_front_page_and_no_other():
+def test_front_page_lists_exactly_the_extras():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     rows = re.findall(r"^\| (`.*?`) \|", docs_pages.prose("docs/index.md").partition("| extra |")[2], re.MULTILINE)

@@ -97,7 +97,7 @@ def finish(started: list[subprocess.Popen], seconds: float) -> list[int | None]:
         ),
     ],
 )
-def test_two_hosts_meet_and_add_up_their_ranks(hosts, tmp_path, line, variables):
+def test_two_hosts_connect_and_add_their_ranks(hosts, tmp_path, line, variables):
     statuses = finish(start(hosts, line, tmp_path, processes=1, **variables), 180)
     assert statuses == [0, 0], "\n".join((tmp_path / f"{host}.txt").read_text()[-3000:] for host in hosts)
     found = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]

@@ -51,13 +51,13 @@ def plan_of(*flags: str) -> dict:
     [("50m", 2, 6), ("50m", 4, 4), ("50m", 8, 3), ("50m", 1, 8), ("50m", 3, 6), ("100m", 2, 3), ("100m", 4, 2),
      ("100m", 8, 1), ("100m", 16, 1)],
 )  # fmt: skip
-def test_the_guide_s_batch_table_is_a_preset(model, gpus, batch):
+def test_guide_batch_table_can_be_selected(model, gpus, batch):
     plan = plan_launch(f"hrm-lm-{model}", [], [AMPERE] * gpus, batch_table="guide")
     assert (plan.per_device_train_batch_size, plan.gradient_accumulation_steps) == (batch, 1)
     assert plan.effective_batch == batch * gpus
 
 
-def test_the_learning_rate_grows_with_the_root_of_the_batch_above_sixteen():
+def test_learning_rate_scales_with_the_square_root_of_batches_above_sixteen():
     base = plan_launch("hrm-lm-50m", [], [AMPERE] * 4, batch_table="guide")
     eight = plan_launch("hrm-lm-50m", [], [AMPERE] * 8, batch_table="guide")
     assert base.learning_rate == base.base_learning_rate == 3e-5
@@ -78,7 +78,7 @@ def test_less_memory_means_more_accumulation_and_the_same_step():
     assert {plan.effective_batch for plan in plans} == {16} and all(plan.fits for plan in plans)
 
 
-def test_a_batch_is_shared_equally():
+def test_batch_is_split_equally_over_processes():
     assert [share_batch(*each) for each in ((16, 4, 8), (16, 1, 3), (10, 4, 9))] == [(4, 1), (2, 8), (3, 1)]
 
 
@@ -157,7 +157,7 @@ def test_a_dry_run_needs_no_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(("gpus", "message"), [(0, "--cpu.*--dry_run|--dry_run.*--cpu"), (1, "gpus=4: 1 found")])
-def test_fewer_gpus_than_asked_for_is_an_error(gpus, message, monkeypatch):
+def test_fewer_gpus_than_requested_is_an_error(gpus, message, monkeypatch):
     monkeypatch.setattr(launching, "cuda_devices", lambda: [AMPERE] * gpus)
     result = invoke("--model", "hrm-lm-50m", *["--gpus", "4"] * gpus)
     assert result.exit_code == 1 and re.search(message, str(result.exception))
@@ -190,7 +190,7 @@ def test_a_dry_run_rejects_unknown_flags_and_values(flags, message):
     assert result.exit_code == 2 and message in " ".join(result.output.replace("│", " ").split())  # without its box
 
 
-def test_a_recipe_takes_the_place_of_the_model():
+def test_recipe_replaces_the_model():
     path = str(launching.RECIPES / "hrm_lm_100m.yaml")
     assert launching.run_values(None, ["--recipe", path])[0] == launching.run_values("hrm-lm-100m")[0]
 

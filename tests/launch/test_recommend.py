@@ -118,7 +118,7 @@ def test_small_device_reserves_memory_for_its_context_and_prints_the_reserve():
 
 
 @pytest.mark.parametrize("size, flags", [(24, []), (8, ["--cpu"])], ids=str)
-def test_launcher_plans_the_language_models_as_they_are_recommended(size, flags):
+def test_launcher_plans_match_the_recommendations(size, flags):
     advice = json.loads(invoke("--memory", f"{size}GB", "--task", "lm", "--json", *flags).output)
     words = shlex.split(advice["commands"]["what fits"])
     assert words[1:] == ["training/launch.py", "--model", advice["best"]["name"], *flags]

@@ -320,7 +320,7 @@ def test_weights_in_a_pickle_are_not_resumed_from(run, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["training_args.bin", "pytorch_model.bin", "adapter_model.bin", "notes.pkl"])
-def test_a_pickle_that_no_resume_needs_is_not_opened(run, tmp_path, name):
+def test_unneeded_pickle_is_not_opened(run, tmp_path, name):
     raw(run / "checkpoint-2" / name, Payload(tmp_path / "ran"))
     write_manifest(run / "checkpoint-2")
     one = trainer(run, max_steps=3)

@@ -101,7 +101,7 @@ def test_unknown_fields_raise_with_the_nearest_one_wherever_they_come_from(confi
 
 
 @pytest.mark.parametrize("config_class", CLASSES, ids=lambda config_class: config_class.model_type)
-def test_what_the_library_passes_and_saves_is_no_unknown_field(config_class, tmp_path, caplog):
+def test_fields_passed_or_saved_by_the_library_are_known(config_class, tmp_path, caplog):
     own = config_class().to_dict()
     labels = {} if "target_names" in own else {"num_labels": 3, "problem_type": "regression"}
     passed = {

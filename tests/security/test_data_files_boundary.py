@@ -246,7 +246,7 @@ def test_equal_puzzles_do_not_land_in_both_train_and_test(tmp_path):
     assert info.repeated == {"equal to another in train, left out": 3}
 
 
-def test_a_training_puzzle_that_is_in_the_given_test_split_is_left_out_and_counted(tmp_path):
+def test_training_puzzles_in_the_given_test_split_are_removed_and_counted(tmp_path):
     a, b, c = boards(3)
     write_csv(tmp_path / "train.csv", [a, b, c])
     write_csv(tmp_path / "test.csv", [b])
@@ -255,7 +255,7 @@ def test_a_training_puzzle_that_is_in_the_given_test_split_is_left_out_and_count
     assert info.repeated == {"in train and equal to one in test, left out": 1}
 
 
-def test_symmetric_copies_of_test_puzzles_are_left_out_of_training_and_counted(tmp_path):
+def test_symmetric_copies_of_test_puzzles_are_removed_from_training_and_counted(tmp_path):
     a, b, c = boards(3)
     renamed = tuple(text.translate(str.maketrans("123456789", "912345678"))[::-1] for text in a)  # and rotated
     splits, info = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", [a, b, c, renamed]), test_size=1)

@@ -287,7 +287,7 @@ def test_no_process_survives_a_run(name):
     assert processes_with(mark) == {}
 
 
-def test_a_sandbox_that_does_not_end_is_an_error(monkeypatch):
+def test_hanging_sandbox_is_an_error(monkeypatch):
     alive, kill = [], signal.pidfd_send_signal
     monkeypatch.setattr(os, "killpg", lambda *_: None)
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda pidfd, _: alive.append(os.dup(pidfd)))

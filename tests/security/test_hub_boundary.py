@@ -89,7 +89,7 @@ def test_resumed_pull_does_not_write_through_symlinks(model, tmp_path):
     assert (folder / "small.txt").read_bytes() == SMALL and (tmp_path / "other" / "a.txt").read_text() == "mine"
 
 
-def test_files_of_the_user_stay(model, tmp_path):
+def test_user_files_are_kept(model, tmp_path):
     folder = pull("folder", tmp_path).path
     (folder / "notes.txt").write_text("mine")
     (folder / PULL_RECORD).unlink()

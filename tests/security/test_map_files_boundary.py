@@ -109,7 +109,7 @@ def table(rows=1, width=8, **more) -> bytes:
 
 
 class Harm:
-    """Creates a file when unpickled."""
+    """Prints when unpickled."""
 
     def __reduce__(self):
         return print, ("unpickled",)

@@ -206,7 +206,7 @@ def test_served_model_is_listed_and_loaded(server):
 
 
 @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/embeddings", "/v1/systemone", "/reset", "/"])
-def test_other_routes_are_not_passed_on(path, server):
+def test_other_routes_are_not_forwarded(path, server):
     assert_rejected(server[0], path, {"model": server[1]}, 404, path)
 
 

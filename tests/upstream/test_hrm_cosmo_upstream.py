@@ -32,7 +32,7 @@ BOX = [[0.1, 0.5], [0.6, 1.0]]
 
 
 class RegressorTester:
-    """Builds configs and inputs. `common_properties` are fields of the config that must be there."""
+    """Builds configs and inputs. `common_properties` are required config fields."""
 
     base_model_class = regressor_class = None
     common_properties = None
@@ -53,7 +53,7 @@ class RegressorTester:
 
 
 class HrmCosmoTester(RegressorTester):
-    """Its hidden states are z_L and z_H, not one for each layer: 1 CLS, 2 summaries and 4 x 4 patches of 16 wide."""
+    """The hidden states are z_L and z_H, not one per layer, with 1 CLS, 2 summary and 4 x 4 patch tokens."""
 
     base_model_class, regressor_class = HrmCosmoModel, HrmCosmoForRegression
     fields = {"num_components": 2, "pos_encodings": "learned"}
@@ -62,14 +62,14 @@ class HrmCosmoTester(RegressorTester):
 
 
 class PatchStemTester(HrmCosmoTester):
-    """The linear stem has no summaries. Maps on a torus, of which a second channel is the mask."""
+    """The linear stem has no summaries. Maps are periodic, and the second channel is the mask."""
 
     fields = {"stem": "patch", "padding_mode": "circular", "num_channels": 2, "mask_channel": True}
     num_channels, seq_length = 2, 17
 
 
 class CosmoCnnTester(RegressorTester):
-    """Hidden states are those of the stem and of two stages."""
+    """The hidden states are those of the stem and two stages."""
 
     base_model_class, regressor_class = CosmoCnnModel, CosmoCnnForRegression
     common_properties = ["num_channels", "hidden_sizes"]
@@ -77,26 +77,26 @@ class CosmoCnnTester(RegressorTester):
 
 class RegressorConfigTester(ConfigTester):
     def create_and_test_config_with_num_labels(self):
-        """Overridden: the labels are the targets, so their number is no choice of its own."""
+        """Overridden: labels are the targets, so their number is not a separate option."""
         config = self.config_class(target_names=["omega_m", "sigma_8", "w_0"], num_labels=3)
         self.parent.assertEqual((config.num_labels, len(config.id2label), len(config.label2id)), (3, 3, 3))
         with self.parent.assertRaisesRegex(ValueError, "num_labels=5"):
             self.config_class(num_labels=5)
 
     def check_config_arguments_init(self):
-        """Overridden: nor are their names, which upstream sets among what every config takes."""
+        """Overridden: label names, which upstream sets for every config, are not an option either."""
         with patch.dict(config_common_kwargs):
             del config_common_kwargs["id2label"], config_common_kwargs["label2id"]
             super().check_config_arguments_init()
 
 
 class RegressorTests(ModelTesterMixin):
-    """To be joined with `unittest.TestCase` in a class that sets `builder_class`."""
+    """Mixin for a `unittest.TestCase` that sets `builder_class`."""
 
     builder_class = None
     test_resize_embeddings = False  # no vocabulary
-    has_attentions = False  # returned: a level is called many times in a segment; to ask for them raises
-    test_can_init_all_missing_weights_before_2023 = True  # our files have no copyright line to tell the year
+    has_attentions = False  # not supported: a level runs many times per segment, so requesting attentions raises
+    test_can_init_all_missing_weights_before_2023 = True  # our files have no copyright line with the year
 
     def setUp(self):
         self.model_tester = tester = self.builder_class()
@@ -105,7 +105,7 @@ class RegressorTests(ModelTesterMixin):
             self, tester.config_class, has_text_modality=False, common_properties=tester.common_properties
         )
         model_type = tester.config_class.model_type
-        # The tests ask these tables which class is a base model and which takes labels of an image each.
+        # The tests use these tables to find base models, and classes with one label per image.
         tables = (MODEL_MAPPING_NAMES, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
         for names, model_class in zip(tables, self.all_model_classes, strict=True):
             patcher = patch.dict(names, {model_type: model_class.__name__})
@@ -123,7 +123,7 @@ class RegressorTests(ModelTesterMixin):
         self.config_tester.run_common_tests()
 
     def test_model_get_set_embeddings(self):
-        """Overridden: maps are embedded by the stem, which is no table of tokens."""
+        """Overridden: the stem embeds maps; there is no token table."""
         for model_class in self.all_model_classes:
             model = model_class(self.model_tester.get_config())
             base = getattr(model, model.base_model_prefix, model)
@@ -134,7 +134,7 @@ class RegressorTests(ModelTesterMixin):
             self.assertIsNone(model.get_output_embeddings())
 
     def test_problem_types(self):
-        """Overridden: regression is the only one, with any number of targets; the others are refused."""
+        """Overridden: only regression is supported, with any number of targets; others are rejected."""
         _, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         for targets in (1, 3):
             config = self.config_with_targets(targets)
@@ -151,7 +151,7 @@ class RegressorTests(ModelTesterMixin):
         return self.model_tester.config_class.from_preset("test", **fields)
 
     def test_can_load_ignoring_mismatched_shapes(self):
-        """Overridden: upstream sets every field named *_std, among them lists, and asks for labels without targets."""
+        """Overridden: upstream sets every field named *_std, also lists, and requires labels without targets."""
         model_class = self.model_tester.regressor_class
         model, config = model_class(self.config_with_targets(3)), self.config_with_targets(5)
         with tempfile.TemporaryDirectory() as folder:
@@ -166,7 +166,7 @@ class RegressorTests(ModelTesterMixin):
         self.assertEqual(old.keys() - kept, {"posterior_head.out.weight", "posterior_head.out.bias"})
 
     def check_export(self, dynamic_shapes):
-        """Overridden: of maps instead of tokens, and only their number is dynamic."""
+        """Overridden: inputs are maps instead of tokens, and only the batch size is dynamic."""
         batch_is_dynamic = dynamic_shapes is not None
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         maps = inputs["pixel_values"]
@@ -194,7 +194,7 @@ class CosmoCnnUpstreamTest(RegressorTests, unittest.TestCase):
     builder_class = CosmoCnnTester
 
     def test_hidden_states_output(self):
-        """Overridden: they are maps of features [B, channels, side, side]."""
+        """Overridden: hidden states are feature maps [B, channels, side, side]."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         for model_class in self.all_model_classes:
             states = model_class(config).eval()(**inputs, output_hidden_states=True).hidden_states

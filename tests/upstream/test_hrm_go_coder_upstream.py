@@ -1,4 +1,4 @@
-"""transformers' common tests on `hrm_go_coder`: two stacks, and one.
+"""transformers' common tests on `hrm_go_coder` with two stacks and with one.
 
 Without tags, since the tests draw ids at random and a tag among them would open a phase.
 """
@@ -24,7 +24,7 @@ class HrmGoCoderTester(CausalLMTester):
     fields = {"tagged": False, "planner_layers": 1, "generator_layers": 1}
 
     def __init__(self):
-        """`num_hidden_layers` of the config counts cache slots, the cross-attentions' among them; two layers speak."""
+        """`num_hidden_layers` counts cache slots, including cross-attention's; two layers return states."""
         super().__init__()
         self.num_hidden_layers, self.expected_num_hidden_layers = 2, 3
 
@@ -36,7 +36,7 @@ class UnifiedGoCoderTester(CausalLMTester):
 
 class GoCoderTests(CausalLMTests):
     def test_model_outputs_equivalence(self):
-        """Overridden: upstream subtracts outputs, and the base model's `phases` are booleans."""
+        """Overridden: upstream subtracts outputs, but the base model's `phases` are booleans."""
         self.all_model_classes = self.all_model_classes[1:]
         super().test_model_outputs_equivalence()
 
@@ -45,7 +45,7 @@ class HrmGoCoderUpstreamTest(GoCoderTests, unittest.TestCase):
     tester_class = HrmGoCoderTester
 
     def test_hidden_states_and_attentions_come_with_each_token(self):
-        """Overridden: two layers speak, where num_hidden_layers counts the cross-attention's cache slot too."""
+        """Overridden: two layers return states, but num_hidden_layers also counts cross-attention's cache slot."""
         for model, prompts in self.generative_models():
             model.set_attn_implementation("eager")
             out = self.scored(model, prompts, output_hidden_states=True, output_attentions=True)
@@ -58,7 +58,7 @@ class HrmGoCoderUpstreamTest(GoCoderTests, unittest.TestCase):
                 self.assertEqual([tuple(weight.shape) for weight in attentions], [weights] * 2)
 
     def test_the_cache_has_one_slot_of_known_shape_for_each_layer_visit(self):
-        """Overridden: beside the visits there are what cross-attention reads, and the phases of width 1."""
+        """Overridden: besides layer visits, the cache has cross-attention's memory and phases of width 1."""
         for model, prompts in self.generative_models():
             cache, config = self.scored(model, prompts).past_key_values, model.config
             length = PROMPT_LENGTH + NEW_TOKENS - 1

@@ -27,12 +27,12 @@ class HrmLmUpstreamTest(CausalLMTests, unittest.TestCase):
     tester_class = HrmLmTester
 
     def test_num_layers_is_small(self):
-        """Overridden: num_hidden_layers counts layer visits, of which a segment of two blocks has six."""
+        """Overridden: num_hidden_layers counts layer visits; a segment of two blocks has six."""
         config = self.model_tester.get_config()
         self.assertEqual((config.num_h_layers + config.num_l_layers, config.num_hidden_layers), (2, 12))
 
     def _prepare_config_and_inputs_for_retain_grad_hidden_states_attentions(self):
-        """Overridden: by default the first visits of a layer carry no gradients, here every visit does."""
+        """Overridden: every visit of a layer carries gradients, unlike the default."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         config.bp_steps, config.detach_between_segments = config.stack_passes, False
         return config, inputs
@@ -44,12 +44,12 @@ class HrmLmUpstreamTest(CausalLMTests, unittest.TestCase):
             super().check_training_gradient_checkpointing(gradient_checkpointing_kwargs)
 
     def _get_tiny_config(self):
-        """Overridden: no exploration of halting, whose draws differ between one process and two."""
+        """Overridden: no halting exploration, which draws different numbers in one process and in two."""
         with patch.dict(self.model_tester.fields, {"halt_exploration_prob": 0.0}):
             return super()._get_tiny_config()
 
     def test_init_weights_can_init_buffers(self):
-        """Overridden: z_L_init is a random buffer, so initialising from the meta device is compared under one seed."""
+        """Overridden: z_L_init is a random buffer, so both initializations use the same seed."""
         for model_class in self.all_model_classes:
             with torch.device("meta"):
                 from_meta = model_class(self.model_tester.get_config())

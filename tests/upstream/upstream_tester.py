@@ -1,4 +1,4 @@
-"""A causal language model of ours as transformers' common tests want it: tiny config, inputs, and the class of tests.
+"""Adapts our causal language models to transformers' common tests: tiny config, inputs, and test class.
 
 The pipeline mixin is left out: it needs checkpoints of the Hub and test modules that are not distributed. The
 stand-in for the generation tests runs the text-generation pipeline instead.
@@ -18,7 +18,7 @@ from transformers_tests.test_training_mixin import TrainingTesterMixin
 
 
 class CausalLMTester:
-    """Builds configs and inputs. A subclass names the classes and, in `fields`, what its config has beyond Llama's.
+    """Builds configs and inputs. A subclass sets the classes, and in `fields` the config fields that Llama lacks.
 
     `num_hidden_layers` and `expected_num_hidden_layers` are the counts of attentions and hidden states that a forward
     returns; they follow the config, which for a recurrent model counts layer visits.
@@ -57,18 +57,18 @@ class CausalLMTests(
     test_tensor_parallel_mixin.TensorParallelTesterMixin,
     test_fsdp_mixin.FSDPTesterMixin,
 ):
-    """To be joined with `unittest.TestCase` in a module that sets `tester_class`."""
+    """Mixin for a `unittest.TestCase` in a module that sets `tester_class`."""
 
     tester_class = None
     model_tester = None
-    test_can_init_all_missing_weights_before_2023 = True  # our files have no copyright line to tell the year
+    test_can_init_all_missing_weights_before_2023 = True  # our files have no copyright line with the year
 
     def setUp(self):
         self.model_tester = tester = self.tester_class()
         self.all_model_classes = (tester.base_model_class, tester.causal_lm_class)
         self.config_tester = ConfigTester(self, config_class=tester.config_class)
         model_type = tester.config_class.model_type
-        # The tests ask these tables which class is a base model and which has labels of a token each.
+        # The tests use these tables to find base models, and classes with one label per token.
         tables = (MODEL_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
         for names, model_class in zip(tables, self.all_model_classes):
             self.during_test(patch.dict(names, {model_type: model_class.__name__}))
@@ -85,7 +85,7 @@ class CausalLMTests(
 
     @contextmanager
     def eager_attention(self):
-        """Under sdpa the library warns of output_attentions and returns none, and ours raise."""
+        """With sdpa and output_attentions, the library warns and returns none, while our models raise."""
         get_config = self.model_tester.get_config
 
         def eager():

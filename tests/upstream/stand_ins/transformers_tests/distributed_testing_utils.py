@@ -1,4 +1,4 @@
-"""Stand-in: starts the ranks of the tensor-parallel and FSDP tests as processes of this machine, CPU only (gloo)."""
+"""Stand-in that runs the ranks of tensor-parallel and FSDP tests as local CPU processes (gloo)."""
 
 import os
 import socket

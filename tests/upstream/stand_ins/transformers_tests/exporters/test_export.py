@@ -9,7 +9,7 @@ from transformers.testing_utils import torch_device
 
 class ExportTesterMixin:
     def exportable(self):
-        """Each class as an eval model, with inputs whose rows are not padded, so that no mask depends on the data."""
+        """Yield an eval model of each class, with unpadded inputs, so that no mask depends on the data."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         for model_class in self.all_model_classes:
             set_seed(0)

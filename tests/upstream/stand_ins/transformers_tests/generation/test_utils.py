@@ -1,4 +1,4 @@
-"""Stand-in for the generation tests: what `generate` asks of a decoder-only model with a key-value cache.
+"""Stand-in for the generation tests: `generate` with decoder-only models that have a key-value cache.
 
 Written for this project; the referee is the model itself on a plainer path (no cache, no padding, eager, greedy).
 Left out: encoder-decoder models, models without a cache, and what is the library's affair alone (logits processors,
@@ -24,7 +24,7 @@ def close(actual, expected, tolerance=1e-5):
 
 class GenerationTesterMixin:
     def generative_models(self):
-        """Each class that generates as a seeded eval model, with three unpadded prompts. No token ends a text."""
+        """Yield a seeded eval model of each generating class, with three unpadded prompts and no EOS token."""
         config, _ = self.model_tester.prepare_config_and_inputs_for_common()
         for model_class in self.all_generative_model_classes:
             set_seed(0)
@@ -33,8 +33,8 @@ class GenerationTesterMixin:
             yield model, torch.randint(3, config.vocab_size, (3, PROMPT_LENGTH), device=torch_device)
 
     def scored(self, model, prompts, **options):
-        """Generates, and checks that every row has got its new tokens."""
-        set_seed(1)  # the same draws for whatever is compared
+        """Generate, and check the number of new tokens in every row."""
+        set_seed(1)  # equal random draws for both sides of a comparison
         out = model.generate(prompts, return_dict_in_generate=True, output_logits=True, output_scores=True, **options)
         self.assertEqual(len(out.logits), NEW_TOKENS)
         return out
@@ -185,7 +185,7 @@ class GenerationTesterMixin:
         for model, prompts in self.generative_models():
             torch.compiler.reset()
             compile_config = CompileConfig(fullgraph=True, dynamic=False, mode="default", backend="aot_eager")
-            compile_config._compile_all_devices = True  # by default generate compiles on accelerators only
+            compile_config._compile_all_devices = True  # by default generate compiles only on accelerators
             compiled = self.scored(model, prompts, cache_implementation="static", compile_config=compile_config)
             self.assertTrue(model._compiled_call is not None)
             self.assert_same_text(compiled, self.scored(model, prompts), tolerance=1e-4)

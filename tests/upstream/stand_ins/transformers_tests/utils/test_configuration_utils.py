@@ -1,4 +1,4 @@
-"""Stand-in: values unlike the default for each field that every config has."""
+"""Stand-in: a non-default value for each common config field."""
 
 config_common_kwargs = {
     "architectures": ["Something"],

@@ -24,7 +24,7 @@ def convert(options: ConvertCheckpoint, as_json: bool):
 
     src = options.src
     if options.revision is None and not Path(src).exists() and ("/" not in src or is_below_here(src)):
-        raise ModelError(f"{src}: does not exist; use a checkpoint folder, or OWNER/NAME on the Hub")
+        raise ModelError(f"{src} does not exist; use a checkpoint folder, or OWNER/NAME on the Hub")
     from ..hub import hub_address, pull_address
 
     address = as_usage_errors(hub_address, src, options.revision)

@@ -132,7 +132,7 @@ def plan_run(options: LaunchOptions, flags: Sequence[str]) -> LaunchPlan:
         return plan_launch(options, flags, [*found, *[like] * wanted][:wanted], hypothetical=len(found) < wanted)
     if len(found) < (wanted or 1):
         raise ValueError(
-            f"gpus={wanted or 1}: only {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to plan "
+            f"gpus={wanted or 1}: {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to plan "
             "for another machine"
         )
     return plan_launch(options, flags, found[:wanted])

@@ -1,7 +1,7 @@
 """The app in headless Chromium: it answers like the pipelines, and no request leaves the machine.
 
-One server with tiny models of all kinds, one page. Screenshots of every tab go to the test's folder; those of the
-documentation, with trained models, are taken by docs/take_screenshots.py.
+One server and one page with tiny models of all kinds. Screenshots of every tab go to the test's folder;
+docs/take_screenshots.py takes those of the documentation, with trained models.
 """
 
 import re

@@ -1,7 +1,7 @@
 """`hrm-hf eval` for language models on text, and the common format of all results.
 
-Referees: cross-entropy of the logits, taken here, and the rows that a training run would hold out. `eval puzzles` is
-in test_cli_solve.py, the evaluations themselves are in evaluation/.
+Referees: cross-entropy computed here from the logits, and the rows that training would hold out. `eval puzzles` is in
+test_cli_solve.py.
 """
 
 import json

@@ -1,6 +1,6 @@
 """On stderr, commands and training scripts print progress and messages about the user's work, nothing else.
 
-Referee: the file that takes a process's stderr.
+Referee: the file that receives a process's stderr.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Every architecture meets the expectations of transformers, accelerate and torch without our helpers.
 
-The checks are those of `benchmarks/package/citizens.py`. Their referees are these libraries: the results of plain
-library functions are compared with the model itself.
+The checks come from `benchmarks/package/citizens.py`. They compare results of plain library functions with the model
+itself.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Classifiers and reward models on our language models, with transformers' generic heads and Auto classes.
 
-Referees: the body's own states under the head's matrix, each text alone, the process that saved.
+Referees: the base model's states times the head's weights, each text alone, and the process that saved.
 """
 
 import clean_process

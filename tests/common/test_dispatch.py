@@ -1,6 +1,6 @@
 """Rule: code that depends on the architecture asks the registry, and never compares model types.
 
-The package's syntax trees are searched outside `models/` and `registry.py`, which are the places that may know names.
+Searches the package's syntax trees outside `models/` and `registry.py`, which may use names of architectures.
 """
 
 import ast

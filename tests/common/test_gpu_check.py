@@ -1,7 +1,7 @@
 """`make gpu-check` in pytest: tests marked `gpu` compare a GPU with the CPU; the others test the check itself.
 
-The comparisons are those of benchmarks/package/comparisons.py; its docstring names referee and bounds. Without a GPU
-its CPU half is run, and faults are put into models, caches, attention and training, which it has to find.
+The comparisons are those of benchmarks/package/comparisons.py, whose docstring names referee and bounds. Without a
+GPU, the tests run the CPU half, and check that it detects faults in models, caches, attention and training.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Each registered architecture gives equal outputs however it is batched, cached, saved or offloaded.
 
-Referee: the same model run plainly, as a whole and in memory. Compiled models are in test_compiled.py, checkpoints
-that carry their code in test_own_code.py, and what only one architecture has in tests/models.
+Referee: the same model run plainly, unbatched and in memory. Compiled models are in test_compiled.py, checkpoints with
+their code in test_own_code.py, and tests of a single architecture in tests/models.
 """
 
 import every

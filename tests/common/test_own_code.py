@@ -1,6 +1,6 @@
 """A checkpoint carries its code: a process that cannot import this package computes the same, and saves it again.
 
-Referee: the package, with the same weights. The way over a Hub is in tests/hub/test_hub_round_trip.py.
+Referee: the package with the same weights. Loading from a Hub is in tests/hub/test_hub_round_trip.py.
 """
 
 import json

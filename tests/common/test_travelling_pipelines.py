@@ -1,6 +1,6 @@
 """`pipeline(..., trust_remote_code=True)` where the package cannot be imported: puzzles, maps of the sky, texts.
 
-Referee: the package's pipeline on the same checkpoint. With the package, its own pipelines serve as before.
+Referee: the package's pipeline on the same checkpoint. If the package is installed, its own pipelines are used.
 """
 
 import json

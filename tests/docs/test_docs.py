@@ -1,8 +1,7 @@
 """The documentation is correct: the site builds, its code runs, its commands and links exist.
 
-Each block runs in names of its own, in the folder that the blocks before it on the page have left. Checkpoints
-that a page says a command has made are tiny ones here. The referees of commands are the parsers of the programs
-themselves (`docs_pages.py`).
+Each block runs in its own namespace, in the folder left by the page's earlier blocks. Tiny checkpoints stand in for
+those that a page's commands make. The referees of commands are the programs' own parsers (`docs_pages.py`).
 """
 
 import configparser
@@ -183,8 +182,8 @@ def test_numbers_on_the_go_coder_pages_are_measured():
 def test_animated_board_shows_the_packaged_solver(tmp_path):
     """Referee: a new run of the solver, compared with the copied or counted values.
 
-    The number of steps hangs on no rounding: kernels of other processors move a confidence by less than 1e-5, and the
-    last two are far above and far below the bar at which the solver stops.
+    The number of steps does not depend on rounding: kernels of other processors change a confidence by less than 1e-5,
+    and the last two are far above and far below the threshold at which the solver stops.
     """
     specification = importlib.util.spec_from_file_location("make_board", ROOT / "docs" / "make_board.py")
     script = importlib.util.module_from_spec(specification)

@@ -1,8 +1,8 @@
 """README and docs as data: code blocks, links, and commands, checked against the real options.
 
-Nothing is run here and no model is built. A command is checked by the parser of the program itself: Typer's for
-`hrm-hf`, HfArgumentParser's for the training scripts, argparse's for `accelerate launch` and `torchrun`. `...` and
-words in capitals are placeholders.
+Runs nothing and builds no model. The program's own parser checks a command: Typer's for `hrm-hf`, HfArgumentParser's
+for the training scripts, argparse's for `accelerate launch` and `torchrun`. `...` and words in capitals are
+placeholders.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """A tiny model of every architecture, and the files saved with it, for tests of common behavior.
 
-The registry says which architectures there are and of which kind. One that has no tiny model here is tested with its
-smallest preset, so that registering an architecture is all it takes. `tiny.py`, `tiny_hrm_lm.py`, `tiny_mhc.py`,
-`tiny_go.py` and `tiny_cosmo.py` have more of each kind.
+The registry lists the architectures and their kinds. An architecture without a tiny model here uses its smallest
+preset, so registering it is enough. `tiny.py`, `tiny_hrm_lm.py`, `tiny_mhc.py`, `tiny_go.py` and `tiny_cosmo.py` have
+more models of each kind.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Tensors computed with the original code, and our models with their weights.
 
-The complete files are used where they lie beside the repository (shared/golden), the committed subset otherwise.
+Uses the complete files if they exist next to the repository (shared/golden), otherwise the committed subset.
 """
 
 import json

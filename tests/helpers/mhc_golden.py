@@ -1,6 +1,6 @@
 """Golden tensors of hyper-connections (transformers' deepseek_v4) and of the original RLM-mHC.
 
-The complete files are used where they lie beside the repository (shared/golden), the committed subset otherwise.
+Uses the complete files if they exist next to the repository (shared/golden), otherwise the committed subset.
 """
 
 import json

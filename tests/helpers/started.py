@@ -1,7 +1,6 @@
 """Processes for tests: clean interpreters that call a function or run a script, alone or as a gloo group.
 
-How the launchers themselves start processes is what tests/hpc, tests/launch and trainer/test_accelerate_configs.py are
-for.
+Tests of the launchers' own processes are in tests/hpc, tests/launch and trainer/test_accelerate_configs.py.
 """
 
 import multiprocessing
@@ -37,7 +36,7 @@ def run_script(path: Path | str, arguments: list[str], processes: int = 1, **opt
 def run(function, *args, processes: int = 1, environment=None, timeout: float = 300) -> subprocess.CompletedProcess:
     """Call a function in one process or a gloo group; return the output and the worst status.
 
-    As with torchrun, one that fails ends the others. The group has torchrun's variables.
+    As with torchrun, a failed process ends the others. The group has torchrun's variables.
     """
     environment = dict(os.environ if environment is None else environment)
     with tempfile.TemporaryDirectory() as folder:

@@ -33,8 +33,8 @@ def assert_equal_but_for_rounding(
 ) -> None:
     """Assert equality up to `rounding` of the largest expected value; integers and booleans must be equal.
 
-    The larger of 1 and that value counts where values come from normalized states: their own size is then about 1, and
-    that a few outputs happen to be small does not make the sums behind them more exact.
+    For values from normalized states, the bound uses at least 1: their typical size is about 1, and a few small
+    outputs do not make the sums behind them more exact.
     """
     assert found.dtype == expected.dtype, f"{msg or ''} {found.dtype}, expected {expected.dtype}"
     if not expected.is_floating_point():

@@ -1,6 +1,6 @@
 """Submit the committed job scripts to a real two-node Slurm, and run them to the end on the CPU.
 
-Referees: Slurm's own record of a job; a run that nobody stopped, loss by loss; and two processes of one node for two
+Referees: Slurm's record of a job; the losses of an uninterrupted run; two processes on one node, compared with two
 nodes of one process.
 """
 

@@ -1,7 +1,7 @@
 """The package installed from a wheel and from a source distribution, outside the checkout.
 
-Referees: pip and setuptools, which build and install both. Nothing reaches the network: an environment for the
-installed package sees the libraries of this one, but not its checkout.
+Referees: pip and setuptools, which build and install both. Nothing reaches the network: the environment of the
+installed package uses the libraries of this one, but not its checkout.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`training/launch.py` and `hrm-hf launch`: plans, command lines, and a run on the CPU.
 
-Referees: the numbers of the guide's own tables; argument parsers of run_clm.py and accelerate.
+Referees: the numbers in the guide's tables, and the argument parsers of run_clm.py and accelerate.
 """
 
 import json

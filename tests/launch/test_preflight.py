@@ -1,6 +1,6 @@
 """`hrm-hf preflight`: each check with and without its fault.
 
-Referees: a socket that listens, /proc (which takes no files), real processes that meet or cannot.
+Referees: a listening socket, /proc (which is not writable), and real processes that can or cannot connect.
 """
 
 import json

@@ -1,7 +1,7 @@
 """`hrm-hf recommend`: the guide's table, measured bytes, and printed command lines that work.
 
-Referees: the rows of the guide's memory table, bytes counted tensor by tensor (benchmarks/puzzles/memory.py), and the
-parsers of the scripts that the commands name.
+Referees: the rows of the guide's memory table, bytes counted per tensor (benchmarks/puzzles/memory.py), and the
+parsers of the recommended scripts.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`hrm-hf slurm`: the committed job scripts, their options, and bad usage. tests/hpc submits the scripts.
 
-Referees: bash, which reads each script; the parsers of torchrun and accelerate, which read the launcher lines.
+Referees: bash for the scripts, and the parsers of torchrun and accelerate for the launcher lines.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The app rejects requests that its own page would never send, and still answers the next visitor.
 
-One page with a Sudoku model, a language model and a regressor, in this process; everything goes over HTTP as a
-stranger would send it, past the page's own controls.
+One page with a Sudoku model, a language model and a regressor, in this process. All requests go over HTTP, as a
+stranger would send them, bypassing the page's own controls.
 """
 
 import gzip

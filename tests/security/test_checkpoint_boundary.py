@@ -1,7 +1,8 @@
 """Hostile and corrupted checkpoints: a resume names the fault, runs no code of the folder and does not train.
 
-Damage is told by the manifest. Where somebody wrote a manifest anew (`write_manifest` here), what is read must say by
-itself that it is no part of this run. Referees: a file that a pickle would create, and the run's own folder.
+The manifest detects corruption. If an attacker also rewrites the manifest (`write_manifest` here), the reader of each
+file must detect that it does not belong to this run. Referees: a file that a pickle would create, and the run's
+folder.
 """
 
 import functools

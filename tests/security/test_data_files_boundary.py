@@ -1,6 +1,6 @@
 """Data files: whatever a file contains, the error names the file (and line), and no code runs.
 
-Text, CSV, Go records, Sudoku, mazes, ARC, parquet, JSON and YAML. Maps of cosmology have a file of their own.
+Text, CSV, Go records, Sudoku, mazes, ARC, parquet, JSON and YAML. Cosmology maps have their own tests.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """Hostile programs in the Go sandbox: they cannot escape, exceed limits, survive a run or forge results.
 
-Each is real Go, built and run as any sample is. One that attacks something calls t.Fatal("escaped") where it succeeds,
-so its attack has failed when its test passes, or when it ended at the wall that its row names.
+Each program is real Go, built and run like any sample. A successful attack calls t.Fatal("escaped"), so an attack has
+failed if its test passes, or if it ended at the limit that its row names.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Recursive LM runs: whatever the model replies, it gets an error message and the run continues.
 
-Each hostile reply is followed by a good one, whose answer the run must give. Code that tries to leave the executor is
-in tests/text/test_executors.py.
+Each hostile reply is followed by a valid one, whose answer the run must return. Code that tries to escape the executor
+is in tests/text/test_executors.py.
 """
 
 import pytest

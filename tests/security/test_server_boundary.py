@@ -1,6 +1,6 @@
 """`hrm-hf serve` rejects excessive or unsupported requests, and answers the next one.
 
-One server in a process of its own, with a model whose answers take minutes if nothing bounds them.
+One server in a separate process, with a model whose answers would take minutes without limits.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """transformers' common tests on `hrm_cosmo`, with either stem, and on its CNN baseline.
 
-What they take for granted and these models do not have is replaced by what holds instead; the reasons are at each
-override. Not covered: pipelines (tests/pipelines), flash attention and what needs an accelerator.
+Assumptions that do not hold for these models are replaced by what holds instead; each override gives the reason. Not
+covered: pipelines (tests/pipelines), flash attention, and tests that need an accelerator.
 """
 
 import copy

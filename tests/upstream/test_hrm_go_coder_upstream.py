@@ -1,6 +1,6 @@
 """transformers' common tests on `hrm_go_coder` with two stacks and with one.
 
-Without tags, since the tests draw ids at random and a tag among them would open a phase.
+Without tags: the tests draw random ids, and a tag among them would start a phase.
 """
 
 import unittest

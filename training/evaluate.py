@@ -1,10 +1,10 @@
-"""Takes the original HRM's evaluation command as it is typed there, and runs `hrm-hf eval puzzles`.
+"""Accept the original HRM's evaluation command unchanged and run `hrm-hf eval puzzles`.
 
     python training/evaluate.py checkpoint="checkpoints/Sudoku-extreme-small ACT-torch/RUN"
     python training/evaluate.py checkpoint=HRM/checkpoints/PROJECT/RUN/step_26040 --out runs/evaluation
 
-The checkpoint is a run's folder of ours, or a step_N of the original, which is converted beside itself first. The
-equivalent `hrm-hf` command is printed; its flags may follow.
+The checkpoint is the folder of one of our runs, or a step_N file of the original, which is first converted into a
+folder next to it. The script prints the equivalent `hrm-hf` command; you can add that command's flags.
 """
 
 from hrm_hf_start import start_program

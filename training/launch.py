@@ -1,11 +1,11 @@
-"""Plans the training of a language model for the GPUs of this machine, and starts it.
+"""Plan the training of a language model for the GPUs of this machine, and start it.
 
     python training/launch.py --model hrm-lm-50m
     python training/launch.py --model hrm-lm-100m --gpus 4 --train_data corpus.jsonl --max_steps 20000
     python training/launch.py --model hrm-lm-100m --dry_run --gpus 8 --gpu_memory 24GB
     python training/launch.py --model hrm-lm-10m-byte --cpu --processes 2 --train_data input.txt
 
-The same as `hrm-hf launch`. Flags that it does not know go to run_clm.py.
+Equivalent to `hrm-hf launch`. Flags that it does not know are passed on to run_clm.py.
 """
 
 from hrm_hf_start import start_program

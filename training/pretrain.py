@@ -1,16 +1,16 @@
-"""Takes the original HRM's training command as it is typed there, and runs it with training/run_puzzle.py.
+"""Accept the original HRM's training command unchanged and run it with training/run_puzzle.py.
 
     python training/pretrain.py data_path=data/sudoku-extreme-small epochs=500 eval_interval=100 global_batch_size=4 \\
         lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0 \\
         arch.hidden_size=32 arch.H_layers=1 arch.L_layers=1 arch.num_heads=1 arch.expansion=2
     torchrun --nproc_per_node 2 training/pretrain.py data_path=... epochs=500 ...
 
-The equivalent run_puzzle.py command is printed; the run's folder, checkpoint_path or checkpoints/PROJECT/RUN, gets it
-as recipe.yaml. The same command names the same folder again. Flags of run_puzzle.py may stand among the keys:
-`--resume_from_checkpoint last-complete` goes on, `--report_to wandb` logs there, `--max_steps 100` is a short run,
-`--save_total_limit 3` keeps the last checkpoints alone. DISABLE_COMPILE and OMP_NUM_THREADS are honoured.
+The script prints the equivalent run_puzzle.py command and saves it as recipe.yaml in the run's folder: checkpoint_path,
+or checkpoints/PROJECT/RUN. Repeating a command uses the same folder. You can mix in flags of run_puzzle.py:
+`--resume_from_checkpoint last-complete` resumes, `--report_to wandb` logs to W&B, `--max_steps 100` makes a short run,
+`--save_total_limit 3` keeps only the last three checkpoints. DISABLE_COMPILE and OMP_NUM_THREADS are honored.
 
-Keys, their defaults, and what they are here:
+Keys, their defaults, and their equivalents here:
 """
 
 import os
@@ -49,7 +49,7 @@ def main() -> None:
     words = [*arguments(recipe), *flags]
     if os.environ.get("RANK", "0") == "0":
         print(f"\n{shlex.join(['python', typed_path(SCRIPT), *words])}\n", flush=True)
-    os.environ["WANDB_PROJECT"] = os.environ.get("WANDB_PROJECT") or project_name(options)  # read if it reports there
+    os.environ["WANDB_PROJECT"] = os.environ.get("WANDB_PROJECT") or project_name(options)  # for --report_to wandb
     sys.argv = [str(SCRIPT), *words]
     runpy.run_path(str(SCRIPT), run_name="__main__")
 

@@ -1,9 +1,9 @@
-"""Trains a causal language model: hrm_lm, rlm_mhc, or any model of transformers (llama, gpt2, hrm_text, ...).
+"""Train a causal language model: hrm_lm, rlm_mhc, or any transformers model (llama, gpt2, hrm_text, ...).
 
     python training/run_clm.py --recipe training/recipes/hrm_lm_shakespeare_cpu.yaml --train_data input.txt
     accelerate launch training/run_clm.py --recipe training/recipes/hrm_lm_50m.yaml --learning_rate 2e-4
     python training/run_clm.py --model_name_or_path runs/hrm_lm_50m --train_data mine.jsonl --output_dir runs/tuned
-    python training/run_clm.py ... --lora_rank 8       # an adapter on those weights, which stay as they are
+    python training/run_clm.py ... --lora_rank 8       # an adapter; the base weights stay frozen
 
 A killed run continues with `--resume_from_checkpoint last`.
 """
@@ -21,7 +21,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((LmDataArguments, LmTrainingArguments), __doc__)
-    # After the options are read: --help and usage errors need none of this.
+    # Imported late: --help and usage errors do not need these.
     from hrm_hf.text.run import CausalLMRun
     from hrm_hf.trainer.run import run_training
 

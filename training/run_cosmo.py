@@ -1,4 +1,4 @@
-"""Trains a regressor of cosmological parameters on maps: hrm_cosmo, or the CNN baseline cosmo_cnn.
+"""Train a regressor of cosmological parameters on maps: hrm_cosmo, or the CNN baseline cosmo_cnn.
 
     python training/run_cosmo.py --recipe training/recipes/cosmo_debug.yaml
     torchrun --nproc_per_node 4 training/run_cosmo.py --recipe training/recipes/cosmo_multi_gpu.yaml
@@ -20,7 +20,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((CosmoDataArguments, CosmoTrainingArguments), __doc__)
-    # After the options are read: --help and usage errors need none of this.
+    # Imported late: --help and usage errors do not need these.
     from hrm_hf.cosmology.run import RegressionRun
     from hrm_hf.trainer.run import run_training
 

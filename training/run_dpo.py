@@ -1,10 +1,10 @@
-"""Direct preference optimisation: teaches a causal language model which of two answers is the better one. By TRL.
+"""Direct preference optimization: teach a causal language model which of two answers is better. Uses TRL.
 
     python training/run_dpo.py --recipe training/recipes/dpo_rlm_mhc.yaml --model_name_or_path runs/sft_rlm_mhc \\
         --train_data preferences.jsonl
-    python training/run_dpo.py ... --lora_rank 8       # an adapter: the weights as they are need no second copy
+    python training/run_dpo.py ... --lora_rank 8       # an adapter; needs no second copy of the model
 
-Rows are prompts with a chosen and a rejected answer, see `hrm_hf/text/answers.py`. A killed run continues with
+Rows are prompts with a chosen and a rejected answer; see `hrm_hf/text/answers.py`. A killed run continues with
 `--resume_from_checkpoint last`.
 """
 
@@ -22,7 +22,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((AnswerDataArguments, DpoArguments), __doc__)
-    # After the options are read: --help and usage errors need none of this.
+    # Imported late: --help and usage errors do not need these.
     from hrm_hf.text.post_training import DpoRun
     from hrm_hf.trainer.run import run_training
 

@@ -1,4 +1,4 @@
-"""Trains the Go coder on records of Go tasks, or any other causal language model on the same token streams.
+"""Train the Go coder on records of Go tasks, or any other causal language model on the same token streams.
 
     hrm-hf data go-tokenizer ... && hrm-hf data go ...
     python training/run_go_coder.py --recipe training/recipes/go_nano_cpu.yaml --train_data train.jsonl \\
@@ -23,7 +23,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((GoDataArguments, GoTrainingArguments), __doc__)
-    # After the options are read: --help and usage errors need none of this.
+    # Imported late: --help and usage errors do not need these.
     from hrm_hf.golang.run import GoCoderRun
     from hrm_hf.trainer.run import run_training
 

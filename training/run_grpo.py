@@ -1,11 +1,11 @@
-"""Group relative policy optimisation: a causal language model learns from rewards of what it writes itself. By TRL.
+"""Group relative policy optimization: train a causal language model on rewards for its own completions. Uses TRL.
 
     python training/run_grpo.py --recipe training/recipes/grpo_go_coder.yaml --model_name_or_path runs/go_nano \\
         --train_data problems.jsonl
     python training/run_grpo.py --model_name_or_path runs/sft --train_data prompts.jsonl --reward "regex:^yes" \\
         --output_dir runs/grpo
 
-Rows are prompts, see `hrm_hf/text/answers.py`; rewards are described in `hrm_hf/golang/rewards.py`. A killed run
+Rows are prompts; see `hrm_hf/text/answers.py` for rows and `hrm_hf/golang/rewards.py` for rewards. A killed run
 continues with `--resume_from_checkpoint last`.
 """
 
@@ -24,7 +24,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((AnswerDataArguments, GrpoArguments, RewardArguments), __doc__)
-    # After the options are read: --help and usage errors need none of this.
+    # Imported late: --help and usage errors do not need these.
     from hrm_hf.text.post_training import GrpoRun
     from hrm_hf.trainer.run import run_training
 

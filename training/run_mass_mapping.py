@@ -1,4 +1,4 @@
-"""Trains a model that makes mass maps of noisy, masked shear: hrm_mass_mapping, or the U-Net baseline cosmo_unet.
+"""Train a model that makes mass maps from noisy, masked shear: hrm_mass_mapping, or the U-Net baseline cosmo_unet.
 
     python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml
     python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml --model_type cosmo_unet
@@ -19,7 +19,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((MassMapDataArguments, MassMapTrainingArguments), __doc__)
-    # After the options are read: --help and usage errors need none of this.
+    # Imported late: --help and usage errors do not need these.
     from hrm_hf.cosmology.run import MassMapRun
     from hrm_hf.trainer.run import run_training
 

@@ -1,4 +1,4 @@
-"""Trains a puzzle reasoner (HRM, TRM) on Sudoku, mazes, ARC or your own grids.
+"""Train a puzzle reasoner (HRM, TRM) on Sudoku, mazes, ARC or your own grids.
 
     python training/run_puzzle.py --recipe training/recipes/sudoku_demo_hrm.yaml
     accelerate launch training/run_puzzle.py --recipe training/recipes/sudoku_extreme_1k.yaml --learning_rate 7e-5
@@ -20,7 +20,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
-    # After the options are read: --help and usage errors need none of this.
+    # Imported late: --help and usage errors do not need these.
     from hrm_hf.puzzles.trainer import PuzzleRun
     from hrm_hf.trainer.run import run_training
 

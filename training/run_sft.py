@@ -1,10 +1,10 @@
-"""Supervised fine-tuning: teaches a causal language model to answer as given. By TRL, with the loss of the model.
+"""Supervised fine-tuning of a causal language model on example answers, with TRL and the model's own loss.
 
     python training/run_sft.py --recipe training/recipes/sft_hrm_lm.yaml \\
         --model_name_or_path runs/hrm_lm_shakespeare --train_data answers.jsonl
-    python training/run_sft.py ... --lora_rank 8       # an adapter on those weights, which stay as they are
+    python training/run_sft.py ... --lora_rank 8       # an adapter; the base weights stay frozen
 
-Rows are prompts with completions, conversations or texts, see `hrm_hf/text/answers.py`. A killed run continues with
+Rows are prompts with completions, conversations or texts; see `hrm_hf/text/answers.py`. A killed run continues with
 `--resume_from_checkpoint last`.
 """
 
@@ -22,7 +22,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((AnswerDataArguments, SftArguments), __doc__)
-    # After the options are read: --help and usage errors need none of this.
+    # Imported late: --help and usage errors do not need these.
     from hrm_hf.text.post_training import SftRun
     from hrm_hf.trainer.run import run_training
 

@@ -196,17 +196,17 @@ def test_card_states_training_data_and_its_license(checkpoint):
     for line in (
         "| weights it started from | someone/weights |",
         "| optimizer steps | 600 |",
-        "| rows of a step, each process | 16 |",
+        "| rows per step and process | 16 |",
         "| tokens seen, padding included | 1,228,800 |",
         "| optimizer | adamw_torch, learning rate 0.002 |",
-        "| schedule | cosine, 50 steps of warm-up |",
+        "| schedule | cosine, 50 warm-up steps |",
         "| precision | bfloat16 |",
-        "| seconds of training | 288.5 |",
+        "| training time in seconds | 288.5 |",
         "| versions | torch 2.13.0 |",
         "| Tiny Shakespeare | public-domain text, from a repository under MIT (karpathy/char-rnn) |",
         "| C4 (allenai/c4) | ODC-BY-1.0 |",
         "| mine.txt | not stated |",
-        "![Loss and figures over the steps of training](training.png)",
+        "![Loss and metrics during training](training.png)",
         "`LICENSE` in this folder: Apache-2.0",
     ):
         assert line in text

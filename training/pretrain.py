@@ -5,7 +5,7 @@
         arch.hidden_size=32 arch.H_layers=1 arch.L_layers=1 arch.num_heads=1 arch.expansion=2
     torchrun --nproc_per_node 2 training/pretrain.py data_path=... epochs=500 ...
 
-The script prints the equivalent run_puzzle.py command and saves it as recipe.yaml in the run's folder: checkpoint_path,
+The script prints the equivalent run_puzzle.py command and saves it as recipe.yaml in the run's folder: checkpoint_path
 or checkpoints/PROJECT/RUN. Repeating a command uses the same folder. You can mix in flags of run_puzzle.py:
 `--resume_from_checkpoint last-complete` resumes, `--report_to wandb` logs to W&B, `--max_steps 100` makes a short run,
 `--save_total_limit 3` keeps only the last three checkpoints. DISABLE_COMPILE and OMP_NUM_THREADS are honored.

@@ -94,7 +94,7 @@ def test_preempted_job_is_requeued_and_resumes_with_the_same_losses(cluster, che
     log = cluster.log(job)
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "1"), log[-5000:]
     # Both starts write to one log; the second one names the checkpoint it resumes from.
-    assert "back into the queue" in log and "restarts 1" in log and "--resume_from_checkpoint last-complete" in log
+    assert "requeueing" in log and "restarts 1" in log and "--resume_from_checkpoint last-complete" in log
     (stopped,) = (checkout / "runs" / "stopped").glob("checkpoint-*")
     assert 1 <= int(stopped.name.split("-")[1]) < STEPS
     assert losses(checkout / "runs" / "stopped") == losses(two_nodes[0])

@@ -34,13 +34,13 @@ TASKS = {
 SAID = {
     "hrm_puzzle": "Hierarchical Reasoning Model (`hrm_puzzle`: HRM, ACT-v1",
     "trm_puzzle": "One small network updates both latent states",
-    "se_rrm_puzzle": "treats the symbols of a puzzle alike",
+    "se_rrm_puzzle": "treats all symbols alike",
     "hrm_lm": "up to 3 segments",
-    "rlm_mhc": "stream it has 4",
+    "rlm_mhc": "with 4 residual streams",
     "hrm_go_coder": "A planner and a code generator for Go",
     "hrm_cosmo": "omega_m from 0.1 to 0.5 and sigma_8 from 0.6 to 1",
     "cosmo_cnn": "omega_m from 0.1 to 0.5 and sigma_8 from 0.6 to 1",
-    "hrm_mass_mapping": "brings back by the adjoint of the lensing operator",
+    "hrm_mass_mapping": "applies the adjoint of the lensing operator",
     "cosmo_unet": "A U-Net (`cosmo_unet`) that makes mass maps",
 }
 RECIPE = {
@@ -226,7 +226,7 @@ def test_card_states_recorded_hardware_puzzles_and_adapters(tmp_path):
     for line in (
         "| hardware | 8 x NVIDIA H200 |",
         "| puzzles seen | 123,456 |",
-        "| trained weights | adapters of rank 8 (DoRA), of a base held in 4bit |",
+        "| trained weights | adapters of rank 8 (DoRA), on a base loaded in 4bit |",
         "| precision | bfloat16 |",  # of the activations, which the config of a puzzle model sets
     ):
         assert line in text

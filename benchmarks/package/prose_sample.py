@@ -23,7 +23,7 @@ PLACES = ("hrm_hf", "hrm_hf_start.py", "training", "benchmarks")
 KINDS = ("docstring", "comment", "message", "help")
 SPEAKERS = re.compile(
     r"(.*\.)?(print|echo|secho|warn|warn_once|warning|warning_once|info|debug|error|exception|critical|fail|BadParameter"
-    r"|\w*Error|Refusal)"
+    r"|\w*Error|Rejection)"
 )
 PRAGMA = re.compile(r"#\s*(noqa|type:|fmt:|pragma|ruff:|!)")
 

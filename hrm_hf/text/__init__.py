@@ -1,1 +1,1 @@
-"""Language models: the server in front of them (`serving.py`)."""
+"""Language models: data, training, evaluation and serving."""

@@ -1,13 +1,13 @@
-"""Read prompts with completions, with a better and a worse answer, or alone, from files, folders and the Hub.
+"""Load rows for SFT, DPO and GRPO from files, folders and the Hub.
 
-The formats are those of TRL:
+The formats are the same as in TRL:
 
     sft    {"prompt": ..., "completion": ...}, {"messages": [...]} or {"text": "..."}
     dpo    {"prompt": ..., "chosen": ..., "rejected": ...}, or without the prompt if both answers begin with it
-    grpo   {"prompt": ...}, with "reference" or "tests" (texts) for rewards that read them
+    grpo   {"prompt": ...}, optionally with "reference" or "tests" (strings) for reward functions that read them
 
-A value is a text, or messages [{"role": "user", "content": "..."}, ...], and the same in every row. Other keys are
-dropped. All rows are kept in memory. Tool calls and images are not supported.
+A value is a string or a list of messages [{"role": "user", "content": "..."}, ...]; all rows must use the same type.
+Other keys are dropped. All rows are kept in memory. Tool calls and images are not supported.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,18 +36,18 @@ FORMATS = {
     "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
     "grpo": (("prompt",),),
 }
-FOR_REWARDS = ("reference", "tests")  # texts beside the prompts of GRPO, which its rewards get
+FOR_REWARDS = ("reference", "tests")  # optional GRPO columns that are passed to the reward functions
 
 
 def load_answers(
     sources: Sequence[str], kind: str, *, split: str = "train", limit: int | None = None, cache_dir: str | None = None
 ) -> "Dataset":
-    """Read the rows of all sources, up to `limit`, with the keys of one format of a kind ("sft", "dpo" or "grpo").
+    """Load up to `limit` rows of a format of `kind` ("sft", "dpo" or "grpo") from all sources.
 
     Raises:
-        FileNotFoundError: no such file, folder or Hub data set.
-        BadLineError: a line or a row that does not have the format; names the place and what was expected.
-        ValueError: a file of another kind, or no row at all.
+        FileNotFoundError: a file, folder or Hub data set does not exist.
+        BadLineError: a row does not match the format; the message names the row and the expected format.
+        ValueError: a file has an unsupported type, or there are no rows.
     """
     from datasets import Dataset
 
@@ -65,12 +65,12 @@ def load_answers(
 
 
 def is_conversation(rows: "Dataset") -> bool:
-    """Whether the values are messages."""
+    """Check whether the values are lists of messages."""
     return not isinstance(next(iter(rows[0].values())), str)
 
 
 def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Places and rows of one source."""
+    """Yield the rows of one source, each with its place for error messages."""
     if is_hub_source(source):
         yield from _numbered(open_hub(source, split, False, cache_dir), f"{source}, split {split}")
         return
@@ -98,12 +98,12 @@ def _numbered(rows, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
-    """The keys of the first row's format, and whether each is a text (str) or messages (list)."""
+    """Return the keys of the first row's format, each with its type: str for text, list for messages."""
     for keys in FORMATS[kind]:
         if set(keys) <= set(row):
             found = {key: str if isinstance(row[key], str) else list for key in keys}
             if "text" not in keys and "messages" not in keys and len(set(found.values())) > 1:
-                raise BadLineError(f"{place}: {', '.join(keys)} must all be texts, or all messages")
+                raise BadLineError(f"{place}: {', '.join(keys)} must all be strings or all be lists of messages")
             if kind == "grpo":
                 found |= dict.fromkeys((key for key in FOR_REWARDS if key in row), str)
             return {key: {"text": str, "messages": list}.get(key, wanted) for key, wanted in found.items()}
@@ -113,16 +113,16 @@ def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
 
 def _value(row: dict[str, Any], key: str, wanted: type, place: str) -> Any:
     if key not in row:
-        raise BadLineError(f"{place}: no key {key!r}, it has {shorten(list(row))}; the rows before have one")
+        raise BadLineError(f"{place}: key {key!r} is missing, found {shorten(list(row))}; earlier rows have it")
     value = row[key]
     if wanted is str:
         if not isinstance(value, str):
-            raise BadLineError(f"{place}: {key!r} is {shorten(value)}; expected a text")
+            raise BadLineError(f"{place}: {key!r} is {shorten(value)}; expected a string")
         return encodable_text(value, key, place)
     if not isinstance(value, list) or not value or not all(map(_is_message, value)):
         raise BadLineError(
-            f"{place}: {key!r} is {shorten(value)}; expected messages "
-            '[{"role": "user", "content": "..."}, ...] with at least one in it'
+            f"{place}: {key!r} is {shorten(value)}; expected a non-empty list of messages "
+            '[{"role": "user", "content": "..."}, ...]'
         )
     return [{name: encodable_text(message[name], key, place) for name in ("role", "content")} for message in value]
 

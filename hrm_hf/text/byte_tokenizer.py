@@ -1,8 +1,8 @@
-"""A tokenizer without a vocabulary file: one token for each byte, and eight special ones.
+"""Byte-level tokenizer without a vocabulary file: one token per byte, and eight special tokens.
 
-Any UTF-8 text survives encoding and decoding unchanged, no token is ever unknown, and a text of N bytes has N tokens.
-What `save_pretrained` writes is an ordinary fast tokenizer that `AutoTokenizer` loads without this package. It adds
-nothing to a text by itself: whoever packs documents appends EOS.
+Encoding and decoding reproduce any UTF-8 text exactly, no token is ever unknown, and a text of N bytes has N tokens.
+`save_pretrained` writes an ordinary fast tokenizer, which `AutoTokenizer` loads without this package. The tokenizer
+adds no special tokens; code that packs documents appends EOS.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 SPARE = ("<|spare_0|>", "<|spare_1|>")
 SPECIAL_TOKENS = (PAD, BOS, EOS, UNK, TURN_START, TURN_END, *SPARE)
 
-# ChatML: each turn is named by its role and closed, so that a model can learn where to stop.
+# ChatML: each turn starts with its role and ends with a token, so that a model can learn where to stop.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -28,12 +28,12 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """The byte-level tokenizer: ids 0..7 are `SPECIAL_TOKENS`, id 8 + b is byte b; 264 in all, with a chat template.
+    """Make the byte-level tokenizer: 264 tokens and a chat template.
 
-    A special token written out in a text is read as that token, as in other tokenizers; pass
-    `split_special_tokens=True` to read it as bytes.
+    Ids 0 to 7 are `SPECIAL_TOKENS`, id 8 + b is byte b. A special token written out in a text is encoded as that
+    token, as in other tokenizers; pass `split_special_tokens=True` to encode it as bytes.
     """
-    names = bytes_to_unicode()  # the printable character that stands for each byte in byte-level vocabularies
+    names = bytes_to_unicode()  # the printable character that byte-level vocabularies use for each byte
     vocabulary = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
     vocabulary |= {names[byte]: len(SPECIAL_TOKENS) + byte for byte in range(256)}
     backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
@@ -43,7 +43,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def fast_tokenizer(backend: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
-    """A tokenizer of transformers over a backend whose vocabulary begins with `SPECIAL_TOKENS`."""
+    """Wrap a backend whose vocabulary begins with `SPECIAL_TOKENS` in a transformers tokenizer."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

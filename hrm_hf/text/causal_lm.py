@@ -1,7 +1,7 @@
-"""Tokenizer, config and weights of a causal language model, from the options of a run.
+"""Load the tokenizer, config and weights of a causal language model from the options of a run.
 
-Any model type of transformers and ours goes through here. A fresh model takes its vocabulary from the tokenizer and
-its positions from the length of the rows. A model and a tokenizer that do not fit are an error.
+This works for all causal LMs of transformers and of this package. A new model takes its vocabulary size from the
+tokenizer and its number of positions from the row length. A tokenizer that does not fit the model is an error.
 """
 
 from dataclasses import fields
@@ -29,18 +29,18 @@ POSITIONS = "max_position_embeddings"
 
 
 def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a run: "byte", a folder, a tokenizer of the Hub, or by default that of the weights.
+    """Load a tokenizer: "byte", a folder, a Hub name, or by default the tokenizer saved with the weights.
 
-    A tokenizer for a fresh model that pads with EOS, or not at all (GPT-2), gets its own padding token: if padding and
-    EOS were the same, models of the Llama kind would never train the embedding of EOS.
+    For a new model, a tokenizer that pads with EOS, or has no padding token (GPT-2), gets a separate padding token. If
+    padding and EOS were the same token, Llama-style models would never train the embedding of EOS.
 
     Raises:
-        ValueError: neither a name nor weights.
+        ValueError: neither a name nor weights are given, or the tokenizer cannot be read.
     """
     if name is None and model_name_or_path is None:
         raise ValueError(
-            "no tokenizer: give --tokenizer_name byte (one token for each byte), a folder, or a name of the Hub such "
-            "as openai-community/gpt2"
+            "tokenizer_name=None: a new model needs a tokenizer; give --tokenizer_name byte (one token per byte), a "
+            "folder, or a Hub name such as openai-community/gpt2"
         )
     if name == BYTE:
         return byte_tokenizer()
@@ -49,11 +49,11 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:
         if type(error) in (OSError, ImportError, ValueError):
-            raise  # says itself what is wrong
-        # What the tokenizers library says of a corrupted tokenizer.json names no file.
+            raise  # these messages are clear
+        # For a corrupted tokenizer.json, the tokenizers library does not name the file.
         raise ValueError(
             f"the tokenizer of {source} cannot be read ({type(error).__name__}: {str(error)[:200]}); its "
-            "tokenizer.json is corrupted or made by another library: download or train it again"
+            "tokenizer.json is corrupted or was made by another library: download it or train it again"
         ) from error
     if model_name_or_path is None and tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.add_special_tokens({"pad_token": PAD})
@@ -63,13 +63,13 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
 def causal_lm_config(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, block_size: int
 ) -> PreTrainedConfig:
-    """Make the config of a fresh model: preset, then vocabulary and special tokens of the tokenizer, then overrides.
+    """Make the config of a new model from its preset, the tokenizer and the overrides, in this order.
 
-    The number of positions is at least `block_size`.
+    The model gets at least `block_size` positions.
 
     Raises:
-        ValueError: unknown type, preset or field; a vocabulary smaller than the tokenizer's; fewer positions than
-            `block_size` by an override.
+        ValueError: a type, preset or field is unknown, the vocabulary is smaller than the tokenizer's, or an override
+            sets fewer positions than `block_size`.
     """
     from_data = {
         "vocab_size": len(tokenizer),
@@ -78,7 +78,7 @@ def causal_lm_config(
         "eos_token_id": tokenizer.eos_token_id,
     }
     if "tagged" in _field_names(arguments.model_type):
-        from_data["tagged"] = is_go_tokenizer(tokenizer)  # with other tokens, raw text is all it can be trained on
+        from_data["tagged"] = is_go_tokenizer(tokenizer)  # with another tokenizer, it can only train on raw text
     config = build_config(arguments, **from_data)
     _validate_vocabulary(config.vocab_size, tokenizer, "set vocab_size in --config_overrides to that or more")
     positions = _positions(config)
@@ -87,7 +87,7 @@ def causal_lm_config(
     name = config.attribute_map.get(POSITIONS, POSITIONS)
     if name in checked_overrides(type(config), arguments.config_overrides):
         raise ValueError(
-            f"config_overrides has {name}={positions}, fewer than the block_size={block_size} tokens of a row"
+            f"config_overrides: {name}={positions} is less than block_size={block_size}, the tokens per row"
         )
     return build_config(arguments, **from_data, **{name: block_size})
 
@@ -99,12 +99,12 @@ def load_causal_lm(
     seed: int = 0,
     quantization_config: BitsAndBytesConfig | None = None,
 ) -> PreTrainedModel:
-    """Make a fresh model from a config, or load weights with overrides applied to their config.
+    """Make a new model, or load weights with overrides applied to their config.
 
-    Weights are in float32, unless a `quantization_config` says that they stay frozen, under an adapter.
+    Weights are in float32, unless `quantization_config` quantizes them (they are then frozen, under an adapter).
 
     Raises:
-        ValueError: see `causal_lm_config`; also saved weights that do not fit the tokenizer or the rows.
+        ValueError: see `causal_lm_config`; also if saved weights do not fit the tokenizer or the row length.
     """
     set_seed(seed)
     if arguments.model_name_or_path is None:
@@ -131,8 +131,8 @@ def load_causal_lm(
     positions = _positions(model.config)
     if positions is not None and positions < block_size:
         raise ValueError(
-            f"{arguments.model_name_or_path} was made for {positions} positions ({POSITIONS}), a row has "
-            f"block_size={block_size} tokens; lower --block_size"
+            f"block_size={block_size}: {arguments.model_name_or_path} has {positions} positions ({POSITIONS}); lower "
+            "--block_size"
         )
     return model
 
@@ -140,12 +140,12 @@ def load_causal_lm(
 def continue_text(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, new_tokens: int, seed: int = 0
 ) -> str:
-    """Sample a continuation of a text (temperature 0.8, the 50 likeliest tokens), with the prompt in front.
+    """Sample a continuation of a prompt (temperature 0.8, top-k 50), and return both.
 
-    It is shorter if the model ends the document, or if its positions end; of a long prompt the model sees the end.
+    It is shorter if the model ends the document or runs out of positions. A long prompt is truncated on the left.
     """
     set_seed(seed)
-    # The tokenizer may close a text with EOS; a text to be continued is open.
+    # The tokenizer may append EOS, after which the model would not continue the text.
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"][0]
     ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
     positions = _positions(model.config)
@@ -168,7 +168,7 @@ def continue_text(
 
 
 def _positions(config: PreTrainedConfig) -> int | None:
-    """Longest context of a config, None for architectures without such a limit."""
+    """Return the maximum context length of a config, None for architectures without a limit."""
     name = config.attribute_map.get(POSITIONS, POSITIONS)
     return getattr(config, name) if name in {field.name for field in fields(config)} else None
 

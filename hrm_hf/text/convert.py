@@ -1,19 +1,19 @@
-"""Convert checkpoints of other projects' language models: HRM_Models to `hrm_lm`, petostouf/rlm-mhc to `rlm_mhc`.
+"""Convert checkpoints of HRM_Models to `hrm_lm`, and checkpoints of petostouf/rlm-mhc to `rlm_mhc`.
 
-`convert_hrm_text1` makes starting weights of an "HRMText1". The original is a row of units, each with one high-level
-and one low-level block; ours has one stack of each. Unit i becomes block i of both stacks; embeddings, the tied head
-and the final norm (as the exit norm of the high-level stack) are kept; per-unit prediction heads, Q-networks and
-ponder networks have no counterpart and are dropped. Outputs do NOT match: see `WHY_OUTPUTS_DIFFER`. The norms are
-repaired (gain / sqrt(width)), so that a block computes what the same block with correct attention would. Train the
-result; do not evaluate it. Models with learned positions are rejected.
+`convert_hrm_text1` turns an "HRMText1" into starting weights. The original is a sequence of units, each with one
+high-level and one low-level block; our model has one stack of each. Unit i becomes block i of both stacks. Embeddings,
+the tied head and the final norm (as the exit norm of the high-level stack) are kept. Per-unit prediction heads,
+Q-networks and ponder networks have no counterpart and are dropped. Outputs do NOT match: see `WHY_OUTPUTS_DIFFER`. The
+norms are corrected (gain / sqrt(width)), so a block computes what the original block would compute with correct
+attention. Train the result; do not evaluate it. Models with learned positions are rejected.
 
 `convert_rlm_mhc` converts a folder with config.yaml (the fields of its ModelConfig) and model.safetensors that was
-trained without mHC. Its model is a Llama with fused projections and interleaved rotary pairs, so the conversion
-splits, permutes and renames; the result has `mhc_enabled=False`, and `RlmMhcForCausalLM.from_llama` gives it streams
-without changing a logit. Checkpoints with `mhc_enabled: true` are rejected: the layers of that name mix copies by a
-fixed matrix inside a block, which is a product of matrices and not the method of arXiv 2512.24880.
+trained without mHC. The original is a Llama with fused projections and interleaved rotary pairs, so the conversion
+splits, permutes and renames weights. The result has `mhc_enabled=False`; `RlmMhcForCausalLM.from_llama` adds streams
+without changing a logit. Checkpoints with `mhc_enabled: true` are rejected: their mHC layers multiply copies by a
+fixed matrix inside a block, which is not the method of arXiv 2512.24880.
 
-Optimizer states are not read, and pickled code never runs: `weights_only=True`.
+Optimizer states are ignored, and pickled code never runs: `weights_only=True`.
 """
 
 import logging
@@ -42,7 +42,7 @@ TOKENIZER_FILES = (
     "merges.txt",
 )  # fmt: skip
 
-# Tensors of a block, ours by the original's name within `layers.{unit}.{H,L}_module.`
+# Tensors of a block: the original's name within `layers.{unit}.{H,L}_module.` -> our name
 BLOCK_NAMES = {
     "norm1.weight": "input_layernorm.weight",
     "attn.q_proj.weight": "self_attn.q_proj.weight",
@@ -59,30 +59,30 @@ DROPPED = re.compile(
     r"|layers\.\d+\.[HL]_module\.attn\.rotary_emb\.inv_freq"
 )
 LEARNED_POSITIONS = re.compile(r"pos(ition)?_embeddings?\.weight")
-WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # data parallel training, torch.compile, a head
+WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # prefixes of DDP, torch.compile and heads
 
 WHY_OUTPUTS_DIFFER = (
     "these are starting weights for training, not a converted model: outputs cannot match the original's, which "
     "attends to later tokens when a mask is passed, mixes positions when it merges heads, was trained on labels "
-    "shifted twice, and normalizes by the L2 norm (repaired here)"
+    "shifted twice, and normalizes by the L2 norm (corrected here)"
 )
 
 
 def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
-    """Write an `hrm_lm` whose weights start at those of an HRMText1 checkpoint, and warn that outputs differ.
+    """Save an `hrm_lm` with starting weights from an HRMText1 checkpoint, and warn that outputs differ.
 
     Args:
         src: folder with `config.json` and `pytorch_model.bin` or `model.safetensors`, as the original saves it, or
             the weights file in such a folder.
-        out: folder to write; tokenizer files beside the weights are copied.
+        out: output folder; tokenizer files in the source folder are copied.
 
     Returns:
-        What was converted and what was dropped.
+        A summary of the conversion, including the number of dropped parameters.
 
     Raises:
-        FileNotFoundError: no weights, or no config.json.
-        ValueError: an unreadable file, learned positions, or tensors that are missing, unknown or misshapen; the
-            message lists every tensor concerned. Nothing is written then.
+        FileNotFoundError: the weights or config.json are missing.
+        ValueError: a file is unreadable, the model has learned positions, or tensors are missing, unknown or have the
+            wrong shape; the message lists every such tensor. Nothing is written then.
     """
     weights_file = _find_weights(Path(src))
     original = _read_config(weights_file.parent / "config.json")
@@ -115,17 +115,17 @@ def _find_weights(src: Path) -> Path:
     for name in WEIGHT_FILES:
         if (src / name).is_file():
             return src / name
-    held = sorted(path.name for path in src.iterdir()) if src.is_dir() else "nothing, it does not exist"
-    raise FileNotFoundError(f"{src} has none of {WEIGHT_FILES}; it holds {held}")
+    found = sorted(path.name for path in src.iterdir()) if src.is_dir() else "nothing, it does not exist"
+    raise FileNotFoundError(f"src={src}: must contain one of {WEIGHT_FILES}; found {found}")
 
 
 def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], file: Path) -> HrmLmConfig:
-    """Return our config for the original's config.json and the shapes of its weights."""
+    """Derive our config from the original's config.json and the shapes of its weights."""
     positions = [name for name in state if LEARNED_POSITIONS.fullmatch(name)]
     if positions or not original.get("use_rotary_embeddings", True):
         raise ValueError(
-            f"{file} has learned positions ({', '.join(positions) or 'use_rotary_embeddings is false'}), hrm_lm has "
-            "rotary ones; such a checkpoint cannot be a start for it"
+            f"{file} has learned positions ({', '.join(positions) or 'use_rotary_embeddings is false'}), but hrm_lm "
+            "uses rotary positions; this checkpoint cannot be converted"
         )
     if "token_embeddings.weight" not in state:
         raise ValueError(
@@ -152,7 +152,7 @@ def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], fil
         hidden_dropout=original.get("dropout", 0.0),
         norm_affine=True,
         attention_gate=False,
-        embedding_scale=(1 / embeddings.square().mean().sqrt()).item(),  # states enter as large as they leave a norm
+        embedding_scale=(1 / embeddings.square().mean().sqrt()).item(),  # unit RMS, as after a norm
         pad_token_id=original.get("pad_token_id"),
         bp_steps=min(HrmLmConfig.bp_steps, cycles["H_cycles"] * (cycles["L_cycles"] + 1)),
         **cycles,
@@ -161,21 +161,21 @@ def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], fil
 
 def _read_config(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing; the original saves it beside its weights")
+        raise FileNotFoundError(f"{file} is missing; the original saves it in the same folder as its weights")
     config = load_json(file)
     if not isinstance(config, dict):
-        raise ValueError(f"{file} holds a {type(config).__name__}; expected the fields of HRMText1Config")
+        raise ValueError(f"{file} contains a {type(config).__name__}; expected the fields of HRMText1Config")
     return config
 
 
 def _field(original: dict[str, Any], name: str, file: Path) -> int:
     if type(original.get(name)) is not int:
-        raise ValueError(f"{file.parent / 'config.json'}: {name}={original.get(name)!r}; expected a whole number")
+        raise ValueError(f"{file.parent / 'config.json'}: {name}={original.get(name)!r}: must be an integer")
     return original[name]
 
 
 def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[dict[str, torch.Tensor], set[str]]:
-    """Return the tensors by our names, in float32, and all the names that the original has a tensor for."""
+    """Return the tensors in float32 under our names, and all the names of ours that the original provides."""
     ours_of = {
         "token_embeddings.weight": "model.embed_tokens.weight",
         "final_norm.weight": "model.H_module.exit_norm.weight",
@@ -198,7 +198,7 @@ def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[d
 def _load_state(model, tensors: dict[str, torch.Tensor], file: Path, config_name: str, **options: Any) -> None:
     try:
         model.load_state_dict(tensors, **options)
-    except RuntimeError as error:  # it lists every tensor that is missing, unknown or of another shape
+    except RuntimeError as error:  # it lists every tensor that is missing, unexpected or has the wrong shape
         raise ValueError(f"{file} does not fit its {config_name}: {error}") from error
 
 
@@ -215,19 +215,19 @@ LAYER_NAMES = {
     "norm2": "post_attention_layernorm",
 }
 OUTER_NAMES = {"embeddings.embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
-TIED_NAME = "lm_head.weight"  # the original drops it on saving
+TIED_NAME = "lm_head.weight"  # the original does not save it
 REFUSAL = (
     "was trained with the original's mHC layers (mhc_enabled: true). They mix copies inside a block, on a single "
-    "residual stream, which no rlm_mhc model can express. Train with mhc_enabled=false there, or train again here"
+    "residual stream, which rlm_mhc cannot express. Train the original with mhc_enabled=false, or train rlm_mhc"
 )
 
 
 def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
-    """Convert the folder `src` of the original code to a folder `out`, and return what was converted.
+    """Convert the folder `src`, saved by the original code, to a folder `out`, and return a summary.
 
     Raises:
-        FileNotFoundError: no config.yaml or model.safetensors.
-        ValueError: a checkpoint with mHC layers, an unreadable file, or tensors that do not fit; nothing is written.
+        FileNotFoundError: config.yaml or model.safetensors is missing.
+        ValueError: the checkpoint has mHC layers, a file is unreadable, or tensors do not fit.
     """
     src = Path(src)
     folder = src if src.is_dir() else src.parent
@@ -254,16 +254,16 @@ def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
 
 
 def _validate_theta(value: Any, name: str) -> None:
-    """Raise ValueError, naming the field, for a base of rotary positions that is missing or not positive."""
-    if value is None:  # the bounds of optional fields let it pass
+    """Raise ValueError, naming the field, for a RoPE theta that is missing or not positive."""
+    if value is None:  # `number` accepts None, for optional fields
         raise ValueError(f"{name}=None: must be a number")
     number(1e-6, name=name)(value)
 
 
 def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
-    """Return our config for the original's config.yaml; fields may stand at the top or in a section `model`."""
+    """Derive our config from config.yaml, with the fields at the top level or in a section `model`."""
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing; the number of heads is in no weight, so it is needed")
+        raise FileNotFoundError(f"{file} is missing; it is needed because the weights do not tell the number of heads")
     fields = load_yaml(file)
     if isinstance(fields, dict) and isinstance(fields.get("model"), dict):
         fields = fields["model"]
@@ -281,7 +281,7 @@ def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
 
 
 def _rlm_mhc_tensors(original: dict[str, torch.Tensor], config: RlmMhcConfig, file: Path) -> dict[str, torch.Tensor]:
-    """Return the original's tensors by our names. Raise ValueError for its mHC layers."""
+    """Return the original's tensors under our names. Raise ValueError if there are mHC layers."""
     if any(".mhc_pre." in name or ".mhc_post." in name for name in original):
         raise ValueError(f"{file} {REFUSAL}")
     tensors: dict[str, torch.Tensor] = {}
@@ -297,7 +297,7 @@ def _convert_tensor(name: str, tensor: torch.Tensor, config: RlmMhcConfig) -> di
         return {OUTER_NAMES[name]: tensor}
     match = re.fullmatch(r"layers\.(\d+)\.(.+)\.weight", name)
     if match is None:
-        return {name: tensor}  # reported with the others that do not fit
+        return {name: tensor}  # an unknown name: `_load_state` reports it
     layer, part = f"model.layers.{match[1]}", match[2]
     if part == "attention.qkv_proj" and tensor.shape[0] == 3 * config.hidden_size:
         query, key, value = (rows.contiguous() for rows in tensor.chunk(3))
@@ -313,6 +313,6 @@ def _convert_tensor(name: str, tensor: torch.Tensor, config: RlmMhcConfig) -> di
 
 
 def _rotary_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a query or key projection, from interleaved rotary pairs (2i, 2i + 1) to Llama's halves, by head."""
+    """Reorder rows of a query or key projection from interleaved rotary pairs to Llama's halves."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

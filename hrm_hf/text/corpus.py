@@ -1,14 +1,14 @@
-"""From the data options of a run to packed training and validation rows: sources, filters, hold-out, mixing, packing.
+"""Build packed training and validation rows from the data options of a run.
 
-The order matters: read, remove what is unreadable, too short, too long or a duplicate, hold out validation documents,
-mix, take the first `max_*_samples`, tokenize, pack. Nothing here splits data among processes: accelerate's sampler
-does so for rows that are not streamed, its dispatching loader for streams, each exactly once.
+The steps, in order: read the sources; remove documents that are unreadable, too short, too long or duplicates; hold
+out validation documents; mix; take the first `max_*_samples`; tokenize; pack. Accelerate later splits the rows among
+processes (its sampler for data sets, its dispatching loader for streams); each row is used exactly once.
 
-Packing closes each document with EOS, concatenates, and cuts into rows of `block_size` tokens. No token is lost: the
-last, shorter block is padded with labels of -100, and blocks of a stream are cut from the complete stream, not from
-each batch of it. Labels are the inputs; models shift them. There is no attention mask: padding stands only at the end
-of the last block, where a causal model cannot see it. With an overlap each block begins with the last tokens of the
-block before. They are context only (label -100), so each token is still predicted exactly once.
+Packing appends EOS to each document, concatenates them, and cuts the result into rows of `block_size` tokens. No
+token is lost: the last, shorter block is padded (label -100), and a stream is cut as one sequence, not batch by batch.
+Labels are the inputs; models shift them. There is no attention mask, because only the end of the last block is
+padding, which a causal model cannot see. With an overlap, each block begins with the last tokens of the previous one.
+They are context only (label -100), so each token is still predicted exactly once.
 """
 
 import itertools
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from .arguments import LmDataArguments
 
 IGNORED = -100
-STREAM_BATCH = 64  # documents of a stream that are tokenized at once; how long they are is not known before
-PACKER_VERSION = 1  # part of the cache key; raise it when the same documents give other blocks
+STREAM_BATCH = 64  # documents of a stream that are tokenized at once; small, because their length is unknown
+PACKER_VERSION = 1  # part of the cache key; increase it when the same documents give different blocks
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a stream of tokens is cut.
+    """Settings for cutting a sequence of tokens into rows.
 
     Attributes:
-        block_size: tokens of a row.
+        block_size: tokens per row.
         pad_token_id: fills the last row.
-        overlap: tokens that a row shares with the row before.
-        drop_last_block: leave out the last row if it is not full.
-        document_mask: add `position_ids` that restart at each document. Without an attention mask transformers' models
-            take that as packed documents, which do not see each other; the first token of a document then has no
-            context and no label.
+        overlap: tokens that a row shares with the previous row.
+        drop_last_block: drop the last row if it is not full.
+        document_mask: add `position_ids` that restart at each document. If there is no attention mask, transformers'
+            models recognize packed documents by them and mask attention between documents. The first token of a
+            document then has no context and no label.
     """
 
     block_size: int
@@ -59,12 +59,12 @@ class Packing:
 
     @classmethod
     def of(cls, options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase") -> "Packing":
-        """The packing of a run. Without a padding token EOS fills the last row, whose filling has no labels."""
+        """Return the packing of a run. If there is no padding token, EOS pads the last row (with label -100)."""
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         return cls(options.block_size, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
 
     def features(self):
-        """The columns of a packed data set."""
+        """Return the columns of a packed data set."""
         from datasets import Features, List, Value
 
         names = ["input_ids", "labels"] + ["position_ids"] * self.document_mask
@@ -73,15 +73,15 @@ class Packing:
 
 @dataclass
 class TextCorpus:
-    """Packed rows and what is known about their origin.
+    """Packed rows and statistics about their sources.
 
     Attributes:
         train: rows of `input_ids` and `labels` (int64 tensors [block_size]), and `position_ids` with a document mask.
         validation: the same, never a stream; None without validation data.
-        sizes: by split ("train", "validation"): documents, tokens (EOS included), bytes, bytes_per_token, blocks, and
-            padding_tokens or dropped_tokens; of reasoning data rows, tokens_per_row and answers. None of a stream.
-        filters: by split, with counts of what was removed and why.
-        row_length: tokens of a row, where the data say it and not the options.
+        sizes: for each split that is not a stream: documents, tokens (EOS included), bytes, bytes_per_token, blocks,
+            and padding_tokens or dropped_tokens; for reasoning data: rows, tokens_per_row and answers.
+        filters: the filter of each split, which counts removed documents by reason.
+        row_length: tokens per row, if the data determine it instead of the options.
     """
 
     train: "Dataset | IterableDataset"
@@ -92,16 +92,16 @@ class TextCorpus:
 
     @property
     def bad_lines(self) -> int:
-        """Unreadable lines that were skipped. Of a stream: until now, in this process, once for each pass."""
+        """Number of unreadable lines skipped so far (for a stream: in this process, once per pass)."""
         return sum(one.counts["bad"] for one in self.filters.values())
 
     @property
     def eval_bytes_per_token(self) -> float | None:
-        """UTF-8 bytes of the validation text over its tokens, for bits per byte; None where tokens are no text."""
+        """UTF-8 bytes per token of the validation text, for bits per byte, or None without text."""
         return self.sizes.get("validation", {}).get("bytes_per_token")
 
     def report(self) -> dict[str, Any]:
-        """Everything countable, for results.json."""
+        """Return sizes and filter counts of each split, for results.json."""
         filtered = {
             name: {"filtered": dict(one.counts), "bad_lines": one.bad_lines} for name, one in self.filters.items()
         }
@@ -112,7 +112,7 @@ class TextCorpus:
         }
 
     def describe(self) -> str:
-        """Return the same for people: a line for each split and each kind of removal."""
+        """Return the report as text: a line for each split, one for its removed documents, and skipped lines."""
         lines = [
             f"{name}: " + ", ".join(f"{round(value, 3):,} {key.replace('_', ' ')}" for key, value in size.items())
             for name, size in self.sizes.items()
@@ -125,19 +125,19 @@ class TextCorpus:
 
 
 def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase", seed: int = 0) -> TextCorpus:
-    """Return the packed data of a run; `seed` is that of mixing and of a stream's shuffling.
+    """Load and pack the data of a run, using `seed` to mix sources and to shuffle a stream.
 
     Raises:
         FileNotFoundError, BadLineError: see `open_source`.
-        ValueError: a tokenizer without EOS, nothing to train on, or everything filtered out, and by which filter.
+        ValueError: the tokenizer has no EOS token, there is no training data, or all documents were filtered out.
     """
     if not options.train_data:
         raise ValueError(
-            "no training text: give --train_data with a file (.jsonl, .txt, .parquet, .gz), a folder, or a data set "
-            "of the Hub as OWNER/NAME:CONFIG; several are separated by commas"
+            "train_data=[]: there is nothing to train on; give --train_data with files (.jsonl, .txt, .parquet, .gz), "
+            "folders or Hub data sets OWNER/NAME:CONFIG, separated by commas"
         )
     _validate_eos(tokenizer)
-    # One memory for both splits, validation first: training text that repeats validation text is removed as well.
+    # Both splits share a duplicate finder, validation first: training text that repeats validation text is removed.
     seen = duplicate_finder(options.deduplicate, options.near_duplicate_threshold)
     filters = {name: _filter(options, seen) for name in ("train", "validation")}
     held_out = [_eval_documents(source, options, filters["validation"]) for source in options.eval_data]
@@ -156,9 +156,9 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
 def load_evaluation_text(
     options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase", last_percentage: float | None = None
 ) -> TextCorpus:
-    """Return the packed rows of `options.eval_data` alone, as `validation`; `train` is None.
+    """Load and pack only `options.eval_data`, as `validation`, without training rows.
 
-    With `last_percentage`, take only what a run that trains on these sources holds out of each. Raises as above.
+    With `last_percentage`, keep only the end of each source, which a training run on it holds out. Raises as above.
     """
     from datasets import concatenate_datasets
 
@@ -176,7 +176,7 @@ def load_evaluation_text(
 
 def _validate_eos(tokenizer: "PreTrainedTokenizerBase") -> None:
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"{tokenizer.name_or_path or 'the tokenizer'} has no EOS token to put between documents")
+        raise ValueError(f"{tokenizer.name_or_path or 'the tokenizer'} has no EOS token to separate documents")
 
 
 def _filter(options: "LmDataArguments", seen) -> TextFilter:
@@ -206,7 +206,7 @@ def _train_documents(source: str, options: "LmDataArguments", text_filter: TextF
 
 
 def _eval_documents(source: str, options: "LmDataArguments", text_filter: TextFilter) -> "Dataset":
-    """Validation data are never a stream: their size has to be known. Of a stream, the first documents are taken."""
+    """Load validation documents as a data set of known size, even if training data are streamed."""
     if options.streaming and options.max_eval_samples and is_hub_source(source):
         stream = text_filter.apply_to_stream(_open(source, options.eval_split, options, streaming=True))
         return _materialize(stream, options.max_eval_samples)
@@ -223,9 +223,9 @@ def _materialize(stream: "IterableDataset", count: int) -> "Dataset":
 
 
 def hold_out(rows: "Dataset", percentage: float) -> tuple["Dataset", "Dataset"]:
-    """Split documents into training and validation: the last ones, with at least `percentage` % of the characters.
+    """Split off the last documents for validation, with at least `percentage` % of the characters.
 
-    Documents stay whole, except that a single one is cut at a line break.
+    Documents are kept complete; only if there is a single document, it is cut, at a line break if possible.
     """
     if len(rows) == 1:
         text = rows[0]["text"]
@@ -236,7 +236,7 @@ def hold_out(rows: "Dataset", percentage: float) -> tuple["Dataset", "Dataset"]:
     lengths = np.array([len(text) for batch in rows.iter(BATCH_ROWS) for text in batch["text"]])
     from_the_end = np.cumsum(lengths[::-1])
     count = int(np.searchsorted(from_the_end, from_the_end[-1] * percentage / 100)) + 1
-    first = max(1, len(rows) - count)  # something has to be left to train on
+    first = max(1, len(rows) - count)  # keep at least one document to train on
     return rows.select(range(first)), rows.select(range(first, len(rows)))
 
 
@@ -287,11 +287,11 @@ def _pack_rows(rows: "Dataset", name: str, corpus: TextCorpus, options, tokenize
     tokens, size = (sum(documents[column]) for column in ("num_tokens", "num_bytes"))
     if not len(blocks):
         raise ValueError(
-            f"the {what} documents have {tokens} tokens, less than one block of {packing.block_size}, and "
-            "--drop_last_block leaves none: lower --block_size, or keep the last block"
+            f"block_size={packing.block_size}: the {what} documents have only {tokens} tokens, and --drop_last_block "
+            "drops them; lower --block_size, or leave out --drop_last_block"
         )
-    room = len(blocks) * packing.block_size - (len(blocks) - 1) * packing.overlap
-    left = {"padding_tokens": room - tokens} if room >= tokens else {"dropped_tokens": tokens - room}
+    capacity = len(blocks) * packing.block_size - (len(blocks) - 1) * packing.overlap
+    left = {"padding_tokens": capacity - tokens} if capacity >= tokens else {"dropped_tokens": tokens - capacity}
     corpus.sizes[name] = {
         "documents": len(documents), "tokens": tokens, "bytes": size, "bytes_per_token": size / tokens,
         "blocks": len(blocks), **left,
@@ -301,11 +301,11 @@ def _pack_rows(rows: "Dataset", name: str, corpus: TextCorpus, options, tokenize
 
 def _validate_documents(count: int, source: str, text_filter: TextFilter) -> None:
     if not count:
-        raise ValueError(f"no documents of {source} are left. Removed so far: {text_filter.explain()}")
+        raise ValueError(f"no documents of {source} are left; removed: {text_filter.explain()}")
 
 
 def _validate_first_document(stream: "IterableDataset", text_filter: TextFilter) -> None:
-    """Reads until the first document that stays, so that an empty stream is an error before training starts."""
+    """Raise ValueError before training starts if no document of a stream passes the filter."""
     found = next(iter(stream), None)
     _validate_documents(found is not None, "the training data", text_filter)
     text_filter.counts.clear()
@@ -318,9 +318,10 @@ def _validate_first_document(stream: "IterableDataset", text_filter: TextFilter)
 def tokenize_documents(
     texts: "Dataset | IterableDataset", tokenizer: "PreTrainedTokenizerBase", num_proc: int | None = None
 ) -> "Dataset | IterableDataset":
-    """Tokenize the column `text` to `input_ids` (int32 [length], EOS included), `num_tokens` and `num_bytes` (UTF-8).
+    """Tokenize the column `text` to `input_ids`, `num_tokens` and `num_bytes`.
 
-    The tokenizer adds what it adds by itself (Llama's BOS, for instance); EOS is appended if it does not.
+    `input_ids` are int32 [length], `num_bytes` counts UTF-8 bytes. The tokenizer adds its usual special tokens (such
+    as Llama's BOS); EOS is appended if it is not among them.
     """
     from datasets import Features, IterableDataset, List, Value
     from datasets.fingerprint import Hasher
@@ -344,9 +345,9 @@ def tokenize_documents(
 
 def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
     eos = tokenizer.eos_token_id
-    # verbose: a document may be longer than the model's context, it is cut into blocks afterwards
-    # A file that mentions a tag of the Go coder's stream must not become a stream.
+    # Tags of the Go coder's stream in a file are encoded as plain text.
     options = {"split_special_tokens": True} if is_go_tokenizer(tokenizer) else {}
+    # verbose=False: no warning about documents longer than the context, which are cut into blocks later
     rows = tokenizer(batch["text"], return_attention_mask=False, verbose=False, **options)["input_ids"]
     rows = [ids if ids and ids[-1] == eos else [*ids, eos] for ids in rows]
     return {
@@ -357,7 +358,7 @@ def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
 
 
 def pack_documents(documents: "Dataset", packing: Packing, cache_dir: str | None = None) -> "Dataset":
-    """Write the blocks of a tokenized data set once to the cache of `datasets`, and map them from there."""
+    """Pack a tokenized data set into a file in the cache of `datasets` (or reuse it) and memory-map it."""
     from datasets import Dataset, config
     from datasets.arrow_writer import ArrowWriter
     from datasets.fingerprint import Hasher
@@ -367,12 +368,12 @@ def pack_documents(documents: "Dataset", packing: Packing, cache_dir: str | None
     path = Path(cache_dir or config.HF_DATASETS_CACHE) / "hrm_hf_packed" / f"{key}.arrow"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Written under another name first: a run that is killed leaves no file that looks finished.
+        # Written under a temporary name first, so that a killed run leaves no file that looks complete.
         unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
         with ArrowWriter(features=packing.features(), path=str(unfinished)) as writer:
             bar = tqdm(_token_arrays(documents), total=len(documents), desc="Packing documents", disable=None)
             blocks = pack_tokens(bar, packing)
-            while chunk := list(itertools.islice(blocks, 1000)):  # whole tables: 50 times as fast as row by row
+            while chunk := list(itertools.islice(blocks, 1000)):  # 50 times as fast as row by row
                 writer.write_table(_table(chunk, packing))
             writer.finalize()
         unfinished.rename(path)
@@ -388,7 +389,7 @@ def _table(blocks: list[dict[str, np.ndarray]], packing: Packing):
 
 
 def pack_stream(documents: "IterableDataset", packing: Packing) -> "IterableDataset":
-    """Return the blocks of a tokenized stream, in one shard: accelerate splits it among processes."""
+    """Pack a tokenized stream into blocks, in one shard, which accelerate splits among processes."""
     from datasets import IterableDataset
 
     return IterableDataset.from_generator(
@@ -407,10 +408,10 @@ def _token_arrays(documents: "Dataset | IterableDataset") -> Iterator[np.ndarray
 
 
 def pack_tokens(documents: Iterable[np.ndarray], packing: Packing) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the blocks of documents, int32 [length] with EOS, as columns of int32 [block_size]."""
+    """Pack documents (int32 [length], EOS included) into blocks, whose columns are int32 [block_size]."""
     size = packing.block_size
     tokens, is_first = np.empty(0, np.int32), np.empty(0, bool)
-    context = 0  # tokens at the start of the next block that the block before has predicted
+    context = 0  # tokens at the start of the next block that were labels in the previous block
     for document in documents:
         tokens = np.concatenate([tokens, document])
         is_first = np.concatenate([is_first, np.arange(len(document)) == 0])
@@ -432,7 +433,7 @@ def _block(tokens: np.ndarray, is_first: np.ndarray, context: int, packing: Pack
         return {"input_ids": input_ids, "labels": labels}
     starts = np.zeros(size, bool)
     starts[:length] = is_first
-    starts[length : length + 1] = True  # padding is a document of its own
+    starts[length : length + 1] = True  # padding counts as a separate document
     labels[starts] = IGNORED
     index = np.arange(size, dtype=np.int32)
     position_ids = index - np.maximum.accumulate(np.where(starts, index, 0))

@@ -1,7 +1,7 @@
-"""Evaluates any causal language model on text: perplexity and bits per byte, as training measures them.
+"""Evaluate any causal language model on text: perplexity and bits per byte.
 
-The text is packed by `corpus.py` and measured by `CausalLMTrainer.evaluate`, so that the figures of a model are those
-that its training script printed. Multiple-choice and generation tasks are lm-evaluation-harness's business.
+`corpus.py` packs the text and `CausalLMTrainer.evaluate` computes the metrics, so they match the metrics that the
+training script printed. For multiple-choice and generation tasks, use lm-evaluation-harness.
 """
 
 import contextlib
@@ -31,19 +31,19 @@ from .options import EvaluateLm
 from .trainer import CausalLMTrainer
 
 
-MAX_BLOCK_SIZE = 1024  # where the model has room for more, unless told otherwise
+MAX_BLOCK_SIZE = 1024  # default block size for models with more positions
 SPEED = ("runtime", "samples_per_second", "steps_per_second", "epoch", "model_preparation_time")
-# results.json has the others too. A card gets those that say something about quality.
+# Quality metrics for the model card; results.json has all metrics.
 CARD_METRICS = ("lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps")
 
 
 def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
-    """Evaluate perplexity, bits per byte and average segments on text; return results.json and written files.
+    """Evaluate perplexity, bits per byte and average segments, and return the results and written files.
 
     Raises:
-        UsageError: a device that is not here, or options that do not fit the model.
-        ModelError: a model that does not exist, or of another kind.
-        ValueError: `num_segments` or an exit of a model without segments, or fewer embeddings than tokens.
+        UsageError: the device does not exist, or an option does not fit the model.
+        ModelError: the model does not exist, or is not a language model.
+        ValueError: a halting option is given for a model without segments, or the tokenizer has too many tokens.
     """
     device = options.device and chosen_device(options.device)
     if device and ":" in device and not device.endswith(":0"):
@@ -51,12 +51,12 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
     thinking = {"num_segments": options.num_segments} if options.num_segments else {}
     thinking |= options.halting
     config = load_config(options.model, LANGUAGE_MODEL)
-    words = load_tokenizer(options.tokenizer, options.model)
-    network = _load(options.model, config, words, thinking)
-    room = model_positions(network, words)
-    length = options.block_size or min(room, MAX_BLOCK_SIZE)
-    if length > room:
-        raise UsageError(f"{length} tokens; {options.model} has {room} positions", "--block-size")
+    tokenizer = load_tokenizer(options.tokenizer, options.model)
+    network = _load(options.model, config, tokenizer, thinking)
+    positions = model_positions(network, tokenizer)
+    length = options.block_size or min(positions, MAX_BLOCK_SIZE)
+    if length > positions:
+        raise UsageError(f"block_size={length}: {options.model} has {positions} positions; lower it", "--block-size")
     if options.overlap >= length:
         raise UsageError(f"overlap={options.overlap}: must be below the {length} tokens of a row", "--overlap")
     text = LmDataArguments(
@@ -68,8 +68,8 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
         block_size=length,
         chunk_overlap=options.overlap,
     )
-    corpus = load_evaluation_text(text, words, options.last_percentage)
-    with contextlib.redirect_stdout(sys.stderr):  # where the library and what it imports may print
+    corpus = load_evaluation_text(text, tokenizer, options.last_percentage)
+    with contextlib.redirect_stdout(sys.stderr):  # the libraries may print; stdout is for the results
         metrics = _measure(network, corpus, options.batch_size, device, options.limit)
     settings = {"block_size": length, "overlap": options.overlap or None, "last_percentage": options.last_percentage}
     names = ("num_segments", "exit_criterion", "exit_threshold")
@@ -92,33 +92,33 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
 
 
 def _load(name: str, config, tokenizer: PreTrainedTokenizerBase, thinking: dict[str, Any]) -> PreTrainedModel:
-    """Load a model that thinks as it is told. Raise ValueError if it cannot, or does not fit the tokenizer."""
+    """Load a model with halting options. Raise ValueError if these or the tokenizer do not fit."""
     if thinking and not has_ability(config, "recurrent_depth"):
         flags = ", ".join("--" + field.replace("_", "-") for field in thinking)
         raise ValueError(f"{name} is a model of type {config.model_type}, which has no segments; leave out {flags}")
     network = load_network(name, AutoModelForCausalLM)
-    # On the loaded model: with one segment from the start it would have no gate.
+    # Set after loading, because a model that is built with one segment has no halting gate.
     for field, value in thinking.items():
         setattr(network.config, {"num_segments": "halt_max_steps"}.get(field, field), value)
     embeddings = network.get_input_embeddings().num_embeddings
     if embeddings < len(tokenizer):
         raise ValueError(
-            f"{name} has {embeddings} embeddings, the tokenizer {len(tokenizer)} tokens; use the tokenizer that the "
-            "weights were trained with"
+            f"{name} has {embeddings} embeddings, but the tokenizer has {len(tokenizer)} tokens; use the tokenizer "
+            "that the weights were trained with"
         )
     return network
 
 
 def model_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the most tokens of one sequence."""
+    """Return the maximum number of tokens in a sequence."""
     return getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
 
 
 def _measure(network, corpus: TextCorpus, batch_size: int, device: str | None, limit: int | None) -> dict[str, Any]:
-    """Means over all predicted tokens, and tokens a second."""
+    """Return the metrics, averaged over all predicted tokens, and the speed in tokens per second."""
     rows = corpus.validation
     rows = rows.select(range(min(limit, len(rows)))) if limit else rows
-    with tempfile.TemporaryDirectory() as folder:  # the trainer wants a place to write, and writes nothing here
+    with tempfile.TemporaryDirectory() as folder:  # the trainer requires a folder but writes nothing to it
         args = LmTrainingArguments(
             output_dir=folder,
             per_device_eval_batch_size=batch_size,
@@ -127,7 +127,7 @@ def _measure(network, corpus: TextCorpus, batch_size: int, device: str | None, l
             dataloader_pin_memory=False,
             disable_tqdm=not sys.stderr.isatty(),
         )
-        # Its constructor refuses quantized weights, because they cannot be trained; nothing is trained here.
+        # The trainer rejects quantized weights because they cannot be trained; here they are only evaluated.
         quantized, network.is_quantized = getattr(network, "is_quantized", False), False
         trainer = CausalLMTrainer(
             network, args, corpus.eval_bytes_per_token, eval_dataset=rows, data_collator=default_data_collator
@@ -145,5 +145,5 @@ def _measure(network, corpus: TextCorpus, batch_size: int, device: str | None, l
 def _update_card(model: str, data: list[str], result: dict[str, Any]) -> str:
     names = [Path(source).name if Path(source).exists() else source for source in data]
     settings = {name: value for name, value in result["settings"].items() if value is not None}
-    figures = {name: result["metrics"][name] for name in CARD_METRICS if name in result["metrics"]}
-    return str(record_evaluation(model, figures, "+".join(names), result["split"], result["parameters"], **settings))
+    metrics = {name: result["metrics"][name] for name in CARD_METRICS if name in result["metrics"]}
+    return str(record_evaluation(model, metrics, "+".join(names), result["split"], result["parameters"], **settings))

@@ -1,7 +1,6 @@
-"""Which documents stay: unreadable ones, lengths in characters, duplicates; each removal counted by its reason.
+"""Filter documents by readability, length and duplication, and count removals by reason.
 
-Near duplicates are found by MinHash and locality-sensitive hashing of the `datasketch` package (extra
-`dedup`), not by code of our own.
+Near duplicates are found with MinHash and locality-sensitive hashing of the `datasketch` package (extra `dedup`).
 """
 
 import hashlib
@@ -25,15 +24,15 @@ WORD = re.compile(r"\w+")
 
 @dataclass
 class TextFilter:
-    """Decides about one document after the other, and counts.
+    """A filter that decides on one document at a time and counts the decisions.
 
     Attributes:
-        min_length, max_length: characters; None for no limit.
-        long_texts: what happens above max_length: "drop" the document, or "cut" it there.
-        on_bad_line: "stop" or "skip", for rows that hold an error instead of a text.
-        is_duplicate: says whether a text was seen before, and remembers it; None keeps duplicates.
-        counts: how many documents each reason concerned: "kept", "bad", "short", "long", "cut", "duplicate".
-        bad_lines: the first messages of what was skipped.
+        min_length, max_length: limits in characters; None for no limit.
+        long_texts: "drop" documents longer than max_length, or "cut" them to it.
+        on_bad_line: "stop" or "skip", for rows that contain an error instead of a text.
+        is_duplicate: returns whether a text was seen before, and remembers it; None keeps duplicates.
+        counts: number of documents by outcome: "kept", "bad", "short", "long", "cut", "duplicate".
+        bad_lines: the first 20 error messages of skipped rows.
     """
 
     min_length: int | None = None
@@ -45,7 +44,7 @@ class TextFilter:
     bad_lines: list[str] = field(default_factory=list)
 
     def __call__(self, text: str | None, error: str | None) -> bool:
-        """Whether a row stays. Raises `BadLineError` for an unreadable one if that is to stop the run."""
+        """Return whether to keep a row. Raise `BadLineError` for an unreadable row if `on_bad_line` is "stop"."""
         reason = self._reason(text, error)
         self.counts[reason or "kept"] += 1
         if reason is None and self._too_long(text):
@@ -71,7 +70,7 @@ class TextFilter:
         return self.max_length is not None and len(text) > self.max_length
 
     def apply(self, rows: "Dataset") -> "Dataset":
-        """Return the documents of a source that stay, as a column `text`."""
+        """Return the documents of a source that pass the filter, as a column `text`."""
         keep, start = [], 0
         for batch in rows.iter(BATCH_ROWS):
             pairs = enumerate(zip(batch["text"], batch["error"]), start)
@@ -81,7 +80,7 @@ class TextFilter:
         return self._cut(rows if len(keep) == len(rows) else rows.select(keep))
 
     def apply_to_stream(self, rows: "IterableDataset") -> "IterableDataset":
-        """The same for a stream. Counts grow while it is read, in the process that reads it."""
+        """Filter a stream. Counts increase while it is read, in the process that reads it."""
         kept = rows.filter(self.__call__, input_columns=["text", "error"])
         return self._cut(kept.remove_columns("error"))
 
@@ -91,7 +90,7 @@ class TextFilter:
         return rows.map(slice_texts, batched=True, fn_kwargs={"start": 0, "stop": self.max_length})
 
     def explain(self) -> str:
-        """Says what was removed and why, for the error of a run without documents."""
+        """Describe how many documents were removed and why, for an error message."""
         limits = {
             "bad": "unreadable lines",
             "short": f"shorter than min_text_length={self.min_length}",
@@ -99,21 +98,22 @@ class TextFilter:
             "duplicate": "duplicates",
         }
         removed = [f"{self.counts[name]} {text}" for name, text in limits.items() if self.counts[name]]
-        return "; ".join(removed) or "there were none to begin with"
+        return "; ".join(removed) or "none, there were no documents"
 
 
 def slice_texts(batch: dict[str, list[str]], start: int, stop: int) -> dict[str, list[str]]:
-    """A batch with the characters of each text from `start` to `stop`."""
+    """Cut each text of a batch to the characters from `start` to `stop`."""
     return {"text": [text[start:stop] for text in batch["text"]]}
 
 
 def duplicate_finder(kind: str, threshold: float = 0.8) -> Callable[[str], bool] | None:
-    """Return a function that says whether it has seen a text, or one like it, before; None for kind "none".
+    """Return a function that tells whether it has seen a text before, or None for kind "none".
 
-    Kind "near" finds texts whose sets of five-word sequences overlap (Jaccard) by about `threshold` or more.
+    Kind "near" also finds texts whose sets of five-word sequences have a Jaccard similarity of at least `threshold`,
+    estimated by MinHash.
 
     Raises:
-        ImportError: "near" without the datasketch package.
+        ImportError: the kind is "near" and the datasketch package is not installed.
     """
     if kind == "near":
         return _near_finder(threshold)
@@ -137,7 +137,7 @@ def _near_finder(threshold: float) -> Callable[[str], bool]:
     def is_duplicate(text: str) -> bool:
         sketch = MinHash(num_perm=128)
         sketch.update_batch(shingles(text))
-        # The index proposes candidates; the sketches decide, so that the threshold is exact.
+        # The index only proposes candidates; comparing the sketches applies the threshold itself.
         if any(sketch.jaccard(sketches[kept]) >= threshold for kept in index.query(sketch)):
             return True
         sketches.append(sketch)
@@ -148,7 +148,7 @@ def _near_finder(threshold: float) -> Callable[[str], bool]:
 
 
 def shingles(text: str) -> list[bytes]:
-    """The distinct sequences of five words of a text, without regard to case and punctuation."""
+    """Return the distinct five-word sequences of a text, ignoring case and punctuation."""
     words = WORD.findall(text.lower())
     count = max(1, len(words) - SHINGLE_WORDS + 1)
     return list({" ".join(words[start : start + SHINGLE_WORDS]).encode() for start in range(count)})

@@ -1,15 +1,15 @@
-"""Supervised fine-tuning, preferences and rewards by TRL on the causal language models of the package.
+"""SFT, DPO and GRPO with TRL for the causal language models of the package.
 
-TRL's trainers run on our models as they are. This module adds what they would get wrong or leave out:
+TRL's trainers run on our models without changes. This module changes what they would get wrong or leave out:
 
-- `SftTrainer` learns by the model's loss, with the terms of halting, deep supervision and plans. TRL computes the
-  likelihood of the tokens itself and ignores that loss.
-- `DpoTrainer` and `GrpoTrainer` weigh texts by their likelihood as they are written. In training `hrm_lm` explores
-  random depths in each call: here it halts as in inference. The halting and refinement heads get no loss and stay.
-- GRPO of the Go coder trains plan and code: `generate` hides a plan, and code has another likelihood without its plan.
-  Completions are plain continuations of the stream, up to </CODE>.
-- All save complete checkpoints, stop for signals and write our card, as `HrmTrainer` does. They lack its optimizers
-  and averages of weights.
+- `SftTrainer` trains on the model's loss, which includes the terms for halting, deep supervision and plans. TRL
+  computes the likelihood of the tokens itself and ignores that loss.
+- `DpoTrainer` and `GrpoTrainer` compute the likelihood of a text as in inference. In training mode, `hrm_lm` explores
+  random depths in each call; here it halts as in inference. Halting and refinement heads get no loss and are frozen.
+- GRPO of the Go coder trains plan and code. `generate` hides the plan, but the likelihood of the code depends on it.
+  Completions are therefore plain continuations of the stream, up to </CODE>.
+- All trainers save complete checkpoints, stop on signals and write our model card, like `HrmTrainer`. They do not have
+  its optimizers and weight averages.
 
 Sources: Rafailov et al. 2023, arXiv 2305.18290 (DPO); Shao et al. 2024, arXiv 2402.03300 (GRPO).
 """
@@ -46,18 +46,18 @@ from .answers import is_conversation, load_answers
 from .causal_lm import load_causal_lm, load_tokenizer
 
 
-REFERENCE_ADAPTER = "ref"  # TRL's copy of an adapter that DPO starts from
+REFERENCE_ADAPTER = "ref"  # TRL's copy of the adapter that DPO starts from
 hide_messages((OF_TRL,))
 
 
 class PostTraining(CompleteCheckpoints):
-    """The base of the trainers below; stands before a trainer of TRL."""
+    """Base class of the trainers below, to be combined with a TRL trainer."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
         self.cache_at_inference = model.config.use_cache
         trained = [(parameter, parameter.dtype) for parameter in model.parameters() if parameter.requires_grad]
         super().__init__(model, *args, **kwargs)
-        for parameter, dtype in trained:  # TRL rounds adapters of quantized weights to bfloat16, halting heads too
+        for parameter, dtype in trained:  # TRL casts adapters and halting heads of quantized models to bfloat16
             parameter.data = parameter.data.to(dtype)
         self.preemption = PreemptionCallback()
         self.add_callback(self.preemption)
@@ -65,7 +65,7 @@ class PostTraining(CompleteCheckpoints):
     def create_model_card(
         self, license: str | None = None, tags: str | list[str] | None = None, **kwargs: Any
     ) -> None:
-        """Our card, once there is a model; TRL would write its own over it at every checkpoint."""
+        """Write our card once a model is saved, instead of TRL's card at every checkpoint."""
         if type(self.model.config) not in ARCHITECTURES:
             super(CompleteCheckpoints, self).create_model_card(tags=tags, **kwargs)
         elif Path(self.args.output_dir, "config.json").exists():  # not an adapter
@@ -73,7 +73,7 @@ class PostTraining(CompleteCheckpoints):
 
 
 class SftTrainer(PostTraining, SFTTrainer):
-    """Learns by the model's own loss, and logs its terms. `loss_type="dft"` is TRL's, of the tokens alone."""
+    """SFT trainer that uses the model's own loss and logs its terms (with `loss_type="dft"`: TRL's loss)."""
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         if self.args.loss_type != "nll" or type(self.model.config) not in ARCHITECTURES:
@@ -82,56 +82,56 @@ class SftTrainer(PostTraining, SFTTrainer):
             model, {**inputs, "use_cache": False}, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         if terms := {name: value.detach().float() for name, value in outputs.items() if name.endswith("_loss")}:
-            # For the log. Sums over the tokens of a step are divided by their number: its parts add up to the term.
+            # For the log. The model divides by the tokens of the complete step, so micro-batches add up to the term.
             parts = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
             shared = num_items_in_batch is not None and self.args.average_tokens_across_devices
             values = self.accelerator.reduce(torch.stack([*terms.values()]), "sum" if shared else "mean")
-            noted = self._metrics["train" if self.model.training else "eval"]
+            logged = self._metrics["train" if self.model.training else "eval"]
             for name, value in zip(terms, values.tolist()):
-                noted[name].append(value * parts)
+                logged[name].append(value * parts)
         return (loss, outputs) if return_outputs else loss
 
 
 class DpoTrainer(PostTraining, DPOTrainer):
-    """Compares texts by their likelihood as they would be written."""
+    """DPO trainer that computes likelihoods as in inference."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        _weigh_as_written(self)
+        _use_inference_likelihoods(self)
 
 
 class GrpoTrainer(PostTraining, GRPOTrainer):
-    """Samples and weighs the same tokens: of the Go coder the stream, in which the plan is."""
+    """GRPO trainer that scores exactly the tokens it samples (Go coder: the stream with its plan)."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
-        written = unwrap_peft_model(model)
-        self.writes_streams = isinstance(written, GoCoderGenerationMixin) and written.config.tagged
-        ends = written.generation_config.eos_token_id
-        if self.writes_streams:  # behind </CODE> the model would write a validator's verdict
-            written.generation_config.eos_token_id = [*([ends] if isinstance(ends, int) else ends), END_CODE]
+        inner = unwrap_peft_model(model)
+        self.writes_streams = isinstance(inner, GoCoderGenerationMixin) and inner.config.tagged
+        ends = inner.generation_config.eos_token_id
+        if self.writes_streams:  # after </CODE> the model would write a validator's verdict
+            inner.generation_config.eos_token_id = [*([ends] if isinstance(ends, int) else ends), END_CODE]
         try:
             super().__init__(model, *args, **kwargs)
         finally:
-            written.generation_config.eos_token_id = ends
-        _weigh_as_written(self)
+            inner.generation_config.eos_token_id = ends
+        _use_inference_likelihoods(self)
 
     def _prepare_inputs(self, inputs):
-        """As in the library, where this is what generates."""
+        """As in the library, which generates completions here."""
         with _plain_continuations(unwrap_peft_model(self.model)) if self.writes_streams else contextlib.nullcontext():
             return super()._prepare_inputs(inputs)
 
 
-def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
-    """Take likelihoods as in inference, and freeze what gets no loss.
+def _use_inference_likelihoods(trainer: DpoTrainer | GrpoTrainer) -> None:
+    """Make a trainer compute likelihoods as in inference, and freeze the heads that get no loss.
 
     Raises:
-        ValueError: an exit criterion that looks at distributions, which TRL never makes.
+        ValueError: the exit criterion compares output distributions, which TRL does not compute at every segment.
     """
     model = unwrap_peft_model(trainer.model)
     if has_ability(model, "recurrent_depth") and EXIT_CRITERIA[model.config.exit_criterion].of_distributions:
         raise ValueError(
-            f"exit_criterion={model.config.exit_criterion!r}: TRL does not compare distributions at every segment; "
-            "train with another, e.g. --config_overrides exit_criterion=q"
+            f"exit_criterion={model.config.exit_criterion!r}: needs output distributions at every segment, which TRL "
+            "does not compute; use another criterion, e.g. --config_overrides exit_criterion=q"
         )
     model.base_model.register_forward_pre_hook(_as_in_inference)
     if trainer.ref_model is not None:
@@ -144,14 +144,16 @@ def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
 
 
 def _as_in_inference(body: torch.nn.Module, args: tuple) -> None:
-    """Switch training off before each call, as trainers switch it on in each step. Submodules keep their mode: TRL
-    has an option for their dropout, and they save memory in training."""
+    """Turn off the body's training mode before each call, because trainers turn it on in each step.
+
+    Submodules stay in training mode: TRL has an option for dropout, and activation checkpointing needs that mode.
+    """
     body.training = False
 
 
 @contextlib.contextmanager
 def _plain_continuations(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, `model.generate` writes no plan unseen."""
+    """Disable the hidden plan of `model.generate` inside the block."""
     model.generate = functools.partial(model.generate, plan_first=False)
     try:
         yield
@@ -163,7 +165,7 @@ def _plain_continuations(model: PreTrainedModel) -> Iterator[None]:
 
 
 class PostTrainingRun(TrainingRun):
-    """Trains on prompts and answers; `data_args` is an `AnswerDataArguments`, `args` are those of TRL."""
+    """Run on prompts and answers, with `data_args` of `AnswerDataArguments` and a TRL config as `args`."""
 
     kind = LANGUAGE_MODEL
     trainer_class: type[PostTraining]
@@ -171,7 +173,7 @@ class PostTrainingRun(TrainingRun):
     def validate_options(self) -> None:
         _validate_effects(self.task, self.model_args, self.args, self.tuning_args.adapts)
         if self.task != "sft" and self.model_args.model_name_or_path is None:
-            raise ValueError(f"{self.task} changes a model that already writes: say which with --model_name_or_path")
+            raise ValueError(f"model_name_or_path=None: {self.task} needs a trained model; give --model_name_or_path")
 
     def load_data(self) -> None:
         data_args = self.data_args
@@ -195,7 +197,7 @@ class PostTrainingRun(TrainingRun):
         return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out} to evaluate on"
 
     def save_options(self) -> None:
-        """Options as they may be given again: GRPO derives one of two from the other, and takes only one of them."""
+        """Save the options without `generation_batch_size`, which GRPO derives but does not accept again."""
         model_args, data_args, args, *others = self.options
         if isinstance(args, GRPOConfig):
             args = copy.copy(args)
@@ -213,11 +215,11 @@ class PostTrainingRun(TrainingRun):
         )
 
     def trainer_options(self) -> dict[str, Any]:
-        """Arguments of this trainer alone."""
+        """Return extra arguments for the trainer of this task."""
         return {}
 
     def before_saving(self, trainer: PostTraining) -> None:
-        """Evaluates, which needs the reference adapter, and drops that."""
+        """Evaluate, and then delete the reference adapter, which evaluation needs."""
         self.metrics = super().evaluate(trainer)
         if isinstance(trainer.model, PeftModel) and REFERENCE_ADAPTER in trainer.model.peft_config:
             trainer.model.delete_adapter(REFERENCE_ADAPTER)
@@ -252,7 +254,7 @@ class DpoRun(PostTrainingRun):
     task, trainer_class = "dpo", DpoTrainer
 
     def trainer_options(self) -> dict[str, Any]:
-        """The weights that training starts from once more; none with an adapter, which can be switched off."""
+        """Load the starting weights again as the reference, unless an adapter can be disabled instead."""
         if self.tuning_args.adapts:
             return {"ref_model": None}
         return {"ref_model": load_causal_lm(self.model_args, self.tokenizer, 1, self.args.seed)}
@@ -262,8 +264,8 @@ class GrpoRun(PostTrainingRun):
     """A run of `training/run_grpo.py`.
 
     Args:
-        make_rewards: reward functions of the names that the last of the options gives, and of a tokenizer.
-        options: of the run.
+        make_rewards: makes the reward functions from their names (`reward` of the last options) and a tokenizer.
+        options: options of the run, as for `TrainingRun`.
     """
 
     task, trainer_class = "grpo", GrpoTrainer
@@ -280,44 +282,44 @@ class GrpoRun(PostTrainingRun):
 
 
 def _validate_effects(kind: str, model_args: ModelArguments, args: TrainingArguments, adapts: bool) -> None:
-    """Reject options of TRL that are for another way of loading a model, or that its trainer never reads."""
+    """Reject options of TRL that have no effect here."""
     if args.model_init_kwargs:
         raise ValueError(
-            f"model_init_kwargs={args.model_init_kwargs}: the model is loaded by other options; give "
-            "--config_overrides, --attn_implementation or --load_in"
+            f"model_init_kwargs={args.model_init_kwargs}: has no effect; use --config_overrides, "
+            "--attn_implementation or --load_in"
         )
     if args.label_smoothing_factor:
         instead = {"dpo": "give --label_smoothing", "grpo": "leave it out"}
         raise ValueError(
-            f"label_smoothing_factor={args.label_smoothing_factor}: does not reach the loss; "
-            + instead.get(kind, "give --config_overrides label_smoothing=... for a model that has it")
+            f"label_smoothing_factor={args.label_smoothing_factor}: has no effect on the loss; "
+            + instead.get(kind, "give --config_overrides label_smoothing=... if the model has this field")
         )
     if kind == "grpo" and args.beta and model_args.config_overrides and not adapts:
         raise ValueError(
-            f"beta={args.beta}: TRL loads the reference as it was saved, without config_overrides; save a checkpoint "
-            "with those fields, train an adapter (--lora_rank), or give --beta 0"
+            f"beta={args.beta}: TRL loads the reference model without config_overrides; save a checkpoint with these "
+            "fields, train an adapter (--lora_rank), or give --beta 0"
         )
 
 
 def _validate_text(kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments) -> None:
-    """Reject messages unless a chat template ends an answer as the model will be asked to end it."""
+    """Reject messages unless the chat template ends answers with the EOS token of the run."""
     if not is_conversation(rows):
         return
     if tokenizer.chat_template is None:
-        raise ValueError("the rows are messages, and the tokenizer has no chat template; give texts")
+        raise ValueError("the rows are messages, but the tokenizer has no chat template; give strings instead")
     if kind == "grpo":
         return
     if is_go_tokenizer(tokenizer):
         raise ValueError(
-            "the rows are messages, which have no plan, and the Go coder writes code after a plan; give prompts "
-            '"<PROBLEM>...</PROBLEM><PLAN>" and answers "...</PLAN><CODE>...</CODE>", or train by run_go_coder.py'
+            "the rows are messages without a plan, but the Go coder writes a plan before the code; give prompts "
+            '"<PROBLEM>...</PROBLEM><PLAN>" and answers "...</PLAN><CODE>...</CODE>", or train with run_go_coder.py'
         )
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     text = tokenizer.apply_chat_template(turns, tokenize=False)
     if kind == "sft" and (end := args.eos_token or tokenizer.eos_token) not in text:
         raise ValueError(
-            f"the chat template ends an answer with {text[-12:]!r} and not with {end!r}, so the model would never "
-            "learn to stop; name the token that ends an answer in --eos_token"
+            f"the chat template ends an answer with {text[-12:]!r}, not with {end!r}, so the model would never learn "
+            "to stop; set --eos_token to the token that ends an answer"
         )
 
 
@@ -329,7 +331,7 @@ def _validate_positions(
         return
     if kind != "grpo":
         if args.max_length is not None and args.max_length > limit:
-            raise ValueError(f"max_length={args.max_length} is above the {limit} positions of the model; lower it")
+            raise ValueError(f"max_length={args.max_length}: the model has only {limit} positions; lower it")
         return
     prompts = rows["prompt"]
     if is_conversation(rows):
@@ -337,6 +339,6 @@ def _validate_positions(
     longest = max(len(ids) for ids in tokenizer(list(prompts))["input_ids"])
     if longest + args.max_completion_length > limit:
         raise ValueError(
-            f"max_completion_length={args.max_completion_length}: the longest prompt has {longest} tokens, and both "
-            f"together are above the {limit} positions of the model; lower it, or drop such prompts"
+            f"max_completion_length={args.max_completion_length}: with the longest prompt ({longest} tokens) it "
+            f"exceeds the model's {limit} positions; lower it, or drop long prompts"
         )

@@ -23,12 +23,12 @@ from .reasoning.build import FILLING, INFO_FILE, load_reasoning_info, validate_v
 from .trainer import CausalLMTrainer
 
 
-# Options of a run on text that reasoning data have too, besides those of answers; the others are about documents.
+# Options of `LmDataArguments` that also apply to reasoning data, besides those of `AnswerDataArguments`.
 REASONING_OPTIONS = ("block_size", "prompt", "prompt_new_tokens", "validation_split_percentage")
 
 
 class CausalLMRun(TrainingRun):
-    """Trains a causal language model on text; `data_args` is a `LmDataArguments`, `args` a `LmTrainingArguments`."""
+    """Run that trains a causal LM on text, with `LmDataArguments` and `LmTrainingArguments`."""
 
     task, kind = "causal-lm", LANGUAGE_MODEL
 
@@ -48,16 +48,16 @@ class CausalLMRun(TrainingRun):
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.block_size, self.args.seed, quantized)
         if self.data_args.document_mask and "position_ids" not in inspect.signature(model.forward).parameters:
-            raise ValueError(f"--document_mask: {type(model).__name__} takes no position_ids; leave the flag out")
+            raise ValueError(f"document_mask=True: {type(model).__name__} takes no position_ids; leave out the flag")
         self.vocabulary_rows = model.get_input_embeddings().num_embeddings
         return model
 
     def describe(self) -> str:
         tokens, rows = len(self.tokenizer), self.vocabulary_rows
-        padding = f", {rows - tokens:,} of them padding that no token uses" if rows > tokens else ""
+        padding = f" ({rows - tokens:,} unused)" if rows > tokens else ""
         length = self.corpus.row_length or self.data_args.block_size
         vocabulary = f"vocabulary: {tokens:,} tokens, {rows:,} rows of embeddings{padding}"
-        return f"{self.corpus.describe()}\n{vocabulary}; {length:,} tokens a row of data"
+        return f"{self.corpus.describe()}\n{vocabulary}; {length:,} tokens per row of data"
 
     def make_trainer(self, model: Any) -> CausalLMTrainer:
         trainer = CausalLMTrainer(
@@ -76,9 +76,9 @@ class CausalLMRun(TrainingRun):
     def results(self, trainer: CausalLMTrainer, metrics: dict[str, Any]):
         args = self.args
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # by processes that load a stream
+        counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # in data loader workers
         return metrics, {
-            # Of all steps, padding and context included; the last step of an epoch may be a little smaller.
+            # Padding and context tokens included; an upper bound, because an epoch's last step may be smaller.
             "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.block_size),
             "bad_lines": None if counted_elsewhere else self.corpus.bad_lines,
             "data": self.corpus.report(),
@@ -90,7 +90,7 @@ class CausalLMRun(TrainingRun):
         if not prompt:
             return None
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            print("no continuation of --prompt: the weights are sharded, and one process alone cannot run the model")
+            print("skipping --prompt: the weights are sharded, so a single process cannot run the model")
             return None
         with trainer.averaged_weights():
             text = continue_text(trainer.model, self.tokenizer, prompt, length, self.args.seed)
@@ -109,15 +109,15 @@ class CausalLMRun(TrainingRun):
 
 
 class MhcMonitorCallback(TrainerCallback):
-    """Logs the gains of a model's hyper-connections on a held batch whenever the trainer logs.
+    """Log the gains of a model's hyper-connections on a fixed batch whenever the trainer logs.
 
-    `mhc/amax_pre` and `mhc/amax_post` are the largest gains of an attention's and of a feed-forward's map,
-    `mhc/amax_composite` is the gain of the product of all maps. 1 is ideal; above 2 signals grow with depth.
+    `mhc/amax_pre` and `mhc/amax_post` are the largest gains of the attention and feed-forward maps;
+    `mhc/amax_composite` is the gain of the product of all maps. The ideal is 1; above 2, signals grow with depth.
 
     Args:
-        trainer: whose log the values go to; a callback has no other way to every reporter.
-        batch: arguments of the model's forward, such as `input_ids` [B, S]; None takes the first four rows of the
-            training data, read apart from the training loop so that its order of rows stays as it is.
+        trainer: trainer that logs the values; a callback cannot reach all reporters otherwise.
+        batch: arguments of the model's forward, such as `input_ids` [B, S]; None uses the first four training rows,
+            read separately so that the order of rows in training does not change.
     """
 
     def __init__(self, trainer: CausalLMTrainer, batch: dict[str, torch.Tensor] | None = None):
@@ -143,26 +143,26 @@ class MhcMonitorCallback(TrainerCallback):
         composite = max(sites[-1]["composite_forward"], sites[-1]["composite_backward"])
         parts = {"mhc/amax_pre": max(gains[::2]), "mhc/amax_post": max(gains[1::2])}
         self.trainer.log(parts | {"mhc/amax_composite": composite})
-        control.should_log = True  # logging switched it off, but the trainer's own line is still to come
+        control.should_log = True  # logging reset it, but the trainer still has to log its own values
 
 
-# ---- reasoning data: rows with labels of their own, which are not packed ----
+# ---- reasoning data: rows that already have labels and are not packed ----
 
 
 def is_reasoning_data(sources: list[str]) -> bool:
-    """Whether sources are folders of `hrm-hf data reasoning`. Raises ValueError if some are, and others are text."""
+    """Check whether all sources are reasoning data sets. Raise ValueError if only some of them are."""
     found = [(Path(source) / INFO_FILE).is_file() for source in sources]
     if any(found) and not all(found):
         text = sources[found.index(False)]
-        raise ValueError(f"{text} is no reasoning data set, as the others are; train on text and on those apart")
+        raise ValueError(f"{text} is not a reasoning data set, but other sources are; train on them separately")
     return any(found)
 
 
 def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokenizerBase) -> TextCorpus:
-    """The rows of all sources; validation rows are the split `--eval_split` of `--eval_data`, or of the training data.
+    """Load reasoning data (validation: `--eval_split` of `--eval_data`, or of the training data).
 
     Raises:
-        ValueError: an option that these data do not have, a tokenizer of other words, or rows longer than block_size.
+        ValueError: an option applies only to text, the tokenizer has another vocabulary, or a row exceeds block_size.
     """
     usual = LmDataArguments()
     shared = {option.name for option in fields(AnswerDataArguments)}.union(REASONING_OPTIONS)
@@ -182,7 +182,7 @@ def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokeniz
     corpus.row_length = max(size["tokens_per_row"] for size in corpus.sizes.values())
     if corpus.row_length > options.block_size:
         raise ValueError(
-            f"block_size={options.block_size} is less than the {corpus.row_length} tokens of a row; raise it"
+            f"block_size={options.block_size}: must be at least {corpus.row_length}, the tokens per row; raise it"
         )
     return corpus
 

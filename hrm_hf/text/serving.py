@@ -1,8 +1,8 @@
-"""`hrm-hf serve`: `transformers serve` for one of this package's models, behind a gate that checks requests.
+"""`hrm-hf serve`: `transformers serve` for one of our models, behind a gate that checks requests.
 
-`transformers serve` looks a class up in the library's own namespace, ignores many fields of the OpenAI API, and bounds
-nothing that a request asks for. The gate (ASGI) rejects what would be ignored or unbounded. Left out, because it
-belongs in a gateway in front: users, TLS, time limits, queues. For throughput there is vLLM.
+`transformers serve` looks up model classes only in its own namespace, ignores many fields of the OpenAI API, and sets
+no limits on requests. The gate (ASGI) rejects fields that would be ignored and values that are too large. Users, TLS,
+time limits and queues are left to a gateway in front of the server. Use vLLM for high throughput.
 """
 
 import asyncio
@@ -26,22 +26,22 @@ from ..registry import ARCHITECTURES
 from .options import ServeOptions
 
 
-NEW_TOKENS = 1024  # of an answer, where the request does not say
-HEAD_SECONDS, BODY_SECONDS = 10, 30  # in which the headers and the body of a request must arrive
-CONNECTIONS = 256  # above it requests are rejected, and above twice as many a connection is closed at once
+NEW_TOKENS = 1024  # default maximum length of an answer
+HEAD_SECONDS, BODY_SECONDS = 10, 30  # time limits for the headers and the body of a request
+CONNECTIONS = 256  # above it, requests are rejected; above twice as many, new connections are closed at once
 
 
-# ---- fields of a request: every other field is rejected by name ----
+# ---- fields of a request; all other fields are rejected by name ----
 
 
 def _not_tiny(value: float) -> float:
-    if 0 < value < 1e-3:  # logits divided by it overflow
+    if 0 < value < 1e-3:  # dividing logits by it overflows
         raise ValueError("must be 0 (greedy) or at least 0.001")
     return value
 
 
 class Part(BaseModel):
-    """A part of a message; images and sound are rejected."""
+    """A text part of a message (images and audio are rejected)."""
 
     type: Literal["text", "input_text", "output_text"]
     text: str
@@ -76,7 +76,7 @@ TEXT = SHARED | {
     "frequency_penalty": Annotated[float, Field(ge=-0.9, le=2)], "n": Literal[1],
 }  # fmt: skip
 CHAT = TEXT | {"messages": Turns, "max_completion_tokens": Count, "tools": list[dict[str, Any]]}
-# Routes with their fields, and the fields that bound the answer, of which the gate sets the first one.
+# Routes with their fields, and the fields that limit the answer; the gate sets the first of these.
 ROUTES = {
     "/v1/completions": (_schema("prompt", TEXT | {"prompt": Text, "suffix": str}), ("max_tokens",)),
     "/v1/chat/completions": (_schema("messages", CHAT), ("max_completion_tokens", "max_tokens")),
@@ -84,9 +84,9 @@ ROUTES = {
         _schema("input", SHARED | {"input": Text | Turns, "instructions": str, "max_output_tokens": Count}),
         ("max_output_tokens",),
     ),
-    "/load_model": (_schema("model", {"model": str}), ()),  # `transformers chat` asks this first
+    "/load_model": (_schema("model", {"model": str}), ()),  # the first request of `transformers chat`
 }
-# The JSON in `generation_config`, which `transformers chat` sends.
+# Fields of the JSON in `generation_config`, which `transformers chat` sends.
 GENERATION = _schema("", SAMPLING | {
     "do_sample": bool, "min_p": Share, "typical_p": Share, "top_k": Natural, "no_repeat_ngram_size": Natural,
     "repetition_penalty": Annotated[float, Field(ge=0.1, le=10)], "max_new_tokens": Count, "min_new_tokens": Natural,
@@ -95,8 +95,8 @@ GENERATION = _schema("", SAMPLING | {
 })  # fmt: skip
 
 
-class Refusal(Exception):  # noqa: N818 - an answer to a request, not a failure of the server
-    """What is wrong with a request: status, message and the field it is about."""
+class Rejection(Exception):  # noqa: N818 - a response to a request, not a failure of the server
+    """A rejected request: HTTP status, message and the field concerned."""
 
     def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
         super().__init__(message)
@@ -104,7 +104,7 @@ class Refusal(Exception):  # noqa: N818 - an answer to a request, not a failure 
 
 
 class Gate:
-    """Check each request before `app`, the application of `transformers serve`, sees it."""
+    """ASGI application that checks each request before it reaches `app`, the one of `transformers serve`."""
 
     def __init__(self, app, options: ServeOptions):
         self.app, self.options, self.running = app, options, 0
@@ -118,7 +118,7 @@ class Gate:
         if scope.get("method") == "POST":
             try:
                 await self._answer(scope, receive, send)
-            except Refusal as error:
+            except Rejection as error:
                 await send_error(send, error.status, str(error), error.param, **error.headers)
         elif scope.get("path") == "/v1/models" and scope["method"] == "GET":
             listed = {"id": self.options.model, "object": "model", "created": 0, "owned_by": ""}
@@ -129,12 +129,12 @@ class Gate:
     async def _answer(self, scope, receive, send) -> None:
         path, most = scope["path"], self.options.max_requests
         if path not in ROUTES:
-            raise Refusal(404, f"POST {path[:80]}: this server has no such route")
+            raise Rejection(404, f"POST {path[:80]}: this server has no such route")
         if not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(b"application/json"):
-            raise Refusal(415, "Content-Type: must be application/json")
-        raw = await _read(receive)  # first: a slow body takes the place of no other request
+            raise Rejection(415, "Content-Type: must be application/json")
+        raw = await _read(receive)  # first, so that a slow body does not take a slot from other requests
         if self.running >= most:
-            raise Refusal(429, f"{most} requests are being answered (--max-requests); try again", retry_after="5")
+            raise Rejection(429, f"{most} requests are running (--max-requests); try again later", retry_after="5")
         self.running += 1
         try:
             body = await asyncio.to_thread(self._checked, path, raw)
@@ -143,39 +143,39 @@ class Gate:
             async def replay() -> dict[str, Any]:
                 return messages.pop() if messages else await receive()
 
-            # Continuous batching tells answers apart by this id: a request must not choose that of another.
+            # Continuous batching identifies requests by this id, so a client must not choose another client's id.
             headers = [pair for pair in scope["headers"] if pair[0] != b"x-request-id"]
             await self.app({**scope, "headers": headers}, replay, send)
         finally:
             self.running -= 1
 
     def _checked(self, path: str, raw: bytes) -> bytes:
-        """Return the body to pass on: without null, with `stream`, and with an answer that fits the window."""
+        """Check a body, and return it without nulls and with an answer length that fits the window."""
         schema, lengths = ROUTES[path]
         body = _parse(schema, raw)
         if body.setdefault("model", self.options.model) != self.options.model:
-            raise Refusal(404, f"model={body['model'][:80]!r}: is not served here; leave it out", "model")
+            raise Rejection(404, f"model={body['model'][:80]!r}: is not served here; leave it out", "model")
         if not lengths:
             return json.dumps(body).encode()
         generation = _parse(GENERATION, body.get("generation_config", "{}"), "generation_config")
-        asked = [body.pop(name, None) for name in lengths] + [generation.get("max_new_tokens"), NEW_TOKENS]
-        wanted = next(value for value in asked if value is not None)
-        limits = [wanted, self.options.max_new_tokens, self.window and self._room(path, body)]
+        requested = [body.pop(name, None) for name in lengths] + [generation.get("max_new_tokens"), NEW_TOKENS]
+        wanted = next(value for value in requested if value is not None)
+        limits = [wanted, self.options.max_new_tokens, self.window and self._tokens_left(path, body)]
         body[lengths[0]] = min(limit for limit in limits if limit is not None)
         body.setdefault("stream", False)
         return json.dumps(body).encode()
 
-    def _room(self, path: str, body: dict[str, Any]) -> int:
-        """Return the tokens that the window leaves for the answer; the prompt is made as the handlers make it."""
+    def _tokens_left(self, path: str, body: dict[str, Any]) -> int:
+        """Return how many tokens the window leaves for an answer to the prompt that the handlers build."""
         field = next(name for name in ("prompt", "messages", "input") if name in body)
         try:
             text = body[field] if field == "prompt" else self._chat(body[field], body)
             tokens = len(self.tokenizer(text, add_special_tokens=field == "prompt").input_ids)
         except Exception as error:  # a chat template is a program and may raise anything
-            raise Refusal(400, f"{field}: the chat template rejects it ({error})", field) from error
+            raise Rejection(400, f"{field}: the chat template rejects it ({error})", field) from error
         if tokens >= self.window:
             limit = f"the window of {self.options.model} is {self.window}, answer included"
-            raise Refusal(400, f"{field}: has {tokens} tokens, and {limit}; shorten it", field)
+            raise Rejection(400, f"{field}: has {tokens} tokens, but {limit}; shorten it", field)
         return self.window - tokens
 
     def _chat(self, messages: str | list[dict[str, Any]], body: dict[str, Any]) -> str:
@@ -196,12 +196,12 @@ async def _read(receive) -> bytes:
                 parts.append(message.get("body", b""))
                 more = message.get("more_body", False)
     except TimeoutError as error:
-        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS} seconds; send it faster") from error
+        raise Rejection(408, f"the body did not arrive within {BODY_SECONDS} seconds; send it faster") from error
     return b"".join(parts)
 
 
 def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[str, Any]:
-    """Return the fields of a JSON object that are not null. `name` is the field that holds it."""
+    """Parse and check a JSON object, the body or its field `name`, and return it without nulls."""
     try:
         body = json.loads(raw)
         body = {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
@@ -211,9 +211,9 @@ def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[st
         place = ".".join(map(str, [name, *first["loc"][:4]] if name else first["loc"][:4])) or "the body"
         unknown = first["type"] == "extra_forbidden"
         problem = "is not supported; leave it out" if unknown else first["msg"][0].lower() + first["msg"][1:]
-        raise Refusal(400, f"{place}={first['input']!r:.60}: {problem}", place) from error
+        raise Rejection(400, f"{place}={first['input']!r:.60}: {problem}", place) from error
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"{name or 'the body'}: must be JSON ({str(error)[:100]})", name or None) from error
+        raise Rejection(400, f"{name or 'the body'}: must be JSON ({str(error)[:100]})", name or None) from error
     return body
 
 
@@ -221,7 +221,7 @@ def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[st
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if no request arrives; uvicorn would wait without end."""
+    """Connection that is closed if no request arrives, whereas uvicorn would wait forever."""
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
@@ -244,10 +244,10 @@ class Connection(H11Protocol):
 
 
 class _Unstarted(Serve):
-    """`transformers serve`, built but not started."""
+    """`transformers serve` that builds its application without starting a server."""
 
     def start_server(self) -> None:
-        """Override: the constructor calls this at its end."""
+        """Do nothing, although the constructor calls this method at its end."""
 
 
 async def _answer_error(request, error: Exception) -> JSONResponse:
@@ -264,7 +264,7 @@ def make_server(options: ServeOptions) -> uvicorn.Server:
     names = [each.name for each in fields(options)]
     theirs = {name: getattr(options, name) for name in names[names.index("host") :]}
     app = _Unstarted(force_model=options.model, non_blocking=True, **theirs).server.config.app
-    for kind in (HTTPException, ValueError, Exception):  # a ValueError of generate is about the request
+    for kind in (HTTPException, ValueError, Exception):  # a ValueError in generate is caused by the request
         app.add_exception_handler(kind, _answer_error)
     own = [name for name in (options.host, socket.gethostname()) if not is_known_host(name, ())]
     gate = SizeLimit(Gate(app, options), (options.max_body_bytes, "--max-body-bytes"))

@@ -1,14 +1,14 @@
-"""Documents from files, folders and the Hub; `answers.py` reads prompts and answers.
+"""Read documents from files, folders and the Hub (`answers.py` reads prompts and answers).
 
-`open_source` makes of each source a data set of rows {"text", "error"}.
+`open_source` turns each source into a data set of rows {"text", "error"}.
 
-A source is a file of JSON Lines or one JSON list (`.jsonl`, `.json`), a plain text (`.txt`, `.text`, `.md`), either
-also as `.gz`, a `.parquet` file, a folder of these, or a data set of the Hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`;
-`hub:` in front says that the Hub is meant where a folder has the same name. Hidden files in a folder are skipped. A
-line that cannot be read is an error with file and line; with `on_bad_line="skip"` it becomes a row whose `error` says
-what is wrong, for `filters.py` to count.
+A source is one of these: JSON Lines or a JSON list (`.jsonl`, `.json`), plain text (`.txt`, `.text`, `.md`), either
+compressed as `.gz`, a `.parquet` file, a folder of such files, or a Hub data set `OWNER/NAME` or `OWNER/NAME:CONFIG`.
+The prefix `hub:` selects the Hub if a local folder has the same name. Hidden files in a folder are skipped. An
+unreadable line raises an error that names file and line; with `on_bad_line="skip"` it becomes a row with an `error`
+message, which `filters.py` counts.
 
-What is read is converted once to Arrow files in the cache of `datasets`, under a key of path, size and time of change.
+Files are converted once to Arrow files in the cache of `datasets`, keyed by path, size and modification time.
 """
 
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted
-REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # of `reasoning/build.py`
-READER_VERSION = 2  # part of the cache key; raise it when the same file gives other rows
+REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # written by `reasoning/build.py`
+READER_VERSION = 2  # part of the cache key; increase it when the same file gives different rows
 
 
 def open_source(
@@ -49,20 +49,21 @@ def open_source(
     streaming: bool = False,
     cache_dir: str | None = None,
 ) -> "Dataset | IterableDataset":
-    """Open one source as rows of `text` (str or None) and `error` (str or None; one of the two is None).
+    """Open one source as rows of `text` (str) and `error` (str), exactly one of which is None.
 
     Args:
-        source: file, folder or Hub data set, as in the header of this module; `split` of the latter.
+        source: file, folder or Hub data set, as described in the module docstring.
+        split: split of a Hub data set.
         column: JSON key or column that holds the text.
-        separator: line at which a plain text is split into documents, "" for an empty line; None for one document a
-            file. The separator and line breaks around it belong to no document.
-        on_bad_line: "stop" raises `BadLineError` at the first unreadable line, "skip" gives rows with `error`.
-        streaming: read while training instead of converting first.
+        separator: line that separates the documents of a plain text file, "" for an empty line; None for one document
+            per file. Documents contain neither the separator nor the line breaks around it.
+        on_bad_line: "stop" raises `BadLineError` at the first unreadable line, "skip" yields rows with `error`.
+        streaming: read during training instead of converting first.
 
     Raises:
-        FileNotFoundError: no such file, folder or Hub data set.
-        ValueError: unknown kind of file, folder without known files, or missing column.
-        BadLineError: see `on_bad_line`; raised on iteration if streaming.
+        FileNotFoundError: the file, folder or Hub data set does not exist.
+        ValueError: a file has an unsupported type, a folder has no supported files, or the column is missing.
+        BadLineError: see `on_bad_line`; raised during iteration if streaming.
     """
     from datasets import concatenate_datasets
 
@@ -93,7 +94,7 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
     else:
         reader = read_plain_text
         options["separator"] = separator
-    # large_string: a whole book, or a file of more than 2 GB without a separator, is one value.
+    # large_string: one value may be a complete file of more than 2 GB.
     features = Features({"text": Value("large_string"), "error": Value("string")})
     if streaming:
         return IterableDataset.from_generator(reader, features=features, gen_kwargs=options)
@@ -110,16 +111,16 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
             fingerprint=key,
             writer_batch_size=WRITTEN_AT_ONCE,
         )
-    except DatasetGenerationError as error:  # it hides what the reader said
+    except DatasetGenerationError as error:  # it hides the reader's error
         raise (error.__cause__ or error) from None
-    except ValueError as error:  # what the library says of no rows names no file
+    except ValueError as error:  # if there are no rows, the library's message does not name the file
         if next(iter(reader(**options)), None) is not None:
             raise
-        raise ValueError(f"{path} holds no text") from error
+        raise ValueError(f"{path} contains no text") from error
 
 
 def read_json_lines(path: str, column: str, on_bad_line: str) -> Iterator[dict[str, str | None]]:
-    """Yield the rows of a file of JSON Lines, without empty lines, or of one JSON list. See `open_source`."""
+    """Yield the rows of a JSON Lines file, skipping empty lines, or of a JSON list. See `open_source`."""
     for place, line in numbered_lines(path):
         try:
             yield {"text": _text_of_line(line, column, place), "error": None}
@@ -133,7 +134,7 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
         raise BadLineError(f'{place}: {shorten(row)}; expected a JSON object like {{"{column}": "..."}}')
     if column not in row:
         raise BadLineError(
-            f"{place}: no key {column!r}, it has {shorten(list(row))}; name the right one with --text_column"
+            f"{place}: key {column!r} is missing, found {shorten(list(row))}; set --text_column to the right key"
         )
     text = row[column]
     if not isinstance(text, str):
@@ -142,16 +143,16 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
 
 
 def encodable_text(text: str, key: str, place: str) -> str:
-    """Return a text of JSON, where half a surrogate pair is legal, if UTF-8 can encode it; else raise BadLineError."""
+    """Return a string from JSON. Raise BadLineError for a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadLineError(f"{place}: {key!r} holds half a surrogate pair at character {error.start + 1}") from None
+        raise BadLineError(f"{place}: {key!r} has a lone surrogate at character {error.start + 1}") from None
     return text
 
 
 def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Iterator[dict[str, str | None]]:
-    """Yield the documents of a plain text; an unreadable line is left out of its document. See `open_source`."""
+    """Yield the documents of a plain text file, without their unreadable lines. See `open_source`."""
     lines: list[str] = []
     for number, line in read_lines(path):
         try:
@@ -170,13 +171,13 @@ def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Itera
 def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
     text = "".join(lines)
     text = text.strip("\r\n") if strip else text
-    if text:  # two separators in a row have no document between them
+    if text:  # it is empty between two separators in a row
         yield {"text": text, "error": None}
 
 
 def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
     if on_bad_line == "stop":
-        raise BadLineError(f"{error}. Fix it, or skip such lines with --on_bad_line skip") from None
+        raise BadLineError(f"{error}; fix it, or skip such lines with --on_bad_line skip") from None
     return {"text": None, "error": str(error)}
 
 
@@ -198,38 +199,38 @@ def validate_parquet(path: Path) -> None:
     try:
         pq.read_metadata(path)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is no Parquet file: {error}") from error
+        raise ValueError(f"{path} is not a Parquet file: {error}") from error
 
 
 def open_hub(source: str, split: str, streaming: bool, cache_dir: str | None):
-    """Open a data set of the Hub. Raise FileNotFoundError if there is none."""
+    """Open a Hub data set. Raise FileNotFoundError if it does not exist."""
     from datasets import load_dataset
 
     name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
     try:
         return load_dataset(name, config or None, split=split, streaming=streaming, cache_dir=cache_dir)
     except (ConnectionError, FileNotFoundError) as error:
-        raise FileNotFoundError(f"{source} is no file or folder, and no data set of the Hub: {error}") from error
+        raise FileNotFoundError(f"{source} is neither a file or folder nor a Hub data set: {error}") from error
 
 
 def _with_places(rows, column: str, name: str):
-    """Reduce a table to `text` and `error`, the latter for rows without a text."""
+    """Reduce a table to the columns `text` and `error`, which rows without a text get."""
     from datasets import Features, Value
 
     columns = rows.column_names
-    if columns is None:  # a stream tells its columns only after its first row
+    if columns is None:  # the columns of a stream are unknown until its first row is read
         rows = rows._resolve_features()
         columns = rows.column_names
     if REASONING_COLUMNS.issubset(columns):
         raise ValueError(
-            f"{name} holds labelled questions and no text: train on the folder that `hrm-hf data reasoning` wrote, "
-            "fetched as it is, and evaluate with `hrm-hf eval reasoning`"
+            f"{name} is a reasoning data set, not text: download the complete folder that `hrm-hf data reasoning` "
+            "wrote to train on it, and evaluate with `hrm-hf eval reasoning`"
         )
     if column not in columns:
-        raise ValueError(f"{name}: no column {column!r}, it has {columns}; name the right one with --text_column")
+        raise ValueError(f"{name}: column {column!r} is missing, found {columns}; set --text_column to the right one")
     kind = getattr(rows.features[column], "dtype", "list")
     if kind not in ("string", "large_string"):
-        raise ValueError(f"{name}: column {column!r} holds {kind}; expected strings")
+        raise ValueError(f"{name}: column {column!r} contains {kind}; expected strings")
 
     return rows.map(
         _mark_rows_without_text,

@@ -1,7 +1,7 @@
-"""`CausalLMTrainer`: trains causal language models, of this package and of transformers.
+"""`CausalLMTrainer`: train causal language models of this package and of transformers.
 
-It adds the loss components and metrics that a model returns beside its loss, weighted by the tokens they are means
-over; learning rates of groups of parameters; and batches of rows of about equal length.
+It adds logging of the loss components and metrics that a model returns, weighted by the tokens they average over;
+learning rates for parameter groups; and batches of rows with similar length.
 """
 
 import math
@@ -20,15 +20,15 @@ from ..trainer.base import HrmTrainer
 from .arguments import LmTrainingArguments
 
 
-# A model may give a part, or a metric, that is a mean over fewer than all targets: over the number in `metrics` of the
-# name on the right. The parts that are means over tokens make up the loss of the language model.
+# Loss components and metrics that average over only some of the targets, and the name in `metrics` of their count. The
+# components whose count is a number of tokens add up to the language-model loss.
 PART_COUNTS = {
     "plan_loss": "plan_tokens",
     "code_loss": "code_tokens",
     "refinement_loss": "decisions",
     "refinement_accuracy": "decisions",
 }
-# What a batch counts by, and what says that a row is not counted.
+# Inputs that determine what is counted, and the value that excludes a row from the count.
 COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
     "scored_bytes": 0
 }
@@ -58,16 +58,16 @@ LM_LOG_FORMAT = {
 
 
 class CausalLMTrainer(HrmTrainer):
-    """Trainer for any causal language model, of this package or not; see `HrmTrainer`.
+    """Trainer for any causal language model of transformers or of this package.
 
-    Forward, loss, accumulation and clipping are the library's. Evaluations add `PREFIX_bits_per_byte` with
-    `eval_bytes_per_token`, or of the code alone with rows that have `scored_labels` and `scored_bytes`.
+    Forward, loss, accumulation and clipping are those of transformers. Evaluations add `PREFIX_bits_per_byte`: of the
+    text if `eval_bytes_per_token` is given, or only of the code if rows have `scored_labels` and `scored_bytes`.
 
     Args:
-        model: what `ABILITIES` of the registry say of recurrent depth and groups of parameters is used.
+        model: causal LM; `ABILITIES` of the registry tells whether it has recurrent depth and parameter groups.
         args: see `LmTrainingArguments`.
-        eval_bytes_per_token: bytes of text that a token of the evaluation data stands for on average.
-        kwargs: as in the library.
+        eval_bytes_per_token: average number of UTF-8 bytes per token of the evaluation data.
+        kwargs: passed to `transformers.Trainer`.
     """
 
     arguments_class = LmTrainingArguments
@@ -88,43 +88,42 @@ class CausalLMTrainer(HrmTrainer):
             freeze_all_but_gate(unwrap_peft_model(self.model))
 
     def prepare_model(self, model: Any, args: LmTrainingArguments) -> None:
-        """Compile one segment of a recurrent model, not the graph of all of them, whose number may be drawn."""
+        """Compile a single segment of a recurrent model, because the number of segments may be random."""
         super().prepare_model(model, args)
         if args.torch_compile and has_ability(model, "recurrent_depth"):
             self.compile_part(partial(compile_segment, unwrap_peft_model(model)), args)
 
     def validate_arguments(self) -> None:
-        """As in the base; smoothed labels and learning rates of groups are not for every model."""
+        """As in the base class, and reject label smoothing and parameter groups that the model lacks."""
         super().validate_arguments()
         args, name = self.args, type(unwrap_peft_model(self.model)).__name__
-        # The library takes labels away from the model, and shifts them only for the causal models it knows by name.
+        # To smooth labels, the library withholds them from the model, and shifts them only for models that it knows.
         own_losses = has_ability(self.model, "recurrent_depth") or has_ability(self.model, "refinement")
         if args.label_smoothing_factor and (own_losses or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
             raise ValueError(
                 f"label_smoothing_factor={args.label_smoothing_factor}: the library would replace the losses of "
-                f"{name} with one of its own. Set the model's own smoothing instead, with --config_overrides "
-                "label_smoothing=... where it has one"
+                f"{name}; leave it out, or use --config_overrides label_smoothing=... if the model has this field"
             )
         given = [option for option in ("depth_warmup_ratio", "train_gate_only") if getattr(args, option)]
         if given and not has_ability(self.model, "recurrent_depth"):
-            raise ValueError(f"{given[0]}: {name} has no segments and no halting gate")
+            raise ValueError(f"{given[0]}: {name} has no segments and no halting gate; leave out the option")
         if given and self.model.config.halt_max_steps == 1:
-            raise ValueError(f"{given[0]}: a model with halt_max_steps=1 has one segment, and no halting gate")
+            raise ValueError(f"{given[0]}: a model with halt_max_steps=1 has no halting gate; leave out the option")
         if args.lr_multipliers is not None and not has_ability(self.model, "parameter_groups"):
-            raise ValueError(f"lr_multipliers={args.lr_multipliers}: {name} has no groups of parameters")
+            raise ValueError(f"lr_multipliers={args.lr_multipliers}: {name} has no parameter groups; leave it out")
 
     # ---- optimizer ----
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """As in the base, with the learning rates of the groups that a model names."""
+        """As in the base class, with the learning rates of the model's parameter groups."""
         if self.optimizer is None and has_ability(self.model, "parameter_groups"):
             self.optimizer = self.new_optimizer(self._named_groups(model or self.model))
         return super().create_optimizer(model)
 
     def _named_groups(self, model) -> list[dict[str, Any]]:
-        """The groups that a model names, each with its learning rate, with and without weight decay.
+        """Return the model's parameter groups with their learning rates, each split by weight decay.
 
-        "shared" comes first: the rate that is logged is that of the first group.
+        "shared" comes first, because the library logs the learning rate of the first group.
         """
         decayed = set(self.get_decay_parameter_names(model))
         multipliers = self.args.group_multipliers()
@@ -133,10 +132,10 @@ class CausalLMTrainer(HrmTrainer):
         for name, p in model.named_parameters(remove_duplicate=False):
             group = self.model.parameter_group(name)
             if group not in multipliers:
-                raise ValueError(f"{name} belongs to group {group!r}; there are {', '.join(multipliers)}")
+                raise ValueError(f"{name} is in group {group!r}; must be one of {', '.join(multipliers)}")
             first, of = owner.setdefault(p, (group, name))
             if first != group:
-                raise ValueError(f"one tensor is in two groups: as {of} in {first!r}, as {name} in {group!r}")
+                raise ValueError(f"{of} in group {first!r} and {name} in group {group!r} are the same tensor")
             if of == name and p.requires_grad:
                 groups.setdefault((group, name in decayed), []).append(p)
         if not groups:
@@ -153,9 +152,9 @@ class CausalLMTrainer(HrmTrainer):
     # ---- one step ----
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """As in the library, and notes every `*_loss` and every 0-d tensor of `metrics` that the model returns.
+        """As in the library, and record each `*_loss` and 0-d tensor of `metrics` that the model returns.
 
-        `scored_labels` and `scored_bytes` of evaluation rows are not for the model: see `_scored_terms`.
+        `scored_labels` and `scored_bytes` of evaluation rows are not passed to the model: see `_scored_terms`.
         """
         scored = {name: inputs[name] for name in ("scored_labels", "scored_bytes") if name in inputs}
         inputs = {name: value for name, value in inputs.items() if name not in scored}
@@ -172,17 +171,17 @@ class CausalLMTrainer(HrmTrainer):
             terms = self._terms(loss.detach(), outputs, tokens, num_items_in_batch)
             if "decision_labels" in inputs and outputs.get("refinement_logits") is not None:
                 right = outputs["refinement_logits"].argmax(dim=-1) == inputs["decision_labels"]
-                terms["refinement_accuracy"] = right.sum().double()  # an ignored label, -100, is no class
+                terms["refinement_accuracy"] = right.sum().double()  # an ignored label (-100) never matches
             meter.add(terms | (_scored_terms(outputs["logits"], **scored) if scored else {}))
         return (loss, outputs) if return_outputs else loss
 
     def _terms(self, loss, outputs, tokens, num_items_in_batch) -> dict[str, torch.Tensor]:
-        """Sums over this call's tokens, of means that the model took over them or over the whole step's.
+        """Turn the means that a model returns back into sums over this call's tokens.
 
-        What has a count of its own is a sum over that.
+        Terms in `PART_COUNTS` become sums over their own counts.
         """
-        divided_by = tokens  # what the model divided its sums by
-        scale = 1  # what the library multiplied the loss by, DDP's mean undoing it
+        divided_by = tokens  # the count by which the model divided its sums: of this call or of the complete step
+        scale = 1  # the factor by which the library multiplied the loss; averaging in DDP cancels it
         if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
             divided_by = num_items_in_batch
             scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
@@ -195,14 +194,14 @@ class CausalLMTrainer(HrmTrainer):
         for name, value in metrics.items():
             if value.dim() == 0 and name not in counts:
                 terms[name] = value.detach().double() * counts.get(PART_COUNTS.get(name), tokens)
-        # A mean over no token is NaN, and adds nothing.
+        # A mean over zero tokens is NaN; it counts as 0.
         terms = {name: torch.where(tokens > 0, value, 0.0) for name, value in terms.items()}
         return terms | counts | {"tokens": tokens.double()}
 
     # ---- data ----
 
     def _get_train_sampler(self, train_dataset=None):
-        """As in the library, but for grouping by length: see `LengthGroupedBatches`."""
+        """As in the library, except for grouping by length: see `LengthGroupedBatches`."""
         train_dataset = self.train_dataset if train_dataset is None else train_dataset
         grouped = self.args.train_sampling_strategy == "group_by_length"
         if not grouped or self.args.length_column_name not in (train_dataset.column_names or ()):
@@ -216,7 +215,7 @@ class CausalLMTrainer(HrmTrainer):
         return self._length_sampler
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any):
-        """As in the library, which does not tell every sampler its epoch when it skips batches to resume."""
+        """As in the library, and set the epoch of our sampler, which the library omits on resuming."""
         if self._length_sampler is not None:
             self._length_sampler.epoch = epoch
         return super()._run_epoch(*args, epoch=epoch, **kwargs)
@@ -224,20 +223,20 @@ class CausalLMTrainer(HrmTrainer):
     # ---- logging ----
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
-        """Means over the tokens of all processes since the last log, and speed."""
+        """Return means over the tokens of all processes since the last log, and the speed."""
         tokens = sums.pop("tokens", 0.0)
         logs = {"tokens_per_second": tokens / seconds}
         if tokens:
             logs |= self._token_means(sums, tokens, smoothed=self.label_smoother is not None)
-            del logs["loss"]  # the library logs it, as a mean over steps
+            del logs["loss"]  # the library logs it as a mean over steps
         return logs
 
     @staticmethod
     def _token_means(sums: dict[str, float], tokens: float, smoothed: bool) -> dict[str, float]:
-        """Means, with `lm_loss` and `perplexity` if they are known.
+        """Turn sums into means, and add `lm_loss` and `perplexity` if they are known.
 
-        `lm_loss` is the model's own, or all parts together that are means over tokens of their own; the loss of a
-        model without parts.
+        `lm_loss` is the model's own if it returns one, else the mean over all components with token counts, else (for
+        a model without components) the loss.
         """
         counts = {name: sums.pop(name) for name in COUNTS if name in sums}
         count_of = {name: counts[PART_COUNTS[name]] for name in sums if PART_COUNTS.get(name) in counts}
@@ -256,7 +255,7 @@ class CausalLMTrainer(HrmTrainer):
     def _evaluation_means(self, sums: dict[str, float], prefix: str) -> dict[str, float]:
         tokens = sums.pop("tokens")
         if not tokens:
-            raise ValueError("the evaluation data have no labelled token: every label is -100")
+            raise ValueError("the evaluation data have no targets: every label is -100; check the data")
         nats, size_of_scored = sums.pop("scored_nats", None), sums.pop("scored_bytes", None)
         counts = {name: int(sums[name]) for name in COUNTS if name in sums}
         means = self._token_means(sums, tokens, smoothed=False)
@@ -267,7 +266,7 @@ class CausalLMTrainer(HrmTrainer):
         return {f"{prefix}_{name}": value for name, value in {**means, **counts, "tokens": int(tokens)}.items()}
 
     def prediction_step(self, model, inputs, *args: Any, **kwargs: Any):
-        """As in the library; rows that accelerate repeats to give each process as many are not counted twice."""
+        """As in the library, without the rows that accelerate repeats to fill the last batch of each process."""
         labelled = {name: inputs[name] for name in COUNTED_ONCE if name in inputs}
         for name, labels in labelled.items():
             counting = self._rows_that_count(len(labels))
@@ -279,10 +278,10 @@ class CausalLMTrainer(HrmTrainer):
 
 
 def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_steps: int) -> SegmentSchedule:
-    """What the options change in a step of a recurrent model; a function of the step, so that a resumed run agrees.
+    """Return the segment schedule of a step, which depends on the step alone and survives resuming.
 
-    The depth of back-propagation grows linearly from its least to the config's `bp_steps` ("warm-up deep credit
-    assignment" of HRM-Text). One segment at first costs what a plain model of the same weights costs.
+    The backpropagation depth grows linearly from its minimum to the config's `bp_steps` ("warm-up deep credit
+    assignment" of HRM-Text). Steps with one segment cost as much as a plain model with the same weights.
     """
     if args.train_gate_only:
         return SegmentSchedule(segments=config.halt_max_steps, halting=False, gate_only=True)
@@ -295,7 +294,7 @@ def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_step
 
 
 def freeze_all_but_gate(model: Any) -> None:
-    """Freeze everything but the halting gate of a finished model; in inference the gate decides from then on."""
+    """Freeze all but the halting gate, and let the gate decide unless another learned criterion does."""
     model.requires_grad_(False)
     model.base_model.q_head.requires_grad_(True)
     if not EXIT_CRITERIA[model.config.exit_criterion].learned:
@@ -303,13 +302,13 @@ def freeze_all_but_gate(model: Any) -> None:
 
 
 def compile_segment(model: Any, **options: Any) -> None:
-    """Compile what training repeats, a segment; `options` are those of `torch.compile`. Inference stays uncompiled."""
+    """Compile the segment that training repeats with `torch.compile(**options)`, but not inference."""
     base = model.base_model
-    base.compiled_segment = torch.compile(type(base).segment, **options)  # not bound: a copy runs its own weights
+    base.compiled_segment = torch.compile(type(base).segment, **options)  # unbound, so a copy uses its own weights
 
 
 def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_bytes: torch.Tensor) -> dict:
-    """Nats of the labels that bits per byte are wanted of, and the bytes of their text."""
+    """Return summed cross-entropy (nats) and bytes of the scored text, for bits per byte."""
     targets = scored_labels[:, 1:]
     scored = targets != -100
     nats = torch.nn.functional.cross_entropy(logits[:, :-1][scored].float(), targets[scored], reduction="sum")
@@ -317,18 +316,18 @@ def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_byte
 
 
 class LengthGroupedBatches(Sampler):
-    """Orders rows so that those of one batch are about equally long, and batches come in random order.
+    """Sampler that groups rows of similar length into batches and shuffles the batches.
 
-    The library's own sampler draws from the process's random numbers, which a resumed run has lost. Here the order is
-    a function of seed and epoch.
+    The library's own sampler uses the random state of the process, which is lost when a run is resumed. Here the order
+    depends only on seed and epoch.
 
     Args:
-        lengths: of the rows.
+        lengths: lengths of the rows.
         batch_size: rows of an optimizer step, over all processes.
-        seed: of the order.
+        seed: random seed of the order.
     """
 
-    GROUP = 50  # batches that are sorted together: more is less padding, and less mixing
+    GROUP = 50  # batches that are sorted together: more batches mean less padding, but also less mixing
 
     def __init__(self, lengths, batch_size: int, seed: int):
         self.lengths = torch.as_tensor(lengths)
@@ -340,8 +339,8 @@ class LengthGroupedBatches(Sampler):
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.lengths), generator=generator)
-        whole = len(order) // self.batch_size * self.batch_size  # what does not fill a step comes last
-        groups = [group[self.lengths[group].argsort()] for group in order[:whole].split(self.GROUP * self.batch_size)]
+        full = len(order) // self.batch_size * self.batch_size  # rows that do not fill a step come last
+        groups = [group[self.lengths[group].argsort()] for group in order[:full].split(self.GROUP * self.batch_size)]
         batches = torch.cat([*groups, order[:0]]).view(-1, self.batch_size)
         batches = batches[torch.randperm(len(batches), generator=generator)]
-        return iter([*batches.flatten().tolist(), *order[whole:].tolist()])
+        return iter([*batches.flatten().tolist(), *order[full:].tolist()])

@@ -1,4 +1,4 @@
-"""Options of a run by TRL: its own, checked like those of the other scripts."""
+"""Training arguments of TRL with the checks of this package."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from ..trainer.recipes import CheckedArguments
 
 @dataclass
 class SftArguments(CheckedArguments, SFTConfig):
-    """Those of TRL, checked."""
+    """`SFTConfig` with the checks of this package."""
 
 
 @dataclass
 class DpoArguments(CheckedArguments, DPOConfig):
-    """Those of TRL, checked."""
+    """`DPOConfig` with the checks of this package."""
 
 
 @dataclass
 class GrpoArguments(CheckedArguments, GRPOConfig):
-    """Those of TRL, checked."""
+    """`GRPOConfig` with the checks of this package."""

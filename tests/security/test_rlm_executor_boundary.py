@@ -17,9 +17,9 @@ SHARE = "x = [0] * 10\nfor _ in range(12): x = [x] * 10"  # 10^13 entries of 120
 
 # (description, code of the reply, message to the model)
 HOSTILE = [
-    ("a value nested 100,000 deep", f"{NEST}\nx", "does not convert to text"),
-    ("an answer nested 100,000 deep", f"{NEST}\n{DONE.format('x')}", "does not convert to text"),
-    ("FINAL of a value nested 100,000 deep", f"{NEST}\nFINAL(x)", "does not convert to text"),
+    ("a value nested 100,000 deep", f"{NEST}\nx", "cannot be converted to text"),
+    ("an answer nested 100,000 deep", f"{NEST}\n{DONE.format('x')}", "cannot be converted to text"),
+    ("FINAL of a value nested 100,000 deep", f"{NEST}\nFINAL(x)", "cannot be converted to text"),
     ("a value of shared lists that prints as 10^13", f"{SHARE}\nx", "more than 1000000 characters"),
     ("FINAL of shared lists that print as 10^13", f"{SHARE}\nFINAL(x)", "more than 1000000 characters"),
     ("an instance that holds such lists", f"{SHARE}\nclass A: pass\na = A()\na.x = x\na", "more than 1000000 char"),

@@ -78,7 +78,7 @@ def test_files_without_rows_and_of_other_kinds_are_rejected(tmp_path):
         load_answers([], "grpo")
     with pytest.raises(ValueError, match=r"text.txt.*\.jsonl"):
         load_answers([write(tmp_path / "text.txt", "a")], "sft")
-    with pytest.raises(ValueError, match=r"broken.parquet is no Parquet"):
+    with pytest.raises(ValueError, match=r"broken.parquet is not a Parquet"):
         load_answers([write(tmp_path / "broken.parquet", "a")], "sft")
     with pytest.raises(FileNotFoundError, match=r"none.jsonl does not exist"):
         load_answers([str(tmp_path / "none.jsonl")], "sft")

@@ -90,7 +90,7 @@ def test_saved_weights_load_with_overrides_or_are_rejected(tmp_path):
     loaded = load_causal_lm(saved, BYTES, 16)
     assert loaded.dtype == torch.float32 and loaded.config.attention_dropout == 0.25
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
-    with pytest.raises(ValueError, match=r"2048.*max_position_embeddings.*block_size=4096"):
+    with pytest.raises(ValueError, match=r"block_size=4096.*2048.*max_position_embeddings"):
         load_causal_lm(saved, BYTES, 4096)
     with pytest.raises(ValueError, match=r"vocab_size=264.*300"):
         load_causal_lm(saved, tokenizer_of(300), 16)

@@ -14,7 +14,7 @@ import pytest
 from hrm_hf.io.usage import UsageError
 from hrm_hf.text.options import BuildReasoning
 from hrm_hf.text.reasoning.build import build_reasoning, draw_rows, load_reasoning_info, readable
-from hrm_hf.text.reasoning.tasks import ID, NOT_ASKED, TASKS, WORDS, reasoning_tokenizer
+from hrm_hf.text.reasoning.tasks import ID, NO_LABEL, TASKS, WORDS, reasoning_tokenizer
 
 
 ANSWERS = [(name, answers) for name, task in TASKS.items() for answers in task.asks]
@@ -26,8 +26,8 @@ def questions(name: str, answers: str, difficulty: int, count: int = 40, **optio
     drawn = task.draw(difficulty, count, np.random.default_rng(difficulty))
     assert drawn.words.shape == drawn.answers.shape == drawn.steps.shape and len(drawn.words) == count
     for words, answered, steps in zip(drawn.words.tolist(), drawn.answers.tolist(), drawn.steps.tolist()):
-        assert [step > 0 for step in steps] == [answer != NOT_ASKED for answer in answered]
-        asked = [(at, WORDS[answer], steps[at]) for at, answer in enumerate(answered) if answer != NOT_ASKED]
+        assert [step > 0 for step in steps] == [answer != NO_LABEL for answer in answered]
+        asked = [(at, WORDS[answer], steps[at]) for at, answer in enumerate(answered) if answer != NO_LABEL]
         yield [WORDS[word] for word in words], asked
 
 
@@ -167,7 +167,7 @@ def test_labels_are_shifted_one_place_after_their_word(name, answers):
         assert rows["input_ids"][row, length + 1] == ID["<|endoftext|>"]
         assert set(rows["input_ids"][row, length + 2 :].tolist()) <= {ID["<|pad|>"]}
         assert rows["labels"][row, 2 : length + 2].tolist() == question.answers[place].tolist()
-        assert set(rows["labels"][row, :2].tolist()) | set(rows["labels"][row, length + 2 :].tolist()) == {NOT_ASKED}
+        assert set(rows["labels"][row, :2].tolist()) | set(rows["labels"][row, length + 2 :].tolist()) == {NO_LABEL}
     assert rows["difficulty"].tolist() == difficulties.tolist()
 
 
@@ -210,7 +210,7 @@ def test_tokenizer_covers_all_words_and_round_trips(tmp_path):
     ]  # fmt: skip
     shown = readable(rows)[0].split()
     assert [word.partition("=")[0] for word in shown] == words
-    assert sum("=" in word for word in shown) == (rows["labels"] != NOT_ASKED).sum()
+    assert sum("=" in word for word in shown) == (rows["labels"] != NO_LABEL).sum()
 
 
 def test_datasets_reads_a_folder_and_a_rebuild_has_the_same_rows(tmp_path):

@@ -176,12 +176,12 @@ def test_hub_data_set_gives_the_metrics_of_its_folder(data, models, tmp_path):
 @pytest.mark.parametrize(
     ("model", "options", "said", "status"),
     [
-        ("llama", ["--passes", "1,2"], "one depth", 1),
-        ("llama", ["--exit-criterion", "kl"], "one depth", 1),
+        ("llama", ["--passes", "1,2"], "fixed depth", 1),
+        ("llama", ["--exit-criterion", "kl"], "fixed depth", 1),
         ("hrm_lm", ["--passes", "one"], "passes='one'", 2),
         ("hrm_lm", ["--splits", "tests"], "no split 'tests'", 2),
         ("short", [], "14 tokens", 2),
-        ("bytes", [], "other words", 1),
+        ("bytes", [], "vocabulary", 1),
     ],
 )
 def test_mismatched_models_and_options_are_named(data, models, model, options, said, status):
@@ -247,7 +247,7 @@ def test_reasoning_data_are_never_taken_for_text(data, tmp_path):
         is_reasoning_data([str(data), str(tmp_path / "a.txt")])
     with pytest.raises(ValueError, match="hrm-hf data reasoning"):
         load_text_corpus(LmDataArguments(train_data=[str(data)]), byte_tokenizer())
-    with pytest.raises(ValueError, match="other words"):
+    with pytest.raises(ValueError, match="vocabulary"):
         load_reasoning_corpus(LmDataArguments(train_data=[str(data)]), byte_tokenizer())
 
 

@@ -209,7 +209,7 @@ def test_old_turns_are_dropped_when_the_conversation_exceeds_the_window():
 def test_default_reply_is_at_most_a_quarter_of_a_small_window(window, reply):
     model = LlamaForCausalLM(config_of(max_position_embeddings=window))
     chat = ChatModel(model, tokenizer_of(), {})
-    assert chat.usual_reply() == reply and chat.room(reply) == window - reply
+    assert chat.default_reply_tokens() == reply and chat.prompt_budget(reply) == window - reply
 
 
 def test_default_reply_length_is_in_the_trajectory():

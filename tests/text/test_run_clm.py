@@ -123,7 +123,7 @@ def test_a_run_without_a_recipe_prints_its_options_and_logs_loss_and_amax(run):
     with pytest.warns(UserWarning, match="^warmup_steps=1000: .* 4 steps"):
         _, results = run("run", "rlm_mhc", config_overrides=f"{MODELS['rlm_mhc']},vocab_size=300", **given)
     options = r"4 steps, 4 rows.*learning rate 0\.0003 \(cosine, warm-up 1,000 steps\)"
-    for text in (options, "36 of them padding", r"step +4  loss +\d", r"step +4  Amax pre \d.*post \d.*composite \d"):
+    for text in (options, "36 unused", r"step +4  loss +\d", r"step +4  Amax pre \d.*post \d.*composite \d"):
         assert re.search(text, results["printed"])
 
 

@@ -194,7 +194,7 @@ def test_stream_is_shuffled_by_its_buffer_and_reshuffled_in_each_epoch(corpus):
     ("options", "message"),
     [
         ({"on_bad_line": "ignore"}, "on_bad_line='ignore'.*stop, skip"),
-        ({"mix_probabilities": "0.5"}, r"mix_probabilities.* 1 .* 2 sources: \['a', 'b'\]"),
+        ({"mix_probabilities": "0.5"}, r"mix_probabilities=\[0\.5\].* 2 .*\['a', 'b'\]"),
         ({"mix_probabilities": "0.5,0.6"}, r"mix_probabilities=.* 1\.1"),
         ({"streaming": True}, "validation_split_percentage=5.*--eval_data"),
         ({"streaming": True, "max_eval_samples": 1, "deduplicate": "exact"}, "deduplicate='exact'.*--streaming"),

@@ -86,7 +86,7 @@ def test_broken_lines_are_skipped_and_counted_if_asked(write, tmp_path, streamin
     kept = chosen.apply_to_stream(rows) if streaming else chosen.apply(rows)
     assert [row["text"] for row in kept] == ["x", "y"]
     assert chosen.counts == {"kept": 2, "bad": len(BROKEN)}
-    assert f"{path}, line 3: no key 'text'" in chosen.bad_lines[1]
+    assert f"{path}, line 3: key 'text' is missing" in chosen.bad_lines[1]
 
 
 def test_changed_file_is_read_again(write, read):
@@ -161,7 +161,7 @@ def test_a_data_set_repository_is_read_by_name_and_configuration(read, write, tm
 def test_missing_and_unknown_sources_are_named(read, write, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none.jsonl does not exist"):
         read("none.jsonl")
-    with pytest.raises(FileNotFoundError, match=r"nobody/nothing is no file"):
+    with pytest.raises(FileNotFoundError, match=r"nobody/nothing is neither a file"):
         read("nobody/nothing")
     with pytest.raises(ValueError, match=r"a.csv: .*'\.csv'.*\.jsonl, \.json, \.txt"):
         read(write("a.csv", "x"))

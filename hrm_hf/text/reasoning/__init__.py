@@ -1,1 +1,1 @@
-"""A suite of questions that take many steps to answer, for any causal language model."""
+"""Reasoning suite: questions that take many steps to answer, for any causal language model."""

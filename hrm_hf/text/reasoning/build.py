@@ -1,14 +1,14 @@
-"""Data sets of the reasoning suite: rows, splits, and a folder that `datasets.load_dataset(folder)` reads.
+"""Build data sets of the reasoning suite, in folders for `datasets.load_dataset(folder)`.
 
-    README.md                        a data card; its YAML header names the files of each split
+    README.md                        data card, whose YAML header lists the files of each split
     data/SPLIT-00000.parquet         train, validation, test, beyond
-    reasoning.json                   `ReasoningInfo`: the task and its options; and checksums of the parquet files
-    tokenizer.json, ...              the tokenizer of the suite, for `AutoTokenizer.from_pretrained(folder)`
+    reasoning.json                   `ReasoningInfo` (the task and its options), and checksums of the parquet files
+    tokenizer.json, ...              tokenizer of the suite, for `AutoTokenizer.from_pretrained(folder)`
 
-`train` and `validation` mix the difficulties of training, `test` has as many rows of each, and `beyond` as many of
-each greater one. The rows of a split are equally long: `input_ids` (BOS, the question, EOS, padding), `labels` (the
-answer that is read one place before; -100 where nothing is asked), `steps` that a label takes, `difficulty`, and
-`text` for people. Rows are drawn in blocks with a seed each, so that a larger split begins with a smaller one.
+`train` and `validation` mix the difficulties of training; `test` has equally many rows for each of them, `beyond` for
+each greater one. All rows of a split have one length: `input_ids` (BOS, the question, EOS, padding), `labels` (the
+answer to predict at the previous position, or -100), `steps` that each label takes, `difficulty`, and `text` for
+humans. Rows are drawn in blocks with separate seeds, so a larger split begins with the rows of a smaller one.
 """
 
 import json
@@ -23,7 +23,7 @@ from ...io.files import checksums_in, complete_file, load_info, one_at_a_time, w
 from ...io.usage import UsageError, as_usage_errors
 from ..byte_tokenizer import BOS, EOS, PAD
 from ..options import BuildReasoning
-from .tasks import ID, NOT_ASKED, TASKS, WORDS, Questions, Task, reasoning_tokenizer
+from .tasks import ID, NO_LABEL, TASKS, WORDS, Questions, Task, reasoning_tokenizer
 
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 Rows = dict[str, np.ndarray]
 PAD_ID = ID[PAD]
-REDRAWS = 20  # of rows that are taken
-FILLING = {"input_ids": PAD_ID, "labels": NOT_ASKED, "steps": 0}
+REDRAWS = 20  # attempts to replace a training question that is in another split
+FILLING = {"input_ids": PAD_ID, "labels": NO_LABEL, "steps": 0}
 INFO_FILE = "reasoning.json"
 SPLITS = ("train", "validation", "test", "beyond")
-BLOCK = 1024  # rows that are drawn with one seed
+BLOCK = 1024  # rows drawn with one seed
 
 
 @dataclass
@@ -44,9 +44,9 @@ class ReasoningInfo:
     """The content of `reasoning.json`, which determines every row.
 
     Attributes:
-        task: a key of `TASKS`; size, answers: its options.
-        trained, beyond: smallest and largest difficulty of the training data, and of the split `beyond`, None without.
-        rows: of train, of validation, and of each difficulty in test and beyond.
+        task: key of `TASKS`; size, answers: options of the task.
+        trained: smallest and largest difficulty in training. beyond: the same for the split `beyond`, or None.
+        rows: number of rows in train, in validation, and for each difficulty in test and beyond.
     """
 
     task: str
@@ -58,25 +58,25 @@ class ReasoningInfo:
     seed: int
 
     def make_task(self) -> Task:
-        """The task with its options."""
+        """Return the task with its options."""
         return TASKS[self.task](size=self.size, answers=self.answers)
 
     def difficulties(self, split: str) -> range:
-        """Those of a split, ascending."""
+        """Return the difficulties of a split in ascending order."""
         low, high = self.trained if split != "beyond" else self.beyond or (1, 0)
         return range(low, high + 1)
 
 
 @one_at_a_time
 def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
-    """Build a data set of one task.
+    """Build a data set of one task, and return its folder and numbers of rows.
 
     Raises:
-        UsageError: options that the task does not have, that leave nothing to draw, or a folder with another data set.
+        UsageError: an option does not fit the task, no questions can be drawn, or the folder has another data set.
     """
     info, out = describe_task(options), Path(options.out)
     if (out / INFO_FILE).exists() and load_reasoning_info(out) != info:
-        raise UsageError(f"{out} already holds a data set with other options; choose another folder", "--out")
+        raise UsageError(f"out={out}: contains a data set with other options; choose another folder", "--out")
     splits = as_usage_errors(draw_splits, info)
     from datasets import Dataset
 
@@ -87,24 +87,24 @@ def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
     reasoning_tokenizer().save_pretrained(out)
     write_text(out / "README.md", data_card(info, list(splits)))
     content = asdict(info) | checksums_in(out, (f"data/{name}-00000.parquet" for name in splits))
-    write_text(out / INFO_FILE, json.dumps(content, indent=1) + "\n")  # last, when the rest is complete
+    write_text(out / INFO_FILE, json.dumps(content, indent=1) + "\n")  # last: it marks the data set as complete
     return {"out": str(out), **{f"{name}_rows": len(rows["difficulty"]) for name, rows in splits.items()}}
 
 
 def describe_task(options: BuildReasoning) -> ReasoningInfo:
-    """Return the task of these options and its difficulties. Raises UsageError as above."""
+    """Return the task and difficulties for these options. Raise UsageError for options that do not fit."""
     kind = TASKS[options.task]
     size = kind.size if options.size is None else options.size
-    answers = options.answers or kind.asks[0]
+    answers = options.answers or kind.answer_kinds[0]
     if not kind.sizes[0] <= size <= kind.sizes[1]:
         low, high = kind.sizes
-        raise UsageError(f"size={size}: {options.task} takes {low} to {high} {kind.size_is}", "--size")
-    if answers not in kind.asks:
-        expected = " or ".join(kind.asks)
+        raise UsageError(f"size={size}: {options.task} must have {low} to {high} {kind.size_unit}", "--size")
+    if answers not in kind.answer_kinds:
+        expected = " or ".join(kind.answer_kinds)
         raise UsageError(f"answers={answers!r}: must be {expected} for {options.task}", "--answers")
-    most = kind(size=size, answers=answers).most
-    possible = f"{size} {kind.size_is} allow up to {most} {kind.difficulty_is}"
-    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # a small size may not have all that are usual
+    most = kind(size=size, answers=answers).max_difficulty
+    possible = f"{size} {kind.size_unit} allow up to {most} {kind.difficulty_unit}"
+    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # a small size may not allow the defaults
     if options.difficulty:
         low, high = _span(options.difficulty, "--difficulty", most, possible)
     beyond = (high + 1, min(2 * high, most)) if high < most else None
@@ -113,16 +113,16 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
     elif options.beyond is not None:
         beyond = _span(options.beyond, "--beyond", most, possible)
         if beyond[0] <= high:
-            raise UsageError(f"beyond={options.beyond}: must begin above {high}, the last in training", "--beyond")
+            raise UsageError(f"beyond={options.beyond}: must begin above the training maximum of {high}", "--beyond")
     rows = {"train": options.num_train, "validation": options.num_validation, "test": options.num_test}
     return ReasoningInfo(options.task, size, answers, (low, high), beyond, rows, options.seed)
 
 
 def _span(text: str, option: str, most: int, possible: str) -> tuple[int, int]:
-    """Smallest and largest difficulty, from "8" or "1-8"; `possible` says why none is above `most`."""
+    """Parse a difficulty such as "8" or "1-8" (`possible` is the message for values above `most`)."""
     parts = text.split("-")
     if len(parts) > 2 or not all(part.isdecimal() for part in parts) or not 1 <= int(parts[0]) <= int(parts[-1]):
-        raise UsageError(f"{option[2:]}={text!r}: must be a number from 1, as 8, or a range, as 1-8", option)
+        raise UsageError(f"{option[2:]}={text!r}: must be a positive integer or a range, such as 8 or 1-8", option)
     if int(parts[-1]) > most:
         raise UsageError(f"{option[2:]}={text!r}: {possible}", option)
     return int(parts[0]), int(parts[-1])
@@ -132,9 +132,9 @@ def _span(text: str, option: str, most: int, possible: str) -> tuple[int, int]:
 
 
 def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
-    """Draw every split that has rows, as of `draw_split`.
+    """Draw every split that has rows.
 
-    Training rows whose question is in another split are drawn again, unless the difficulty has hardly any others.
+    Training questions that occur in another split are drawn again, unless the difficulty has too few others.
     """
     drawn = {name: draw_split(info, name) for name in SPLITS[1:]}
     splits = {name: rows for name, rows in drawn.items() if rows is not None}
@@ -143,48 +143,48 @@ def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
 
 
 def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset()) -> Rows | None:
-    """Draw a split, as of `draw_rows` but in int16; None for one without rows."""
+    """Draw the rows of a split like `draw_rows`, but as int16, or return None if it has no rows."""
     from tqdm.auto import tqdm
 
     task, every = info.make_task(), list(info.difficulties(split))
     mixed = split in ("train", "validation")
-    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # what the seed is made of, and difficulties
+    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (number in the seed, difficulties)
     count = info.rows[split if mixed else "test"]
     numbers = [(*part, number) for part in parts for number in range(-(-count // BLOCK))]
     blocks = []
     for only, choice, number in tqdm(numbers, desc=f"Drawing {split}", leave=False, disable=None):
-        # A block is drawn whole and cut, so that a larger split begins with a smaller one.
+        # A complete block is drawn and then cut, so that a larger split begins with the rows of a smaller one.
         rng = np.random.default_rng([info.seed, SPLITS.index(split), only, number])
         block = draw_rows(task, np.array(choice)[rng.integers(0, len(choice), BLOCK)], rng, taken)
         kept = count - number * BLOCK
-        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # words are hundreds
-    return below(blocks) if blocks else None
+        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # all values are small
+    return stack_rows(blocks) if blocks else None
 
 
 def readable(rows: Rows) -> list[str]:
-    """Rows as text: the words, each followed by `=` and the answer where one is asked for."""
+    """Convert rows to text: the words, each followed by `=` and the answer if it has one."""
     input_ids, answers = rows["input_ids"][:, 1:], rows["labels"][:, 1:]
-    answers = np.concatenate([answers[:, 1:], np.full_like(answers[:, :1], NOT_ASKED)], axis=1)
+    answers = np.concatenate([answers[:, 1:], np.full_like(answers[:, :1], NO_LABEL)], axis=1)
     lengths = (input_ids != PAD_ID).sum(axis=1) - 1
     return [
         " ".join(
-            WORDS[word] if answer == NOT_ASKED else f"{WORDS[word]}={WORDS[answer]}"
-            for word, answer in zip(line[:length].tolist(), asked[:length].tolist())
+            WORDS[word] if answer == NO_LABEL else f"{WORDS[word]}={WORDS[answer]}"
+            for word, answer in zip(line[:length].tolist(), expected[:length].tolist())
         )
-        for line, asked, length in zip(input_ids, answers, lengths)
+        for line, expected, length in zip(input_ids, answers, lengths)
     ]
 
 
 def draw_rows(task: Task, difficulties: np.ndarray, rng: np.random.Generator, taken: set[bytes] = frozenset()) -> Rows:
-    """Rows of given difficulties, as long as the longest of them.
+    """Draw rows of the given difficulties, padded to the longest one.
 
     Args:
         difficulties: int64 [N].
-        taken: `row_keys` of questions that are drawn again, up to `REDRAWS` times.
+        taken: `row_keys` of questions to avoid; they are drawn again, up to `REDRAWS` times.
 
     Returns:
-        input_ids [N, T]: BOS, the words, EOS, padding. labels [N, T]: at each place the answer that is read one place
-        before, as models shift them; -100 elsewhere. steps [N, T]: of the labels. difficulty [N]. All int64.
+        input_ids [N, T]: BOS, the words, EOS, padding. labels [N, T]: the answer that is predicted at the previous
+        position (models shift labels); -100 elsewhere. steps [N, T]: steps of each label. difficulty [N]. All int64.
     """
     parts, order = [], []
     for one in np.unique(difficulties):
@@ -199,20 +199,20 @@ def draw_rows(task: Task, difficulties: np.ndarray, rng: np.random.Generator, ta
         parts.append(part | {"difficulty": difficulties[places]})
         order.append(places)
     order = np.argsort(np.concatenate(order), kind="stable")
-    return {name: column[order] for name, column in below(parts).items()}
+    return {name: column[order] for name, column in stack_rows(parts).items()}
 
 
 def _rows_of(questions: Questions) -> Rows:
     count, length = questions.words.shape
     input_ids = np.full((count, length + 2), ID[EOS])
     input_ids[:, 0], input_ids[:, 1:-1] = ID[BOS], questions.words
-    labels, steps = np.full_like(input_ids, NOT_ASKED), np.zeros_like(input_ids)
+    labels, steps = np.full_like(input_ids, NO_LABEL), np.zeros_like(input_ids)
     labels[:, 2:], steps[:, 2:] = questions.answers, questions.steps
     return {"input_ids": input_ids, "labels": labels, "steps": steps}
 
 
-def below(parts: Sequence[Rows]) -> Rows:
-    """Stack rows, padded on the right to the longest, where a causal model cannot see it."""
+def stack_rows(parts: Sequence[Rows]) -> Rows:
+    """Stack rows, padded on the right, where a causal model does not see it, to the longest."""
     longest = max(part["input_ids"].shape[1] for part in parts)
 
     def padded(column: np.ndarray, name: str) -> np.ndarray:
@@ -224,7 +224,7 @@ def below(parts: Sequence[Rows]) -> Rows:
 
 
 def row_keys(input_ids: np.ndarray) -> list[bytes]:
-    """For each row of ids [N, T] its words without the padding."""
+    """Return a hashable key for each row of ids [N, T]: its bytes without padding."""
     return [row[row != PAD_ID].astype(np.int16).tobytes() for row in input_ids]
 
 
@@ -232,7 +232,7 @@ def row_keys(input_ids: np.ndarray) -> list[bytes]:
 
 
 def load_reasoning_info(source: str | Path) -> ReasoningInfo:
-    """Read `reasoning.json` of a folder or of a data set on the Hub. Raises FileNotFoundError where there is none."""
+    """Load `reasoning.json` of a folder or Hub data set. Raise FileNotFoundError if it does not exist."""
     file = Path(source) / INFO_FILE
     if not Path(source).is_dir():
         from huggingface_hub import hf_hub_download
@@ -240,8 +240,8 @@ def load_reasoning_info(source: str | Path) -> ReasoningInfo:
         file = Path(hf_hub_download(str(source), INFO_FILE, repo_type="dataset"))
     if not file.is_file():
         raise FileNotFoundError(
-            f"{source} is no reasoning data set: {INFO_FILE} is missing. Build one with `hrm-hf data reasoning TASK "
-            "--out DIR`."
+            f"{source} is not a reasoning data set, because {INFO_FILE} is missing; build one with `hrm-hf data "
+            "reasoning TASK --out DIR`"
         )
     content = load_info(file)
     pairs = {name: content[name] and tuple(content[name]) for name in ("trained", "beyond")}
@@ -249,11 +249,11 @@ def load_reasoning_info(source: str | Path) -> ReasoningInfo:
 
 
 def data_card(info: ReasoningInfo, splits: list[str]) -> str:
-    """README.md of a set with these splits."""
+    """Return the README.md of a data set with these splits."""
     from huggingface_hub import DatasetCardData
 
     task = info.make_task()
-    title = f"{task.title}: {info.size} {task.size_is}"
+    title = f"{task.title}: {info.size} {task.size_unit}"
     files = [{"split": name, "path": f"data/{name}-*.parquet"} for name in splits]
     data = DatasetCardData(
         pretty_name=title,
@@ -264,16 +264,16 @@ def data_card(info: ReasoningInfo, splits: list[str]) -> str:
     )
     explained = "\n".join(line.strip() for line in type(task).__doc__.strip().splitlines())
     return (
-        f"---\n{data}\n---\n\n# {title}\n\n{explained}\n\nMade by `hrm-hf data reasoning` with the options in "
-        f"{INFO_FILE}. An answer is read in one forward pass, and none is fed back: `labels` has it one place after "
-        f"its word, `text` shows both as `word=answer`. The difficulty is the number of {task.difficulty_is}.\n"
+        f"---\n{data}\n---\n\n# {title}\n\n{explained}\n\nBuilt by `hrm-hf data reasoning` with the options in "
+        f"{INFO_FILE}. A model gives all answers in one forward pass; none is fed back. `labels` has each answer one "
+        f"position after its word, `text` shows both as `word=answer`. Difficulty: {task.difficulty_unit}.\n"
     )
 
 
 def validate_vocabulary(tokenizer: "PreTrainedTokenizerBase", source: str) -> None:
-    """Raise ValueError for a tokenizer that has other words than the suite."""
+    """Raise ValueError unless a tokenizer has the vocabulary of the suite."""
     if tokenizer.get_vocab() != ID:
         raise ValueError(
-            f"{tokenizer.name_or_path or 'the tokenizer'} has other words than {source}; give the tokenizer that lies "
-            f"there, with --tokenizer_name {source}"
+            f"{tokenizer.name_or_path or 'the tokenizer'} does not have the vocabulary of {source}; use the tokenizer "
+            f"in that folder: --tokenizer_name {source}"
         )

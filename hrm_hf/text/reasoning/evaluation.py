@@ -1,6 +1,6 @@
-"""Evaluates any causal language model on a reasoning data set: accuracy by difficulty, and by the number of passes.
+"""Evaluate any causal LM on a reasoning data set: accuracy by difficulty and number of passes.
 
-A row is read in one forward pass, and its answers are the most likely words at the places that ask.
+Each row takes one forward pass; its answers are the most likely words at the positions with labels.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ from .build import INFO_FILE, PAD_ID, ReasoningInfo, Rows, load_reasoning_info, 
 
 
 SPLITS = ("test", "beyond")
-OWN = "own"  # how a setting is called in which the model halts by itself, or has no choice
+OWN = "own"  # value of `passes` in results if the model halts by itself or always runs the same number
 
 
 def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
-    """Evaluate a model on a data set of `hrm-hf data reasoning`; return results.json and the names of written files.
+    """Evaluate a model on a reasoning data set, and return the results and the written files.
 
     Raises:
-        UsageError: a device or a split that does not exist, or options that do not fit the model.
-        ModelError, ValueError: a model that does not exist, of another kind, or with another tokenizer.
+        UsageError: the device or a split does not exist, or the rows are too long for the model.
+        ModelError, ValueError: the model does not exist, is not a language model, or has another tokenizer.
     """
     model, data = options.model, options.data
     device = chosen_device(options.device)
@@ -44,15 +44,15 @@ def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
     usual = [split for split in SPLITS if info.difficulties(split) and info.rows["test"]] or ["validation"]
     chosen = [part.strip() for part in options.splits.split(",")] if options.splits else usual
     rows = {split: as_usage_errors(_load_rows, data, split) for split in chosen}
-    words = load_tokenizer(None, model)
-    validate_vocabulary(words, data)
+    tokenizer = load_tokenizer(None, model)
+    validate_vocabulary(tokenizer, data)
     network = load_network(model, AutoModelForCausalLM).to(device)
     for split, some in rows.items():
-        length, room = some["input_ids"].shape[1], model_positions(network, words)
-        if length > room:
-            raise UsageError(f"rows of {split} have {length} tokens, {model} has {room} positions", "--splits")
+        length, positions = some["input_ids"].shape[1], model_positions(network, tokenizer)
+        if length > positions:
+            raise UsageError(f"split {split} has rows of {length} tokens; {model} takes {positions}", "--splits")
     if (options.halting or options.passes) and not has_ability(network, "recurrent_depth"):
-        raise ValueError(f"{model} has one depth, no passes and no exit; leave out --passes and --exit-criterion")
+        raise ValueError(f"{model} has a fixed depth; leave out --passes and --exit-criterion")
     metrics = evaluate_rows(network, rows, [None, *options.numbers], options.halting, options.batch_size)
     result = {
         "task": f"reasoning-{info.task}",
@@ -71,8 +71,8 @@ def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
         written["plot"] = str(plot_reasoning(metrics, info, options.out / "reasoning.png", title))
     if options.update_card:
         source = Path(data).name if Path(data).exists() else data
-        figures = {name: value for name, value in metrics.items() if isinstance(value, float)}
-        card = record_evaluation(model, figures, source, result["split"], result["parameters"], **options.halting)
+        card_metrics = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        card = record_evaluation(model, card_metrics, source, result["split"], result["parameters"], **options.halting)
         written["card"] = str(card)
     return result | written
 
@@ -89,17 +89,17 @@ def evaluate_rows(
     halting: dict[str, Any] | None = None,
     batch_size: int = 64,
 ) -> dict[str, Any]:
-    """Measure the accuracy of a model on splits of rows, which have the columns of `build.draw_rows`.
+    """Measure a model's accuracy on splits of rows, which have the columns of `build.draw_rows`.
 
     Args:
-        settings: numbers of passes; None as the model halts.
-        halting: arguments of a forward pass in which the model halts.
+        settings: numbers of passes to evaluate; None lets the model halt.
+        halting: arguments of the forward pass when the model halts.
 
     Returns:
-        `by_difficulty`: for each split, difficulty and setting the rows, `exact_accuracy` (all answers of a row right)
-        with its interval of 95 %, `cell_accuracy` (answers), and `average_steps`, the passes of the places that
-        answer, where the model says them. `by_step`: the same of the answers that take a number of steps.
-        `SPLIT_exact_accuracy`, `SPLIT_cell_accuracy` and `SPLIT_average_steps` of a whole split, as the model halts.
+        `by_difficulty`: for each split, difficulty and setting the number of rows, `exact_accuracy` (rows with all
+        answers right) with its 95 % interval, `cell_accuracy` (right answers), and `average_steps`, the average passes
+        at positions with labels, if the model reports them. `by_step`: the same, by the steps that an answer takes.
+        `SPLIT_exact_accuracy`, `SPLIT_cell_accuracy`, `SPLIT_average_steps`: a complete split, if the model halts.
     """
     metrics: dict[str, Any] = {"by_difficulty": [], "by_step": []}
     for split, some in rows.items():
@@ -112,18 +112,18 @@ def evaluate_rows(
                     chosen = {column: values[cells[key] == one] for column, values in cells.items()}
                     metrics[name].append(place | {key: one} | _shares(chosen))
             if passes is None:
-                figures = _shares(cells)
-                metrics |= {f"{split}_{name}": value for name, value in figures.items() if isinstance(value, float)}
+                shares = _shares(cells)
+                metrics |= {f"{split}_{name}": value for name, value in shares.items() if isinstance(value, float)}
     return metrics
 
 
 @torch.no_grad()
 def _answer(model: PreTrainedModel, rows: Rows, options: dict[str, Any], batch_size: int) -> Rows:
-    """Every answer of every row: its difficulty, steps, row, whether it is right, and the passes of its place."""
+    """Return difficulty, steps, row, correctness and passes (if the model reports them) of every answer."""
     from tqdm.auto import tqdm
 
     difficulties = [np.flatnonzero(rows["difficulty"] == one) for one in np.unique(rows["difficulty"])]
-    batches = [places[start : start + batch_size] for places in difficulties  # rows of a difficulty are equally long
+    batches = [places[start : start + batch_size] for places in difficulties  # rows of a difficulty have equal length
                for start in range(0, len(places), batch_size)]  # fmt: skip
     found: list[Rows] = []
     for places in tqdm(batches, desc="Evaluating", unit=" batches", disable=None):
@@ -131,14 +131,14 @@ def _answer(model: PreTrainedModel, rows: Rows, options: dict[str, Any], batch_s
         used = int((ids != PAD_ID).any(axis=0).sum())
         ids = torch.from_numpy(ids[:, :used].astype(np.int64)).to(model.device)
         output = model(input_ids=ids, use_cache=False, **options)
-        said = output.logits[:, :-1].argmax(dim=-1).cpu().numpy()
+        predicted = output.logits[:, :-1].argmax(dim=-1).cpu().numpy()
         labels = rows["labels"][places, 1:used]
         row, at = np.nonzero(labels >= 0)
         cells = {
             "difficulty": rows["difficulty"][places][row],
             "steps": rows["steps"][places, 1:used][row, at],
             "row": places[row],
-            "right": (said == labels)[row, at],
+            "right": (predicted == labels)[row, at],
         }
         if output.get("halt_steps") is not None:
             cells["passes"] = output["halt_steps"].cpu().numpy()[row, at]
@@ -150,18 +150,18 @@ def _shares(cells: Rows) -> dict[str, Any]:
     _, row = np.unique(cells["row"], return_inverse=True)
     wrong = np.bincount(row, weights=~cells["right"])
     exact = int((wrong == 0).sum())
-    figures = {
+    shares = {
         "rows": len(wrong),
         "exact_accuracy": exact / len(wrong),
         "exact_accuracy_interval": wilson_interval(exact, len(wrong)),
         "answers": len(cells["right"]),
         "cell_accuracy": float(cells["right"].mean()),
     }
-    return figures | ({"average_steps": float(cells["passes"].mean())} if "passes" in cells else {})
+    return shares | ({"average_steps": float(cells["passes"].mean())} if "passes" in cells else {})
 
 
 def table(metrics: dict[str, Any]) -> str:
-    """Exact and cell accuracy in Markdown: a line for each difficulty and a column for each number of passes."""
+    """Format exact and cell accuracy as a Markdown table, by difficulty and number of passes."""
     rows = metrics["by_difficulty"]
     settings = list(dict.fromkeys(row["passes"] for row in rows))
     lines = [
@@ -182,9 +182,9 @@ def table(metrics: dict[str, Any]) -> str:
 
 
 def plot_reasoning(metrics: dict[str, Any], info: ReasoningInfo, path: str | Path, title: str = "") -> Path:
-    """Draw what `evaluate_rows` returns, a line for each number of passes, and return the path.
+    """Plot the metrics of `evaluate_rows`, with a line for each number of passes, and return the path.
 
-    Panels: accuracy of rows by difficulty, accuracy and passes of answers by the steps that they take.
+    The panels show exact accuracy by difficulty, and cell accuracy and passes by the steps that an answer takes.
     """
     from matplotlib import colormaps
 
@@ -194,14 +194,14 @@ def plot_reasoning(metrics: dict[str, Any], info: ReasoningInfo, path: str | Pat
     for panel, (name, measure) in zip(axes[0], panels):
         key = "difficulty" if name == "by_difficulty" else "steps"
         for place, passes in enumerate(settings):
-            # By number, so that of two splits the first one counts: test has easy steps, and beyond has them too.
+            # Both splits have answers with few steps; reversed, so that the values of the first split are kept.
             rows = [row for row in reversed(metrics[name]) if row["passes"] == passes and measure in row]
             line = sorted({row[key]: row[measure] for row in rows}.items())
             color = INK if passes == OWN else colormaps["viridis"](0.9 * (1 - place / len(settings)))
             style = "--" if passes == OWN else "-"
-            if line:  # a model of one depth says nothing of passes
+            if line:  # a model with a fixed depth does not report passes
                 panel.plot(*zip(*line), style, color=color, marker="o", markersize=3, label=f"passes: {passes}")
-        panel.set(xlabel=f"{info.make_task().difficulty_is} of {'a row' if key == 'difficulty' else 'an answer'}")
+        panel.set(xlabel=f"{info.make_task().difficulty_unit} of {'a row' if key == 'difficulty' else 'an answer'}")
         panel.set(ylabel=measure.replace("_", " "), ylim=(0, 1.05 if measure.endswith("accuracy") else None))
         panel.axvspan(info.trained[0] - 0.5, info.trained[1] + 0.5, color=MUTED, alpha=0.2, linewidth=0)
         panel.xaxis.get_major_locator().set_params(integer=True)

@@ -1,10 +1,10 @@
-"""The tasks of the reasoning suite: seeded questions whose answers take as many steps as their difficulty says.
+"""Tasks of the reasoning suite: seeded questions whose difficulty is the number of steps to an answer.
 
-An answer is read at a blank, in one forward pass, and none is fed back. With `answers="all"` the result of every step
-is asked for, in a layout in which each step looks like the one before; with "last" only that of the last step.
+Models predict answers at blanks, in one forward pass; no answer is fed back. With `answers="all"` a question asks for
+the result of every step, and all steps have the same layout; with "last" it asks only for the result of the last step.
 
-Every draw depends on the options, the difficulty, the count and the generator alone: integers, and nothing but
-`Generator.integers` and stable sorting, which are the same on every platform.
+Questions depend only on the options, the difficulty, the count and the generator. They use only integers,
+`Generator.integers` and stable sorting, which give the same results on every platform.
 """
 
 from dataclasses import dataclass
@@ -18,24 +18,24 @@ from transformers import PreTrainedTokenizerFast
 from ..byte_tokenizer import SPECIAL_TOKENS, UNK, fast_tokenizer
 
 
-NOT_ASKED = -100
-MOST_ATTEMPTS = 2**14
-MOST_STEPS = 256
+NO_LABEL = -100
+MAX_ATTEMPTS = 2**14
+MAX_STEPS = 256
 
 # ---- words: one vocabulary for all tasks; ids 0..7 are the special tokens of the byte tokenizer ----
 
 MAX_NODES, MAX_ITEMS = 16, 10
 
-BLANK = "_"  # where an answer is read
-STEP = "|"  # written once for each step that is asked for
+BLANK = "_"  # position at which the model predicts an answer
+STEP = "|"  # written once per step
 DIGITS = tuple("0123456789")
-# An arrow is one word, and a node has a word as a start and another one as an answer: with two words an arrow, or one
-# for both ends, small models take many times the steps to find that the answer stands beside the question.
+# Each arrow is a single word, and a node has different words as a start and as an answer. Otherwise small models need
+# many times as many training steps to learn the lookup.
 ARROWS = tuple(f"{node}>{to}" for node in range(MAX_NODES) for to in range(MAX_NODES))
 STARTS = tuple(f"from{node}" for node in range(MAX_NODES))
 NODES = tuple(f"at{node}" for node in range(MAX_NODES))
-SWAPS = tuple(f"x{place}" for place in range(MAX_ITEMS - 1))  # exchanges the items at two neighbouring places
-TURN = "turn"  # moves every item one place on
+SWAPS = tuple(f"x{place}" for place in range(MAX_ITEMS - 1))  # swaps the items at two adjacent positions
+TURN = "turn"  # moves every item to the next position
 OPENING, CLOSING = tuple("([{"), tuple(")]}")
 PLUS, NOTHING, WALL, START, GOAL, PATH = "+", ".", "#", "S", "G", "o"
 
@@ -47,12 +47,12 @@ ID = {word: number for number, word in enumerate(WORDS)}
 
 
 def ids(words: tuple[str, ...]) -> np.ndarray:
-    """Ids (int64) of words, to be indexed by number."""
+    """Return the ids of words as an int64 array."""
     return np.array([ID[word] for word in words])
 
 
 def reasoning_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of the suite: one token for each word between spaces, `UNK` for what is no word of it."""
+    """Make the tokenizer of the suite: one token per word between spaces, `UNK` for unknown words."""
     backend = Tokenizer(WordLevel(ID, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return fast_tokenizer(backend)
@@ -63,9 +63,9 @@ class Questions:
     """Questions of one difficulty, each T words long.
 
     Attributes:
-        words: int64 [N, T], ids of what a model reads.
-        answers: int64 [N, T], ids of what it should say after each word; -100 where nothing is asked.
-        steps: int64 [N, T], steps that the answer at a place takes; 0 where nothing is asked.
+        words: int64 [N, T], ids of the words that a model reads.
+        answers: int64 [N, T], ids of the answers that it should predict at each word; -100 without an answer.
+        steps: int64 [N, T], number of steps that each answer takes; 0 without an answer.
     """
 
     words: np.ndarray
@@ -74,83 +74,83 @@ class Questions:
 
     @classmethod
     def join(cls, *parts: "Questions", axis: int = 1) -> "Questions":
-        """The parts one after another, or (axis 0) one below another."""
+        """Concatenate parts of the same questions, or (axis 0) different questions."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts], axis) for name in vars(parts[0])))
 
     def where(self, rows: np.ndarray | slice) -> "Questions":
-        """Some of the questions."""
+        """Select some of the questions."""
         return Questions(self.words[rows], self.answers[rows], self.steps[rows])
 
 
-def given(words: np.ndarray) -> Questions:
-    """Words [N, T] at which nothing is asked."""
-    return Questions(words, np.full_like(words, NOT_ASKED), np.zeros_like(words))
+def question_part(words: np.ndarray) -> Questions:
+    """Make a part of questions from words [N, T] without answers."""
+    return Questions(words, np.full_like(words, NO_LABEL), np.zeros_like(words))
 
 
-def asked(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Answers [N, T] that take so many steps, read at blanks; only the last ones of them if wanted."""
+def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
+    """Make a part of questions from blanks with answers [N, T] and their steps."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
-        answers[:, :-1], steps[:, :-1] = NOT_ASKED, 0
+        answers[:, :-1], steps[:, :-1] = NO_LABEL, 0
     return Questions(np.full_like(answers, ID[BLANK]), answers, steps)
 
 
 def shuffled(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
-    """int64 [count, size]: random orders of 0..size-1."""
+    """Draw random permutations of 0..size-1, int64 [count, size]."""
     return np.argsort(rng.integers(0, 2**62, (count, size)), axis=1, kind="stable")
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task; its options are its fields."""
+    """Base class of the tasks, whose fields are the options of a task."""
 
     title: ClassVar[str]
-    size_is: ClassVar[str]  # what `size` counts
-    sizes: ClassVar[tuple[int, int]]  # smallest and largest
-    difficulty_is: ClassVar[str]  # what difficulty counts
-    trained: ClassVar[tuple[int, int]]  # difficulties, unless told otherwise
-    asks: ClassVar[tuple[str, ...]] = ("all", "last")  # values of `answers`, the usual one first
+    size_unit: ClassVar[str]  # what `size` counts
+    sizes: ClassVar[tuple[int, int]]  # smallest and largest size
+    difficulty_unit: ClassVar[str]  # what the difficulty counts
+    trained: ClassVar[tuple[int, int]]  # default range of the training difficulties
+    answer_kinds: ClassVar[tuple[str, ...]] = ("all", "last")  # values of `answers`, the default first
 
     size: int
     answers: str = "all"
 
     def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
-        """Draw `count` questions of a difficulty, from 1 to `most`: those that an `attempt` has, of many.
+        """Draw `count` questions of a difficulty, calling `attempt` until there are enough.
 
         Raises:
-            ValueError: hardly any attempt has one.
+            ValueError: questions of this difficulty are too rare.
         """
         found, tried, kept = [], 0, 0
         while kept < count:
             found.append(self.attempt(difficulty, 256, rng))
             tried, kept = tried + 256, kept + len(found[-1].words)
-            if tried >= MOST_ATTEMPTS and kept < tried / MOST_ATTEMPTS:
+            if tried >= MAX_ATTEMPTS and kept < tried / MAX_ATTEMPTS:
                 raise ValueError(
-                    f"difficulty={difficulty}: none in {tried:,} random questions; ask for less, or a larger size"
+                    f"difficulty={difficulty}: too rare among {tried:,} random questions; lower it, or raise the size"
                 )
         return Questions.join(*found, axis=0).where(slice(count))
 
     def attempt(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
-        """Those of `count` random questions that have the difficulty."""
+        """Draw `count` random questions and return those that have the difficulty."""
         raise NotImplementedError
 
     @property
-    def most(self) -> int:
-        """The greatest difficulty for this size."""
-        return MOST_STEPS
+    def max_difficulty(self) -> int:
+        """Largest difficulty for this size."""
+        return MAX_STEPS
 
 
 @dataclass(frozen=True)
 class Automaton(Task):
-    """The rows of a cyclic cellular automaton with rule 110, after K steps from random cells.
+    """States of a cyclic cellular automaton with rule 110, after K steps from random cells.
 
-    all: `0 1 1 0  _ _ _ _  _ _ _ _`, the row after each step. last: `| | 0 1 1 0 _ _ _ _`, that after as many steps as
-    there are marks.
+    all: `0 1 1 0  _ _ _ _  _ _ _ _` asks for the state after each step. last: `| | 0 1 1 0 _ _ _ _` asks for the state
+    after as many steps as there are `|`.
     """
 
     title = "Cellular automaton, rule 110"
-    size_is, sizes = "cells of the ring", (3, 64)
-    difficulty_is, trained = "steps", (1, 8)
+    size_unit, sizes = "cells in the ring", (3, 64)
+    difficulty_unit, trained = "steps", (1, 8)
     RULE = 110
 
     size: int = 16
@@ -158,35 +158,35 @@ class Automaton(Task):
     def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
         words = ids(DIGITS)
         cells = rng.integers(0, 2, (count, self.size))
-        parts = [given(words[cells])]
+        parts = [question_part(words[cells])]
         if self.answers == "last":
-            parts.insert(0, given(np.full((count, difficulty), ID[STEP])))
+            parts.insert(0, question_part(np.full((count, difficulty), ID[STEP])))
         for step in range(1, difficulty + 1):
             left, right = np.roll(cells, 1, axis=1), np.roll(cells, -1, axis=1)
             cells = self.RULE >> (4 * left + 2 * cells + right) & 1
             if self.answers == "all" or step == difficulty:
-                parts.append(asked(words[cells], step))
+                parts.append(answer_part(words[cells], step))
         return Questions.join(*parts)
 
 
 @dataclass(frozen=True)
 class Pointers(Task):
-    """Where one is after each of p hops along arrows between nodes.
+    """The node reached after each of p hops along arrows between nodes.
 
-    The arrows, one word each and in random order, make one ring of all nodes, so that fewer hops than nodes never come
-    back. All nodes follow as starts, in random order: `2>1 0>2 1>0  from2 _ _  from0 _ _  from1 _ _`. The first hop is
-    read at the start, each blank asks for one hop more; with "last" only the last of them does.
+    The arrows, one word each and in random order, form a single ring of all nodes, so a path with fewer hops than
+    nodes never returns. All nodes follow as starts, in random order: `2>1 0>2 1>0  from2 _ _  from0 _ _  from1 _ _`.
+    A start asks for the first hop, and each blank asks for one more hop; with "last" only the last blank does.
     """
 
     title = "Pointer chasing"
-    size_is, sizes = "nodes", (2, MAX_NODES)
-    difficulty_is, trained = "hops", (1, 4)
+    size_unit, sizes = "nodes", (2, MAX_NODES)
+    difficulty_unit, trained = "hops", (1, 4)
 
     size: int = 8
 
     @property
-    def most(self) -> int:
-        """More hops would come back to the start."""
+    def max_difficulty(self) -> int:
+        """Largest number of hops that does not return to the start."""
         return self.size - 1
 
     def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
@@ -195,13 +195,13 @@ class Pointers(Task):
         follower = np.empty_like(ring)
         np.put_along_axis(follower, ring, np.roll(ring, -1, axis=1), axis=1)
         listed = shuffled(rng, count, self.size)
-        parts = [given(arrows[MAX_NODES * listed + np.take_along_axis(follower, listed, axis=1)])]
+        parts = [question_part(arrows[MAX_NODES * listed + np.take_along_axis(follower, listed, axis=1)])]
         for start in shuffled(rng, count, self.size).T:
             node, visited = start, []
             for _ in range(difficulty):
                 node = follower[np.arange(count), node]
                 visited.append(nodes[node])
-            chain = asked(np.stack(visited, axis=1), np.arange(1, difficulty + 1), self.answers == "last")
+            chain = answer_part(np.stack(visited, axis=1), np.arange(1, difficulty + 1), self.answers == "last")
             chain.words[:, 0] = starts[start]
             parts.append(chain)
         return Questions.join(*parts)
@@ -211,13 +211,13 @@ class Pointers(Task):
 class Permutations(Task):
     """Products of k generators of a symmetric group, S5 by default, applied to an arrangement of items.
 
-    `x2` exchanges the items at places 2 and 3, `turn` moves every item one place on and the last to the front. all:
-    `2 0 1  turn _ _ _  x0 _ _ _`, the arrangement after each generator. last: `2 0 1  turn x0  _ _ _`.
+    `x2` swaps the items at positions 2 and 3; `turn` moves every item to the next position, and the last to the front.
+    all: `2 0 1  turn _ _ _  x0 _ _ _` asks for the arrangement after each generator. last: `2 0 1  turn x0  _ _ _`.
     """
 
     title = "Composition of permutations"
-    size_is, sizes = "items that are permuted", (3, MAX_ITEMS)
-    difficulty_is, trained = "generators", (1, 8)
+    size_unit, sizes = "permuted items", (3, MAX_ITEMS)
+    difficulty_unit, trained = "generators", (1, 8)
 
     size: int = 5
 
@@ -226,17 +226,17 @@ class Permutations(Task):
         table = self.generators()
         arrangement = shuffled(rng, count, self.size)
         word = rng.integers(0, len(table), (count, difficulty))
-        parts = [given(items[arrangement])]
+        parts = [question_part(items[arrangement])]
         for step in range(1, difficulty + 1):
             generator = word[:, step - 1]
             arrangement = np.take_along_axis(arrangement, table[generator], axis=1)
-            parts.append(given(names[generator][:, None]))
+            parts.append(question_part(names[generator][:, None]))
             if self.answers == "all" or step == difficulty:
-                parts.append(asked(items[arrangement], step))
+                parts.append(answer_part(items[arrangement], step))
         return Questions.join(*parts)
 
     def generators(self) -> np.ndarray:
-        """int64 [size, size]: for each generator, the place that the item at each place comes from."""
+        """Return int64 [size, size]: for each generator, the position from which each item comes."""
         table = np.tile(np.arange(self.size), (self.size, 1))
         for place in range(self.size - 1):
             table[place, [place, place + 1]] = place + 1, place
@@ -246,15 +246,15 @@ class Permutations(Task):
 
 @dataclass(frozen=True)
 class Addition(Task):
-    """The sum of m numbers of d digits, of which the last d digits count, so that more numbers look like fewer.
+    """The sum of m numbers of d digits modulo 10^d, so sums have d digits for any m.
 
-    Digits stand from the lowest to the highest, as they are added. all: `+ 7 1 _ _ + 5 2 _ _`, the sum after each
-    number. last: `+ 7 1 + 5 2 _ _`.
+    Digits are written from the lowest to the highest, in the order of addition. all: `+ 7 1 _ _ + 5 2 _ _` asks for
+    the sum after each number. last: `+ 7 1 + 5 2 _ _`.
     """
 
     title = "Addition of many numbers"
-    size_is, sizes = "digits of a number", (1, 9)
-    difficulty_is, trained = "numbers", (2, 8)
+    size_unit, sizes = "digits per number", (1, 9)
+    difficulty_unit, trained = "numbers", (2, 8)
 
     size: int = 3
 
@@ -264,27 +264,27 @@ class Addition(Task):
         sums = np.cumsum(numbers, axis=1) % 10**self.size
         parts = []
         for step in range(1, difficulty + 1):
-            parts += [given(plus), given(self.digits(numbers[:, step - 1]))]
+            parts += [question_part(plus), question_part(self.digits(numbers[:, step - 1]))]
             if self.answers == "all" or step == difficulty:
-                parts.append(asked(self.digits(sums[:, step - 1]), step))
+                parts.append(answer_part(self.digits(sums[:, step - 1]), step))
         return Questions.join(*parts)
 
     def digits(self, numbers: np.ndarray) -> np.ndarray:
-        """Words [N, size] of numbers [N], the lowest digit first."""
+        """Return the digits of numbers [N] as words [N, size], the lowest digit first."""
         return ids(DIGITS)[numbers[:, None] // 10 ** np.arange(self.size) % 10]
 
 
 @dataclass(frozen=True)
 class Brackets(Task):
-    """Which bracket has to be closed next, in nested brackets of several kinds that are D deep at the deepest.
+    """The bracket that has to be closed next, in nested brackets of several kinds with maximum depth D.
 
-    Asked at each bracket, or ("last") at the last one: `( [ ] ( [` has the answers `) ] ) ) ]`, and `.` where none is
-    open. A row has six brackets for each level of its depth.
+    A question asks at each bracket, or ("last") only at the last one: `( [ ] ( [` has the answers `) ] ) ) ]`. It
+    is `.` if no bracket is open. A row has 6 D brackets.
     """
 
     title = "Nested brackets"
-    size_is, sizes = "kinds of brackets", (1, len(OPENING))
-    difficulty_is, trained = "depth", (1, 4)
+    size_unit, sizes = "kinds of brackets", (1, len(OPENING))
+    difficulty_unit, trained = "depth", (1, 4)
     LENGTH = 6
 
     size: int = 3
@@ -295,10 +295,10 @@ class Brackets(Task):
         nothing = len(CLOSING)
         luck, kinds = rng.integers(0, 6, (count, length)), rng.integers(0, self.size, (count, length))
         words, answers, steps = (np.empty((count, length), np.int64) for _ in range(3))
-        stack = np.full((count, depth + 1), nothing)  # kinds of what is open, above a bottom that is none
+        stack = np.full((count, depth + 1), nothing)  # kinds of the open brackets; the bottom stays `nothing`
         height, deepest, rows = np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count)
         for place in range(length):
-            # Upwards until the depth is reached, then as often up as down; never below the ground or too high.
+            # More likely up until the depth is reached, then up and down equally; never below 0 or above the depth.
             up = luck[:, place] < np.where(deepest < depth, 4, 3)
             up = (up | (height == 0)) & (height < depth)
             words[:, place] = np.where(up, opening[kinds[:, place]], closing[stack[rows, height]])
@@ -306,31 +306,31 @@ class Brackets(Task):
             stack[rows[up], height[up]] = kinds[up, place]
             deepest = np.maximum(deepest, height)
             answers[:, place], steps[:, place] = closing[stack[rows, height]], np.maximum(height, 1)
-        questions = asked(answers, steps, self.answers == "last")
+        questions = answer_part(answers, steps, self.answers == "last")
         questions.words = words
         return questions.where(deepest == depth)
 
 
 @dataclass(frozen=True)
 class Maze(Task):
-    """The cells on the shortest ways through a square maze of random walls, from S to G.
+    """The cells on the shortest paths from S to G through a square maze with random walls.
 
-    `S . # . . # # . G  _ _ _ _ _ _ _ _ _`: row after row, then a blank for each cell, whose answer is `o` on a
-    shortest way, S and G included, and `.` elsewhere.
+    `S . # . . # # . G  _ _ _ _ _ _ _ _ _`: the rows of the maze, then a blank for each cell, with the answer `o` for
+    cells on a shortest path, including S and G, and `.` for other cells.
     """
 
     title = "Mazes"
-    size_is, sizes = "cells a side", (3, 16)
-    difficulty_is, trained = "steps from S to G", (1, 6)
-    asks = ("last",)
+    size_unit, sizes = "cells per side", (3, 16)
+    difficulty_unit, trained = "steps from S to G", (1, 6)
+    answer_kinds = ("last",)
     WALLS = 0.3
 
     size: int = 6
     answers: str = "last"
 
     @property
-    def most(self) -> int:
-        """Longer ways are too rare among random walls."""
+    def max_difficulty(self) -> int:
+        """Largest path length, because longer paths are too rare among random walls."""
         return 2 * self.size - 2
 
     def attempt(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
@@ -343,17 +343,18 @@ class Maze(Task):
         words = np.where(free, ID[NOTHING], ID[WALL])
         words[rows, start], words[rows, goal] = ID[START], ID[GOAL]
         answers = np.where(from_start + to_goal == length, ID[PATH], ID[NOTHING])
-        return Questions.join(given(words), asked(answers, length)).where((from_start == length).any(axis=1))
+        questions = Questions.join(question_part(words), answer_part(answers, length))
+        return questions.where((from_start == length).any(axis=1))
 
     def _choose(self, allowed: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """int64 [N]: one of the cells that are `allowed` [N, cells]."""
+        """Choose one of the cells (int64 [N]) that are `allowed` [N, cells]."""
         return np.argmax(np.where(allowed, rng.integers(1, 2**62, allowed.shape), 0), axis=1)
 
     def _distances(self, free: np.ndarray, start: np.ndarray, most: int) -> np.ndarray:
-        """int64 [N, cells]: steps from the start over free cells, `2 * most + 1` for more than `most`."""
+        """Return distances from the start over free cells (`2 * most + 1` above `most`), int64 [N, cells]."""
         shape = (len(free), self.size, self.size)
         far = 2 * most + 1
-        found = np.full((shape[0], self.size + 2, self.size + 2), far)  # with a rim that is no way
+        found = np.full((shape[0], self.size + 2, self.size + 2), far)  # with a border of walls
         inner = found[:, 1:-1, 1:-1]
         row, column = np.divmod(start, self.size)
         inner[np.arange(shape[0]), row, column] = 0

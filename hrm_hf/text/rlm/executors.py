@@ -1,6 +1,6 @@
-"""Where the code of a recursive language model runs: an isolated REPL that holds `context` and can call back.
+"""Isolated REPLs that run the code of a recursive language model and let it call our functions.
 
-Another executor is a class with the methods of `MontyExecutor` and `MontySession`.
+A custom executor needs the methods of `MontyExecutor` and `MontySession`.
 """
 
 import contextlib
@@ -21,30 +21,30 @@ def FINAL(value):
     global answer
     answer = {"content": value, "ready": True}
 '''
-MAX_HOST_CALLS = 10_000_000  # Monty's own cap ends blocks at 1000; sub-calls and time have caps of their own
+MAX_HOST_CALLS = 10_000_000  # Monty's default ends blocks at 1000; our caps limit sub-calls and time
 
 
 class CapReachedError(Exception):
-    """A cap that ends the run from inside a call of the REPL; the text is its name."""
+    """Raised inside a call of the REPL to end the run, with the name of the cap that was reached."""
 
 
 class MontyExecutor:
-    """REPLs of `pydantic-monty`: a subset of Python, interpreted in worker processes that touch nothing of the host.
+    """Executor that runs a subset of Python with `pydantic-monty`, isolated in worker processes.
 
-    A block that breaks a limit is ended, and the REPL goes back to the variables before it. `time.sleep` returns at
-    once. The module `random` is seeded.
+    A block that exceeds a limit is stopped, and the variables are reset to those before the block. `time.sleep`
+    returns at once. The module `random` is seeded.
 
     Args:
-        block_seconds: most seconds that one block may compute; waiting for sub-calls is not counted.
-        max_memory: bytes of the worker. Variables, `context` included, may take about half: they are copied after
-            each block.
+        block_seconds: time limit for one block in seconds, not counting sub-calls.
+        max_memory: memory limit of the worker in bytes. Variables, including `context`, may use about half of it,
+            because they are copied after each block.
 
     Raises:
         ImportError: the package is missing.
     """
 
     def __init__(self, block_seconds: float = 30.0, max_memory: int = 2**30):
-        need = "code that a model writes needs an isolated interpreter, pydantic-monty"
+        need = "code that a model writes runs in an isolated interpreter, pydantic-monty"
         validate_extra("rlm", need, "pydantic_monty")
         import pydantic_monty
 
@@ -52,12 +52,12 @@ class MontyExecutor:
         self.block_seconds, self.max_memory = block_seconds, max_memory
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "MontySession":
-        """Open a REPL with `context`, `answer`, FINAL and the functions, whose ValueErrors its code may catch."""
+        """Open a REPL with `context`, `answer`, FINAL and the functions, whose ValueErrors code may catch."""
         return MontySession(self, context, functions, seed)
 
 
 class MontySession:
-    """A worker process, and a dump of its variables after the last good block."""
+    """REPL in a worker process, with a dump of its variables after the last successful block."""
 
     def __init__(self, executor: MontyExecutor, context: Any, functions: dict[str, Callable], seed: int):
         self.executor, self.monty, self.functions, self.seed = executor, executor.monty, functions, seed
@@ -69,13 +69,13 @@ class MontySession:
         except (self.monty.MontyError, RecursionError, OverflowError) as error:
             self.close()
             raise ValueError(
-                f"the REPL cannot take the context ({error}); it may be up to about half of max_memory="
-                f"{executor.max_memory} bytes, see MontyExecutor(max_memory=...), and at most 256 MiB"
+                f"the context does not fit into the REPL ({error}); it may use about half of max_memory="
+                f"{executor.max_memory} bytes, and at most 256 MiB; see MontyExecutor(max_memory=...)"
             ) from error
 
     def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
-        """Run a block and pass what it prints to `write`; return the text of its error, or None."""
-        if seconds < self._seconds:  # limits are those of a worker: a shorter one takes a new worker
+        """Run a block, pass its output to `write`, and return the text of its error, or None."""
+        if seconds < self._seconds:  # a worker's limits are fixed, so a shorter one needs a new worker
             self._restart(seconds)
         monty = self.monty
         error = self._feed(code, write, time.monotonic() + seconds)
@@ -83,35 +83,35 @@ class MontySession:
             try:
                 self._dump = self._session.dump()
                 return error and self._text(error)
-            except monty.MontyError as failure:  # a dump counts as memory of the worker
+            except monty.MontyError as failure:  # the dump counts towards the worker's memory limit
                 error = failure
-        self._restart(self._seconds)  # what such a block leaves behind is not to be relied on, and may fill memory
-        return f"{self._text(error)}\n(the variables are again those before this block)"
+        self._restart(self._seconds)  # after such a block the variables are unreliable and may fill the memory
+        return f"{self._text(error)}\n(the variables are reset to those before this block)"
 
     def answer(self) -> Any:
-        """Return the variable `answer`, None if it is gone or cannot leave the REPL."""
+        """Return the variable `answer`, None if it was deleted or cannot be transferred from the REPL."""
         try:
             return self._session.feed_run("answer")
         except (self.monty.MontyError, ValueError, RecursionError, MemoryError):
             return None
 
     def close(self) -> None:
-        """End the worker."""
-        with contextlib.suppress(self.monty.MontyError):  # a worker that is gone is closed
+        """Stop the worker."""
+        with contextlib.suppress(self.monty.MontyError):  # the worker may have ended already
             self._stack.close()
 
     def _feed(self, code: str, write: Callable[[str], None], deadline: float):
-        """Run a block to its end; return Monty's exception, or None."""
+        """Run a block to its end, and return Monty's exception, or None."""
         try:
             step = self._session.feed_start(
                 code, external_lookup=self.functions, print_callback=lambda _, text: write(text)
             )
             while not isinstance(step, self.monty.MontyComplete):
-                if time.monotonic() > deadline:  # the worker's clock stands still while it waits for us
+                if time.monotonic() > deadline:  # the worker's own clock stops during our functions
                     raise CapReachedError("max_wall_seconds")
                 step = self._answer(step)
         except (self.monty.MontyError, RecursionError, OverflowError, MemoryError) as error:
-            return error  # the latter three are of a value on its way between the processes
+            return error  # the last three occur when a value is transferred between the processes
         if step.output is not None:
             write(_shown(step.output))
         return None
@@ -144,20 +144,20 @@ class MontySession:
             self._session.load_session(self._dump)
 
     def _restart(self, seconds: float) -> None:
-        """Start a new worker with the variables of the last good block."""
+        """Start a new worker with the variables of the last successful block."""
         self.close()
         deadline = time.monotonic() + seconds
         try:
             self._start(seconds)
         except self.monty.MontyError as error:
-            if time.monotonic() > deadline:  # loading the variables took all that was left of the run
+            if time.monotonic() > deadline:  # loading the variables used up the time limit of the run
                 raise CapReachedError("max_wall_seconds") from error
-            message = f"the worker of the REPL does not start again: {type(error).__name__}: {error}"
+            message = f"the REPL's worker process could not be restarted: {type(error).__name__}: {error}"
             raise RuntimeError(message) from error
 
 
 def _shown(value: Any) -> str:
-    """Return the text that a REPL shows for the value of the last line."""
+    """Return the text that the REPL shows for the value of a block's last line."""
     try:
         return f"{text_of(value, quoted=True)}\n"
     except ValueError as error:
@@ -165,14 +165,14 @@ def _shown(value: Any) -> str:
 
 
 def _broke_limit(error) -> bool:
-    """Whether a block broke a limit, or ended while the worker waited for us."""
+    """Check whether a block exceeded a limit or ended during one of our functions."""
     if not hasattr(error, "exception"):
         return error is not None
     return isinstance(error.exception(), (TimeoutError, MemoryError))
 
 
 def _call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Call a host function; its ValueErrors and wrong arguments are raised in the REPL, other errors here."""
+    """Call a host function, raising its ValueErrors and wrong arguments in the REPL and other errors here."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:

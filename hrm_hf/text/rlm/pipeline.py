@@ -1,11 +1,11 @@
-"""Recursive language models (arXiv 2512.24601) over any causal LM: the prompt is a variable in a REPL.
+"""Recursive language models (arXiv 2512.24601) with any causal LM: the prompt is a variable in a REPL.
 
     ask = RlmPipeline(model, tokenizer)
     ask("Which of these letters mention a debt?", context=letters).answer
 
-The root model sees type and size of the context and what its code prints; its code may call language models on parts
-of the context (`prompts.py`: what the model is told, `executors.py`: where its code runs).
-A small fresh model cannot drive this; take an instruct model that writes code.
+The root model sees the type and size of the context, and what its code prints. Its code may call language models on
+parts of the context. `prompts.py` contains the prompts; `executors.py` runs the code.
+Use an instruct model that can write code; a small model trained from scratch cannot do this.
 """
 
 import json
@@ -26,12 +26,12 @@ from . import prompts as text
 from .executors import CapReachedError, MontyExecutor
 
 
-SALVAGE_SHARE = 0.1  # of max_wall_seconds, kept for the answer that is asked for when time is up
+SALVAGE_SHARE = 0.1  # fraction of max_wall_seconds reserved for a final answer when time is up
 
 Message = dict[str, str]
-REPLY = 1024  # tokens of a reply of a model whose window does not ask for less
+REPLY = 1024  # default maximum tokens per reply, less for a small context window
 PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
-SHORTEST_OUTPUT = 200  # characters; nothing is cut further than that
+SHORTEST_OUTPUT = 200  # characters; output is not cut below this length
 PLAIN_STOP = "\nUser:"
 
 
@@ -41,12 +41,12 @@ class RlmResult:
 
     Attributes:
         answer: the answer; "" if there is none.
-        finished: whether the model gave it as its answer, rather than being stopped by a cap.
-        stop_reason: "answer", or the cap that was hit ("max_turns", "max_sub_calls", "max_wall_seconds") and where
-            the answer then comes from, as in "max_turns: answer asked for".
-        turns: replies of the root model. sub_calls: prompts of sub-calls at all depths.
-        tokens: generated tokens of all calls. prompt_tokens: tokens of all prompts.
-        trajectory: the events of the run, as they are written to the trajectory file.
+        finished: whether the model finished with this answer, rather than being stopped by a cap.
+        stop_reason: "answer", or the cap that was reached ("max_turns", "max_sub_calls", "max_wall_seconds") and the
+            origin of the answer, for example "max_turns: answer asked for".
+        turns: number of replies of the root model. sub_calls: number of prompts of sub-calls, at all depths.
+        tokens: number of generated tokens in all calls. prompt_tokens: number of tokens in all prompts.
+        trajectory: events of the run, as written to the trajectory file.
     """
 
     answer: str
@@ -60,13 +60,13 @@ class RlmResult:
 
 
 class RlmPipeline(Pipeline):
-    """Answers a question about a context of any length; also `pipeline("recursive-text-generation", model=...)`.
+    """Pipeline "recursive-text-generation", which answers questions about a context of any length.
 
     Args:
-        model: a causal LM, or a text-generation pipeline whose model and tokenizer are taken.
-        tokenizer: of the model. Without a chat template a plain one is used, see `ChatModel`.
-        executor: where code runs; `MontyExecutor()` if None.
-        generation_kwargs: more arguments of `generate`, for example `{"do_sample": True, "temperature": 0.7}`.
+        model: causal LM, or a text-generation pipeline, whose model and tokenizer are used.
+        tokenizer: tokenizer of the model. If it has no chat template, `ChatModel` uses a plain one.
+        executor: executor that runs the code; `MontyExecutor()` if None.
+        generation_kwargs: additional arguments of `generate`, for example `{"do_sample": True, "temperature": 0.7}`.
 
     Raises:
         ImportError: no executor is given, and pydantic-monty is not installed.
@@ -103,35 +103,35 @@ class RlmPipeline(Pipeline):
         """Answer one question.
 
         Args:
-            question: what is asked.
-            context: what it is asked about, of plain values. A string is never opened as a path.
-            trajectory: a JSONL file to write, a line for each event as it happens.
+            question: question about the context.
+            context: text, or a list or dict of plain values. A string is never opened as a path.
+            trajectory: JSONL file to write, with one line per event, written as it happens.
             caps: fields of `hrm_hf.text.options.RlmCaps`, such as max_turns, max_sub_calls, max_depth and seed.
 
         Raises:
-            ValueError: a cap is not above 0, the executor rejects the context, or the question does not fit the model.
+            ValueError: a cap is out of range, the executor rejects the context, or the question is too long.
             RuntimeError: `generate` failed.
         """
         if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"question={question!r:.80}: must be a string that is not empty")
+            raise ValueError(f"question={question!r:.80}: must be a non-empty string")
         text.validate_context(context)
         chat = ChatModel(self.model, self.tokenizer, self.generation_kwargs)
         caps = RlmCaps.of(caps, "a recursive language model")
-        caps.max_new_tokens = caps.max_new_tokens or chat.usual_reply()
+        caps.max_new_tokens = caps.max_new_tokens or chat.default_reply_tokens()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(caps.seed)
             return _Run(chat, self.executor, caps, question, context, trajectory).result()
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
         if kwargs:
-            raise TypeError(f"RlmPipeline takes no {sorted(kwargs)} here; caps belong to a call, see its docstring")
+            raise TypeError(f"RlmPipeline does not accept {sorted(kwargs)} here; pass caps when calling the pipeline")
         return {}, {}, {}
 
-    preprocess = _forward = postprocess = None  # the base class asks for them; a run is one call of `__call__`
+    preprocess = _forward = postprocess = None  # required by the base class; `__call__` does everything
 
 
 class _Run:
-    """The state that the root and its children share: model, caps, counts, deadlines, events."""
+    """State shared by the root and its children: model, caps, counts, deadlines and events."""
 
     def __init__(self, chat: "ChatModel", executor, caps: RlmCaps, question: str, context: Any, path):
         self.chat, self.executor, self.caps = chat, executor, caps
@@ -145,7 +145,7 @@ class _Run:
         self.root = _Level(self, question, context, depth=0)
 
     def result(self) -> RlmResult:
-        """Run the root."""
+        """Run the root model and return the result."""
         root = self.root
         try:
             root.run()
@@ -159,7 +159,7 @@ class _Run:
         return RlmResult(**ended, sub_calls=self.sub_calls, **tokens, trajectory=self.events)
 
     def log(self, event: str, depth: int, **fields: Any) -> None:
-        """Record an event; depth 0 is the root, `seconds` counts from the start of the run."""
+        """Record an event with its depth (0: root) and the seconds since the start of the run."""
         seconds = round(time.monotonic() - self.start, 3)
         self.events.append({"event": event, "depth": depth, "seconds": seconds, **fields})
         if self.path:
@@ -167,7 +167,7 @@ class _Run:
                 file.write(json.dumps(self.events[-1]) + "\n")
 
     def spend(self, prompts: int) -> None:
-        """Count sub-calls before they are made. Raise ValueError for too many, CapReachedError if none is left."""
+        """Count sub-calls in advance. Raise ValueError for too many, CapReachedError if there are none left."""
         left = self.caps.max_sub_calls - self.sub_calls
         if left == 0:
             raise CapReachedError("max_sub_calls")
@@ -177,7 +177,7 @@ class _Run:
 
 
 class _Level:
-    """One REPL and the conversation around it: the root, or a child that `rlm_query` opened."""
+    """One REPL and its conversation: of the root, or of a child that `rlm_query` opened."""
 
     def __init__(self, run: _Run, question: str, context: Any, depth: int):
         self.shared, self.caps, self.chat = run, run.caps, run.chat
@@ -185,12 +185,12 @@ class _Level:
         self.has_children = depth + 1 < run.caps.max_depth
         self.answer, self.finished, self.stop_reason, self.turns = "", False, "", 0
         self.draft = ""  # answer["content"] after the last block
-        self.printed: list[str] | None = None  # by the block that is running
-        self.room = 0  # characters that it may still print; below 0 those that were dropped
-        description, room = text.describe_context(context), self.chat.room(self.caps.max_new_tokens)
+        self.printed: list[str] | None = None  # output of the running block
+        self.chars_left = 0  # characters that it may still print; if negative, the number dropped
+        description, budget = text.describe_context(context), self.chat.prompt_budget(self.caps.max_new_tokens)
         rules = text.SYSTEM.format(
             **asdict(self.caps),
-            prompt_size=f" (at most about {3 * room} characters)" if room else "",
+            prompt_size=f" (at most about {3 * budget} characters)" if budget else "",
             rlm_query=text.RLM_QUERY if self.has_children else "",
         )
         self.messages: list[Message] = [
@@ -200,7 +200,7 @@ class _Level:
         self._log("start", question=question, context=description)
 
     def run(self) -> str:
-        """Take turns until the model answers or has had all its turns; other caps raise CapReachedError."""
+        """Run turns until the model answers or reaches max_turns (other caps raise CapReachedError)."""
         functions = {"llm_query": lambda prompt: self._llm_query_batched([prompt])[0]}
         functions |= {"llm_query_batched": self._llm_query_batched}
         functions |= {"rlm_query": self._rlm_query} if self.has_children else {}
@@ -212,7 +212,7 @@ class _Level:
         return self.answer
 
     def salvage(self, reason: str, deadline: float) -> None:
-        """Find an answer for a run that a cap has stopped: its draft, or what the model says when asked once."""
+        """Find an answer after a cap has stopped the run: the draft, or the model's reply to a final request."""
         if self.printed is not None:
             self._tell(text.OUTPUT.format(output=self._shown(None), left=0))
         if self.draft:
@@ -237,24 +237,24 @@ class _Level:
             self._read_answer(session.answer())
 
     def _run_block(self, session, code: str) -> None:
-        self.printed, self.room = [], self.caps.max_output_chars
+        self.printed, self.chars_left = [], self.caps.max_output_chars
         error = session.run(code, self._write, max(self.shared.deadline - time.monotonic(), 0.01))
         shown, self.printed = self._shown(error and text.cut_middle(error)), None
         self._log("block", turn=self.turns, output=shown, error=error)
         self._tell(text.OUTPUT.format(output=shown, left=self.caps.max_turns - self.turns))
 
     def _write(self, printed: str) -> None:
-        if self.room > 0:
-            self.printed.append(printed[: self.room])
-        self.room -= len(printed)
+        if self.chars_left > 0:
+            self.printed.append(printed[: self.chars_left])
+        self.chars_left -= len(printed)
 
     def _shown(self, error: str | None) -> str:
-        """Return the output that the model is shown; an error has room of its own, so that the model sees it."""
-        cut = text.CUT.format(count=-self.room) if self.room < 0 else ""
+        """Return the output that the model is shown, always with the error, even if the output was cut."""
+        cut = text.CUT.format(count=-self.chars_left) if self.chars_left < 0 else ""
         return "".join(self.printed) + cut + (f"\n{error}" if error else "") or "(nothing)"
 
     def _read_answer(self, answer: Any) -> None:
-        """Take the dict `answer`: the end if it is ready, else a draft to fall back on."""
+        """Read the dict `answer`: end the run if it is ready, else keep its content as a draft."""
         if not isinstance(answer, dict):
             self._append(text.BAD_ANSWER)
             return
@@ -277,9 +277,9 @@ class _Level:
             return []
         self._validate_size(sum(map(len, prompts)))
         encoded = [self.chat.encode([{"role": "user", "content": prompt}]) for prompt in prompts]
-        longest, room = max(map(len, encoded)), self.chat.room(self.caps.max_new_tokens)
-        if room is not None and longest > room:
-            raise ValueError(f"a prompt has {longest} tokens, and the model takes {room}: split it")
+        longest, budget = max(map(len, encoded)), self.chat.prompt_budget(self.caps.max_new_tokens)
+        if budget is not None and longest > budget:
+            raise ValueError(f"a prompt has {longest} tokens, but the model accepts {budget}: split it")
         self.shared.spend(len(prompts))
         answers = []
         for start in range(0, len(encoded), self.caps.batch_size):
@@ -290,7 +290,7 @@ class _Level:
 
     def _rlm_query(self, question: str, context: Any) -> str:
         if not isinstance(question, str):
-            raise ValueError(f"rlm_query(question, context): the question is no string: {text.short(question)}")
+            raise ValueError(f"rlm_query: question={text.short(question)}: must be a string")
         self._validate_size(len(question))
         text.validate_context(context)
         self.shared.spend(1)
@@ -321,14 +321,14 @@ class _Level:
 
 
 class ChatModel:
-    """A model and its tokenizer, asked in messages.
+    """A model and its tokenizer, with a chat interface.
 
-    Without a chat template the messages are written as text ("User: ...", "Assistant: ..."), and a reply ends where
-    the model begins the next message of the user. Special tokens in a message (`<|im_end|>` in a document, say) get a
+    If there is no chat template, messages are written as text ("User: ...", "Assistant: ..."), and a reply ends where
+    the model begins the user's next message. Special tokens in a message (such as `<|im_end|>` in a document) get a
     space after their first character, so that they cannot end the message.
 
     Args:
-        generation_kwargs: more arguments of `generate`, such as `do_sample` and `temperature`.
+        generation_kwargs: additional arguments of `generate`, such as `do_sample` and `temperature`.
     """
 
     def __init__(self, model, tokenizer, generation_kwargs: dict[str, Any]):
@@ -342,7 +342,7 @@ class ChatModel:
         self.prompt_tokens = self.new_tokens = 0
 
     def encode(self, messages: list[Message]) -> list[int]:
-        """Return the token ids of a conversation, up to where the reply of the assistant begins."""
+        """Return the token ids of a conversation, up to the start of the assistant's reply."""
         messages = [{**message, "content": self._harmless(message["content"])} for message in messages]
         if self.tokenizer.chat_template is None:
             prompt = "\n\n".join(PLAIN_ROLES[message["role"]] + message["content"] for message in messages)
@@ -355,28 +355,28 @@ class ChatModel:
             prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
-    def usual_reply(self) -> int:
-        """Return the default of `max_new_tokens`: a small window has to keep room for rules and conversation."""
+    def default_reply_tokens(self) -> int:
+        """Return the default of `max_new_tokens`, at most a quarter of the context window."""
         return REPLY if self.window is None else max(1, min(REPLY, self.window // 4))
 
-    def room(self, max_new_tokens: int) -> int | None:
-        """Return the tokens that a prompt may have, None for no bound. Raise ValueError if there are none."""
+    def prompt_budget(self, max_new_tokens: int) -> int | None:
+        """Return the token limit of a prompt, or None. Raise ValueError if a reply fills the window."""
         if self.window is not None and max_new_tokens >= self.window:
-            raise ValueError(f"max_new_tokens={max_new_tokens}: leaves no room for a prompt in {self.window} tokens")
+            raise ValueError(f"max_new_tokens={max_new_tokens}: must be below the window of {self.window} tokens")
         return None if self.window is None else self.window - max_new_tokens
 
     def fit(self, messages: list[Message], max_new_tokens: int) -> list[int]:
-        """Encode [system, question, then pairs of reply and answer], without the oldest pairs if they do not fit.
+        """Encode [rules, question, pairs of reply and output], dropping the oldest pairs to fit the window.
 
-        Raises ValueError if not even rules and question fit.
+        Raises ValueError if rules, question and the last turn do not fit.
         """
-        room = self.room(max_new_tokens)
+        budget = self.prompt_budget(max_new_tokens)
         rules, question, *rest = messages
         dropped = 0
         while True:
             note = text.OLD_TURNS.format(count=dropped) if dropped else ""
             ids = self.encode([rules, {**question, "content": question["content"] + note}, *rest])
-            if room is None or len(ids) <= room:
+            if budget is None or len(ids) <= budget:
                 return ids
             if len(rest) > 2:
                 dropped, rest = dropped + 1, rest[2:]
@@ -385,17 +385,17 @@ class ChatModel:
                 rest = [*rest[:-1], {**rest[-1], "content": text.cut_middle(output, len(output) // 2)}]
             else:
                 raise ValueError(
-                    f"rules, question and the last turn take {len(ids)} tokens, and the model has room for {room} "
-                    f"beside max_new_tokens={max_new_tokens}; shorten the question (long text belongs in the context)"
+                    f"rules, question and the last turn take {len(ids)} tokens, but only {budget} fit with "
+                    f"max_new_tokens={max_new_tokens}; shorten the question (put long text into the context)"
                 )
 
     def generate(
         self, prompts: list[list[int]], max_new_tokens: int, deadline: float, until_block: bool = False
     ) -> list[str]:
-        """Ask all prompts in one call of `model.generate`, padded on the left; return the replies without thoughts.
+        """Generate replies to all prompts in one left-padded batch, and remove thoughts from them.
 
-        `deadline` is of `time.monotonic`; with `until_block` a single reply ends with its first code block. Raises
-        CapReachedError if the deadline has passed, and RuntimeError if `generate` fails.
+        `deadline` is a time of `time.monotonic`. With `until_block`, a single reply ends after its first code block.
+        Raises CapReachedError if the deadline has passed, and RuntimeError if `generate` fails.
         """
         seconds = deadline - time.monotonic()
         if seconds <= 0:
@@ -432,7 +432,7 @@ class ChatModel:
 
 
 class _AfterBlock(StoppingCriteria):
-    """End a single reply after its first code block, because the model would only guess what the block prints."""
+    """Stop a reply after its first code block, whose output the model would otherwise invent."""
 
     def __init__(self, tokenizer, start: int):
         self.tokenizer, self.start = tokenizer, start

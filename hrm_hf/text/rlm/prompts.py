@@ -1,7 +1,7 @@
-"""Prompts of a recursive language model, the parser of its replies, and values as text (arXiv 2512.24601).
+"""Prompts of a recursive language model, and the parser of its replies (arXiv 2512.24601).
 
-The wording is our own. Only replies of the model are parsed, never the context, printed output or answers of
-sub-calls, so nothing in those can end a run. They can still persuade the model: no prompt prevents that.
+The wording is our own. Only the model's replies are parsed, never the context, printed output or answers of sub-calls,
+so none of these can end a run. They can still influence the model (prompt injection); no prompt prevents that.
 """
 
 from typing import Any
@@ -60,13 +60,13 @@ CUT = "\n[{count} more characters were printed and are not shown]"
 CODE_LANGUAGES = ("repl", "python", "py")
 MAX_KEYS, MAX_LENGTHS = 20, 50  # shown in the description of a context
 MAX_CONTEXT_VALUES = 10_000_000
-MAX_CHARS = 1_000_000  # of an answer, and of the value of a block's last line
-MAX_PROMPT_CHARS = 20_000_000  # of the prompts of one sub-call; tokenizing takes a hundred times their memory
-MAX_ERROR_CHARS, SHOWN = 4000, 80  # of an error, and of a value in an error message
+MAX_CHARS = 1_000_000  # for an answer, and for the value of a block's last line
+MAX_PROMPT_CHARS = 20_000_000  # for the prompts of one sub-call; tokenization needs 100 times their memory
+MAX_ERROR_CHARS, SHOWN = 4000, 80  # for an error, and for a value in an error message
 
 
 def parse_reply(text: str) -> tuple[str | None, str]:
-    """Return the first code block of a reply, None if there is none, and the reply up to the end of that block."""
+    """Return the first code block of a reply (or None), and the reply up to the end of the block."""
     text = drop_thinking(text)
     lines, start, runs = text.split("\n"), None, False
     for number, line in enumerate(lines):
@@ -81,12 +81,12 @@ def parse_reply(text: str) -> tuple[str | None, str]:
 
 
 def drop_thinking(text: str) -> str:
-    """Return the text after a reasoning model's thoughts; the start tag may have been part of the prompt."""
+    """Remove a reasoning model's thoughts, whose start tag may have been part of the prompt."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 def describe_context(context: Any) -> str:
-    """Return type and size of a context: all that the model is told of it."""
+    """Describe the type and size of a context, which is all that the model is told about it."""
     if isinstance(context, str):
         return f"a str of {len(context)} characters, {context.count(chr(10)) + 1} lines"
     if isinstance(context, dict):
@@ -101,39 +101,39 @@ def describe_context(context: Any) -> str:
 def validate_context(context: Any) -> None:
     """Raise ValueError unless a context is a str, list or dict of at most 10 million values."""
     if not isinstance(context, (str, list, dict)):
-        raise ValueError(f"context is a {type(context).__name__}; expected str, list or dict (a file: its text)")
+        raise ValueError(f"context is a {type(context).__name__}; expected str, list or dict; pass the text of a file")
     if _size(context, MAX_CONTEXT_VALUES) > MAX_CONTEXT_VALUES:
-        raise ValueError(f"context holds more than {MAX_CONTEXT_VALUES} values")
+        raise ValueError(f"context contains more than {MAX_CONTEXT_VALUES} values; shorten it")
 
 
 def answer_text(value: Any) -> str:
-    """Return an answer as text. Raise ValueError if the value cannot be an answer."""
+    """Convert an answer to text. Raise ValueError if the value has the wrong type or is too long."""
     if not isinstance(value, (str, int, float, list, tuple, dict)):
         raise ValueError(f"it is a {type(value).__name__}; expected text, a number, a list or a dict")
     return text_of(value)
 
 
 def text_of(value: Any, quoted: bool = False) -> str:
-    """Return `str(value)`, or `repr(value)` if quoted. Raise ValueError if it is too long, or does not convert.
+    """Return `str(value)`, or `repr(value)` if quoted. Raise ValueError if that fails or is too long.
 
-    The value is measured first: twelve lists of ten references to the one before print as 10^12 items.
+    The size is checked first: nested lists with shared elements can be small in memory but print as 10^12 items.
     """
     size = _size(value, MAX_CHARS, of_text=True)
     try:
         text = "" if size > MAX_CHARS else repr(value) if quoted else str(value)
     except (ValueError, RecursionError) as error:  # an integer of more than 4300 digits, or deeply nested lists
-        raise ValueError(f"a {type(value).__name__} does not convert to text: {error}") from error
+        raise ValueError(f"a {type(value).__name__} cannot be converted to text: {error}") from error
     if max(size, len(text)) > MAX_CHARS:
-        raise ValueError(f"it comes to more than {MAX_CHARS} characters")
+        raise ValueError(f"it has more than {MAX_CHARS} characters")
     return text
 
 
 def _size(value: Any, most: int, of_text: bool = False) -> int:
-    """Count the values in a value, or the characters `of_text`, up to about `most`; shared parts count every time."""
+    """Count nested values (`of_text`: characters) up to about `most`, shared parts every time they occur."""
     total, parts = 0, [value]
     while parts and total <= most:
         part = parts.pop()
-        part = getattr(part, "attributes", part)  # of an instance of a class in the REPL
+        part = getattr(part, "attributes", part)  # for an instance of a class defined in the REPL
         total += len(part) if of_text and isinstance(part, str) else 1
         if isinstance(part, dict):
             parts += [*part.keys(), *part.values()]
@@ -143,7 +143,7 @@ def _size(value: Any, most: int, of_text: bool = False) -> int:
 
 
 def short(value: Any) -> str:
-    """Return the beginning of a value, for a message."""
+    """Return the beginning of a value's text, for an error message."""
     try:
         return text_of(value, quoted=True)[:SHOWN]
     except ValueError as error:
@@ -151,5 +151,5 @@ def short(value: Any) -> str:
 
 
 def cut_middle(text: str, most: int = MAX_ERROR_CHARS) -> str:
-    """Return beginning and end of an error, which names its cause at its end and may quote very long lines."""
+    """Cut the middle of a long error, which may quote very long lines and names its cause at the end."""
     return text if len(text) <= most else f"{text[: most // 2]}\n[cut]\n{text[-(most // 2) :]}"

@@ -1,4 +1,4 @@
-"""The base of the trainers of all tasks. Its names are loaded on first use: reading a checkpoint needs no trainer."""
+"""Base of the trainers of all tasks, imported on first use: loading a checkpoint needs no trainer."""
 
 from ..io import lazy_names
 

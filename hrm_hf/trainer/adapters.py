@@ -1,4 +1,4 @@
-"""Adapters on any architecture of the package: LoRA, DoRA, and both over quantized weights (QLoRA), by PEFT.
+"""PEFT adapters for any architecture of the package: LoRA, DoRA and QLoRA (quantized base weights).
 
     model = with_adapters(AutoModelForPuzzleSolving.from_pretrained(base), TuningArguments(lora_rank=8))
     PuzzleTrainer(model, ...)
@@ -37,34 +37,34 @@ MAGNITUDE = "lora_magnitude_vector"
 
 
 def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:
-    """Makes `model_args` name the weights that an adapter changes: given, or those that a saved adapter was made for.
+    """Set `model_args.model_name_or_path` to the base model of a saved adapter, unless it is given.
 
     Raises:
         ModelError: the saved adapter does not exist.
-        ValueError: the weights are an adapter's folder, or there are none to adapt.
+        ValueError: `model_name_or_path` is an adapter, or an adapter is trained without base weights.
     """
     given = model_args.model_name_or_path
     if given is not None and Path(given, CONFIG_NAME).is_file():
         base = json.loads(Path(given, CONFIG_NAME).read_text()).get("base_model_name_or_path")
-        raise ValueError(f"model_name_or_path={given!r} is an adapter of {base}: go on from it with --adapter {given}")
+        raise ValueError(f"model_name_or_path={given!r}: is an adapter of {base}; continue it with --adapter {given}")
     if arguments.adapter:
         find_model(arguments.adapter)
         model_args.model_name_or_path = given or LoraConfig.from_pretrained(arguments.adapter).base_model_name_or_path
     elif arguments.adapts and given is None:
-        raise ValueError("an adapter changes trained weights: say which with --model_name_or_path")
+        raise ValueError("model_name_or_path=None: an adapter needs base weights; give --model_name_or_path")
 
 
 def quantization_config(
     arguments: TuningArguments, model_name_or_path: str, bf16: bool = False
 ) -> BitsAndBytesConfig | None:
-    """Options for `from_pretrained` to load base weights in 8 or 4 bits (nf4, scales quantized too); None for neither.
+    """Return the config for loading base weights in 8 or 4 bits (nf4, double quantization), or None.
 
-    Output heads and modules that are trained as a whole stay as they are. With `bf16`, 4-bit weights are multiplied in
-    bfloat16, not in float32.
+    Output heads and fully trained modules are not quantized. With `bf16`, products with 4-bit weights are computed in
+    bfloat16 instead of float32.
 
     Raises:
         ImportError: bitsandbytes is not installed.
-        ValueError: the model is made of convolutions, and nothing would be quantized.
+        ValueError: the model consists of convolutions, which are not quantized.
     """
     if arguments.load_in == "none":
         return None
@@ -72,10 +72,10 @@ def quantization_config(
     row = architecture_of(AutoConfig.from_pretrained(model_name_or_path))
     if row and not row.quantizable:
         raise ValueError(
-            f"load_in={arguments.load_in!r}: {row.model_type} is made of convolutions, and bitsandbytes quantizes "
-            "linear layers alone; leave the option out"
+            f"load_in={arguments.load_in!r}: {row.model_type} consists of convolutions, but bitsandbytes quantizes "
+            "only linear layers; leave out the option"
         )
-    # The library finds the output head of other architectures by itself.
+    # For other architectures, the library finds the output head itself.
     kept = [f".*{name}" for name in ("lm_head", *row.modules_to_save)] if row else None
     return BitsAndBytesConfig(
         load_in_8bit=arguments.load_in == "8bit",
@@ -88,10 +88,10 @@ def quantization_config(
 
 
 def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfig:
-    """The options as PEFT takes them, for this model.
+    """Return PEFT's config for the adapter of a model.
 
     Raises:
-        ValueError: an adapter on a vocabulary head that shares its weights with the embeddings.
+        ValueError: the targets include a vocabulary head with tied embeddings, or a module to save does not exist.
     """
     row = architecture_of(model)
     targets: str | list[str] = split_names(arguments.lora_targets)
@@ -101,7 +101,7 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
         if unfit:
             raise ValueError(
                 f"lora_targets={arguments.lora_targets!r}: {unfit[0]} shares its weights with the embeddings, which "
-                f"merging an adapter would change; train it as a whole with --lora_modules_to_save {unfit[0]}"
+                f"merging an adapter would change; train it completely with --lora_modules_to_save {unfit[0]}"
             )
     if targets == [ALL_LINEAR]:
         targets = adaptable_modules(model) if row else ALL_LINEAR
@@ -123,13 +123,13 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
 
 
 def modules_to_save(model: PreTrainedModel) -> tuple[str, ...]:
-    """Names of the modules that an adapter of this architecture holds a trained copy of."""
+    """Return the names of the modules that an adapter of this architecture trains and saves completely."""
     row = architecture_of(model)
     return row.modules_to_save if row else ()
 
 
 def adaptable_modules(model: PreTrainedModel) -> list[str]:
-    """Full names of the linear layers and convolutions of a model's body, but for those trained as a whole."""
+    """Return the full names of the linear layers and convolutions that get adapters."""
     whole = set(modules_to_save(model))
     return [
         f"{model.base_model_prefix}.{name}"
@@ -139,14 +139,14 @@ def adaptable_modules(model: PreTrainedModel) -> list[str]:
 
 
 def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrainedModel | PeftModel:
-    """The model with a fresh adapter, or with a saved one to go on from; as it is without either.
+    """Add a new adapter, or load a saved one to continue training it (or return the model unchanged).
 
-    Only the adapter and what it holds whole copies of are trained; the model's own weights are frozen.
+    Only the adapter and its copies of modules are trained; the model's own weights are frozen.
     """
     if not arguments.adapts:
         return model
     if arguments.load_in != "none":
-        # Gradient checkpointing is the trainer's business.
+        # The trainer enables gradient checkpointing.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if arguments.adapter:
         adapted = PeftModel.from_pretrained(model, arguments.adapter, is_trainable=True)
@@ -155,20 +155,20 @@ def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrai
     for wrapper in adapted.modules():
         if isinstance(wrapper, ModulesToSaveWrapper):
             for copied in wrapper.modules_to_save.values():
-                if "config" in vars(copied):  # copied with the module: changes of the model's would not reach it
+                if "config" in vars(copied):  # a copy of the config would not follow later changes
                     copied.config = model.config
     return adapted
 
 
 def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
-    """Saves the model of a finished run, its adapter, or with `merge_adapter` the adapted model.
+    """Save the model of a finished run, only its adapter, or with `merge_adapter` the merged model.
 
     Returns:
         Whether the folder is a complete checkpoint.
     """
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     if arguments.merge_adapter and sharded:
-        print("the adapter is not merged: the weights are sharded; PeftModel.from_pretrained(...).merge_and_unload()")
+        print("sharded weights, adapter not merged; merge it later: PeftModel.from_pretrained(...).merge_and_unload()")
     elif arguments.merge_adapter:
         merge(trainer)
     trainer.save_model()
@@ -176,7 +176,7 @@ def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
 
 
 def merge(trainer: HrmTrainer) -> None:
-    """Merges the adapter, averaged if weights are, into the weights: the trainer's model is an ordinary one then."""
+    """Merge the adapter (its average, if there is one) into the weights of the trainer's model."""
     if trainer.average is not None:
         trainer.average.swap()
         trainer.average = None

@@ -1,16 +1,16 @@
-"""`HrmTrainer`: transformers' Trainer for models that think in steps; the base of a trainer a task.
+"""`HrmTrainer`: transformers' Trainer for recursive models, the base of the trainers of all tasks.
 
-What all of them share:
+It adds:
 
-- AdamATan2 in addition to the library's optimizers, and the original schedule;
-- a step whose loss or gradient is not finite is skipped on all processes together, counted, and fatal if it persists;
-- a moving average of weights, evaluated and saved in their place;
-- means over all that was counted, of all processes, in the log and in evaluations;
-- data whose length is unknown, and processes whose data end at different times;
-- a killed run resumes with the same losses; `saving.py` has what makes its checkpoints complete, and pushes them.
+- AdamATan2, and the learning-rate schedule of the original recipes;
+- skipping steps with a non-finite loss or gradient, on all processes; the run stops if they persist;
+- a moving average of the weights, which is evaluated and saved instead of them;
+- metrics that average over all counted items of all processes, in logs and evaluations;
+- data of unknown length, and processes whose data end at different times;
+- resuming a killed run with the same losses; `saving.py` completes and pushes checkpoints.
 
 `PuzzleTrainer`, `CausalLMTrainer` and `RegressionTrainer` are in `trainer.py` of their tasks. Everything else
-(accumulation, DDP, precision, integrations) is the library's.
+(accumulation, DDP, precision, integrations) is inherited from Trainer.
 """
 
 import os
@@ -39,22 +39,22 @@ from .recipes import CarrylessTrainingArguments, HrmTrainingArguments
 from .saving import CompleteCheckpoints, NonFiniteError
 
 
-NONFINITE = "nonfinite_steps"  # place in the trainer's state: steps skipped in all, and in a row
+NONFINITE = "nonfinite_steps"  # key in the trainer's state: skipped steps in total, and in a row
 
 
 class HrmTrainer(CompleteCheckpoints, Trainer):
-    """The base of the trainers of all tasks; see the module's docstring for what it adds.
+    """Base of the trainers of all tasks. The module's docstring lists what it adds to Trainer.
 
-    A task defines a step's loss and its sums (`compute_loss`, `_get_num_items_in_batch`), what is logged of the sums
-    (`_training_logs`, `_evaluation_means`), and which options it rejects (`validate_arguments`).
+    A task defines the loss of a step and its sums (`compute_loss`, `_get_num_items_in_batch`), the metrics made from
+    these sums (`_training_logs`, `_evaluation_means`), and the options it rejects (`validate_arguments`).
 
     Args:
-        args: of `arguments_class`.
+        args: an instance of `arguments_class`.
     """
 
     arguments_class: ClassVar[type[HrmTrainingArguments]] = HrmTrainingArguments
-    pipeline: ClassVar[str]  # of the architectures that are trained
-    log_format: ClassVar[dict[str, str]] = {}  # of the values that a line of progress shows, in order
+    pipeline: ClassVar[str]  # pipeline of the architectures that this trainer accepts
+    log_format: ClassVar[dict[str, str]] = {}  # formats of the values in a progress line, in order
     average: WeightAverage | None = None
     _eval_metrics: MetricAccumulator | None = None
     _step_loss: torch.Tensor | float = 0.0
@@ -64,7 +64,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     def __init__(self, model: Any = None, args: HrmTrainingArguments | None = None, **kwargs: Any):
         if not isinstance(args, self.arguments_class):
             name = self.arguments_class.__name__
-            raise TypeError(f"args is a {type(args).__name__}; {type(self).__name__} needs {name}")
+            raise TypeError(f"args is a {type(args).__name__}; {type(self).__name__} requires {name}")
         row = architecture_of(model)
         if row is not None and row.pipeline != self.pipeline:
             names = f"{type(model).__name__} is for {row.pipeline}; {type(self).__name__}"
@@ -87,52 +87,52 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
     def prepare_model(self, model: Any, args: HrmTrainingArguments) -> None:
-        """Changes a model as the options say, before the library sees either."""
+        """Change a model according to the options, before Trainer's constructor runs."""
 
     def compile_part(self, compile_it: Callable[..., None], args: HrmTrainingArguments) -> None:
-        """Has a model compile what its training repeats, as --torch_compile says, and the library compile nothing."""
-        torch._dynamo.config.optimize_ddp = False  # it would split the one graph at DDP's buckets
+        """Compile the part of a model that training repeats, instead of its complete forward."""
+        torch._dynamo.config.optimize_ddp = False  # it would split the graph at DDP's buckets
         options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
         compile_it(**{name: value for name, value in options.items() if value is not None})
-        # The library asks for the backend, and takes one to mean that it should compile the whole forward.
+        # Reset the options, because Trainer compiles the complete forward if a backend is set.
         args.torch_compile, args.torch_compile_backend, args.torch_compile_mode = False, None, None
 
     def validate_arguments(self) -> None:
-        """Raises ValueError for options that this trainer, or this model, cannot follow."""
+        """Raise ValueError for options that do not fit this trainer or model."""
         args = self.args
         if args.n_gpu > 1:
             raise ValueError(
-                f"{args.n_gpu} GPUs are visible to one process, and neither a carry nor loss components can be split: "
-                f"start one process a GPU (torchrun --nproc_per_node {args.n_gpu}) or set CUDA_VISIBLE_DEVICES"
+                f"{args.n_gpu} GPUs are visible to one process, but DataParallel is not supported: start one process "
+                f"per GPU (torchrun --nproc_per_node {args.n_gpu}) or set CUDA_VISIBLE_DEVICES"
             )
         if args.ema_rate and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             raise ValueError(
-                f"ema_rate={args.ema_rate}: an average of sharded weights cannot be saved; train with DDP, or without"
+                f"ema_rate={args.ema_rate}: the average of sharded weights cannot be saved; use DDP, or --ema_rate 0"
             )
 
     # ---- optimizer ----
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: HrmTrainingArguments, model=None) -> tuple[Any, Any]:
-        """AdamATan2 if it is asked for, else as in the library, with the arguments' peak learning rate."""
+        """As in the library, or AdamATan2 if `adam_atan2` is set, with the peak learning rate of `args`."""
         if args.adam_atan2:
             return AdamATan2, {"lr": args.peak_learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
         optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
         return optimizer_class, options | {"lr": args.peak_learning_rate}
 
     def new_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimizer of the options for groups that have their weight decay."""
+        """Create the optimizer of the options for parameter groups that have a weight decay."""
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         self.optimizer_cls_and_kwargs = kind, options | {"params": groups}
         return Trainer.create_optimizer(self)
 
     def get_decay_parameter_names(self, model) -> list[str]:
-        """As in the library, but for vectors and scalars: a scale or gate must not be pulled to zero."""
-        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # tied weights too
+        """As in the library, without vectors and scalars: scales and gates must not decay to zero."""
+        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # includes tied weights
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """The original's warm-up and cosine with a floor, for lr_scheduler_type cosine."""
+        """As in the library, except that "cosine" has the original recipes' warm-up and minimum."""
         is_ours = self.args.lr_scheduler_type == SchedulerType.COSINE and self.args.lr_min_ratio is not None
         if is_ours and self.lr_scheduler is None:
             warmup = self.args.get_warmup_steps(num_training_steps)
@@ -141,13 +141,13 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
-    # ---- steps, and those that are not finite ----
+    # ---- steps, and skipping non-finite ones ----
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """One micro-batch; after the last of a step, the check that the step is finite.
+        """Run one micro-batch, and after the last one of a step check that the step is finite.
 
-        The last micro-batch returns the loss of the complete step, so that a skipped step does not enter the library's
-        running sum.
+        Only the last micro-batch returns a loss, that of the complete step, so that skipped steps do not enter the
+        library's running sum.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._step_loss = self._step_loss + loss.float()
@@ -157,7 +157,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return self._close_step(loss)
 
     def _close_step(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss of a step after its last backward pass, or zero if the step is skipped."""
+        """Return the loss of a step after its last backward pass, or zero if the step is skipped."""
         if self._dropped_as_nonfinite(loss):
             self.train_metrics.drop()
             return torch.zeros_like(loss)
@@ -165,10 +165,10 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return loss
 
     def _dropped_as_nonfinite(self, loss: torch.Tensor) -> bool:
-        """Drops the gradients of a step that is not finite on some process, so that none updates.
+        """Drop the gradients of a step on all processes if it is not finite on one of them.
 
-        With a loss scaler (fp16), infinite gradients are its business, and it drops them by itself. DeepSpeed has
-        updated already: there the guard can only stop the run.
+        The loss scaler of fp16 handles infinite gradients itself. DeepSpeed has already updated the weights, so here
+        the check can only stop the run.
         """
         self._grad_norm = None
         can_drop = self.accelerator.scaler is None and not self.is_deepspeed_enabled
@@ -190,13 +190,13 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
                 f"loss or gradients were not finite in {self.nonfinite_in_a_row} steps in a row, the last at step "
                 f"{self.state.global_step + 1} (loss {loss.item()}, gradient norm {norm}, learning "
                 f"rate {self._get_learning_rate():.3g}). "
-                + ("" if self.is_deepspeed_enabled else "The weights are those of the last good step. ")
-                + "Lower the learning rate, look at the data for extreme values, or resume from an earlier checkpoint"
+                + ("" if self.is_deepspeed_enabled else "The weights are from the last good step. ")
+                + "Lower the learning rate, check the data for extreme values, or resume from an earlier checkpoint"
             )
         return True
 
     def _clip_grad_norm(self, model):
-        """Clips by the norm that the finiteness check has computed."""
+        """Clip gradients with the norm that the finiteness check has computed."""
         if self._grad_norm is None:
             return super()._clip_grad_norm(model)
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, self._grad_norm)
@@ -208,7 +208,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     # ---- logging and evaluation ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds loss components, metrics, speed of all processes, memory of GPUs and skipped steps to training logs."""
+        """As in the library, and add loss components, metrics, speed, GPU memory and skipped steps."""
         if "loss" in logs:
             sums, steps, seconds = self.train_metrics.drain(self.accelerator, self.state.global_step)
             logs |= self._training_logs(sums, steps, seconds) | gpu_memory(self.accelerator)
@@ -219,9 +219,9 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         super().log(logs, start_time)
 
     def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
-        """As in the library, on all processes and with averaged weights; adds the means over all that was counted.
+        """As in the library, with averaged weights, and add means over the counted items of all processes.
 
-        `PREFIX_loss` is such a mean too, of the loss without the trainer's label smoothing.
+        `PREFIX_loss` is also such a mean, of the loss without the trainer's label smoothing.
         """
         self._eval_metrics, smoother = MetricAccumulator(), self.label_smoother
         self.label_smoother = None
@@ -238,7 +238,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return output
 
     def _rows_that_count(self, rows: int) -> int:
-        """How many rows of this batch of this process are not repeated from the start of the data."""
+        """Return how many rows of this process's batch are not repetitions that fill up the last batch."""
         batches = self.accelerator.gradient_state
         if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
             return rows
@@ -247,10 +247,10 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     # ---- data, saving and resuming ----
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As in the library; an epoch ends for all processes when one of them cannot fill a step.
+        """As in the library, but end an epoch on all processes when one of them cannot fill a step.
 
-        Otherwise processes would wait for each other forever, and the library would carry the gradients of an
-        unfinished step into the next epoch.
+        Otherwise processes would wait for each other forever, and the gradients of an unfinished step would be added
+        to the first step of the next epoch.
         """
         if epoch_iterator is self._ended:
             return [], None
@@ -261,19 +261,19 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         if filled.item() < 1:
             self._ended = epoch_iterator
             return [], None
-        if hasattr(self.data_collator, "at_step"):  # its batches hold what several phases of a run train on
+        if hasattr(self.data_collator, "at_step"):  # select the part of the batch for the current training phase
             batches = [self.data_collator.at_step(batch, self.state.global_step) for batch in batches]
         return batches, self._get_num_items_in_batch(batches, device)
 
     def _init_training_state(self, max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
-        """As in the library, which takes data of unknown length for one endless epoch when it resumes."""
+        """As in the library, which on resuming treats data of unknown length as a single endless epoch."""
         epochs, batches = super()._init_training_state(
             max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         if resume_from_checkpoint is None or num_train_epochs != sys.maxsize:
             return epochs, batches
         saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
-        # There, `epoch` is the number of finished epochs plus the batches of the present one over this constant.
+        # For such data, `epoch` is the number of finished epochs plus the steps of the current one / max_steps.
         batches = round(saved.epoch % 1 * saved.max_steps * self.args.gradient_accumulation_steps)
         return int(saved.epoch), 0 if self.args.ignore_data_skip else batches
 
@@ -284,7 +284,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         if not any(p.requires_grad for p in self.model.parameters()):
-            # The puzzle table alone, whose optimizer talks to the other processes itself: DDP refuses such a model.
+            # Only the puzzle table is trained, and its optimizer synchronizes itself. DDP rejects such a model.
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.remove_callback(WeightAverage)
@@ -298,22 +298,22 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return prepared
 
     def _load_own_state(self, folder: Path) -> None:
-        """Restores what the library does not know of."""
+        """Restore the training state that Trainer does not restore."""
         if not any(folder.glob("rng_state*.pth")):
             raise ValueError(
-                f"{folder} holds weights alone (save_only_model), so the run cannot continue from it: start a new run "
-                "from its weights with --model_name_or_path"
+                f"{folder} contains only weights (save_only_model), so it cannot be resumed; start a new run from "
+                "its weights with --model_name_or_path"
             )
         saved_average = folder / WEIGHT_AVERAGE_FILE
         if self.average is not None and not saved_average.exists():
             raise ValueError(
-                f"ema_rate={self.args.ema_rate}, but {folder} was saved without an average of weights: resume with "
+                f"ema_rate={self.args.ema_rate}: {folder} was saved without a weight average; resume with "
                 "--ema_rate 0, or start a new run from its weights with --model_name_or_path"
             )
         if self.average is not None:
             self.average.load(load_file(saved_average))
         elif saved_average.exists():
-            warnings.warn(f"{folder} has an average of weights, which this run drops: ema_rate is 0", stacklevel=2)
+            warnings.warn(f"{folder} has a weight average, which this run drops because ema_rate is 0", stacklevel=2)
         self.nonfinite_steps, self.nonfinite_in_a_row = self.state.stateful_callbacks.get(NONFINITE, (0, 0))
         self._restore_data_position(folder)
         stopping = self.state.stateful_callbacks.get(EarlyStoppingCallback.__name__)
@@ -322,18 +322,18 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
                 callback.early_stopping_patience_counter = stopping["attributes"]["early_stopping_patience_counter"]
 
     def _restore_data_position(self, folder: Path) -> None:
-        """The library skips the batches that were trained on; warns if that comes to other ones here."""
+        """Warn if the library may skip other batches than those already trained on."""
         saved = len(list(folder.glob("rng_state*.pth")))
         if saved != self.args.world_size:
             warnings.warn(
                 f"{folder} was saved by {counted(saved, 'process', 'processes')}, this run has "
-                f"{self.args.world_size}: it continues with other random numbers, and with other data unless the "
-                "batch size over all processes is the same",
+                f"{self.args.world_size}: random numbers will differ, and so will the data unless the total batch "
+                "size is the same",
                 stacklevel=2,
             )
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Also saves what else is needed to continue: averaged weights, and the number of skipped steps."""
+        """As in the library, and also save averaged weights and the number of skipped steps."""
         super()._save_rng_state(output_dir)
         if self.args.should_save and self.average is not None:
             save_file(self.average.shadow, os.path.join(output_dir, WEIGHT_AVERAGE_FILE))
@@ -351,7 +351,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
 
 def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
-    """Norm of all gradients of all shards of a model."""
+    """Return the norm of all gradients, over all shards of a model."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if not grads:
         return torch.zeros_like(like)
@@ -360,7 +360,7 @@ def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
 
 
 def validate_compiler(device: torch.device) -> None:
-    """Raises RuntimeError if torch.compile has no C++ compiler for a CPU run."""
+    """Raise RuntimeError if torch.compile has no C++ compiler for a CPU run."""
     if device.type != "cpu":
         return
     from torch._inductor import cpp_builder, exc
@@ -369,6 +369,6 @@ def validate_compiler(device: torch.device) -> None:
         cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler as error:
         raise RuntimeError(
-            "torch.compile needs a C++ compiler on the CPU and found none: install g++ (Debian: apt install g++), or "
-            "train without --torch_compile"
+            "torch_compile=True: torch.compile needs a C++ compiler on the CPU; install g++ (Debian: apt install "
+            "g++), or leave out --torch_compile"
         ) from error

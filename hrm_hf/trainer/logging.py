@@ -1,7 +1,7 @@
-"""Logged values: sums between two logs, lines of progress, intervals, names of the originals, memory of GPUs.
+"""Logging: accumulated metrics, progress lines, confidence intervals, original names and GPU memory.
 
-The library's callbacks log every value under `train/` or `eval/`. Values that the originals call otherwise appear a
-second time: `train/lr`, and values with a group, such as `mhc/amax_pre` or `go/syntax_rate`.
+The library's callbacks log every value under `train/` or `eval/`. Values with another name in the original code are
+logged a second time under that name: `train/lr`, and values with a group, such as `mhc/amax_pre` or `go/syntax_rate`.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from transformers.trainer_callback import ProgressCallback
 
 GIB = 2**30
 Z_95 = 1.959963984540054
-STEP = "train/global_step"  # what the library's callbacks give the trackers as the axis
+STEP = "train/global_step"  # the x axis that the library's callbacks set in the trackers
 
 
 class MetricAccumulator:
-    """Sums of named 0-d tensors over micro-batches and steps, on the device, and over processes when they are read.
+    """Sums of named 0-d tensors over micro-batches and steps, reduced over processes when read.
 
-    Values are added to a pending step, which is kept or dropped: a skipped step must not leave its NaN in the sums.
+    Values are added to a pending step, which is then kept or dropped, so that a skipped step adds no NaN to the sums.
     """
 
     def __init__(self):
@@ -35,26 +35,26 @@ class MetricAccumulator:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Starts the clock at a step."""
+        """Restart the clock at a step."""
         self.since_step, self.since = step, time.perf_counter()
 
     def add(self, terms: dict[str, torch.Tensor]) -> None:
-        """Adds double-precision 0-d tensors to the pending step."""
+        """Add double-precision 0-d tensors to the pending step."""
         self.pending = _plus(self.pending, terms)
 
     def keep(self) -> None:
-        """Makes the pending step part of the sums."""
+        """Add the pending step to the sums."""
         self.sums, self.pending = _plus(self.sums, self.pending), {}
 
     def drop(self) -> None:
-        """Forgets the pending step."""
+        """Drop the pending step."""
         self.pending = {}
 
     def drain(self, accelerator, step: int) -> tuple[dict[str, float], int, float]:
-        """Sums over all processes, the steps and the seconds since the last call; starts anew. A collective call."""
+        """Return sums over all processes, steps and seconds since the last call, and reset (collective)."""
         sums, self.sums = self.sums, {}
         found = {}
-        if sums:  # not if every step since the last call was dropped
+        if sums:  # empty if every step since the last call was dropped
             found = dict(zip(sums, accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()))
         steps, seconds = step - self.since_step, time.perf_counter() - self.since
         self.restart(step)
@@ -62,7 +62,7 @@ class MetricAccumulator:
 
     @contextlib.contextmanager
     def paused(self):
-        """The clock stands still inside the block: evaluating and saving are not training."""
+        """Stop the clock inside the block, because evaluating and saving are not training."""
         started = time.perf_counter()
         try:
             yield
@@ -73,16 +73,16 @@ class MetricAccumulator:
 def _plus(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if not sums or not terms:
         return sums or terms
-    if sums.keys() == terms.keys():  # one call for all: a small model is all call overhead
+    if sums.keys() == terms.keys():  # a single call, because call overhead dominates for small models
         return dict(zip(sums, torch._foreach_add(list(sums.values()), [terms[name] for name in sums])))
     return {name: sums.get(name, 0) + terms.get(name, 0) for name in {**sums, **terms}}
 
 
 class LogLineCallback(ProgressCallback):
-    """A progress bar whose log lines are aligned values, with the time left; evaluation lines are marked.
+    """Progress bar with aligned log lines and the remaining time. Lines of evaluations are marked.
 
     Args:
-        log_format: the format of each logged value that is shown, in order.
+        log_format: names and formats of the logged values to show, in order.
     """
 
     def __init__(self, log_format: dict[str, str]):
@@ -100,11 +100,11 @@ class LogLineCallback(ProgressCallback):
             parts.append(f"ETA {timedelta(seconds=seconds)}")
         mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
         tqdm.write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))  # above bars, of an evaluation too
-        sys.stdout.flush()  # at once, where the output is a file
+        sys.stdout.flush()  # show it at once if the output is a file
 
 
 class LastStepCallback(TrainerCallback):
-    """Logs the last step too: a run shorter than --logging_steps would not log its loss."""
+    """Callback that logs the last step, so that runs shorter than --logging_steps log their loss."""
 
     def on_step_end(self, args, state, control, **kwargs):
         if args.logging_strategy == IntervalStrategy.STEPS and state.global_step >= state.max_steps:
@@ -112,10 +112,10 @@ class LastStepCallback(TrainerCallback):
 
 
 class OriginalNamesCallback(TrainerCallback):
-    """Repeats logged values under the originals' names in TensorBoard, Trackio and W&B.
+    """Callback that repeats logged values under their original names in TensorBoard, Trackio and W&B.
 
     Args:
-        trainer: whose trackers are meant; a callback has no other way to them.
+        trainer: trainer with the trackers, which a callback cannot reach otherwise.
     """
 
     def __init__(self, trainer: Trainer):
@@ -136,13 +136,13 @@ class OriginalNamesCallback(TrainerCallback):
 
 
 def original_names(logs: dict[str, float]) -> dict[str, float]:
-    """Returns the values to repeat: the learning rate, and values whose names have a group."""
+    """Return the values to log again: the learning rate, and values with a group in their name."""
     rate = {"train/lr": logs["learning_rate"]} if "learning_rate" in logs else {}
     return {name: value for name, value in logs.items() if "/" in name} | rate
 
 
 def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
-    """Peak GiB of tensors and of the allocator: of the GPU that needed most, and of each of several; collective."""
+    """Return peak GiB allocated and reserved, as a maximum and (for several GPUs) per GPU (collective)."""
     device = accelerator.device
     if device.type != "cuda":
         return {}
@@ -156,14 +156,14 @@ def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float] | None:
-    """95 % score interval of a share (Wilson 1927); None for no trials.
+    """Return the 95 % score interval of a proportion (Wilson 1927), or None without trials.
 
-    Unlike the normal approximation it stays within 0 and 1, and is not empty for 0 successes.
+    Unlike the normal approximation, it stays within [0, 1] and has positive width for 0 successes.
     """
     if not trials:
         return None
     share, weight = successes / trials, Z_95 * Z_95 / trials
     centre = (share + weight / 2) / (1 + weight)
     half = Z_95 * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
-    # Rounding must not leave 0 or 1 out of the interval of none or all.
+    # Rounding must not exclude 0 (no successes) or 1 (only successes) from the interval.
     return (max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0)

@@ -1,4 +1,4 @@
-"""One picture of an evaluation: accuracy per ACT step, steps used, and how far q_halt can be trusted."""
+"""Plots of evaluations and training runs."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ EXTRA = ("#c2571a", "#4d8b31")
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]):
-    """A matplotlib figure of `size` (width, height) in inches, and its axes [rows, columns]; no display is needed."""
+    """Create a matplotlib figure of `size` (width, height in inches) without a display, and its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -23,7 +23,7 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]):
 
 
 def save_figure(figure, path: str | Path, title: str = "") -> Path:
-    """Writes a figure of `new_figure` under its title, in the format of the path's ending, and returns the path."""
+    """Add a title to a figure, save it in the format of the path's suffix, and return the path."""
     if title:
         figure.suptitle(title, color=INK)
     figure.savefig(path, dpi=120)
@@ -31,7 +31,7 @@ def save_figure(figure, path: str | Path, title: str = "") -> Path:
 
 
 def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
-    """Draws what `evaluate_puzzles` returns as a PNG and returns its path."""
+    """Plot the metrics of `evaluate_puzzles`: accuracy per ACT step, steps used, reliability of q_halt."""
     tables = metrics.get("by_difficulty", {})
     figure, axes = new_figure(1, 3 + len(tables), (4 * (3 + len(tables)), 3.8))
     curve, histogram, reliability, *others = axes[0]
@@ -55,14 +55,14 @@ def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") 
         places = range(len(table))
         _draw_accuracies(panel, table, places, "exact_accuracy")
         names = [f"{row['low']:g}" + (f"-{row['high']:g}" if row["high"] > row["low"] else "") for row in table]
-        every = -(-len(table) // 10)  # more names than ten would run into one another
+        every = -(-len(table) // 10)  # more than ten labels would overlap
         panel.set_xticks(places[::every], names[::every], rotation=30 if len(table) > 5 else 0)
         panel.set(xlabel=measure, title=f"By {measure}")
     return save_figure(figure, path, title)
 
 
 def _draw_accuracies(axes, rows: list[dict[str, Any]], places, name: str) -> None:
-    """The accuracy `name` of each row, with its interval."""
+    """Draw the accuracy `name` of each row with its confidence interval."""
     ends = [row[f"{name}_interval"] for row in rows]
     axes.vlines(places, [low for low, _ in ends], [high for _, high in ends], color=ACCENT, linewidth=1, alpha=0.6)
     axes.plot(places, [row[name] for row in rows], color=ACCENT, marker="o", markersize=4, linestyle="")
@@ -71,7 +71,7 @@ def _draw_accuracies(axes, rows: list[dict[str, Any]], places, name: str) -> Non
 
 
 def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Draws a puzzle trainer's `log_history` as a PNG: loss, accuracy in training and held out, ACT steps."""
+    """Plot a puzzle trainer's `log_history`: loss, training and held-out accuracy, ACT steps."""
     panels = {
         "Loss": ("lm_loss", "q_halt_loss", "q_continue_loss"),
         "Exact accuracy": ("exact_accuracy", "eval_exact_accuracy"),
@@ -81,11 +81,11 @@ def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
 
 
 def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Draws a language model's `log_history` as a PNG: loss, bits per byte, and loss components or gradient norm."""
+    """Plot a language model's `log_history`: loss, bits per byte, loss components or gradient norm."""
     logged = {name for entry in log_history for name in entry if name.endswith("_loss")}
     components = sorted(name for name in logged - {"lm_loss", "train_loss"} if not name.startswith("eval_"))
     panels = {
-        "Loss (nats a token)": ("lm_loss", "eval_lm_loss"),
+        "Loss (nats per token)": ("lm_loss", "eval_lm_loss"),
         "Bits per byte": ("eval_bits_per_byte",),
         ("Loss components" if components else "Gradient norm"): components or ("grad_norm",),
     }
@@ -93,24 +93,24 @@ def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Pat
 
 
 def plot_reward_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Draws a `log_history` of GRPO as a PNG: rewards, how often they tell completions apart, and their length."""
+    """Plot a `log_history` of GRPO: rewards, prompts without a difference in reward, completion length."""
     logged = {name for entry in log_history for name in entry}
     each = sorted(name for name in logged if name.startswith("rewards/") and name.endswith("/mean"))
     panels = {
         "Reward": ("reward", "eval_reward", *each) if len(each) > 1 else ("reward", "eval_reward"),
-        "Prompts whose completions are all alike": ("frac_reward_zero_std",),
-        "Tokens of a completion": ("completions/mean_length", "eval_completions/mean_length"),
+        "Prompts with identical rewards": ("frac_reward_zero_std",),
+        "Tokens per completion": ("completions/mean_length", "eval_completions/mean_length"),
     }
     return _plot_history(log_history, path, panels, from_zero=panels.keys())
 
 
 def plot_cosmo_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Draws a regressor's `log_history` as a PNG: negative log likelihood, held-out errors, and their calibration."""
+    """Plot a regressor's `log_history`: negative log-likelihood, held-out errors and their calibration."""
     logged = sorted({name for entry in log_history for name in entry if name.startswith("eval_rmse_")})
     panels = {
         "Negative log likelihood (nats)": ("nll_loss", "eval_nll_loss"),
         "Held-out RMSE": logged or ("grad_norm",),
-        "Mean z² (1: errors as stated)": ("z_squared", "eval_z_squared"),
+        "Mean z² (1: calibrated)": ("z_squared", "eval_z_squared"),
     }
     return _plot_history(log_history, path, panels, from_zero=("Held-out RMSE",))
 

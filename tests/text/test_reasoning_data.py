@@ -17,7 +17,7 @@ from hrm_hf.text.reasoning.build import build_reasoning, draw_rows, load_reasoni
 from hrm_hf.text.reasoning.tasks import ID, NO_LABEL, TASKS, WORDS, reasoning_tokenizer
 
 
-ANSWERS = [(name, answers) for name, task in TASKS.items() for answers in task.asks]
+ANSWERS = [(name, answers) for name, task in TASKS.items() for answers in task.answer_kinds]
 
 
 def questions(name: str, answers: str, difficulty: int, count: int = 40, **options):

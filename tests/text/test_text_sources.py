@@ -166,7 +166,7 @@ def test_missing_and_unknown_sources_are_named(read, write, tmp_path):
     with pytest.raises(ValueError, match=r"a.csv: .*'\.csv'.*\.jsonl, \.json, \.txt"):
         read(write("a.csv", "x"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty has no file"):
+    with pytest.raises(ValueError, match="empty contains no file"):
         read(tmp_path / "empty")
 
 

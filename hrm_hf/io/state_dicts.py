@@ -92,7 +92,7 @@ def _load(file: Path) -> Any:
             f"because they can run code. Expected torch.save(model.state_dict()). ({str(error).splitlines()[0]})"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{file} is truncated or corrupted; download it again. ({error})") from error
+        raise ValueError(f"{file} cannot be read: truncated or corrupted; download it again. ({error})") from error
 
 
 def _is_state_dict(value: Any) -> bool:

@@ -217,7 +217,7 @@ def test_eval_rejects_data_of_another_shape(model, tmp_path):
     splits, info = sudoku.generated_sudoku(6, num_train=1, num_test=1, clues=20)
     save_puzzle_dataset(splits, info, tmp_path / "six")
     result = run("eval", "puzzles", model, tmp_path / "six")
-    assert result.exit_code == 1 and "seq_len: 16 and 36" in str(result.exception)
+    assert result.exit_code == 1 and "seq_len (16 and 36)" in str(result.exception)
 
 
 def test_eval_of_arc_votes(tmp_path):

@@ -1,10 +1,10 @@
 """The repeated part of a training step gives equal outputs and gradients when compiled.
 
-For a puzzle that is one ACT step, as one graph, on a carry of which half the slots are free; for a language model or a
-regressor the forward, as `--torch_compile` compiles it. Referee: the same step uncompiled.
+For a puzzle, this is one ACT step as one graph, with half the slots of the carry free; for a language model or
+regressor, the forward, as `--torch_compile` compiles it. Referee: the uncompiled step.
 
-The forward is traced and differentiated as for a compiler, and the graphs then run by torch's own kernels: what a C++
-compiler makes of unrolled cycles takes it minutes, and is tested with fewer of them in tests/models.
+The forward is traced and differentiated as for a compiler, but torch's own kernels run the graphs: a C++ compiler
+would take minutes for unrolled cycles; tests/models compiles models with fewer of them.
 """
 
 import every

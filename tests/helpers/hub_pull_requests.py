@@ -1,10 +1,10 @@
 """Pull requests of the loopback Hub: their states, changes and JSON.
 
-A pull request is a line of commits of its own, `refs/pr/N`, that starts from a commit of main and lies in the same
-repository. Merged, it is one new commit on main, as on the Hub: the files that it changed, upon main as it then is.
-One made with its first commit is open; one made empty, as `hf upload --create-pr` does, is a draft until it is opened.
+A pull request is a separate line of commits, `refs/pr/N`, that starts from a commit of main in the same repository. As
+on the Hub, merging applies its changed files to the current main in one new commit. One created with a commit is open;
+one created empty, as by `hf upload --create-pr`, is a draft until it is opened.
 
-Left out: discussions without a commit, comments, other branches than main, the text of a diff.
+Not supported: discussions without a commit, comments, branches other than main, and diffs as text.
 """
 
 import uuid

@@ -1,14 +1,13 @@
 """A loopback Hub for tests, backed by a folder: the API that huggingface_hub 2.4 and transformers 5.23 use.
 
-Repositories of type model, dataset and space; commits, branches and tags; pull requests; LFS uploads; resumable
-downloads; private repositories; a token that may write, one that may only read, and one of somebody else, who may only
-propose.
-Answers, error codes and headers are the Hub's, so the clients take their usual paths. A new repository begins with a
-commit of `.gitattributes`, as on the Hub. Faults can be set: a connection dropped or held after so many bytes. And it
-can be made to lie: `lie` changes an answer, `instead` sends something else than a file.
+Supports repositories of type model, dataset and space; commits, branches and tags; pull requests; LFS uploads;
+resumable downloads; private repositories; and tokens with different rights. Answers, error codes and headers match the
+Hub's, so clients behave as usual. As on the Hub, a new repository starts with a commit of `.gitattributes`. Tests can
+inject faults: connections that are dropped or paused after some bytes, wrong answers (`lie`), and other file contents
+(`instead`).
 
-Left out: the Xet protocol, gated repositories, organisations with members, discussions that are no pull requests,
-redirects to a content network, uploads in parts, the git protocol, and nearly all validation of model cards (see
+Not supported: the Xet protocol, gated repositories, organizations with members, discussions other than pull requests,
+redirects to a content network, multipart uploads, the git protocol, and most validation of model cards (see
 `hub_storage.read_card`).
 """
 
@@ -90,10 +89,9 @@ class Lie:
 class HubServer:
     """Serves `folder` on a free port of 127.0.0.1 while the context is open.
 
-    `token` may read and write everything, `read_token` may only read; `other_token` is of another account, which reads
-    public repositories, writes its own (`other/...`) and proposes changes to the rest, as anybody may on the Hub;
-    requests without a token see public repositories. `requests` logs (method, path) and `ranges` (path, Range header)
-    in the order of arrival.
+    `token` may read and write everything, `read_token` only read. `other_token` belongs to another account, which may
+    read public repositories, write its own (`other/...`) and propose changes to others. Requests without a token see
+    public repositories. `requests` logs (method, path) and `ranges` (path, Range header) in order of arrival.
     """
 
     def __init__(self, folder: str | Path, token: str = "hf_test"):
@@ -156,8 +154,8 @@ class HubServer:
     def cut_after(self, path_contains: str, bytes: int, times: int = 1) -> None:
         """Close the connection after `bytes` of a body, for the next `times` matching requests.
 
-        The body is that of the request for PUT and POST and that of the response for GET; a shorter one passes. The
-        address of an LFS upload does not name the file: "/upload/" matches any of them.
+        This is the request's body for PUT and POST, and the response's for GET; a shorter body is unaffected. The URL
+        of an LFS upload does not contain the file name: "/upload/" matches any of them.
         """
         self.faults.append(Fault(path_contains, bytes, times))
 

@@ -1,11 +1,11 @@
 """Repositories of a loopback Hub in a folder: commits, branches, tags, pull requests and objects.
 
-A commit is a complete listing (path -> `Entry`) that never changes; a branch is a name for one of them. A reader asks
-for a revision once and keeps the listing, so it sees the tree before or after a commit and never a mix.
+A commit is an immutable, complete listing (path -> `Entry`), and a branch names one. A reader looks up a revision once
+and keeps the listing, so it sees the tree before or after a commit, never a mixture.
 
-On disk: `objects/` holds contents by their hash (git's for small files, SHA-256 for large ones), `repos/` one JSON
-file per repository, replaced whole. What becomes of pull requests is in hub_pull_requests.py. Left out: gated
-repositories, rewritten history.
+On disk, `objects/` holds contents by hash (git's for small files, SHA-256 for large ones), and `repos/` one JSON file
+per repository, which is replaced atomically. Changes of pull requests are in hub_pull_requests.py. Not supported:
+gated repositories, rewritten history.
 """
 
 import base64

@@ -56,8 +56,8 @@ def names(architectures):
 def push(folder):
     """Push every architecture in shards and one in one file, with tokenizer or extractor; write what each computes.
 
-    It computes with the model that the package loads from the files: only then do the weights of both processes lie in
-    memory alike (see tolerances.py), and their outputs have to be equal bit for bit.
+    The expected outputs come from models loaded from the pushed files: only then do both processes have the weights at
+    the same alignment (see tolerances.py), and outputs are equal bit for bit.
     """
     import every  # unknown to the loading process
 

@@ -2,15 +2,15 @@
 
 python tests/helpers/isa.py [-n 2] [--only mkl] [--threads 1] [--out FILE] [-- ARGUMENTS OF PYTEST]
 
-Torch, oneDNN and MKL choose a kernel by the processor. A variable of each makes it choose another one:
+Torch, oneDNN and MKL choose kernels by processor. A variable of each overrides the choice:
 
 - ATEN_CPU_CAPABILITY: the vector code of torch's own kernels (plain, AVX2, AVX-512);
 - ONEDNN_MAX_CPU_ISA: oneDNN's convolutions and products, here as on a processor without AVX-512 and AMX;
 - MKL_CBWR=COMPATIBLE: MKL's products as on processors that are not its maker's. With it an Intel failed in the same
   five tests as an AMD EPYC without it.
 
-One thread and two, because a sum over two parts is another sum. A kernel that this processor cannot run is left out
-and named. The exit status is 1 if a test failed.
+Tests run with one thread and with two, because splitting a sum changes its rounding. Kernels that this processor
+cannot run are skipped and named. The exit status is 1 if a test failed.
 """
 
 import argparse
@@ -26,8 +26,8 @@ import torch
 
 
 ROOT = Path(__file__).parents[2]
-# What compares tensors that models, losses and generators of maps compute, and one trainer. The other tests use the
-# same kernels, and would only take longer; name them after -- to try them too.
+# Tests that compare tensors of models, losses and map generators, and one trainer. The others use the same kernels and
+# would only take longer; name them after -- to run them too.
 NUMERIC = (
     "text/test_hrm_lm_convert.py", "puzzles/test_puzzle_convert.py", "text/test_rlm_mhc_convert.py",
     "cosmology/test_cosmology_collator.py", "cosmology/test_cosmology_fields.py", "cosmology/test_cosmology_lpt.py",

@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node 2 tests/helpers/preemption_worker.py FOLDER
 
-writes what each process found to FOLDER/RANK.json and ends as a training script does that was stopped. Only the last
-process gets the signal.
+writes the results of each process to FOLDER/RANK.json, and exits like a training script that was stopped. Only the
+last process gets the signal.
 """
 
 import json

@@ -46,10 +46,9 @@ LOOP = {
 def one_token_at_a_time(model: HrmLmForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """Return logits [T, V] and the segments of each token [T] of a sequence, from the definition.
 
-    A token is thought through alone, segment by segment, until its own values say halt; it sees the keys and values
-    that earlier tokens left at the same visit of the same segment, which for a halted token are those of its last one.
-    Only norms without gains that come before the branches, the halting rule "q", one stream and the plain rotary
-    embedding.
+    Each token is processed alone, segment by segment, until its own values say halt. It sees the keys and values that
+    earlier tokens left at the same visit of the same segment; halted tokens leave those of their last segment.
+    Supports only pre-norms without gains, halting rule "q", one stream and plain rotary embeddings.
     """
     c, weights = model.config, model.state_dict()
     left = {}  # (segment, visit): keys and values of the tokens so far

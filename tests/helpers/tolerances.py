@@ -1,29 +1,29 @@
 """Tolerances that several tests share, each with its reason.
 
-To the bit only where values are copied (saved and loaded, merged into a file, kept by a step that skips them), or
-where one kernel provably sees one layout: the same shapes, strides, number of threads *and alignment*. Alignment is
-part of the layout: on processors that are not its maker's, MKL's product of small matrices sums in another order when
-an operand does not begin at a multiple of 64 bytes (`MKL_CBWR=COMPATIBLE` does the same on any processor). Torch
-allocates at such multiples; weights that safetensors maps from a file begin wherever the header of the file ends. So a
-loaded model has the weights of the saved one to the bit, and its outputs but for rounding.
+Values are compared bit for bit only if they are copied (saved and loaded, merged into a file, kept by a step that
+skips them), or if one kernel provably gets one layout: the same shapes, strides, number of threads *and alignment*. On
+processors of other makers, MKL's product of small matrices sums in another order if an operand does not start at a
+multiple of 64 bytes (`MKL_CBWR=COMPATIBLE` does the same on any processor). Torch allocates at such multiples, but
+weights that safetensors maps from a file start wherever the file's header ends. A loaded model therefore has exactly
+the saved weights, but its outputs are equal only up to rounding.
 
-Tolerances of one test alone, such as that of a statistic over random maps, stay in that test.
+Tolerances of a single test, for example for a statistic over random maps, are in that test.
 """
 
 import torch
 
 
-# Products that are summed, one sum after the other, between an input and an output of the tiny models: widths of 16 to
-# 64, a few layers with attention, a few cycles. The largest difference seen was 11 steps of float32, in gradients.
+# Number of products in consecutive sums between an input and an output of the tiny models: widths of 16 to 64, a few
+# layers with attention, a few cycles. The largest difference seen was 11 steps of float32, in gradients.
 SUMMANDS = 512
 
 
 def rounding(dtype: torch.dtype, summands: int = SUMMANDS) -> float:
     """Bound the error that reordering causes in sums of `summands` products, relative to the largest value.
 
-    The bound for one sum in any order is `summands` times the machine's epsilon (Higham, Accuracy and Stability of
-    Numerical Algorithms, section 4.2); random signs leave about the root of it, so functions between the sums may
-    enlarge an error twentyfold before the bound is met.
+    A sum in any order has an error of at most `summands` times the machine epsilon (Higham, Accuracy and Stability of
+    Numerical Algorithms, section 4.2). Random signs leave about its square root, so functions between the sums may
+    amplify an error twentyfold before it reaches the bound.
     """
     return summands * torch.finfo(dtype).eps
 

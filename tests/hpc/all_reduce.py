@@ -2,7 +2,7 @@
 
     all_reduce.py --folder FOLDER [--tag NAME] [--meet FOLDER/OTHER-0.json]
 
-Each process leaves FOLDER/NAME-RANK.json. With --meet it stays until that file of another job is there.
+Each process writes FOLDER/NAME-RANK.json. With --meet it waits for that file of another job.
 """
 
 import argparse

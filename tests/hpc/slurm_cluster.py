@@ -4,8 +4,8 @@
         job = cluster.submit("job.sbatch", cwd=folder, EPOCHS="2")
         assert cluster.finish(job)["JobState"] == "COMPLETED"
 
-What it does not have: real GPUs (four are declared on each node, without devices, so that requests for them are
-granted), accounting, cgroups, a shared disk other than this machine's.
+The cluster has no real GPUs (each node declares four without devices, so that requests succeed), accounting, cgroups,
+or shared disk other than this machine's.
 """
 
 import os

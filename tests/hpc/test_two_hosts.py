@@ -1,7 +1,7 @@
 """Two network namespaces as hosts: our launcher lines connect them, where torch's guess from names fails.
 
-Referee: the kernel. The namespaces share no address but those of the cable between them, and the sum over ranks needs
-both. The lines come from hrm_hf/launch/slurm.py; what a job script sets for them is set here.
+Referee: the kernel. The namespaces share only the addresses of the cable between them, and the sum over ranks needs
+both. The lines come from hrm_hf/launch/slurm.py; the test sets the variables that a job script sets.
 """
 
 import json

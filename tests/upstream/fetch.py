@@ -1,9 +1,9 @@
 """Fetch transformers' own common tests: `python tests/upstream/fetch.py`.
 
-They are not in the wheel. The source distribution of the installed version, on the package registry, carries
-`tests/test_modeling_common.py` and its siblings, but none of the sub-folders of `tests/` that they import; what is
-missing is supplied by `stand_ins/`. The tests are unpacked into `.cache/`, under a package name that cannot be
-taken for our own `tests/`. Nothing else of the distribution is kept and nothing of it is built.
+They are not in the wheel. The installed version's source distribution on the package registry has
+`tests/test_modeling_common.py` and its siblings, but not the subfolders of `tests/` that they import; `stand_ins/`
+supplies these. The tests are unpacked to `.cache/` under a package name that differs from our own `tests/`. Nothing
+else of the distribution is kept, and nothing is built.
 """
 
 import shutil

@@ -349,7 +349,7 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """Return whether to checkpoint: by flags or recipe, else by size (100m) or if nothing fits without.
+    """Decide on checkpointing by flags or recipe, else use it from 100m parameters on or to save memory.
 
     TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """

@@ -1,7 +1,6 @@
 """Calibration of posterior draws with known truths, for the `evaluate` library.
 
-Load it from the path of this folder, without network:
-evaluate.load(".../hrm_hf/metrics/posterior_calibration").
+Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/posterior_calibration").
 """
 
 # One import per line: the scanner of `evaluate` reads imports line by line.

@@ -21,7 +21,7 @@ help:
 	@echo "make slurm      regenerate the job scripts of training/slurm from their template"
 	@echo "make docs       build the documentation in site/   make docs-serve  serve it with live reload"
 	@echo "make bench      run the quick form of every benchmark"
-	@echo "make gpu-check  compare every architecture on this machine's GPU with its CPU and measure its speed: ten minutes"
+	@echo "make gpu-check  compare every architecture on GPU and CPU and measure its speed on the GPU (ten minutes)"
 	@echo "make release-check  build sdist and wheel, install and test both with the oldest and the newest libraries"
 
 # Check the interpreter here, because pip's error would not explain the problem.

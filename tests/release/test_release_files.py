@@ -36,9 +36,8 @@ REQUIRED = requirements(CONFIG["options"]["install_requires"])
 
 
 def only_version(one: Requirement, operator: str) -> Version:
-    """The version of a requirement that has one specifier, with that operator."""
-    (specifier,) = one.specifier
-    assert specifier.operator == operator, one
+    """The version of a requirement's only specifier with that operator."""
+    (specifier,) = (found for found in one.specifier if found.operator == operator)
     return Version(specifier.version)
 
 

@@ -54,7 +54,7 @@ torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__mod
 
 
 def replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Select `new` in the rows where the mask `rows`, bool [B], is True, and `old` elsewhere, [B, ...]."""
+    """Return `new` in the rows where `rows`, bool [B], is True, and `old` elsewhere, [B, ...]."""
     return torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)
 
 

@@ -35,7 +35,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         plan_budget (`int`, defaults to 512), code_budget (`int`, defaults to 1024): maximum new tokens of a plan and
             of an attempt.
         max_refinement_iterations (`int`, defaults to 5): maximum number of attempts in `generate_with_refinement`.
-        refinement_threshold (`float`, defaults to 0.9): minimum probability of DONE at which it stops.
+        refinement_threshold (`float`, defaults to 0.9): minimum probability of DONE at which the loop stops.
         repetition_guard (`bool`, defaults to `True`): keep plans and code from repeating more than real code does.
     Losses:
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),

@@ -128,7 +128,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def prefix_len(self) -> int:
-        """Number P of slots before the tokens, which hold the puzzle embedding."""
+        """Number P of prefix slots, which hold the puzzle embedding before the tokens."""
         return self.puzzle_emb_ndim and (self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size))
 
     @property

@@ -14,7 +14,7 @@ in the optimizer step), so gradient accumulation and data parallelism do not cha
     ponder_loss           = E[m] / M, or KL(p || truncated geometric), or -H(p), with
                             p_m = lambda_m prod_{k<m} (1 - lambda_k), lambda = s(q_halt - q_cont), p_M the rest
 
-R = 1 where halting was right (q_target): the most likely token is correct ("correct"), or no later segment gained
+R = 1 where halting was correct (q_target): the most likely token is correct ("correct"), or no later segment gained
 loss_gain_threshold nats ("loss_gain"; known only if the token continued, and 1 after segment M). s is the sigmoid.
 With "loss_gain", the continue value tends to 1 - cost * (M - m), so the gate thresholds the probability that no gain
 is left.
@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 from .act import IGNORE_INDEX
 
 
-LOGITS_AT_ONCE = 2**24  # values; larger logits are computed in chunks, and again in the backward pass
+LOGITS_AT_ONCE = 2**24  # values; larger logits are computed in chunks and recomputed in the backward pass
 GEOMETRIC_PRIOR = 0.5  # prior probability of halting after each segment, for ponder_type="geometric_kl"
 
 
@@ -252,7 +252,7 @@ def halting_value_losses(
         value = torch.sigmoid(q)
         best = value.amax(-1)
         if M == config.halt_max_steps:  # after the last segment, a token must halt
-            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # by definition, that is right
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # by definition, that is correct
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {

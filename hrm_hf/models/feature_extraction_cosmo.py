@@ -189,7 +189,7 @@ def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
         return _read_numpy(path) if path.suffix.lower() in (".npy", ".npz") else _read_fits(path)
     except ImportError as error:
         raise ImportError(f'{path}: FITS files need astropy; run pip install ".[cosmology]" in hrm_hf') from error
-    except Exception as error:  # numpy, zipfile, zlib and astropy raise many types for corrupted files
+    except Exception as error:  # corrupted files make numpy, zipfile, zlib and astropy raise many types
         raise ValueError(f"{path} cannot be read as maps: {error or type(error).__name__}") from error
 
 

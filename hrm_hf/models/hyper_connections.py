@@ -277,7 +277,7 @@ def _normalize(comb, iterations: int, eps: float):
 
 
 # A custom operator, because compiling some 120 elementwise steps would take 15 seconds per site, and autograd would
-# store every step. The backward pass reverts the divisions instead of storing their results.
+# store every step. The backward pass undoes the divisions instead of storing their results.
 
 
 @torch.library.custom_op("hrm_hf::sinkhorn", mutates_args=())

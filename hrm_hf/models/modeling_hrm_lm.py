@@ -232,7 +232,7 @@ class HrmLmStack(nn.Module):
         self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
         """Map [B, T, D] to [B, T, D]. Passes are counted from 0 over all segments."""
-        pass_number = min(pass_number, self.num_passes - 1)  # later passes than in training reuse the last vector
+        pass_number = min(pass_number, self.num_passes - 1)  # passes beyond those in training reuse the last vector
         if self.step_vectors is not None:
             hidden_states = hidden_states + self.step_vectors[pass_number]
         if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:

@@ -91,7 +91,7 @@ def validate_labels(labels: torch.Tensor | None, tokens: torch.Tensor | None, vo
 def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
     """Return the names of tensors that are not finite, or so large that computing with them overflows."""
     local = {n: t.to_local() if hasattr(t, "to_local") else t for n, t in named.items()}
-    plain = {n: t.detach() for n, t in local.items() if type(t) in (torch.Tensor, nn.Parameter)}  # no torchao
+    plain = {n: t.detach() for n, t in local.items() if type(t) in (torch.Tensor, nn.Parameter)}  # not torchao
     local = {n: t for n, t in plain.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
     largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
     values = torch.stack([value.to(largest[0].device) for value in largest]).tolist() if largest else []

@@ -166,7 +166,7 @@ class PosteriorHead(Float32Buffers):
         return self.reported(first + (second - first) * torch.special.ndtr(u))
 
     def reported(self, values: torch.Tensor) -> torch.Tensor:
-        """Append s_8 to targets [..., T] in physical units if `config.derived_s8`, for [..., R]."""
+        """Append s_8 to targets [..., T] in physical units if `config.derived_s8`, giving [..., R]."""
         if not self.config.derived_s8:
             return values
         names = self.config.target_names

@@ -31,8 +31,8 @@ class SegmentSchedule:
     Attributes:
         bp_steps: stack passes per segment with gradients; None for the config's.
         segments: segments of each token; None for the config's.
-        halting: whether tokens may halt. With halting from the first step, later segments would see few tokens before
-            they are better than the first segment. The halting values are trained in any case.
+        halting: whether tokens may halt. If they did so from the first step, later segments would see few tokens
+            before they improve on the first segment. The halting values are trained in any case.
         gate_only: use only the loss of the halting gate.
     """
 

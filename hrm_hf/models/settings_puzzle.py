@@ -17,10 +17,10 @@ class SolveSettings:
     """Settings for solving a batch of boards. Each field has a help text and inclusive bounds.
 
     Notes:
-        min_confidence: a model prefers to halt once its answer is more likely right than wrong; a higher threshold
+        min_confidence: a model prefers to halt once its answer is probably correct; a higher threshold
             takes more steps and makes answers more accurate.
         halt: with "fixed", all boards take `max_steps`, as in the evaluation of the original code.
-        noise: defaults to 0.2 with restarts, unless the model itself draws random numbers, and to 0 without.
+        noise: defaults to 0.2 with restarts, unless the model itself draws random numbers, and otherwise to 0.
         restarts: a board is not run again once no further run can change its answer.
         choose: see `AnswerPool`. With "rules", a run ends at the first step whose answer the rules accept.
         exit_when_still: threshold for `PuzzleSolution.residual`, also with halt="fixed". With noise at every step,

@@ -271,7 +271,7 @@ def _empty_splits(splits: dict[str, list[dict]], options: BuildGo) -> str | None
 
 
 def _write_trajectories(splits: dict[str, list[dict]], options: BuildGo) -> dict[str, Any]:
-    """Write the trajectories of all splits, and return shares of decisions and counts of dropped items."""
+    """Write the trajectories of all splits, and return fractions of decisions and counts of dropped items."""
     counts = {name: TrajectoryCounts() for name in splits}
     how = {"seed": options.seed, "per_record": options.trajectories, "oracle": options.oracle}
     with best_validator(options.validator) as validator:

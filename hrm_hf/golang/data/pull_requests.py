@@ -144,7 +144,7 @@ def _solution_problem(code: str, validation: dict[str, Any]) -> str | None:
 
 
 def _plan(plan: Any, title: str, body: str, code: str) -> dict[str, Any]:
-    """Convert the original's plan, or make one from the title if its intent is unknown."""
+    """Convert the plan of a hierarchical record. If its intent is unknown, derive a plan from the title."""
     targets = [target for target in _get(plan, "targets", list) if _is_target(target)]
     if not targets:
         targets = [function.target for function in functions_of(code)[0].values()][:1]
@@ -164,7 +164,7 @@ def _is_target(target: Any) -> bool:
 
 
 def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str, Any]:
-    """Return the record with its solution as a validated attempt, if there is a verdict on it."""
+    """Return the record with its solution as a validated attempt if there is a verdict, else unchanged."""
     known = [value if isinstance(value, bool) else None for value in (syntax, tests)]
     if known == [None, None]:
         return record

@@ -8,7 +8,7 @@
 Mutations change tree-sitter's tokens after the given prefix. The decision on an attempt is CONTINUE (repair it) if the
 verdict has an error, REFINE (plan again) if the verdict is good but the oracle knows of an error, else DONE. With the
 oracle "types", half of the trajectories of code that type-checks show verdicts on syntax only. Candidates that pass
-are dropped, because code with reordered lines may be right.
+are dropped, because code with reordered lines may be correct.
 
 A trajectory has one to four attempts and ends in the solution, so a third of all attempts are solutions. A record has
 one plan, so the plan after <REFINE> repeats it.
@@ -33,8 +33,8 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # Probabilities of zero, one, two and three failed attempts before the solution. The mean is two, so a third of the
 # decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
-SYNTAX_ONLY = 0.5  # share of trajectories whose verdicts hide the types that an oracle knows
-NO_FEEDBACK_SHARE = 0.1  # share of trajectories without feedback, for use without a validator
+SYNTAX_ONLY = 0.5  # fraction of trajectories whose verdicts hide the types that an oracle knows
+NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, for use without a validator
 MAX_CHARACTERS = 4000  # limit on the code of a trajectory; further failed attempts are dropped
 CHUNK = 64  # records per call of the validator
 
@@ -54,7 +54,7 @@ class TrajectoryCounts:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def shares(self) -> dict[str, float]:
-        """Return the share of each class among all decisions."""
+        """Return the fraction of all decisions in each class."""
         return {name: count / self.decisions.total() for name, count in sorted(self.decisions.items())}
 
 

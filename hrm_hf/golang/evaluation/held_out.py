@@ -159,7 +159,7 @@ def _decision_logits(writer: Writer, rows: list[dict[str, Any]]) -> dict[str, np
 def evaluate_repair(
     writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record], validator: Validator, seed: int = 0
 ) -> dict[str, Any]:
-    """Score greedy repairs of the last failed attempt of each trajectory, against new code for its plan.
+    """Score greedy repairs of each trajectory's last failed attempt against new code for the same plan.
 
     Both start from the trajectory's plan. The repair also gets the attempt, its verdict and its decision: after
     <REFINE> the model writes a new plan first, after <RETRY> code.
@@ -167,7 +167,7 @@ def evaluate_repair(
     Returns:
         Exact and valid rates of "repair" and "resampling" (new code) with their paired differences, subtree F1 of the
         attempt, the repair and the new code with the reference ("_ast"), and numbers of new tokens ("_tokens"); all
-        but the differences also by decision. `repair_unchanged` is the share of repairs that equal the attempt.
+        but the differences also by decision. `repair_unchanged` is the fraction of repairs that equal the attempt.
     """
     cases = [case for case in (_repair_case(builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
@@ -232,7 +232,7 @@ def evaluate_refinement(
     """Score the refinement loop against the same number of independent samples at the same temperature.
 
     The loop's answer is the last attempt that passes the validator, or else the last attempt. The baseline is an
-    oracle that finds a right sample if there is one: "resampling" is its success rate after one, two, ... samples,
+    oracle that finds a correct sample if there is one: "resampling" is its success rate after one, two, ... samples,
     and `gain_over_resampling` compares the loop with it. Code is "valid" if it passes the validator, and "exact" if it
     equals the reference. Records whose reference does not parse are skipped ("reference_rejected").
     """

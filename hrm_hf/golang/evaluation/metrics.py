@@ -101,7 +101,7 @@ def plan_scores(predicted: Sequence[dict[str, Any]], reference: Sequence[dict[st
     """Return intent accuracy, target precision, recall and F1, and plan accuracy.
 
     A target is a kind and a name; duplicates count (multisets). Precision and recall are micro-averaged: they pool the
-    targets of all plans. `plan_acc` requires the right intent and the right first target (or no target in either).
+    targets of all plans. `plan_acc` requires the correct intent and first target (or no target in either).
 
     Args:
         predicted: output of `parse_plan`; the intent is None if the plan has none.
@@ -177,12 +177,12 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int =
 
 
 def answers(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]], most: int | None = None):
-    """Check whether each record's answer is right.
+    """Check whether each record's answer is correct.
 
     The answer is the last attempt that passed the validator, or else the last attempt.
 
     Args:
-        success, selected: `[records][attempts]`, whether an attempt is right, and whether it passed.
+        success, selected: `[records][attempts]`, whether an attempt is correct, and whether it passed.
         most: attempts after which the loop stops.
     """
     chosen = []
@@ -202,10 +202,10 @@ def iteration_scores(
         max_iterations: maximum attempts per record.
 
     Returns:
-        "success": rate of right answers; "success_per_iteration" [max_iterations]: the same if the loop stopped after
-        that many attempts; "any_success": rate of records with a right attempt; "average_iterations";
-        "premature_stop_rate": share of records with a wrong answer and attempts left;
-        "wasted_iteration_rate": share of attempts after the first right one.
+        "success": rate of correct answers; "success_per_iteration" [max_iterations]: the same if the loop stopped
+        after that many attempts; "any_success": rate of records with a correct attempt; "average_iterations";
+        "premature_stop_rate": fraction of records with a wrong answer and attempts left;
+        "wasted_iteration_rate": fraction of attempts after the first correct one.
     """
     answered = [answers(success, selected, most) for most in range(1, max_iterations + 1)]
     total = sum(map(len, success))

@@ -1,14 +1,14 @@
 """Run untrusted programs in bubblewrap: no network, no files of the user, limits on all resources.
 
 The program sees an empty read-only root with only the given paths, a read-only /proc, a /tmp of limited size and
-number of files, and a /dev without /dev/zero, which gives shared memory that no limit counts, and pseudo-terminals,
-whose number the host limits for all. It runs in its own namespaces, without capabilities and with an empty
+number of files, and a /dev without /dev/zero (no limit counts its shared memory) and without pseudo-terminals (all
+processes of the host share a limit). It runs in its own namespaces, without capabilities and with an empty
 environment. Wall time, CPU time, memory, threads, file size, /tmp and output are limited. The program can make the
 system calls listed in `seccomp.py` and no others: no sockets, and no processes without `processes=True`.
 
 The program never runs as root on the host: if we are root, bubblewrap and its children run under a uid that no account
 has. RLIMIT_DATA limits memory; it does not count memory that Go only reserves. RLIMIT_AS, set more than four GiB
-higher, bounds the page tables of memory that is only read. Both limits apply to each process. Kernel memory (pipes,
+higher, limits the page tables of memory that is only read. Both limits apply to each process. Kernel memory (pipes,
 mappings, threads) counts in the control group of this process, which the sandbox does not leave.
 
 When the program ends or times out, we kill PID 1 of its namespace and wait for it. The kernel lets PID 1 end only when

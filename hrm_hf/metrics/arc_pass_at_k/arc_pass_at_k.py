@@ -1,4 +1,4 @@
-"""pass@k of ARC-AGI for the `evaluate` library: whether the right grid is among the first k guesses.
+"""pass@k of ARC-AGI for the `evaluate` library: whether the correct grid is among the first k guesses.
 
 Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/arc_pass_at_k").
 The guesses must be ranked; `hrm_hf.puzzles.arc_pipeline.ArcVoting` ranks guesses of augmented puzzles by votes.
@@ -9,17 +9,17 @@ import datasets
 import evaluate
 
 
-_DESCRIPTION = "Share of ARC test grids found within k guesses, averaged over the tests of a task, then over tasks."
+_DESCRIPTION = "Fraction of ARC test grids found within k guesses, averaged over the tests of a task, then over tasks."
 
 _KWARGS_DESCRIPTION = """
 Args:
     predictions: guesses for each test grid, best first; a grid is a list of rows of colors 0..9.
-    references: right grid of each test.
+    references: correct grid for each test.
     tasks: task name of each test; by default, each test is a separate task.
     ks: numbers of guesses, [1, 2] by default (ARC-AGI allows 2).
 
 Returns:
-    pass@k for each k: mean over tasks of the share of their tests that were found; tasks: number of tasks.
+    pass@k for each k: fraction of a task's tests that were solved, averaged over tasks; tasks: number of tasks.
 """
 
 
@@ -37,7 +37,7 @@ class ArcPassAtK(evaluate.Metric):
         if len(tasks) != len(references):
             raise ValueError(f"{len(tasks)} tasks for {len(references)} tests; give one task name per test")
         if not references or not ks or min(ks) < 1:
-            raise ValueError(f"{len(references)} tests and ks={list(ks)}; give at least one test, and ks of 1 or more")
+            raise ValueError(f"{len(references)} tests and ks={list(ks)}; give at least one test, and ks >= 1")
         scores = {}
         for k in ks:
             found = {}

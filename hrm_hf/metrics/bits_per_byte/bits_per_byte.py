@@ -10,7 +10,7 @@ import datasets
 import evaluate
 
 
-_DESCRIPTION = "Bits that a model needs per byte of text. Unlike perplexity, it is comparable across tokenizers."
+_DESCRIPTION = "Bits a model needs per byte of text. Unlike perplexity, this is comparable across tokenizers."
 
 _KWARGS_DESCRIPTION = """
 Args:

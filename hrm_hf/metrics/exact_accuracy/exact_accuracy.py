@@ -11,16 +11,16 @@ import numpy as np
 from hrm_hf.puzzles.evaluation import accuracies, correct_cells
 
 
-_DESCRIPTION = "Share of right cells, and share of puzzles with all cells right. Labels of -100 are ignored."
+_DESCRIPTION = "Fraction of correct cells, and fraction of puzzles with all cells correct. Labels of -100 are ignored."
 
 _KWARGS_DESCRIPTION = """
 Args:
     predictions: token ids, one list per puzzle.
-    references: right token ids, of the same lengths as the predictions; -100 is ignored.
+    references: correct token ids, with the same lengths as the predictions; -100 is ignored.
 
 Returns:
-    cell_accuracy: mean over puzzles of the share of right cells.
-    exact_accuracy: share of puzzles with all cells right.
+    cell_accuracy: fraction of correct cells, averaged over puzzles.
+    exact_accuracy: fraction of puzzles with all cells correct.
     count: number of puzzles with labels.
 """
 

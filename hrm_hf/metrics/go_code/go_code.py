@@ -1,4 +1,4 @@
-"""Go code against a reference, for the `evaluate` library: syntax rate, exact match and subtree F1.
+"""Metrics of Go code for the `evaluate` library: syntax rate, exact match and subtree F1.
 
 Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/go_code"). It runs no code. It
 needs the extra `go` of hrm_hf, and uses Go's parser and gofmt if Go is installed.
@@ -12,16 +12,16 @@ from hrm_hf.golang.evaluation.similarity import exact_matches, subtree_f1
 from hrm_hf.golang.validators.go_validators import best_validator
 
 
-_DESCRIPTION = "Shares of Go samples that parse and that equal their reference, and mean F1 of syntax subtrees."
+_DESCRIPTION = "Fractions of Go samples that parse and that match their reference, and mean F1 of syntax subtrees."
 
 _KWARGS_DESCRIPTION = """
 Args:
     predictions: Go code, functions or files.
-    references: right code of each sample.
+    references: correct code for each sample.
 
 Returns:
-    syntax_rate: share of samples that parse; validator: the parser.
-    exact_match: share of samples that equal their references; exact_by: "gofmt" or "tokens", as compared.
+    syntax_rate: fraction of samples that parse; validator: the parser that was used.
+    exact_match: fraction of samples that match their references; exact_by: what was compared, "gofmt" or "tokens".
     subtree_f1: F1 of the syntax subtrees of a sample and its reference, averaged over samples.
 """
 

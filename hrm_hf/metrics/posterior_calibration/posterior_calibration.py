@@ -41,7 +41,7 @@ class PosteriorCalibration(evaluate.Metric):
         draws, truth = np.asarray(predictions, dtype=float), np.asarray(references, dtype=float)
         if draws.ndim != 3 or draws.shape[1] < 2 or draws.shape[::2] != truth.shape:
             shapes = f"predictions have shape {list(draws.shape)}, references {list(truth.shape)}"
-            raise ValueError(f"{shapes}; expected [N, S, R] and [N, R] with N of 1 or more and S of 2 or more")
+            raise ValueError(f"{shapes}; expected [N, S, R] and [N, R] with N >= 1 and S >= 2")
         names = names or [f"parameter_{i}" for i in range(truth.shape[-1])]
         posteriors = CosmologyPredictions(names, truth, draws.mean(axis=1), draws.std(axis=1, ddof=1), draws)
         if prior is None:

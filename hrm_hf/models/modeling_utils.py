@@ -356,7 +356,7 @@ def repair_4bit_layers(model: nn.Module) -> None:
 
 
 def _multiply(module: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Apply a 4-bit layer in its compute dtype, and return the dtype of `hidden_states`."""
+    """Apply a 4-bit layer in its compute dtype. The result has the dtype of `hidden_states`."""
     dtype = module.compute_dtype or hidden_states.dtype
     bias = None if module.bias is None else module.bias.to(dtype)
     return F.linear(hidden_states.to(dtype), dequantize_weight(module.weight).to(dtype), bias).to(hidden_states.dtype)

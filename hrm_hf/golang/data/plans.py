@@ -45,7 +45,7 @@ SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs
 
 
 def sentences(text: str, keep_layout: bool = False) -> list[str]:
-    """Return the sentences of a doc comment, which also end at empty lines.
+    """Return the sentences of a doc comment. A sentence also ends at an empty line.
 
     Args:
         text: the comment without slashes.

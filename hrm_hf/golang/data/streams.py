@@ -324,7 +324,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
         how = {"gen_kwargs": options, "cache_dir": cache_dir, "fingerprint": key, "writer_batch_size": WRITTEN_AT_ONCE}
         try:
             part = Dataset.from_generator(read_records, features=record_features(), **how)
-        except DatasetGenerationError as error:  # wraps the error of the reader
+        except DatasetGenerationError as error:  # wraps the reader's error
             raise (error.__cause__ or error) from None
         parts.append(part)
         if on_bad_line == "skip":

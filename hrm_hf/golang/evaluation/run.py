@@ -133,7 +133,7 @@ def flattened(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def on_screen(result: dict[str, Any]) -> dict[str, str]:
-    """Return the metrics to show on screen: those of the card with intervals, counts, and test sets."""
+    """Return the metrics to show on screen: those on the card with intervals, counts, and test sets."""
     chosen = {}
     for name, value in flattened(result["metrics"]).items():
         plain = name.removesuffix("_interval").replace(".interval", ".difference")

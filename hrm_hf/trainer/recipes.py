@@ -1,11 +1,11 @@
-"""Options of a training run: the arguments that all trainers share, and recipes, which are YAML files of options.
+"""Options of a training run: arguments shared by all trainers, and recipes (YAML files of options).
 
-A recipe is a flat mapping of the fields of a script's argument dataclasses. `--recipe FILE` comes first and flags
-override it; an unknown key is an error that names the nearest valid one. A run saves its recipe with every option.
+A recipe is a flat mapping of the fields of a script's argument dataclasses. Flags override the values of
+`--recipe FILE`; an unknown key is an error that names the nearest valid one. A run saves all its options as a recipe.
 
-Each task has a subclass of the training arguments in its `arguments.py`, with its defaults and its own options. An
-option that only another kind of model reads does not exist there, so giving it is an error. These modules import no
-torch themselves, so that `--help` of a script needs none (`hrm_hf_start.start_script`).
+Each task has a subclass of the training arguments in its `arguments.py`, with its defaults and additional options. It
+has no options that only apply to other kinds of models, so giving one is an error. These modules do not import torch
+themselves, so that `--help` of a script does not need it (`hrm_hf_start.start_script`).
 """
 
 import difflib
@@ -43,28 +43,28 @@ if TYPE_CHECKING:
 
 ALL_LINEAR = "all-linear"
 RECIPES = ROOT / "training" / "recipes"
-# Numbers that no run can have are rejected before anything is built; none may be infinite.
+# Numbers out of range are rejected before anything is built; infinite numbers are always rejected.
 BOUNDS = {
-    "a number from 1 up": (
+    "at least 1": (
         lambda v: v >= 1,
         ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
          "global_batch_size", "max_nonfinite_steps", "eval_max_steps", "late_start_max_steps",
          "early_stopping_patience"),
     ),
-    "a number from 0 up": (
+    "at least 0": (
         lambda v: v >= 0,
         ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "puzzle_emb_lr", "puzzle_emb_weight_decay",
          "dataloader_num_workers", "early_stopping_threshold"),
     ),
-    "a number in 0..1": (lambda v: 0 <= v <= 1, ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts")),
-    "a number from 0 to below 1": (lambda v: 0 <= v < 1, ("adam_beta1", "adam_beta2")),
-    "a number above 0": (lambda v: v > 0, ("adam_epsilon", "num_train_epochs", "max_minutes")),
-    "a number from 1 up, or -1 for whole epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
+    "in [0, 1]": (lambda v: 0 <= v <= 1, ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts")),
+    "in [0, 1)": (lambda v: 0 <= v < 1, ("adam_beta1", "adam_beta2")),
+    "greater than 0": (lambda v: v > 0, ("adam_epsilon", "num_train_epochs", "max_minutes")),
+    "at least 1, or -1 to use num_train_epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
 }  # fmt: skip
 
-# Options of transformers 4 that version 5 does not have, and what takes their place.
+# Options of transformers 4 that version 5 does not have, and their replacements.
 REPLACED = {
-    "warmup_ratio": "use warmup_steps, which below 1 is a share of the run",
+    "warmup_ratio": "use warmup_steps, which is a fraction of the run if it is below 1",
     "evaluation_strategy": "use eval_strategy",
     "logging_dir": "set the environment variable TENSORBOARD_LOGGING_DIR",
     "no_cuda": "use use_cpu",
@@ -74,14 +74,14 @@ REPLACED = {
 
 @dataclass
 class CheckedArguments:
-    """Arguments that every script adds to the library's; stands before TrainingArguments or one of TRL's."""
+    """Mixin for TrainingArguments or a config of TRL, with the options and checks of all our scripts."""
 
-    output_dir: str | None = HfArg(default="runs/unnamed", help="Folder of the run: model, checkpoints, results.")
-    overwrite_output_dir: bool = HfArg(default=False, help="A new run deletes the checkpoints of --output_dir.")
-    do_eval: bool | None = HfArg(default=None, help="false: no evaluation, early stopping or best model.")
+    output_dir: str | None = HfArg(default="runs/unnamed", help="Folder for the model, checkpoints and results.")
+    overwrite_output_dir: bool = HfArg(default=False, help="Delete the checkpoints in --output_dir for a new run.")
+    do_eval: bool | None = HfArg(default=None, help="Set to false to disable evaluation during and after training.")
 
     def __post_init__(self):
-        if self.do_eval is False:  # a recipe may ask for them
+        if self.do_eval is False:  # a recipe may enable them
             self.eval_strategy, self.eval_on_start, self.load_best_model_at_end = "no", False, False
             if hasattr(self, "early_stopping_patience"):
                 self.early_stopping_patience = None
@@ -91,16 +91,16 @@ class CheckedArguments:
         for name in ("save", "eval", "logging"):
             strategy = getattr(self, f"{name}_strategy")
             if getattr(strategy, "value", strategy) == "steps" and (name != "eval" or self.eval_steps != 0):
-                expected = "a number of steps from 1 up, or a share of the run below 1"
+                expected = "greater than 0: a number of steps, or a fraction of the run if below 1"
                 self._validate_number(f"{name}_steps", lambda value: value > 0, expected)
         self._validate_bf16()
         self.resume_from_checkpoint = wanted_checkpoint(self.resume_from_checkpoint)
         super().__post_init__()
 
     def _validate_bf16(self):
-        """The library's own message names no option that helps."""
+        """Raise ValueError for bfloat16 without such a GPU, with the options that help."""
         wanted = {"bf16": not self.fp16 if self.bf16 is None else self.bf16, "bf16_full_eval": self.bf16_full_eval}
-        for name in (name for name, value in wanted.items() if value):  # of TRL, None is bfloat16
+        for name in (name for name, value in wanted.items() if value):  # in TRL, None means bfloat16
             if not (self.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
                 raise ValueError(
                     f"{name}=True: this machine has no GPU with bfloat16; train in float32 with --{name} false, or in "
@@ -110,30 +110,30 @@ class CheckedArguments:
     def _validate_number(self, name: str, fits: Any, expected: str) -> None:
         value = getattr(self, name, None)
         if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and fits(value)):
-            raise ValueError(f"{name}={value!r} is not {expected}")
+            raise ValueError(f"{name}={value!r}: must be {expected}")
 
 
 @dataclass
 class HrmTrainingArguments(CheckedArguments, TrainingArguments):
-    """TrainingArguments with the fields and defaults that every recursive model shares."""
+    """TrainingArguments with the additional options and defaults of all recursive models."""
 
     adam_beta2: float = HfArg(default=0.95, help="Second beta of AdamATan2 (or of --optim).")
-    lr_scheduler_type: SchedulerType | str = HfArg(default="cosine", help="Schedule after the warm-up.")
-    logging_steps: float = HfArg(default=10, help="Steps between two lines of the log, or their share if below 1.")
+    lr_scheduler_type: SchedulerType | str = HfArg(default="cosine", help="Learning-rate schedule after the warm-up.")
+    logging_steps: float = HfArg(default=10, help="Steps between log lines; below 1, a fraction of the run.")
     eval_steps: float | None = HfArg(default=500, help="Steps between evaluations, with --eval_strategy steps.")
     logging_nan_inf_filter: bool = HfArg(default=False, help="Hide non-finite losses from the log.")
-    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="As in DDP.")
-    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="As in DDP.")
-    save_total_limit: int | None = HfArg(default=3, help="Checkpoints kept; 0 for all.")
+    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="find_unused_parameters of DDP.")
+    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="broadcast_buffers of DDP.")
+    save_total_limit: int | None = HfArg(default=3, help="Maximum number of checkpoints to keep; 0 keeps all.")
 
     global_batch_size: int | None = HfArg(
-        default=None, help="Rows of one optimizer step in all; overrides --per_device_train_batch_size."
+        default=None, help="Total rows per optimizer step; overrides --per_device_train_batch_size."
     )
     adam_atan2: bool = HfArg(default=False, help="Train weights with AdamATan2 instead of --optim.")
-    lr_min_ratio: float | None = HfArg(default=0.1, help="Share of the learning rate where cosine decay ends.")
-    ema_rate: float = HfArg(default=0.0, help="Moving average of weights, e.g. 0.999; 0 for none.")
-    max_nonfinite_steps: int = HfArg(default=20, help="Stop after so many non-finite steps in a row.")
-    max_minutes: float | None = HfArg(default=None, help="Stop training so long after the start; evaluate and save.")
+    lr_min_ratio: float | None = HfArg(default=0.1, help="Final learning rate of cosine decay, relative to the peak.")
+    ema_rate: float = HfArg(default=0.0, help="Decay rate of the weights' moving average, e.g. 0.999; 0 to disable.")
+    max_nonfinite_steps: int = HfArg(default=20, help="Stop after this many non-finite steps in a row.")
+    max_minutes: float | None = HfArg(default=None, help="Stop training after this time; then evaluate and save.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -142,34 +142,34 @@ class HrmTrainingArguments(CheckedArguments, TrainingArguments):
             shares = self.world_size * self.gradient_accumulation_steps
             if self.global_batch_size % shares:
                 raise ValueError(
-                    f"global_batch_size={self.global_batch_size} cannot be shared by {self.world_size} processes "
+                    f"global_batch_size={self.global_batch_size}: cannot be split among {self.world_size} processes "
                     f"times {self.gradient_accumulation_steps} accumulated batches; choose a multiple of {shares}"
                 )
             self.per_device_train_batch_size = self.global_batch_size // shares
 
     @property
     def peak_learning_rate(self) -> float:
-        """Learning rate that the optimizer starts from."""
+        """Learning rate of the optimizer after the warm-up."""
         return self.learning_rate
 
 
 @dataclass
 class CarrylessTrainingArguments(HrmTrainingArguments):
-    """For models without a carry: language models and regressors."""
+    """Training arguments for models without a carry: language models and regressors."""
 
-    best_metric: ClassVar[str] = "eval_loss"  # metric of early stopping and of the best model by default
+    best_metric: ClassVar[str] = "eval_loss"  # default metric for early stopping and for the best model
 
-    max_grad_norm: float = HfArg(default=1.0, help="Gradient clipping; 0 for none.")
-    # The library would take shift_labels for one more.
-    label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Labels of a batch.")
-    early_stopping_patience: int | None = HfArg(default=None, help="Stop after so many evaluations without progress.")
-    early_stopping_threshold: float = HfArg(default=0.0, help="Least improvement of the metric that counts.")
+    max_grad_norm: float = HfArg(default=1.0, help="Maximum gradient norm; 0 disables clipping.")
+    # By default, the library would also use shift_labels.
+    label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Keys of the labels in a batch.")
+    early_stopping_patience: int | None = HfArg(default=None, help="Evaluations without progress before stopping.")
+    early_stopping_threshold: float = HfArg(default=0.0, help="Minimum improvement that counts as progress.")
 
     def __post_init__(self):
         if self.early_stopping_patience is not None:
             if str(getattr(self.eval_strategy, "value", self.eval_strategy)) == "no":
                 raise ValueError(
-                    f"early_stopping_patience={self.early_stopping_patience} needs evaluations: set --eval_strategy "
+                    f"early_stopping_patience={self.early_stopping_patience}: needs evaluations; set --eval_strategy "
                     "steps and --eval_steps"
                 )
             self.load_best_model_at_end = True
@@ -180,43 +180,42 @@ class CarrylessTrainingArguments(HrmTrainingArguments):
 
 @dataclass
 class ModelArguments:
-    """Which model: saved weights, or a fresh one from a type, a preset and overrides."""
+    """Options that select saved weights, or a new model by its type, preset and overrides."""
 
-    model_name_or_path: str | None = HfArg(default=None, help="Start from these weights: folder or Hub.")
-    model_type: str | None = HfArg(default=None, help="Architecture of a fresh model, e.g. hrm_puzzle, llama.")
-    preset: str | None = HfArg(default=None, help="Preset of our architectures, e.g. hrm-27m, hrm-lm-50m.")
-    config_overrides: str | None = HfArg(default=None, help="Config fields, e.g. hidden_size=64,H_layers=1.")
-    attn_implementation: str | None = HfArg(default=None, help="sdpa, eager, flex_attention, ...")
+    model_name_or_path: str | None = HfArg(default=None, help="Folder or Hub name of the weights to start from.")
+    model_type: str | None = HfArg(default=None, help="Architecture of a new model, e.g. hrm_puzzle or llama.")
+    preset: str | None = HfArg(default=None, help="Preset of one of our architectures, e.g. hrm-27m or hrm-lm-50m.")
+    config_overrides: str | None = HfArg(default=None, help="Config fields to override: hidden_size=64,H_layers=1.")
+    attn_implementation: str | None = HfArg(default=None, help="Attention: sdpa, eager, flex_attention, ...")
 
 
 @dataclass
 class TuningArguments:
-    """Options of a run that trains an adapter instead of the weights."""
+    """Options for training an adapter instead of the weights."""
 
-    lora_rank: int = HfArg(default=0, help="Train LoRA adapters of this rank; 0 trains the weights.")
-    lora_alpha: int | None = HfArg(default=None, help="Scales the adapter by alpha / rank; twice the rank by default.")
-    lora_dropout: float = HfArg(default=0.0, help="Dropout on what the adapters read.")
-    lora_targets: str = HfArg(default=ALL_LINEAR, help="Modules to adapt; all-linear means all of the body.")
-    lora_modules_to_save: str | None = HfArg(default=None, help="More modules to train as a whole, with commas.")
-    use_dora: bool = HfArg(default=False, help="DoRA: the length of each adapted row is trained too.")
+    lora_rank: int = HfArg(default=0, help="Rank of the LoRA adapters; 0 trains the weights instead.")
+    lora_alpha: int | None = HfArg(default=None, help="Scale the adapter by alpha / rank; by default twice the rank.")
+    lora_dropout: float = HfArg(default=0.0, help="Dropout on the inputs of the adapters.")
+    lora_targets: str = HfArg(default=ALL_LINEAR, help="Modules to adapt; all-linear for all linear layers.")
+    lora_modules_to_save: str | None = HfArg(default=None, help="Comma-separated modules to train completely.")
+    use_dora: bool = HfArg(default=False, help="Train DoRA, which also learns the magnitude of each adapted row.")
     load_in: str = HfArg(default="none", help="Quantize the base weights: none, 8bit, or 4bit (QLoRA).")
-    adapter: str | None = HfArg(default=None, help="Continue this saved adapter (folder or Hub).")
+    adapter: str | None = HfArg(default=None, help="Folder or Hub name of a saved adapter to continue training.")
     merge_adapter: bool = HfArg(default=False, help="Merge the adapter into the weights at the end.")
 
     def __post_init__(self):
         if self.load_in not in ("none", "8bit", "4bit"):
-            raise ValueError(f"load_in={self.load_in!r} is not one of none, 8bit, 4bit")
+            raise ValueError(f"load_in={self.load_in!r}: must be one of none, 8bit, 4bit")
         changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         own = [name for name in changed if name not in ("adapter", "load_in", "merge_adapter")]
         if self.adapter and own:
-            raise ValueError(f"adapter={self.adapter!r} has its own rank and targets; leave out {', '.join(own)}")
+            raise ValueError(f"adapter={self.adapter!r}: has its own rank and targets; leave out {', '.join(own)}")
         if changed and not self.adapts:
-            raise ValueError(f"{', '.join(changed)} without an adapter: give --lora_rank, e.g. 8")
+            raise ValueError(f"{', '.join(changed)}: has no effect without an adapter; give --lora_rank, e.g. 8")
         if self.merge_adapter and self.load_in != "none":
             raise ValueError(
-                f"merge_adapter with load_in={self.load_in!r} would round the result to the quantized weights; save "
-                "the adapter, and merge it into the base as it is: PeftModel.from_pretrained(base, DIR)."
-                "merge_and_unload()"
+                f"merge_adapter=True: with load_in={self.load_in!r} the result would be quantized; save the adapter "
+                "and merge it into the unquantized base: PeftModel.from_pretrained(base, DIR).merge_and_unload()"
             )
 
     @property
@@ -226,22 +225,22 @@ class TuningArguments:
 
     @property
     def saves_adapter(self) -> bool:
-        """Whether the run leaves an adapter, which has no config of its own, and not a complete checkpoint."""
+        """Whether the run saves only an adapter instead of a complete checkpoint."""
         return self.adapts and not self.merge_adapter
 
 
 def parse_script(arguments: Sequence[type], description: str | None) -> tuple:
-    """Return the options of a `TrainingRun` from the command line; `arguments`: for data, for training, and others."""
+    """Parse the options of a `TrainingRun` from `arguments`, the classes for data, training and others."""
     data_class, training_class, *others = arguments
     classes = (ModelArguments, data_class, training_class, TuningArguments, *others)
     return parse_recipe(classes, description=description or "")
 
 
 def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None, description: str = "") -> tuple:
-    """Instances of `dataclasses` from `--recipe FILE` (optional) and flags.
+    """Parse `--recipe FILE` (optional) and flags to instances of `dataclasses`.
 
     Raises:
-        UsageError: names the key and the nearest valid one.
+        UsageError: a key is unknown (the message names the nearest valid one) or a value is invalid.
     """
     parser = RecipeParser(dataclasses, description)
     args = list(sys.argv[1:] if args is None else args)
@@ -263,13 +262,13 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
         parser.validate_known(unknown)
         if path:
             keep_overrides(parsed, values)
-    except (ValueError, OSError) as error:  # what an argument class says about its values
+    except (ValueError, OSError) as error:  # raised by an argument class for its values
         parser.error(str(error))
     return tuple(parsed)
 
 
 class RecipeParser(HfArgumentParser):
-    """Parser of the flags of a script, `--recipe` among them; raises UsageError.
+    """Parser for the flags of a script, including `--recipe`, that raises UsageError instead of exiting.
 
     Attributes:
         known: names of all options.
@@ -283,7 +282,7 @@ class RecipeParser(HfArgumentParser):
             action.type = {str: expand_home, string_to_bool: _switch}.get(action.type, action.type)
 
     def given(self, flags: Sequence[str]) -> dict[str, Any]:
-        """Return the options that flags name; the parser forgets its defaults."""
+        """Return only the options that are given by flags (this removes the parser's defaults)."""
         for action in self._actions:
             action.default, action.required = SUPPRESS, False
         given, unknown = self.parse_known_args(flags)
@@ -291,7 +290,7 @@ class RecipeParser(HfArgumentParser):
         return vars(given)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None):
-        """As in argparse, which would take a guide's --lr for an abbreviation of several of our flags."""
+        """As in argparse, but reject options of the guides, such as --lr, which argparse would abbreviate."""
         for word in sys.argv[1:] if args is None else args:
             name = word.lstrip("-").partition("=")[0].replace("-", "_")
             if word.startswith("--") and name not in self.known and name_of_guide(name, self.known):
@@ -299,7 +298,7 @@ class RecipeParser(HfArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def validate_known(self, unknown: Sequence[str]) -> None:
-        """Raises UsageError for what the parser did not recognize."""
+        """Raise UsageError for arguments that the parser did not recognize."""
         if not unknown:
             return
         name, _, value = unknown[0].partition("=")
@@ -308,7 +307,7 @@ class RecipeParser(HfArgumentParser):
         self.error(unknown_key(name.lstrip("-"), self.known, "flag"))
 
     def error(self, message: str):
-        """Raises UsageError: the usage above a message would be hundreds of options."""
+        """Raise UsageError instead of printing the usage, which lists hundreds of options."""
         of_guide = (
             name_of_guide(message.split()[1].strip("-:"), self.known) if message.startswith("argument") else None
         )
@@ -316,22 +315,22 @@ class RecipeParser(HfArgumentParser):
 
 
 def _switch(text: str | bool) -> bool:
-    """Convert the words of YAML for true and false."""
+    """Convert a YAML boolean (true, yes, on, ...) to bool."""
     return string_to_bool({"on": "yes", "off": "no"}.get(str(text).lower(), text))
 
 
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
-    """Shows defaults, and keeps the lines of the description, because some are commands."""
+    """Formatter that shows defaults and keeps line breaks in the description, which contains commands."""
 
 
 def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
-    """The mapping in a recipe file. Raises ValueError for a missing file, broken YAML or unknown keys."""
+    """Load a recipe file. Raise ValueError for a missing file, broken YAML or unknown keys."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise ValueError(f"recipe={path}: is not a file{nearest_file(path, '*.yaml', Path(typed_path(RECIPES)))}")
     values = load_yaml(path)
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must be a mapping of option: value, it is a {type(values).__name__}")
+        raise ValueError(f"{path}: must be a mapping of option: value, not a {type(values).__name__}")
     for key in values:
         if key not in known:
             raise ValueError(f"{path}: " + unknown_key(str(key), known, "key"))
@@ -343,21 +342,21 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
 
 
 def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
-    """Raise ValueError for a list, mapping or null in a recipe if the hint of the option has none."""
+    """Raise ValueError for a list, mapping or null in a recipe that the option's type hint does not allow."""
     for word, kind in {"list": list, "dict": dict, "None": type(None)}.items():
         if isinstance(value, kind) and word not in hint.replace("Optional", "None") and name != "config_overrides":
             raise ValueError(f"{path}: {name}={shorten(value)}: must be one value; leave the line out for the default")
 
 
 def _as_flag(value: Any, text: Any) -> Any:
-    """Return a scalar of a recipe, or those of a list, as a flag would give it: the text, so that 1.10 stays 1.10."""
+    """Return a recipe's scalar, or list of them, as text like that of a flag, so that 1.10 stays 1.10."""
     if value is None or isinstance(value, dict):
         return value
     return list(map(_as_flag, value, text)) if isinstance(value, list) else expand_home(str(text))
 
 
 def keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
-    """A flag changes single fields of what a recipe overrides in the config of its model, and leaves the others."""
+    """Merge the config overrides of a recipe with those of a flag, which has precedence field by field."""
     overrides = recipe.get("config_overrides")
     for part in parsed:
         if not isinstance(part, ModelArguments) or part.config_overrides in (overrides, "", None):
@@ -367,7 +366,7 @@ def keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
 
 
 def save_recipe(path: str | Path, *arguments: Any) -> None:
-    """Writes every option of a run, so that the file alone reproduces it."""
+    """Save all options of a run, so that the file alone reproduces it."""
     values: dict[str, Any] = {}
     for part in arguments:
         options = part.to_dict() if isinstance(part, TrainingArguments) else asdict(part)
@@ -376,7 +375,7 @@ def save_recipe(path: str | Path, *arguments: Any) -> None:
                 continue
             value = options[option.name]
             value = value.value if isinstance(value, Enum) else value
-            # None is left out where it is the default, and so is {}.
+            # None is omitted if it is the default, and so is {}.
             if option.default is not None if value is None else value != {}:
                 values[option.name] = value
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -384,10 +383,10 @@ def save_recipe(path: str | Path, *arguments: Any) -> None:
 
 
 def build_config(arguments: ModelArguments, **from_data: Any) -> "PreTrainedConfig":
-    """The config of a fresh model: preset, then what the data decide, then overrides.
+    """Build the config of a new model from its preset, values from the data, and overrides, in this order.
 
     Raises:
-        ValueError: unknown model type, preset or field, each with the nearest valid name.
+        ValueError: a model type, preset or field is unknown; the message names the nearest valid one.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -395,29 +394,31 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> "PreTrainedConf
     from ..registry import architecture_of
 
     if arguments.model_type is None:
-        raise ValueError("no model: give --model_type for a fresh one, or --model_name_or_path for saved weights")
+        raise ValueError(
+            "model_type=None: give --model_type for a new model, or --model_name_or_path for saved weights"
+        )
     if arguments.model_type not in CONFIG_MAPPING:
         raise ValueError(unknown_key(str(arguments.model_type), set(CONFIG_MAPPING), "model_type"))
     config_class = CONFIG_MAPPING[arguments.model_type]
     changes = checked_overrides(config_class, arguments.config_overrides)
-    # Built once from everything: some configs derive fields from others (hrm_text rewrites num_hidden_layers), so that
-    # rebuilding one from its own fields would give another.
+    # Build the config only once: some configs derive fields from others (hrm_text rewrites num_hidden_layers), so
+    # rebuilding one from its own fields would give a different config.
     values = {**from_data, **changes}
     if arguments.preset and architecture_of(arguments.model_type) is None:  # an architecture of transformers
-        raise ValueError(f"{arguments.model_type} has no presets; set its fields with --config_overrides")
+        raise ValueError(f"preset={arguments.preset!r}: {arguments.model_type} has no presets; use --config_overrides")
     try:
         if arguments.preset:
             return config_class.from_preset(arguments.preset, **values)
         return config_class(**values)
     except StrictDataclassError as error:
-        raise ValueError(f"config_overrides {changes}: {error.__cause__ or error}") from error
+        raise ValueError(f"config_overrides={changes}: {error.__cause__ or error}") from error
 
 
 def checked_overrides(config_class: type["PreTrainedConfig"], overrides: str | None) -> dict[str, Any]:
-    """`a=1,b=2` (or a JSON mapping) as fields of a config class, by the names that it stores.
+    """Parse `a=1,b=2` (or a JSON mapping) to fields of a config class, under the names that it stores.
 
     Raises:
-        ValueError: a field that does not exist, or two names of one field with different values.
+        ValueError: a field does not exist, or two names of the same field have different values.
     """
     changes: dict[str, Any] = {}
     valid = {f.name for f in fields(config_class)}
@@ -427,35 +428,35 @@ def checked_overrides(config_class: type["PreTrainedConfig"], overrides: str | N
         if name not in valid:
             raise ValueError(unknown_key(key, valid | set(aliases), f"config field of {config_class.model_type}"))
         if name in changes and changes[name] != value:
-            raise ValueError(f"config_overrides gives {name} twice, as {changes[name]} and (by {key}) as {value}")
+            raise ValueError(f"config_overrides sets {name} twice, to {changes[name]} and (as {key}) to {value}")
         changes[name] = value
     return changes
 
 
 def parse_overrides(overrides: str | None) -> dict[str, Any]:
-    """Return `a=1,b=true,c=[1,2]` as a dict with YAML values; a mapping in JSON or YAML stays one."""
+    """Parse `a=1,b=true,c=[1,2]`, or a mapping in JSON or YAML, to a dict with YAML values."""
     if not overrides:
         return {}
     if overrides.lstrip().startswith("{"):
         return {str(key): value for key, value in parse_yaml(overrides, f"config_overrides={overrides}").items()}
     pairs = {}
-    for item in re.split(r",(?=\s*\w+\s*=)", overrides):  # not at the commas of lists and mappings
+    for item in re.split(r",(?=\s*\w+\s*=)", overrides):  # not at commas in lists and mappings
         key, sign, value = item.partition("=")
         if not sign:
-            raise ValueError(f"config_overrides={overrides}: {item!r} is not of the form field=value")
+            raise ValueError(f"config_overrides={overrides}: {item!r} must have the form field=value")
         pairs[key.strip()] = parse_yaml(value, f"config_overrides={overrides}: {value!r}")
     return pairs
 
 
 def write_results(folder: str | Path, task: str, metrics: dict[str, Any], **extra: Any) -> Path:
-    """Writes `results.json`: task, metrics, what else is given, and the versions it was measured with."""
+    """Write `results.json` with the task, metrics, extra fields and library versions."""
     path = Path(folder) / "results.json"
     path.write_text(json.dumps({"task": task, "metrics": metrics, **extra, "versions": library_versions()}, indent=1))
     return path
 
 
 def hardware_of(args: Any) -> str:
-    """Devices of TrainingArguments, one a process: `NVIDIA H200`, `8 x NVIDIA H200`, `CPU, 2 threads`."""
+    """Describe the devices of a run: `NVIDIA H200`, `8 x NVIDIA H200` or `CPU, 2 threads`."""
     import torch
 
     cuda = args.device.type == "cuda"
@@ -464,14 +465,14 @@ def hardware_of(args: Any) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions that a result depends on."""
+    """Return the versions that a result depends on."""
     names = ("torch", "transformers", "accelerate", "datasets")
-    # Our own is not asked of the installation: a checkout on PYTHONPATH has none.
+    # Our own version is not read from package metadata, which a checkout on PYTHONPATH does not have.
     return {"python": platform.python_version(), "hrm_hf": __version__, **{name: version(name) for name in names}}
 
 
 def unknown_key(key: str, valid: Collection[str], what: str) -> str:
-    """Return the text of an error about an unknown key, with our name for it or the most similar valid one, if any."""
+    """Return an error message for an unknown key, with its replacement or the most similar valid key."""
     replacement = REPLACED.get(key.replace("-", "_")) or name_of_guide(key, valid) if what in ("flag", "key") else None
     if replacement:
         return f"unknown {what} {key!r}; {replacement}"
@@ -480,6 +481,6 @@ def unknown_key(key: str, valid: Collection[str], what: str) -> str:
 
 
 def split_names(values: str | Sequence) -> list:
-    """`"a,b"`, `["a,b"]` and `["a", "b"]` are the same list: flags and recipes write it as they like."""
+    """Split comma-separated names: `"a,b"`, `["a,b"]` and `["a", "b"]` give the same list."""
     values = [values] if isinstance(values, str) else values
     return [part.strip() for value in values for part in str(value).split(",") if part.strip()]

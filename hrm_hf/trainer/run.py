@@ -1,16 +1,16 @@
-"""`run_training`: all that a training script does once its options are read; and the folder of a run.
+"""`run_training`, which does everything in a training script after parsing, and the folder of a run.
 
     options = parse_script((PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
     run_training(PuzzleRun(*options))
 
-Each task overrides methods of `TrainingRun`, called in the order in which they stand there.
+Each task overrides methods of `TrainingRun`, which are called in the order of their definition.
 
-A run locks its folder while it writes, and has an id, which is in the manifest of each of its checkpoints and which a
-resumed run keeps. A new run does not start where checkpoints are, unless it is told to delete them.
+A run locks its folder while it writes. Its id is in the manifest of each of its checkpoints, and a resumed run keeps
+it. A new run does not start in a folder with checkpoints unless an option says to delete them.
 
-The lock is `flock`, by the library filelock, of the first process of a run; the kernel releases it with the process.
-Local file systems and NFS from version 4 on have it between machines, Lustre only if it is mounted with `flock`. A
-file system without locks gets a warning, and local locks only keep out runs of the same machine.
+The first process of a run holds the lock (`flock`, by the library filelock); the kernel releases it when the process
+ends. NFS supports it across machines from version 4 on, Lustre only if mounted with `flock`. A file system without
+locks gets a warning. Local locks only keep out runs on the same machine.
 """
 
 import contextlib
@@ -33,27 +33,27 @@ from ..hub.manifests import CheckpointError, list_checkpoints, resolve_checkpoin
 from ..io.files import lock_folder
 from ..io.usage import counted, validate_extra
 from ..registry import architecture_of
-from .adapters import quantization_config, save_trained, settle_base, with_adapters
+from .adapters import quantization_config, resolve_base_model, save_trained, with_adapters
 from .optim import WITHOUT_WARMUP
 from .preemption import exit_if_preempted
 from .recipes import ModelArguments, TuningArguments, hardware_of, save_recipe, write_results
 
 
-TRACKERS = {"tensorboard", "trackio", "wandb"}  # each is an extra, a value of --report_to and a module
+TRACKERS = {"tensorboard", "trackio", "wandb"}  # each name is an extra, a value of --report_to and a module
 LOCK_FILE = ".run.lock"
-_held_to_the_end: list[FileLock] = []  # a lock that nobody refers to is released
+_locks_until_exit: list[FileLock] = []  # a lock without references would be released
 
 Found = TypeVar("Found")
 
 
 class TrainingRun:
-    """One run of a script, from its options; each task has a subclass.
+    """Base class for one run of a training script, with a subclass for each task.
 
     Attributes:
-        task: its name in results.json.
-        kind: kind of model that saved weights must be.
-        train, validation: the data, set by `load_data`; None without.
-        parameters: sizes of the model, for results.json.
+        task: name of the task in results.json.
+        kind: kind of model that saved weights must have.
+        train, validation: the data, set by `load_data`, or None.
+        parameters: numbers of parameters, for results.json.
     """
 
     task: str
@@ -70,73 +70,73 @@ class TrainingRun:
         self.out = Path(args.output_dir)
 
     def validate_options(self) -> None:
-        """Raises ValueError for options that do not go together, before any work."""
+        """Raise ValueError for options that contradict each other, before anything else happens."""
 
     def load_data(self) -> None:
-        """Sets `train` and `validation`. Called by all processes."""
+        """Set `train` and `validation`. Called in all processes."""
         raise NotImplementedError
 
     def skip_evaluation(self) -> None:
-        """Turn off evaluation while training, for a run without held-out data. Called by all processes.
+        """Turn off evaluation for a run without held-out data. Called in all processes.
 
         Raises:
-            ValueError: the run needs evaluations, to stop or to choose its best checkpoint.
+            ValueError: the run needs evaluations for early stopping or to choose its best checkpoint.
         """
         args = self.args
         needing = ("early_stopping_patience", "load_best_model_at_end")
         if name := next((name for name in needing if getattr(args, name, None)), None):
             raise ValueError(f"{name}={getattr(args, name)}: needs held-out data; give some, or leave it out")
         if args.should_save and args.eval_strategy != IntervalStrategy.NO:
-            print(f"no held-out data: the run does not evaluate (eval_strategy={args.eval_strategy.value} is ignored)")
+            print(f"eval_strategy={args.eval_strategy.value} is ignored, because there are no held-out data")
         args.eval_strategy, args.eval_on_start = IntervalStrategy.NO, False
 
     def load_model(self, quantized: BitsAndBytesConfig | None) -> PreTrainedModel:
-        """A fresh model for the data, or saved weights."""
+        """Make a new model for the data, or load saved weights."""
         raise NotImplementedError
 
     def count_parameters(self, model: PreTrainedModel) -> dict[str, int]:
-        """Sizes of the model, for results.json."""
+        """Return numbers of parameters, for results.json."""
         return {"parameters": model.num_parameters()}
 
     def describe(self) -> str:
-        """Returns the text to print before training."""
+        """Return the text to print before training."""
         raise NotImplementedError
 
     def save_options(self) -> None:
-        """Writes recipe.yaml, and other files that the saved model needs. Called by processes that save."""
+        """Save recipe.yaml and other files that the model needs. Called in processes that save."""
         save_recipe(self.out / "recipe.yaml", *self.options)
 
     def make_trainer(self, model: Any) -> Trainer:
-        """The trainer of a model that may have an adapter."""
+        """Make the trainer for a model, which may have an adapter."""
         raise NotImplementedError
 
     def before_saving(self, trainer: Any) -> None:
-        """Changes a trained model before it is saved, if needed. Called by all processes."""
+        """Change a trained model before it is saved, if necessary. Called in all processes."""
 
     def evaluate(self, trainer: Any) -> dict[str, Any]:
-        """Metrics of held-out data. Called by all processes, with the model saved."""
+        """Return metrics on held-out data. Called in all processes, after the model is saved."""
         metrics = trainer.evaluate() if self.validation is not None and self.args.do_eval is not False else {}
         return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
     def results(self, trainer: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The metrics of results.json, and its other fields. Called by the first process, like the following."""
+        """Return metrics and other fields of results.json. This and the rest run in the first process."""
         return metrics, {}
 
     def plot(self, trainer: Any, metrics: dict[str, Any]) -> None:
-        """Draws what can be drawn of the run."""
+        """Plot the training history."""
 
     def record(self, metrics: dict[str, Any]) -> None:
-        """Writes metrics, if there are any, into the card of a complete checkpoint of ours."""
+        """Record metrics, if there are any, in the model card of a complete checkpoint."""
         if metrics:
             record_evaluation(self.out, **self.card_entry(metrics))
 
     def card_entry(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of `record_evaluation`: metrics, data set, split, parameters and settings."""
+        """Return the arguments of `record_evaluation`: metrics, data set, split, parameters and settings."""
         raise NotImplementedError
 
 
 class SaveOptionsCallback(TrainerCallback):
-    """Saves the options of a run when it begins; if it cannot resume, those of the earlier run stay."""
+    """Callback that saves the options once training begins, so a failed resume keeps the earlier ones."""
 
     def __init__(self, run: TrainingRun):
         self.run = run
@@ -147,11 +147,11 @@ class SaveOptionsCallback(TrainerCallback):
 
 
 def run_training(run: TrainingRun) -> None:
-    """Train, and leave model, results, plots and card in the run's folder."""
+    """Train, and save model, results, plots and card in the run's folder."""
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
-    settle_base(model_args, tuning_args)
-    for tracker in TRACKERS.intersection(args.report_to):  # the library notices it when the data have been read
+    resolve_base_model(model_args, tuning_args)
+    for tracker in TRACKERS.intersection(args.report_to):  # the library checks this only after loading the data
         validate_extra(tracker, f"report_to={tracker} needs {tracker}", tracker, instead="--report_to none")
     run.validate_options()
     if model_args.model_name_or_path:
@@ -162,7 +162,7 @@ def run_training(run: TrainingRun) -> None:
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
     run.parameters = run.count_parameters(model)  # before it may be sharded
     model = with_adapters(model, tuning_args)
-    run.options = tuple(map(copy.copy, run.options))  # the trainer may turn options into what the model means by them
+    run.options = tuple(map(copy.copy, run.options))  # save them as given, because the trainer may change them
     if args.should_save:
         print(run.describe(), describe_options(args), sep="\n", flush=True)
 
@@ -190,7 +190,7 @@ def run_training(run: TrainingRun) -> None:
 
 
 def describe_options(args: Any) -> str:
-    """Return the main options as the run uses them, whether flags, a recipe or defaults gave them."""
+    """Return a line with the main options of the run, whether from flags, a recipe or defaults."""
     rate = getattr(args, "peak_learning_rate", args.learning_rate)
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if not args.warmup_steps or schedule in WITHOUT_WARMUP:
@@ -199,7 +199,7 @@ def describe_options(args: Any) -> str:
         steps = args.warmup_steps
         warmup = f"warm-up {counted(int(steps), 'step') if steps >= 1 else f'{steps:.0%} of the run'}"
     factors = args.per_device_train_batch_size, args.gradient_accumulation_steps, args.world_size
-    rows = f"{math.prod(factors):,} rows a step ({' x '.join(map(str, factors))}: device, accumulation, processes)"
+    rows = f"{math.prod(factors):,} rows per step ({' x '.join(map(str, factors))}: device, accumulation, processes)"
     length = counted(args.max_steps, "step") if args.max_steps > 0 else f"num_train_epochs {args.num_train_epochs:g}"
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
     rate = f"learning rate {rate:g} ({schedule}, {warmup})"
@@ -210,7 +210,7 @@ def describe_options(args: Any) -> str:
 
 
 def agreed(call: Callable[[], Found], is_first: bool) -> Found:
-    """Calls `call` in the first process and returns its result, or raises its error, in all. A collective call."""
+    """Run `call` in the first process, and return its result or raise its error in all (collective)."""
     found: list[Any] = [None, None]
     if is_first:
         try:
@@ -224,8 +224,8 @@ def agreed(call: Callable[[], Found], is_first: bool) -> Found:
 
 
 @contextlib.contextmanager
-def held(output_dir: str | Path, is_first: bool) -> Iterator[None]:
-    """Locks `output_dir` inside the block. A collective call, as it starts."""
+def locked_folder(output_dir: str | Path, is_first: bool) -> Iterator[None]:
+    """Lock `output_dir` inside the block. All processes must enter it together."""
     lock = _agreed_lock(output_dir, is_first)
     try:
         yield
@@ -235,23 +235,23 @@ def held(output_dir: str | Path, is_first: bool) -> Iterator[None]:
 
 
 def claim_run_folder(args: Any) -> None:
-    """Locks the output folder of TrainingArguments until the process ends; scripts do it before they write.
+    """Lock the output folder until the process ends. Scripts call this before they write to it.
 
     Raises:
-        FolderInUseError: another run writes there.
-        FileExistsError: it holds checkpoints, and the run is told neither to resume nor to delete them.
-        OSError: it cannot be written.
+        FolderInUseError: another run is using the folder.
+        FileExistsError: the folder contains checkpoints, and no option says to resume or to delete them.
+        OSError: the folder is not writable.
     """
     is_first = args.process_index == 0
     lock = _agreed_lock(args.output_dir, is_first)
     if lock is not None:
-        _held_to_the_end.append(lock)
+        _locks_until_exit.append(lock)
     if not args.resume_from_checkpoint and not args.overwrite_output_dir:
         agreed(lambda: begin(args.output_dir, None), is_first)
 
 
 def _agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
-    """The lock on a folder, acquired once more; None in other processes and where there are no locks."""
+    """Lock a folder in the first process, or return None in others and without support for locks."""
     locks: list[FileLock | None] = [None]
     names = LOCK_FILE, "run", "--output_dir"
     agreed(lambda: locks.insert(0, lock_folder(Path(output_dir), *names, again=True)), is_first)
@@ -261,21 +261,21 @@ def _agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
 def begin(
     output_dir: str | Path, wanted: str | bool | None, overwrite: bool = False
 ) -> tuple[str | None, str, list[Path]]:
-    """Decides how a run starts in a folder; in the first process alone.
+    """Decide how a run starts in a folder. Called only in the first process.
 
-    If "last-complete" finds no complete checkpoint, the corrupted ones are renamed: they are not of the new run.
+    If "last-complete" finds no complete checkpoint, the corrupted ones are renamed, to separate them from the new run.
 
     Args:
         wanted: as in `resolve_checkpoint`.
-        overwrite: a run that resumes from nothing here deletes what it finds.
+        overwrite: delete existing checkpoints unless the run resumes from one of them.
 
     Returns:
-        The checkpoint to resume from, None for a new run; the id of the run, which a resumed run keeps; checkpoints of
-        an earlier run, which are deleted after the first step of this one.
+        The checkpoint to resume from, or None for a new run; the id of the run, which a resumed run keeps; checkpoints
+        of an earlier run, to be deleted after the first step of this run.
 
     Raises:
-        FileExistsError: checkpoints are there, and nothing says what to do with them.
-        CheckpointError, FileNotFoundError: as in `resolve_checkpoint`; or checkpoints of two runs are there.
+        FileExistsError: the folder contains checkpoints, and no option says what to do with them.
+        CheckpointError, FileNotFoundError: see `resolve_checkpoint`; or the folder has checkpoints of several runs.
     """
     there = list_checkpoints(output_dir)
     problems: dict[Path, list[str]] = {}
@@ -291,26 +291,26 @@ def begin(
             folder.rename(aside)
     elif checkpoint is None and there:
         raise FileExistsError(
-            f"{output_dir} holds checkpoints of an earlier run ({'..., ' if len(there) > 3 else ''}"
-            f"{', '.join(folder.name for folder in there[-3:])}), and a new one would mix with it. Continue that run "
-            "with --resume_from_checkpoint last (or last-complete), delete its checkpoints with "
-            "--overwrite_output_dir true, or choose another --output_dir"
+            f"{output_dir} contains checkpoints of an earlier run ({'..., ' if len(there) > 3 else ''}"
+            f"{', '.join(folder.name for folder in there[-3:])}). Continue that run with --resume_from_checkpoint "
+            "last (or last-complete), delete its checkpoints with --overwrite_output_dir true, or choose another "
+            "--output_dir"
         )
     others = [f"{folder.name} of run {ids[folder][:8]}" for folder in there if ids.get(folder) not in (None, run_id)]
     if others:
         raise CheckpointError(
-            f"{output_dir} holds checkpoints of more than one run: {checkpoint} is of run {run_id[:8]}, but "
-            f"{', '.join(others)}. Move one run's checkpoints elsewhere, or give another --output_dir; nothing was "
-            "loaded"
+            f"{output_dir} contains checkpoints of several runs: {checkpoint} is of run {run_id[:8]}, but "
+            f"{', '.join(others)}. Nothing was loaded. Move the checkpoints of one run elsewhere, or give another "
+            "--output_dir"
         )
     return checkpoint, run_id, []
 
 
 def rotate(folder: Path, run_id: str | None, limit: int | None, best: str | None) -> None:
-    """Deletes checkpoints of a run until `limit` are left; `folder` is the one that was just written.
+    """Delete checkpoints of a run until `limit` are left, but never `folder`, the newest one.
 
-    Later steps, which a run that went back has left behind, go first, then the oldest. The best checkpoint stays,
-    however its path is written, and so do checkpoints of other runs.
+    Later steps, left over from before the run went back to an earlier checkpoint, are deleted first, then the oldest.
+    The best checkpoint and checkpoints of other runs are kept.
     """
     if not limit or limit < 0:
         return

@@ -1,15 +1,15 @@
-"""How a run saves, resumes and pushes: complete checkpoints in a folder of its own, and errors that say what to do.
+"""Save, resume and push complete checkpoints.
 
-`CompleteCheckpoints` stands before a Trainer of transformers or TRL. What it changes:
+`CompleteCheckpoints` is a mixin for Trainer classes of transformers and TRL. It changes the following:
 
-- a run locks its folder, and starts only where that mixes no checkpoints of two runs (`run.py`);
-- a checkpoint is verified before it is resumed from (`hub/manifests.py`), by the first process for all, and weights of
-  another model, which the library loads as far as their names agree, are rejected;
-- a checkpoint ends with a manifest, and older ones are deleted only then;
-- a resumed run uses the optimizer and scheduler options that it is given, and prints those that changed;
-- weights that are not finite are neither saved nor trained on;
-- each push is a complete checkpoint with its code, as `hrm-hf push` makes them, with averaged weights where a run has
-  an average; pickles and event files stay local, and a card that people have edited stays as it is.
+- A run locks its folder, and does not start if checkpoints of two runs would mix (`run.py`).
+- The first process verifies a checkpoint before the run resumes from it (`hub/manifests.py`). Weights of another model
+  are rejected; the library would load those with matching names.
+- A checkpoint is completed by a manifest; older checkpoints are deleted only after that.
+- A resumed run uses its own optimizer and scheduler options, and prints those that changed.
+- Non-finite weights are not saved, and a run does not resume from them.
+- Each push is a complete checkpoint with its code, as from `hrm-hf push`, with averaged weights if the run has them.
+  Pickles and event files are not uploaded, and an edited model card is not overwritten.
 """
 
 import contextlib
@@ -61,48 +61,48 @@ from .optim import (
     validate_resumable,
 )
 from .preemption import PreemptionCallback
-from .run import agreed, begin, held, rotate
+from .run import agreed, begin, locked_folder, rotate
 
 
-# What gloo and NCCL say when another process has gone.
-OTHERS_GONE = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
+# Messages of gloo and NCCL when another process has ended.
+PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
 PUSH_FAILED = "a push during training failed, and training went on: {}"
 OPTIMIZATION = "optimization"  # key of the `optimization_record` in the trainer's state
 WITH_STATE = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
 
 class NonFiniteError(RuntimeError):
-    """Loss, gradients or weights are not finite."""
+    """Raised if loss, gradients or weights are not finite."""
 
 
 class CompleteCheckpoints:
-    """Stands before a trainer of the libraries, whose subclass sets `preemption`."""
+    """Mixin for trainers of transformers and TRL, whose subclasses set `preemption`."""
 
     average: Any = None
-    cache_at_inference: bool | None = None  # `use_cache` of the model's config before training; None without
+    cache_at_inference: bool | None = None  # `use_cache` of the model's config before training, if it has this field
     preemption: PreemptionCallback
     run_id: str | None = None
     push_in_progress: PushInProgress | None = None
     _stale: list[Path] = []
     _resumed = False
-    _settings: list[dict[str, Any]] = []  # of the optimizer's groups, by the options of this run
+    _settings: list[dict[str, Any]] = []  # settings of the optimizer's groups from the options of this run
     _num_training_steps = 0
 
     # ---- training ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any):
-        """As in the library; `resume_from_checkpoint` may also be "last" or "last-complete"; see `resolve_checkpoint`.
+        """As in the library, but `resume_from_checkpoint` may be "last" or "last-complete".
 
         Raises:
-            FileExistsError, FolderInUseError: an earlier run's checkpoints, or a running run, are in the folder.
-            CheckpointError: the checkpoint is corrupted, or not one of this model.
-            NonFiniteError: the weights, as loaded or at the end, are not finite.
+            FileExistsError, FolderInUseError: the folder has checkpoints of an earlier run, or another run uses it.
+            CheckpointError: the checkpoint is corrupted or belongs to another model.
+            NonFiniteError: the weights are not finite, after loading or at the end.
             ValueError: the data do not fill a single step.
         """
         args, is_first = self.args, self.args.process_index == 0
         resume_from_checkpoint = wanted_checkpoint(resume_from_checkpoint)
         overwrite = getattr(args, "overwrite_output_dir", False)  # which arguments of TRL may lack
-        with held(args.output_dir, is_first):
+        with locked_folder(args.output_dir, is_first):
             start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrite), is_first)
             checkpoint, self.run_id, self._stale = start
             self._resumed = checkpoint is not None
@@ -115,12 +115,12 @@ class CompleteCheckpoints:
                 if not self.state.global_step:
                     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "dataloader_drop_last")
                     options = ", ".join(f"{name}={getattr(args, name)}" for name in names)
-                    raise ValueError(f"{options}: the data do not fill one step; lower the batch, or give more data")
+                    raise ValueError(f"{options}: the data do not fill one step; lower the batch size, or add data")
                 self.validate_finite_weights()
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """As in the library, which takes a step too many when it resumes a run that is complete."""
+        """As in the library, which would take one step too many when it resumes a complete run."""
         if self._resumed:
             self._resumed = False
             self.validate_finite_weights()
@@ -130,7 +130,7 @@ class CompleteCheckpoints:
             super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """As in the library. A step has been made by now, so the run works, and what it replaces may go."""
+        """As in the library, and delete the checkpoints of an earlier run after the first step succeeded."""
         if self._stale:
             print(f"deleting {len(self._stale)} checkpoints of an earlier run (overwrite_output_dir)", flush=True)
             agreed(lambda: [shutil.rmtree(folder) for folder in self._stale], self.args.process_index == 0)
@@ -139,7 +139,7 @@ class CompleteCheckpoints:
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:
-        """Raises failures of the machine with the step and with what is left of the run."""
+        """Add the step, a remedy and the last complete checkpoint to errors of memory or lost processes."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:
@@ -147,23 +147,23 @@ class CompleteCheckpoints:
             if out_of_memory(error):
                 reason = f"out of memory in step {step} ({first or type(error).__name__}): lower "
                 reason += f"--per_device_train_batch_size (now {self.args.per_device_train_batch_size}) or row length"
-            elif self.args.world_size > 1 and any(words in first for words in OTHERS_GONE):
+            elif self.args.world_size > 1 and any(words in first for words in PEER_LOST):
                 reason = f"process {self.args.process_index} of {self.args.world_size} has lost the others in step "
-                reason += f"{step} ({first}): one was killed or has failed, see what it and the launcher printed"
+                reason += f"{step} ({first}): one was killed or has failed, see its output and the launcher's"
             else:
                 raise
             saved = [folder for folder in list_checkpoints(self.args.output_dir) if not find_corruption(folder, False)]
             left = (
-                f"{saved[-1]} is intact: --resume_from_checkpoint last-complete goes on from there"
+                f"{saved[-1]} is intact: continue from it with --resume_from_checkpoint last-complete"
                 if saved
-                else "No checkpoint is saved"
+                else "No checkpoint was saved"
             )
             raise type(error)(f"{reason}. {left}") from error
 
-    # ---- weights that are not finite ----
+    # ---- non-finite weights ----
 
     def validate_finite_weights(self) -> None:
-        """Raises NonFiniteError in all processes if weights of one of them are not finite. A collective call."""
+        """Raise NonFiniteError in all processes if weights of one of them are not finite (collective)."""
         trained = {id(t) for group in getattr(self.optimizer, "param_groups", ()) for t in group["params"]}
         named = dict(self.model.named_parameters())
         named |= {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) in trained}
@@ -176,19 +176,19 @@ class CompleteCheckpoints:
             raise NonFiniteError(
                 f"weights are not finite after step {self.state.global_step}: "
                 f"{_some(broken) or 'those of another process'}. They were not saved. Lower the learning rate "
-                f"({self.args.learning_rate:.3g}), look at the data for extreme values, and restart or resume from an "
+                f"({self.args.learning_rate:.3g}), check the data for extreme values, and restart or resume from an "
                 "earlier checkpoint with --resume_from_checkpoint FOLDER"
             )
 
     # ---- saving ----
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Writes the manifest after everything else, and deletes old checkpoints only then."""
+        """As in the library, and write the manifest last and delete old checkpoints only after that."""
         self.validate_finite_weights()
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        if self.args.should_save and folder.exists():  # another run's files must not become part of this one
-            (folder / MANIFEST).unlink(missing_ok=True)  # while it is written a second time, it is not complete
+        if self.args.should_save and folder.exists():  # do not mix it with files of another run
+            (folder / MANIFEST).unlink(missing_ok=True)  # first, so that a half-deleted folder is not complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         self.state.stateful_callbacks[OPTIMIZATION] = optimization_record(self.args, self.optimizer, self.lr_scheduler)
@@ -212,7 +212,7 @@ class CompleteCheckpoints:
             rotate(folder, self.run_id, limit, self.state.best_model_checkpoint)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
+        """As in the library, but save the original `use_cache`, which the library turns off for training."""
         if self.cache_at_inference is None:
             return super()._save(output_dir, state_dict)
         config = self.model.config
@@ -225,14 +225,14 @@ class CompleteCheckpoints:
     # ---- loading ----
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        """As in the library, for weights with the names and shapes of this model alone."""
+        """As in the library, but reject weights with other names or shapes than this model's."""
         if not self.is_fsdp_enabled:
             _validate_same_weights(Path(resume_from_checkpoint), self.model)
         with readable(resume_from_checkpoint, "a file of weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As in the library, but without its warning about tied weights, which a file has under one name only."""
+        """As in the library, but without a warning about tied weights, which are saved only once."""
         if load_result.missing_keys:
             weights, missing = self.model.state_dict(), load_result.missing_keys
             there = {tensor.data_ptr() for name, tensor in weights.items() if name not in missing}
@@ -241,12 +241,12 @@ class CompleteCheckpoints:
         super()._issue_warnings_after_load(load_result)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
-        """As in the library; also keeps the optimizer's settings, which loading a checkpoint overwrites."""
+        """As in the library, and keep the optimizer's settings, which loading a checkpoint overwrites."""
         warmup = 0 if self.args.lr_scheduler_type in WITHOUT_WARMUP else self.args.get_warmup_steps(num_training_steps)
         if warmup > num_training_steps and self.is_world_process_zero():
             warnings.warn(
                 f"warmup_steps={self.args.warmup_steps:g}: longer than the run of {num_training_steps} steps, which "
-                f"reaches {num_training_steps / warmup:.1%} of its learning rate; lower it (0.1: 10% of the run)",
+                f"reaches only {num_training_steps / warmup:.1%} of the learning rate; lower it (0.1: 10% of the run)",
                 stacklevel=2,
             )
         scheduler = super().create_scheduler(num_training_steps, optimizer)
@@ -255,15 +255,15 @@ class CompleteCheckpoints:
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As in the library, which ignores the optimizer's options when it resumes; here they apply."""
+        """As in the library, but apply this run's optimizer options, which the library ignores on resuming."""
         if checkpoint is None:
             return
         present = optimization_record(self.args, self.optimizer, self.lr_scheduler)
         state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
         if state.global_step > self._num_training_steps:
             raise ValueError(
-                f"max_steps={self.args.max_steps}, num_train_epochs={self.args.num_train_epochs:g}: {checkpoint} has "
-                f"taken {state.global_step} steps, the run has only {self._num_training_steps}; raise them"
+                f"max_steps={self.args.max_steps}, num_train_epochs={self.args.num_train_epochs:g}: {checkpoint} is "
+                f"at step {state.global_step}, the run has only {self._num_training_steps} steps; raise one of them"
             )
         saved = state.stateful_callbacks.get(OPTIMIZATION, {})
         if saved:
@@ -287,18 +287,18 @@ class CompleteCheckpoints:
     # ---- pushing ----
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As in the library, with errors that say what to do, and no token among arguments that are uploaded."""
+        """As in the library, with clear errors, and without a token in arguments that are uploaded."""
         if self.args.hub_token and self.args.hub_strategy in WITH_STATE:
             raise ValueError(
-                f"hub_token with hub_strategy={self.args.hub_strategy.value}: the token is in training_args.bin, "
-                "which would be uploaded. Log in with `hf auth login`, or set HF_TOKEN"
+                f"hub_token with hub_strategy={self.args.hub_strategy.value}: would upload the token in "
+                "training_args.bin; log in with `hf auth login` instead, or set HF_TOKEN"
             )
         with hub_errors("push", self.args.hub_model_id or Path(self.args.output_dir).name):
             super().init_hf_repo(token, private)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A finished run saves averaged weights as the model, keeps the raw ones beside them, and pushes."""
-        if _internal_call:  # a checkpoint, which goes on with raw weights
+        """Save averaged weights as the model of a finished run, also save the raw weights, and push."""
+        if _internal_call:  # a checkpoint, which contains raw weights to continue from
             super().save_model(output_dir, _internal_call=True)
             return
         self._save_final(output_dir or self.args.output_dir)
@@ -309,12 +309,12 @@ class CompleteCheckpoints:
         with self.averaged_weights():
             super().save_model(output_dir, _internal_call=True)
             if self.average is not None and self.args.should_save:
-                # Inside the block the average holds the raw weights.
+                # Inside the block, `average.shadow` contains the raw weights.
                 save_file(self.average.shadow, str(Path(output_dir, RAW_WEIGHTS_FILE)))
 
     @contextlib.contextmanager
     def averaged_weights(self):
-        """The model holds its averaged weights inside the block, if there is an average."""
+        """Swap the averaged weights into the model inside the block, if there is an average."""
         if self.average is not None:
             self.average.swap()
         try:
@@ -330,14 +330,14 @@ class CompleteCheckpoints:
         revision: str | None = None,
         **card: Any,
     ) -> PushResult | None:
-        """Saves and pushes the model as it is; `card` as in `create_model_card`. None but in the first process."""
+        """Save and push the model (`card`: see `create_model_card`). Other processes return None."""
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
         self._save_final(self.args.output_dir)
         return self._push_final(commit_message, token, revision, **card)
 
     def push_results(self) -> None:
-        """Pushes what a script has written after `save_model` (results, plots, metrics in the card), if it pushes."""
+        """Push results, plots and metrics written after `save_model`, if `push_to_hub` is set."""
         if self.args.push_to_hub:
             self._push_final("Results")
 
@@ -359,7 +359,7 @@ class CompleteCheckpoints:
     def create_model_card(
         self, license: str | None = None, tags: str | list[str] | None = None, **kwargs: Any
     ) -> None:
-        """Writes the card of our template; an existing one stays, with `license` and `tags` in its metadata."""
+        """Write our model card, or add `license` and `tags` to the metadata of an existing card."""
         if not self.is_world_process_zero():
             return
         path = Path(self.args.output_dir, CARD_FILE)
@@ -373,13 +373,13 @@ class CompleteCheckpoints:
         card.save(path)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Does nothing: the library calls it before the checkpoint is complete; see `push_checkpoint`."""
+        """Do nothing, because the library calls this before the checkpoint is complete."""
 
     def push_checkpoint(self, folder: Path) -> None:
-        """Pushes a complete checkpoint of a run that goes on, as `hub_strategy` says.
+        """Push a complete checkpoint during training, according to `hub_strategy`.
 
-        The raw weights are uploaded in the background; the state of training (strategies with checkpoints) is waited
-        for.
+        The raw weights are uploaded in the background, the training state (strategies with checkpoints) in the
+        foreground.
         """
         args, busy = self.args, self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
@@ -390,7 +390,7 @@ class CompleteCheckpoints:
         self.callback_handler.on_push_begin(args, self.state, self.control)
         message = f"Training in progress, step {self.state.global_step}"
         try:
-            # Uploaded from the run's folder: the checkpoint may be deleted before that has ended.
+            # Upload from the run's folder, because the checkpoint may be deleted during the upload.
             for name, source in own_files(folder).files.items():
                 Path(args.output_dir, name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, Path(args.output_dir, name))
@@ -408,7 +408,7 @@ class CompleteCheckpoints:
             warnings.warn(PUSH_FAILED.format(error), stacklevel=2)
 
     def _finish_current_push(self) -> None:
-        """As in the library, which does not say when a push in the background has failed."""
+        """As in the library, and warn if a background push has failed."""
         super()._finish_current_push()
         for job in self.push_in_progress.jobs if self.push_in_progress is not None else ():
             if error := job.exception():
@@ -424,7 +424,7 @@ def _some(names: list[str]) -> str:
 
 
 def _validate_state(folder: str) -> None:
-    """Raises CheckpointError unless the state of a run can be read, and says where the run was."""
+    """Raise CheckpointError unless the trainer's state can be read and is valid."""
     validate_plain_metadata(folder)
     with readable(folder, TRAINER_STATE_NAME):
         state = TrainerState.load_from_json(os.path.join(folder, TRAINER_STATE_NAME))
@@ -435,7 +435,7 @@ def _validate_state(folder: str) -> None:
 
 
 def _validate_same_weights(folder: Path, model: torch.nn.Module) -> None:
-    """Raises CheckpointError unless a checkpoint has the weights of `model`, by names and shapes in its headers."""
+    """Raise CheckpointError unless a checkpoint's weights have the names and shapes of `model`."""
     plain = unwrap_peft_model(model) is model
     weights = model.state_dict() if plain else get_peft_model_state_dict(model)
     main = folder / (SAFE_WEIGHTS_NAME if plain else ADAPTER_SAFE_WEIGHTS_NAME)
@@ -447,13 +447,13 @@ def _validate_same_weights(folder: Path, model: torch.nn.Module) -> None:
             files = set(json.loads(index.read_text())["weight_map"].values())
         elif not main.exists():
             raise CheckpointError(
-                f"checkpoint {folder} has no {main.name}; weights of other formats are not resumed from. Start a new "
-                "run from them with --model_name_or_path"
+                f"checkpoint {folder} has no {main.name}, and a run cannot resume from other formats; start a new run "
+                "from its weights with --model_name_or_path"
             )
         for name in files:
             with safe_open(folder / Path(name).name, "pt") as opened:
                 found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-    # Tied weights are saved under one of their names.
+    # Tied weights are saved under only one of their names.
     there = {weights[name].data_ptr() for name in found if name in weights}
     known = {*found, *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
     wrong = [f"{name} {list(shape)} is not in the model" for name, shape in found.items() if name not in weights]
@@ -464,7 +464,7 @@ def _validate_same_weights(folder: Path, model: torch.nn.Module) -> None:
             wrong.append(f"{name} {list(tensor.shape)} is missing")
     if wrong:
         raise CheckpointError(
-            f"checkpoint {folder} holds the weights of another model than this "
-            f"{type(unwrap_peft_model(model)).__name__}: {_some(sorted(wrong))}. Nothing was loaded; resume with the "
-            "--model_type, --preset and --config_overrides that the run began with"
+            f"checkpoint {folder} has weights that do not fit this {type(unwrap_peft_model(model)).__name__}: "
+            f"{_some(sorted(wrong))}. Nothing was loaded; resume with the --model_type, --preset and "
+            "--config_overrides of the original run"
         )

@@ -238,7 +238,7 @@ def test_weights_of_another_model_are_rejected_despite_a_valid_manifest(run, cha
     change(run / "checkpoint-2")
     write_manifest(run / "checkpoint-2")
     message = refused(run)
-    listed = re.search(r"another model than this HrmPuzzleForSolving: (.*?)(?: and \d+ more)?\. Nothing", message)[1]
+    listed = re.search(r"do not fit this HrmPuzzleForSolving: (.*?)(?: and \d+ more)?\. Nothing", message)[1]
     names = re.findall(r"(?:^|, )(?!expected)([\w.]+) (?:has shape )?\[[\d, ]+\]", listed)
     assert names and names == sorted(names)
     if change in (other_widths, turned):

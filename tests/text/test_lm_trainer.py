@@ -351,7 +351,7 @@ def test_backprop_depth_reaches_its_maximum_within_the_warmup(make):
 def test_the_global_batch_is_shared_by_accumulated_batches(tmp_path):
     options = {"output_dir": str(tmp_path), "use_cpu": True, "gradient_accumulation_steps": 4}
     assert LmTrainingArguments(**options, global_batch_size=24).per_device_train_batch_size == 6
-    with pytest.raises(ValueError, match=r"global_batch_size=10 .* 1 process.* 4 "):
+    with pytest.raises(ValueError, match=r"global_batch_size=10: .* 1 process.* 4 "):
         LmTrainingArguments(**options, global_batch_size=10)
 
 

@@ -39,8 +39,8 @@ from hrm_hf.trainer.adapters import (
     adaptable_modules,
     merge,
     quantization_config,
+    resolve_base_model,
     save_trained,
-    settle_base,
     with_adapters,
 )
 from hrm_hf.trainer.recipes import ModelArguments
@@ -431,8 +431,8 @@ def test_missing_bitsandbytes_names_its_extra(bases, monkeypatch):
     ("options", "message"),
     [
         ({"lora_rank": 4, "load_in": "2bit"}, "load_in='2bit'.*none, 8bit, 4bit"),
-        ({"use_dora": True}, "use_dora .*--lora_rank"),
-        ({"load_in": "4bit", "merge_adapter": True}, "load_in, merge_adapter .*--lora_rank"),
+        ({"use_dora": True}, "use_dora: .*--lora_rank"),
+        ({"load_in": "4bit", "merge_adapter": True}, "load_in, merge_adapter: .*--lora_rank"),
         ({"adapter": "x", "lora_rank": 4}, "adapter='x'.*lora_rank"),
         ({"lora_rank": 4, "load_in": "4bit", "merge_adapter": True}, "merge_adapter.*load_in='4bit'"),
     ],
@@ -474,10 +474,10 @@ def test_modules_to_save_exist(architecture, bases):
 
 def test_adapter_needs_base_weights_and_is_rejected_as_base(bases, tmp_path):
     with pytest.raises(ValueError, match=r"adapter.*--model_name_or_path"):
-        settle_base(ModelArguments(model_type="hrm_lm"), tuning("lora"))
+        resolve_base_model(ModelArguments(model_type="hrm_lm"), tuning("lora"))
     with_adapters(load_base("hrm_lm", bases["hrm_lm"]), tuning("lora")).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"model_name_or_path=.*hrm_lm.*--adapter "):
-        settle_base(ModelArguments(model_name_or_path=str(tmp_path)), TuningArguments())
+        resolve_base_model(ModelArguments(model_name_or_path=str(tmp_path)), TuningArguments())
     arguments = ModelArguments()
-    settle_base(arguments, TuningArguments(adapter=str(tmp_path)))
+    resolve_base_model(arguments, TuningArguments(adapter=str(tmp_path)))
     assert arguments.model_name_or_path == str(bases["hrm_lm"])

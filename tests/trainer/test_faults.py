@@ -132,7 +132,7 @@ def test_surviving_process_reports_a_killed_one_and_ends(tmp_path):
     )
     assert result.returncode not in (0, 99)
     assert f"process 0 of 2 has lost the others in step {faults_worker.KILLED_IN} (" in result.stderr
-    assert f"{tmp_path / 'checkpoint-2'} is intact: --resume_from_checkpoint last-complete goes on" in result.stderr
+    assert f"{tmp_path / 'checkpoint-2'} is intact: " in result.stderr
     assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-2"]
     assert find_corruption(tmp_path / "checkpoint-2") == []
 

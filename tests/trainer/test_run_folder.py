@@ -33,7 +33,7 @@ from hrm_hf.io import files
 from hrm_hf.io.files import FolderInUseError
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.trainer.recipes import save_recipe
-from hrm_hf.trainer.run import LOCK_FILE, begin, claim_run_folder, held, rotate
+from hrm_hf.trainer.run import LOCK_FILE, begin, claim_run_folder, locked_folder, rotate
 
 
 SCRIPTS = Path(__file__).parents[2] / "training"
@@ -262,7 +262,7 @@ def test_run_without_file_locks_warns_and_continues(tmp_path, monkeypatch):
 
     monkeypatch.setattr(UnixFileLock, "_acquire", no_locks)
     assert FileLock is UnixFileLock
-    with pytest.warns(UserWarning, match=r"locks \(Function not implemented\)"), held(tmp_path, True):
+    with pytest.warns(UserWarning, match=r"locks \(Function not implemented\)"), locked_folder(tmp_path, True):
         pass
 
 

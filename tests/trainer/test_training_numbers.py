@@ -34,14 +34,14 @@ def made(kind, folder, **options):
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize(("name", "value"), REFUSED)
 def test_invalid_numbers_are_rejected_by_every_script(kind, name, value, tmp_path):
-    with pytest.raises(ValueError, match=rf"^{name}={value!r} ") as error:
+    with pytest.raises(ValueError, match=rf"^{name}={value!r}: must be ") as error:
         made(kind, tmp_path, **{name: value})
     assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("name", "value"), OURS)
 def test_invalid_numbers_of_our_own_options_are_rejected(name, value, tmp_path):
-    with pytest.raises(ValueError, match=rf"^{name}={value!r} "):
+    with pytest.raises(ValueError, match=rf"^{name}={value!r}: must be "):
         made(PuzzleTrainingArguments, tmp_path, **{name: value})
 
 

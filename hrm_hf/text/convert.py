@@ -175,7 +175,7 @@ def _field(original: dict[str, Any], name: str, file: Path) -> int:
 
 
 def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[dict[str, torch.Tensor], set[str]]:
-    """Return the tensors in float32 under our names, and all the names of ours that the original provides."""
+    """Return the tensors (float32) under our names, and the set of our names that the original provides."""
     ours_of = {
         "token_embeddings.weight": "model.embed_tokens.weight",
         "final_norm.weight": "model.H_module.exit_norm.weight",
@@ -263,7 +263,7 @@ def _validate_theta(value: Any, name: str) -> None:
 def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
     """Derive our config from config.yaml, with the fields at the top level or in a section `model`."""
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing; it is needed because the weights do not tell the number of heads")
+        raise FileNotFoundError(f"{file} is missing; the weights alone do not determine the number of heads")
     fields = load_yaml(file)
     if isinstance(fields, dict) and isinstance(fields.get("model"), dict):
         fields = fields["model"]

@@ -214,7 +214,7 @@ def open_hub(source: str, split: str, streaming: bool, cache_dir: str | None):
 
 
 def _with_places(rows, column: str, name: str):
-    """Reduce a table to the columns `text` and `error`, which rows without a text get."""
+    """Reduce a table to the columns `text` and `error` (set for rows without a text)."""
     from datasets import Features, Value
 
     columns = rows.column_names

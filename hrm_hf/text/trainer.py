@@ -278,7 +278,7 @@ class CausalLMTrainer(HrmTrainer):
 
 
 def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_steps: int) -> SegmentSchedule:
-    """Return the segment schedule of a step, which depends on the step alone and survives resuming.
+    """Return the segment schedule of a step, which depends only on the step, as resuming requires.
 
     The backpropagation depth grows linearly from its minimum to the config's `bp_steps` ("warm-up deep credit
     assignment" of HRM-Text). Steps with one segment cost as much as a plain model with the same weights.

@@ -322,7 +322,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
                 callback.early_stopping_patience_counter = stopping["attributes"]["early_stopping_patience_counter"]
 
     def _restore_data_position(self, folder: Path) -> None:
-        """Warn if the library may skip other batches than those already trained on."""
+        """Warn if resuming may skip the wrong batches because the number of processes has changed."""
         saved = len(list(folder.glob("rng_state*.pth")))
         if saved != self.args.world_size:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Optimizers of recursive models: AdamATan2 for weights, sign descent for sparse rows, or both.
+"""Optimizers of recursive models: AdamATan2, sign descent for sparse rows, and both combined.
 
 The module also has the learning-rate schedule and the weight average of the original recipes; all others come from
 transformers. The last functions let the options of a resumed run replace those saved in its checkpoint.
@@ -78,7 +78,7 @@ class SignSGD(torch.optim.Optimizer):
                     continue
                 if not p.grad.is_sparse:
                     raise TypeError(
-                        f"SignSGD needs a sparse gradient of rows; this one {tuple(p.grad.shape)} is dense"
+                        f"SignSGD needs a sparse gradient of rows; this one is dense, with shape {tuple(p.grad.shape)}"
                     )
                 ids, grads = _sum_rows(*_gather_rows(p.grad._indices()[0], p.grad._values()))
                 rows = p[ids] * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * grads.sign()

@@ -56,7 +56,7 @@ class PreemptionCallback(TrainerCallback):
 
     def __init__(self):
         self.preempted, self.received, self.interrupted = False, None, None
-        self.pressed: float | None = None  # when Ctrl-C came
+        self.pressed: float | None = None  # time of the first Ctrl-C
 
     def note(self, number: int, frame: Any) -> None:
         """Handle a signal by remembering it."""

@@ -349,7 +349,7 @@ def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
 
 
 def _as_flag(value: Any, text: Any) -> Any:
-    """Return a recipe's scalar, or list of them, as text like that of a flag, so that 1.10 stays 1.10."""
+    """Return a recipe's scalar (or each of a list) as text, as a flag gives it, so that 1.10 stays 1.10."""
     if value is None or isinstance(value, dict):
         return value
     return list(map(_as_flag, value, text)) if isinstance(value, list) else expand_home(str(text))

@@ -119,7 +119,7 @@ class TrainingRun:
         return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
     def results(self, trainer: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return metrics and other fields of results.json. This and the rest run in the first process."""
+        """Return metrics and other fields of results.json. Called, like the rest, only in the first process."""
         return metrics, {}
 
     def plot(self, trainer: Any, metrics: dict[str, Any]) -> None:

@@ -139,7 +139,7 @@ class CompleteCheckpoints:
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:
-        """Add the step, a remedy and the last complete checkpoint to errors of memory or lost processes."""
+        """Add the step, a remedy and the last complete checkpoint to out-of-memory and lost-process errors."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Rows of prompts and answers: the formats that are read, and what is said of those that are not."""
+"""Rows of prompts and answers: supported formats, and error messages for all others."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Tokenizer, config and weights fit each other, or the error says how to mend it."""
+"""Tokenizer, config and weights fit each other, or the error says how to fix it."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_config_has_a_position_for_every_token_of_a_row():
 def test_hrm_text_gets_the_requested_layers():
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "head_dim": 16}
     overrides = ",".join(f"{name}={value}" for name, value in {**sizes, "num_hidden_layers": 2}.items())
-    found = config(overrides, 4096, model_type="hrm_text")  # positions are raised too: built a second time
+    found = config(overrides, 4096, model_type="hrm_text")  # the config is built a second time, with more positions
     direct = HrmTextConfig(**sizes, num_hidden_layers=2)
     assert found.num_layers_per_stack == direct.num_layers_per_stack == 2
     assert found.num_hidden_layers == direct.num_hidden_layers == 16 and found.max_position_embeddings == 4096

@@ -1,4 +1,4 @@
-"""The REPLs by themselves: what code in `MontyExecutor` cannot do, and how its limits end it."""
+"""REPLs of `MontyExecutor`: code cannot leave the sandbox, and limits stop it."""
 
 import pytest
 

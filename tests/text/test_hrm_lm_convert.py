@@ -1,4 +1,4 @@
-"""HRMText1 checkpoints become starting weights. Referee: their block written out here, with attention as it should be.
+"""HRMText1 checkpoints become starting weights. Referee: the original block, written out here with correct attention.
 
 The checkpoint is made up, since the published ones are large; names and shapes are those of the original's state_dict.
 """
@@ -53,7 +53,7 @@ def original_state():
 
 @pytest.fixture
 def write_original(tmp_path):
-    """Writes a folder as the original does: `write(state, file name, config fields)`."""
+    """Write a folder like the original: `write(state, file name, config fields)`."""
 
     def write(state=None, file="pytorch_model.bin", **fields):
         folder = tmp_path / "original"
@@ -141,7 +141,7 @@ def test_a_converted_model_trains_and_generates(write_original, tmp_path):
     convert_hrm_text1(write_original(), tmp_path / "ours")
     model = HrmLmForCausalLM.from_pretrained(tmp_path / "ours")
     ids = torch.randint(0, VOCAB, (2, 8), generator=torch.Generator().manual_seed(1))
-    assert (model.config.H_cycles, model.config.L_cycles) == (2, 3)  # the original's config.json does not say
+    assert (model.config.H_cycles, model.config.L_cycles) == (2, 3)  # not in the original's config.json
     model(ids, labels=ids).loss.backward()
     assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 11)
 
@@ -227,7 +227,7 @@ def test_missing_or_corrupted_files_are_named(write_original, tmp_path):
         convert_hrm_text1(folder, tmp_path / "ours")
     write_original()
     (folder / "model.safetensors").write_bytes(b"\x01" * 20)
-    with pytest.raises(ValueError, match=r"model\.safetensors is"):
+    with pytest.raises(ValueError, match=r"model\.safetensors "):
         convert_hrm_text1(folder, tmp_path / "ours")
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks compare like with like: peers of equal size and equal work, FLOPs as torch counts them."""
+"""The benchmarks compare models of equal size and equal compute. Referee: FLOPs as counted by torch."""
 
 import numpy as np
 import pytest

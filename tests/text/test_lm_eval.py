@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on our causal LMs through its `hf` backend. Referee: log-likelihoods of one forward each."""
+"""lm-evaluation-harness with our causal LMs (`hf` backend). Referee: log-likelihoods from one forward pass."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ TASKS = Path(__file__).parents[1] / "fixtures" / "lm_eval"
 
 
 def most_likely(model, tokenizer, question: str, choices: list[str]) -> int:
-    """The choice whose tokens have the highest sum of log-probabilities after the question."""
+    """Return the choice with the highest sum of log-probabilities after the question."""
     scores = []
     for choice in choices:
         start, ids = len(tokenizer(question).input_ids), tokenizer(question + choice).input_ids
@@ -28,7 +28,7 @@ def test_the_harness_scores_choices_by_the_likelihood_of_the_model(architecture,
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    monkeypatch.chdir(TASKS)  # the task names its data from here
+    monkeypatch.chdir(TASKS)  # the task has a path relative to this folder
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     model, tokenizer = every.model(architecture), every.processor(architecture)
     backend = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=4, device="cpu")

@@ -1,4 +1,4 @@
-"""`CausalLMTrainer` on causal language models: what is measured, which steps are skipped, exact resume, DDP.
+"""`CausalLMTrainer`: metrics, skipped steps, exact resuming, DDP. Referee: torch alone.
 
 Referees: transformers' Trainer, torch's cross entropy on the whole data, and an uninterrupted run.
 """
@@ -35,7 +35,7 @@ DETERMINISTIC = {"halt_exploration_prob": 0.0}
 
 @pytest.fixture
 def make(tmp_path):
-    """`make(model or architecture, **arguments)`: a trainer whose folder is `tmp_path / "run"`."""
+    """Make a trainer with the folder `tmp_path / "run"`: `make(model or architecture, **arguments)`."""
 
     def build(model="llama", **arguments):
         model = tiny_lm.model(model) if isinstance(model, str) else model
@@ -45,7 +45,7 @@ def make(tmp_path):
 
 
 def cross_entropy(model, data: Dataset) -> float:
-    """Mean over all labelled tokens of the data, by torch alone."""
+    """Compute the mean loss over all labelled tokens, by torch alone."""
     batch = data.with_format("torch")[:]
     with torch.no_grad():
         logits = model.eval()(input_ids=batch["input_ids"]).logits[:, :-1]
@@ -56,7 +56,7 @@ def optimizer_of(trainer):
     return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
 
 
-# ---- what is measured in training ----
+# ---- training metrics ----
 
 
 @pytest.mark.parametrize("architecture", ["llama", "hrm_lm"])
@@ -169,7 +169,7 @@ def test_evaluation_uses_averaged_weights_and_restores_the_raw_ones(make):
     assert found == pytest.approx(of_average, rel=1e-5) != pytest.approx(of_raw, rel=1e-5)
 
 
-# ---- steps that are not finite ----
+# ---- non-finite steps ----
 
 
 @pytest.mark.parametrize("part", ["loss", "gradient"])
@@ -255,11 +255,11 @@ def test_cosine_ends_at_its_floor_and_other_schedules_match_transformers(make):
     assert [other.lr_scheduler.lr_lambdas[0](step) for step in range(6)] == [0, 0.5, 1, 1, 1, 1]
 
 
-# ---- back-prop warm-up, progress, arguments ----
+# ---- backpropagation warm-up, progress, arguments ----
 
 
 def schedules(trainer, checkpoint=None) -> dict:
-    """Train, and return the schedule that each step's forward is given."""
+    """Train, and return the schedule of each step."""
     seen = {}
 
     def note(module, args, kwargs):
@@ -325,7 +325,7 @@ def test_checkpoints_keep_the_cache_that_training_switches_off(make):
 
 
 def test_the_gate_can_be_trained_alone(make):
-    """Referee: every other weight, to the bit."""
+    """All other weights must stay bit-identical."""
     trainer = make("hrm_lm", max_steps=2, train_gate_only=True, learning_rate=1e-2)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train()
@@ -468,7 +468,7 @@ RESUMABLE = {
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """`uninterrupted(name, architecture, **arguments)`: the trainer of a finished run, one for all tests that ask."""
+    """Return the trainer of a finished run, cached by name: `uninterrupted(name, architecture, **arguments)`."""
     found = {}
 
     def train(name, architecture, **arguments):
@@ -567,7 +567,7 @@ def test_corrupted_checkpoint_is_rejected_and_the_last_complete_one_resumes(make
 
 
 def worsening(trainer, losses) -> None:
-    """Evaluations that give these losses, whatever the model."""
+    """Make evaluations return these losses for any model."""
     scores = iter(losses)
 
     def evaluation_loop(*args, metric_key_prefix="eval", **kwargs):
@@ -585,7 +585,7 @@ STOPPING = {
 
 
 def test_a_run_that_no_longer_improves_stops_and_keeps_the_best_weights(make, tmp_path, monkeypatch):
-    warned: list[str] = []  # of tied weights, which a file has under one of their names
+    warned: list[str] = []  # tied weights are saved under only one name
     monkeypatch.setattr("transformers.trainer.logger.warning", lambda text, *rest: warned.append(text))
     trainer = make("gpt2", **STOPPING)
     assert trainer.args.metric_for_best_model == "eval_lm_loss" and trainer.args.load_best_model_at_end

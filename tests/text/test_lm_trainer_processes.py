@@ -1,4 +1,4 @@
-"""`CausalLMTrainer` on causal language models in other processes: killed and resumed, and two at once.
+"""`CausalLMTrainer` in other processes: killed and resumed, and two processes with DDP.
 
 Referee of a killed run: the same run left alone. Referee of two processes: one with twice the batch.
 """
@@ -49,7 +49,7 @@ def step_of(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    """What two processes found, one dict per process, from one start."""
+    """Run two processes once, and return the results as one dict per process."""
     out = tmp_path_factory.mktemp("ddp")
     result = started.run(lm_worker.main, str(out), processes=2)
     assert result.returncode == 0, result.stderr[-4000:]

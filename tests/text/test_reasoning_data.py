@@ -21,7 +21,7 @@ ANSWERS = [(name, answers) for name, task in TASKS.items() for answers in task.a
 
 
 def questions(name: str, answers: str, difficulty: int, count: int = 40, **options):
-    """Lists of words, and lists of answers as (place, word, steps)."""
+    """Yield the words and the answers, as (position, word, steps), of each question."""
     task = TASKS[name](answers=answers, **options)
     drawn = task.draw(difficulty, count, np.random.default_rng(difficulty))
     assert drawn.words.shape == drawn.answers.shape == drawn.steps.shape and len(drawn.words) == count
@@ -66,7 +66,7 @@ def test_pointers_answer_the_node_after_each_hop(answers, difficulty):
         ring = ["0"]
         while (node := arrows[ring[-1]]) != "0":
             ring.append(node)
-        assert len(ring) == 6  # so that fewer hops never come back
+        assert len(ring) == 6  # a single ring, so fewer hops never return
 
 
 @pytest.mark.parametrize("answers", ["all", "last"])
@@ -137,7 +137,7 @@ def test_mazes_mark_the_cells_on_the_shortest_paths(difficulty):
 
 
 def search(board: list[str], side: int, start: int) -> dict[int, int]:
-    """Steps from the start to every cell that can be reached."""
+    """Return the steps from the start to every reachable cell."""
     found, waiting = {start: 0}, deque([start])
     while waiting:
         cell = waiting.popleft()
@@ -227,10 +227,10 @@ def test_datasets_reads_a_folder_and_a_rebuild_has_the_same_rows(tmp_path):
     assert set(sets[0]["test"]["difficulty"]) == set(range(1, 9))
     assert set(sets[0]["beyond"]["difficulty"]) == set(range(9, 17))
     assert set(sets[0]["validation"]["difficulty"]) <= set(range(1, 9))
-    # A larger split begins with a smaller one, and the others are the same.
+    # A larger split begins with the rows of a smaller one, and the other splits stay the same.
     assert sets[0]["train"][:200] == sets[1]["train"][:]
     assert sets[0]["beyond"][:] == sets[1]["beyond"][:]
-    # No question is trained on and evaluated, where there are enough of them.
+    # With enough different questions, none is in both training and evaluation data.
     seen = {tuple(row) for row in sets[0]["train"]["input_ids"]}
     shared = sum(tuple(ids) in seen for split in ("validation", "test") for ids in sets[0][split]["input_ids"])
     assert shared == 0

@@ -37,7 +37,7 @@ POINTERS = {"size": 4, "difficulty": "1-2", "num_train": 64, "num_validation": 8
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Pointers of four nodes: one and two hops, and three beyond."""
+    """Build a data set of pointers with four nodes: one and two hops, and three hops beyond."""
     folder = tmp_path_factory.mktemp("reasoning") / "pointers"
     build_reasoning(BuildReasoning(task="pointers", out=folder, **POINTERS))
     return folder
@@ -45,7 +45,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder for each architecture, with the tokenizer of the suite."""
+    """Save a model of each architecture with the tokenizer of the suite."""
     root = tmp_path_factory.mktemp("models")
     for name, options in {"llama": {}, "hrm_lm": {}, "short": {"max_position_embeddings": 10}}.items():
         kind = "llama" if name == "short" else name
@@ -59,12 +59,12 @@ def run(*arguments):
     return CliRunner().invoke(app, ["eval", "reasoning", *map(str, arguments), "--device", "cpu"])
 
 
-# ---- what is measured ----
+# ---- metrics ----
 
 
 @torch.no_grad()
 def said(model, ids: np.ndarray, **options):
-    """What a model says after each word of one row, and the segments it took, read alone and without padding."""
+    """Return predictions and segments at each word of one row, computed alone and without padding."""
     ids = ids[ids != ID["<|pad|>"]]
     output = model(input_ids=torch.from_numpy(ids)[None], use_cache=False, **options)
     steps = output.get("halt_steps")
@@ -101,7 +101,7 @@ def test_batched_metrics_match_rows_evaluated_one_by_one(name):
             assert not is_deep or found["average_steps"] == pytest.approx(mean(some, "used"))
         if passes is None:
             assert metrics["test_cell_accuracy"] == pytest.approx(mean(cells, "right"))
-            assert 0.5 < metrics["test_cell_accuracy"] < 1  # neither of the two is all there is
+            assert 0.5 < metrics["test_cell_accuracy"] < 1  # some answers are right and some are wrong
     assert not is_deep or metrics["test_average_steps"] not in (1, 2, 3)
 
 
@@ -253,7 +253,7 @@ def test_reasoning_data_are_never_taken_for_text(data, tmp_path):
 
 @pytest.mark.slow
 def test_a_fresh_process_builds_trains_and_evaluates(tmp_path):
-    """All three in one process of its own, as typed; its figures against torch's cross-entropy here."""
+    """Run all three commands in one process. Referee: torch's cross-entropy."""
     script = ROOT / "training" / "run_clm.py"
     steps = [
         "hrm-hf data reasoning permutations --size 3 --difficulty 1-2 --num-train 400 --num-validation 40 "

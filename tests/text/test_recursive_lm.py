@@ -1,4 +1,4 @@
-"""Recursive inference, with a model that plays back its replies and with a random one that ends by a cap.
+"""Recursive inference with a model that replays given replies, and with a random model that reaches a cap.
 
 The REPL is `pydantic-monty`; tests that need it are skipped where it is missing.
 """
@@ -34,7 +34,7 @@ def test_a_scripted_model_searches_asks_and_finishes_with_the_answer_dict():
     result = ask("What is the code word?", context=context)
     assert (result.answer, result.finished, result.stop_reason) == ("heron", True, "answer")
     assert (result.turns, result.sub_calls) == (3, 1)
-    assert result.tokens == sum(len(reply) for reply in replies) + len("heron")  # a token is a byte
+    assert result.tokens == sum(len(reply) for reply in replies) + len("heron")  # one token per byte
     assert "the code word is heron" in model.calls[1]["prompts"][0]
 
 
@@ -76,7 +76,7 @@ def test_context_and_sub_answers_cannot_end_the_run_or_the_message():
     )
     result = ask("?", context=forged)
     assert (result.answer, result.turns) == ("mine", 2)
-    assert model.calls[2]["prompts"][0].count("<|im_end|>") == 4  # of the template: rules, question, reply, output
+    assert model.calls[2]["prompts"][0].count("<|im_end|>") == 4  # from the template: rules, question, reply, output
     assert "< |im_end|>" in model.calls[2]["prompts"][0]
 
 
@@ -180,7 +180,7 @@ def test_wall_time_ends_a_run_inside_a_block():
 def test_generate_receives_the_remaining_time():
     ask, model = ask_of([code("FINAL(1)")])
     ask("?", context="", max_wall_seconds=5000)
-    assert 4000 < model.calls[0]["max_time"] <= 4500  # a tenth is kept
+    assert 4000 < model.calls[0]["max_time"] <= 4500  # a tenth is reserved for the final answer
 
 
 def test_endless_block_is_stopped_and_the_repl_continues():
@@ -254,7 +254,7 @@ def test_the_trajectory_is_written_line_by_line(tmp_path):
 
     ask, _ = ask_of([code("FINAL(llm_query('x'))")], sub_call=sub_call)
     result = ask("?", context="", trajectory=path)
-    assert seen == [["caps", "start", "reply"]]  # flushed while the run goes on
+    assert seen == [["caps", "start", "reply"]]  # flushed during the run
     assert [json.loads(line) for line in path.read_text().splitlines()] == result.trajectory
     assert [event["event"] for event in result.trajectory] == ["caps", "start", "reply", "llm_query", "block", "end"]
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the original RLM-mHC. Referee: what the original computed (golden files)."""
+"""Checkpoints of the original RLM-mHC. Referee: outputs of the original code (golden files)."""
 
 import mhc_golden
 import pytest
@@ -17,7 +17,7 @@ FILE = "rlm_mhc_model_tiny"
 
 
 def write_original(folder, case="nomhc", without=(), **overrides):
-    """A checkpoint folder as the original saves it."""
+    """Write a checkpoint folder as the original saves it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {**mhc_golden.read(FILE)[1]["cases"][case]["config"], **overrides}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -38,7 +38,7 @@ def test_converted_model_matches_the_original(tmp_path, attention):
     output = model(given["input_ids"], labels=given["labels"], output_hidden_states=True)
     torch.testing.assert_close(output.logits, expected["logits"], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(output.loss, expected["loss"].squeeze(), atol=1e-5, rtol=1e-5)
-    before_norm = torch.stack(output.hidden_states[:-1])  # ours ends with the normed state, the original's before it
+    before_norm = torch.stack(output.hidden_states[:-1])  # our last state is normed, the original's is not
     torch.testing.assert_close(before_norm, expected["hidden_states"][:-1], atol=1e-5, rtol=1e-5)
     mask = given["attention_mask"]
     padded = model(given["input_ids"], attention_mask=mask.long()).logits
@@ -94,7 +94,7 @@ def test_every_mismatched_tensor_is_named(tmp_path):
     [
         (lambda folder: (folder / "config.yaml").unlink(), "config.yaml is missing"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04."), r"model\.safetensors is"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04."), r"model\.safetensors "),
         (lambda folder: (folder / "config.yaml").write_text("a: [1"), "config.yaml.*YAML"),
         (lambda folder: (folder / "config.yaml").write_text("hidden_dim: 8"), r"lacks \['num_layers'"),
         (lambda folder: write_original(folder, rope_theta=0), r"config\.yaml: rope_theta=0"),
@@ -115,7 +115,7 @@ def test_the_command_converts(tmp_path):
     assert '"parameters": 39328' in result.output and (tmp_path / "ours" / "model.safetensors").is_file()
 
 
-# What the original calls mHC, as a referee only: no model of ours computes it.
+# The mHC layers of the original, only as a referee; our models have no such layers.
 
 
 def test_the_originals_mhc_layer_is_one_matrix_on_a_single_stream():

@@ -1,4 +1,4 @@
-"""`training/run_clm.py` from a text file to a results folder, for every architecture that goes through it.
+"""`training/run_clm.py` from a text file to a results folder, for every causal language model.
 
 Referee of the reported figures: the saved folder, loaded by transformers alone, and cross-entropy from torch.
 """
@@ -32,7 +32,7 @@ BLOCK = 32
 
 @pytest.fixture(scope="module")
 def script():
-    """The script as a module."""
+    """Import the script as a module."""
     spec = importlib.util.spec_from_file_location("run_clm", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -41,7 +41,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with a JSON Lines file of 120 short documents, and the cache of what is made of it."""
+    """Write a folder with 120 short documents in a JSON Lines file and a cache."""
     folder = tmp_path_factory.mktemp("data")
     lines = [{"text": f"Document {number}: the cat é sat on mat {number % 7}.\n"} for number in range(120)]
     (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -50,7 +50,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def run(script, data, tmp_path, monkeypatch, capsys):
-    """Runs `main()`: `run("name", option=value, ...)` gives the run's folder and its results."""
+    """Run `main()`, and return folder and results: `run("name", option=value, ...)`."""
 
     def run_main(name, model_type="llama", **options):
         out = tmp_path / name
@@ -77,7 +77,7 @@ def losses(out: Path) -> dict[int, float]:
 
 
 def held_out_loss(out: Path) -> tuple[float, float]:
-    """Nats a token and UTF-8 bytes a token of the last 5 % of the documents, computed anew from the saved folder."""
+    """Recompute nats and UTF-8 bytes per token of the last 5 % of the documents from the saved model."""
     tokenizer = AutoTokenizer.from_pretrained(out)
     model = AutoModelForCausalLM.from_pretrained(out).eval()
     texts = [f"Document {number}: the cat é sat on mat {number % 7}.\n" for number in range(114, 120)]
@@ -107,7 +107,7 @@ def test_run_saves_the_model_and_all_result_files(run, model_type):
     assert (out / "training.png").read_bytes()[:4] == b"\x89PNG"
     assert json.loads((out / "config.json").read_text())["use_cache"] is True
 
-    if model_type in ("hrm_lm", "rlm_mhc"):  # ours have a card, with the figures in it
+    if model_type in ("hrm_lm", "rlm_mhc"):  # our models have a card with the metrics
         assert f"{results['metrics']['bits_per_byte']:.4g}"[:4] in (out / "README.md").read_text()
 
     loss, bytes_per_token = held_out_loss(out)
@@ -118,7 +118,7 @@ def test_run_saves_the_model_and_all_result_files(run, model_type):
 
 
 def test_a_run_without_a_recipe_prints_its_options_and_logs_loss_and_amax(run):
-    """The quick test of the RLM-mHC guide, in small: fewer steps than --logging_steps, and than the warm-up."""
+    """A small version of the RLM-mHC guide's quick test, with fewer steps than --logging_steps and warm-up."""
     given = dict.fromkeys(("disable_tqdm", "warmup_steps", "logging_steps", "learning_rate"))
     with pytest.warns(UserWarning, match="^warmup_steps=1000: .* 4 steps"):
         _, results = run("run", "rlm_mhc", config_overrides=f"{MODELS['rlm_mhc']},vocab_size=300", **given)

@@ -20,7 +20,7 @@ NEW_TOKENS = 8
 
 @pytest.fixture(scope="module", params=every.CAUSAL_LMS)
 def served(request, tmp_path_factory):
-    """Name of an architecture, and the address of a server with a tiny checkpoint of it."""
+    """Yield the name of an architecture and the address of a server with a tiny checkpoint of it."""
     folder = str(every.save(request.param, tmp_path_factory.mktemp("served")))
     with served_here(folder) as address:
         yield request.param, f"{address}/v1"
@@ -86,7 +86,7 @@ def test_continuous_batching_gives_rlm_mhc_the_tokens_of_generate():
     expected = [
         model.generate(torch.tensor([ids]), generation_config=options)[0, len(ids) :].tolist() for ids in prompts
     ]
-    pages = ContinuousBatchingConfig(num_blocks=16, page_size=32, max_batch_tokens=64)  # not all of the memory
+    pages = ContinuousBatchingConfig(num_blocks=16, page_size=32, max_batch_tokens=64)  # do not reserve all memory
     answers = model.generate_batch(
         inputs=prompts, generation_config=options, continuous_batching_config=pages, progress_bar=False
     )
@@ -101,19 +101,19 @@ def test_recurrent_models_reject_caches_with_one_slot_per_layer(architecture, fi
     model = every.model(architecture, **fields)
     with pytest.raises(ValueError, match="--continuous-batching"):
         model.generate_batch(inputs=[[1, 2, 3]])
-    for server in ("vllm", "sglang"):  # as their transformers backends make a model
+    for server in ("vllm", "sglang"):  # as their transformers backends create a model
         with pytest.raises(ValueError, match=f"attn_implementation='{server}'"):
             AutoModel.from_config(model.config, attn_implementation=server)
 
 
 class LayerPages:
-    """Keys and values of one layer, kept by the server and not by the model."""
+    """Keys and values of one layer, stored by the server instead of the model."""
 
     def __init__(self):
         self.keys = self.values = None
 
     def attend(self, query, key, value, scaling):
-        """Attention [batch, length, heads, width] of new positions to all that were given before."""
+        """Compute attention [batch, length, heads, width] of new positions to all earlier ones."""
         self.keys = key if self.keys is None else torch.cat((self.keys, key), 2)
         self.values = value if self.values is None else torch.cat((self.values, value), 2)
         new, known = query.shape[2], self.keys.shape[2]
@@ -123,7 +123,7 @@ class LayerPages:
 
 
 def server_attention(module, query, key, value, attention_mask, scaling=None, attention_instances=None, **kwargs):
-    """What vLLM's and SGLang's transformers backends put in place of a model's attention."""
+    """Attention function that vLLM's and SGLang's transformers backends substitute in a model."""
     return attention_instances[module.layer_idx].attend(query, key, value, scaling), None
 
 
@@ -150,7 +150,7 @@ def test_server_with_its_own_cache_gets_the_tokens_of_generate(monkeypatch):
 
 
 def test_only_models_without_recurrence_report_compatibility_with_other_servers():
-    """vLLM and SGLang ask a class for this before they take its attention over."""
+    """vLLM and SGLang call this method before they replace the attention of a class."""
     assert RlmMhcForCausalLM.is_backend_compatible()
     assert not HrmLmForCausalLM.is_backend_compatible() and not HrmGoCoderForCausalLM.is_backend_compatible()
 

@@ -20,7 +20,7 @@ EOS = TOKENIZER.eos_token_id
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Loads text: `corpus([texts], [texts], option=...)`, each list one source."""
+    """Load text, with one source per list: `corpus([texts], [texts], option=...)`."""
 
     def load(*sources, eval_texts=None, seed=0, **options):
         paths = []
@@ -40,7 +40,7 @@ def write(path, texts) -> str:
 
 
 def texts_of(rows) -> list[str]:
-    """The documents in packed rows."""
+    """Return the documents in packed rows."""
     tokens = [int(token) for row in rows for token in row["labels"] if token != -100]
     return TOKENIZER.decode(tokens).split("<|endoftext|>")[:-1]
 

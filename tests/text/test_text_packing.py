@@ -115,11 +115,11 @@ def test_document_mask_isolates_each_document(config):
     assert (unmasked - logits)[len(documents[0]) : start].abs().max() > 1e-3
 
 
-# ---- the share of each process ----
+# ---- splitting among processes ----
 
 
 def shares(rows, batch_size=2, processes=2, **options) -> list[list[list[int]]]:
-    """For each of so many processes, its batches of row numbers."""
+    """Return the batches of row numbers of each process."""
     found = []
     for rank in range(processes):
         loader = DataLoader(rows, batch_size=batch_size, collate_fn=lambda batch: batch)

@@ -1,4 +1,4 @@
-"""Reading documents: every kind of source, and what a broken one says. Parquet files are written by pandas."""
+"""Reading documents: every kind of source, and errors for broken ones. Parquet files are written by pandas."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ GOOD = [{"text": "first"}, {"text": "second é"}, {"text": ""}]
 
 @pytest.fixture
 def read(tmp_path):
-    """The texts and errors of a source: `read(path, **options)`."""
+    """Return the texts and errors of a source: `read(path, **options)`."""
 
     def read_source(source, **options):
         rows = list(open_source(str(source), cache_dir=str(tmp_path / "cache"), **options))
@@ -28,7 +28,7 @@ def read(tmp_path):
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a file: `write(name, content)` gives its path."""
+    """Write a file and return its path: `write(name, content)`."""
 
     def write_file(name, content):
         data = content if isinstance(content, bytes) else content.encode()

@@ -1,4 +1,4 @@
-"""The byte tokenizer: every text comes back, and AutoTokenizer loads what is saved. Referee: str.encode."""
+"""The byte tokenizer: decoding restores every text, and AutoTokenizer loads the saved files. Referee: str.encode."""
 
 import random
 

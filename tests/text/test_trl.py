@@ -1,4 +1,4 @@
-"""Fine-tuning, preferences and rewards by TRL: the models learn, and texts weigh what they weighed when written.
+"""SFT, DPO and GRPO by TRL: models learn, and training computes the same likelihoods as generation.
 
 Referees: TRL's own metrics and likelihoods, transformers' generation, and the forward of each model.
 """
@@ -58,11 +58,11 @@ def test_fine_tuning_teaches_the_answers(architecture, tmp_path):
     losses = logged(trainer, "loss")
     assert losses[-1] < 0.2 * losses[0]
     tokenizer, model = trainer.processing_class, trainer.model.eval()
-    assert model.config.use_cache is False  # the library's way to train; what is saved is another matter, see below
+    assert model.config.use_cache is False  # the library turns it off for training; see below for the saved config
     for number, (prompt, said) in enumerate(PAIRS[architecture]):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         written = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=tokenizer.pad_token_id)
-        # The Go coder thinks of its plan unseen, and ends its code with the end of the text.
+        # The Go coder generates a hidden plan, and ends its code with EOS.
         expected = CODES[number] if architecture == "hrm_go_coder" else said
         assert tokenizer.decode(written[0, ids.shape[1] :]) == expected + tokenizer.eos_token
     trainer.save_model()
@@ -135,7 +135,7 @@ def test_preferences_raise_the_margin(architecture, tmp_path):
         processing_class=every.processor(architecture),
     )
     trainer.train()
-    # Both weigh the same at first, although tokens of hrm_lm explore depths in training.
+    # Both likelihoods are equal at first, although hrm_lm explores depths in training.
     assert logged(trainer, "loss")[0] == pytest.approx(math.log(2), abs=1e-5)
     margins = logged(trainer, "rewards/margins")
     assert margins[-1] > 0.1 > abs(margins[0]) and logged(trainer, "rewards/accuracies")[-1] == 1
@@ -159,7 +159,7 @@ def grpo(architecture: str, out: Path, rewards, model=None, trainer_class=GrpoTr
 
 
 class Recording(GrpoTrainer):
-    """Keeps the likelihoods of a step's completions, by their ids."""
+    """Record the likelihoods of a step's completions by their ids."""
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -180,7 +180,7 @@ class Recording(GrpoTrainer):
 def test_training_log_probabilities_match_those_of_generation(architecture, tmp_path):
     name = "hrm_go_coder" if "Go" in architecture else architecture
     model = tiny_go.model(3, awake=True, **tiny_go.VARIANTS["unified"]) if "Go" in architecture else every.model(name)
-    # In training some tokens draw a random minimum of segments, in each forward anew: no two forwards are then equal.
+    # In training some tokens draw a random minimum of segments, which differs in every forward pass.
     model.config.halt_exploration_prob = 0.0
     trainer = grpo(
         name, tmp_path, length_reward(6), model, Recording, num_generations=8, per_device_train_batch_size=8
@@ -207,7 +207,7 @@ def test_training_log_probabilities_match_those_of_generation(architecture, tmp_
 
 
 class Compared(GrpoTrainer):
-    """Keeps what a step compares with its reference."""
+    """Record the likelihoods that a step compares with the reference."""
 
     def compute_loss(self, model, inputs, *args, **kwargs):
         self.compared = dict(inputs)
@@ -215,7 +215,7 @@ class Compared(GrpoTrainer):
 
 
 def early_bytes(completion_ids, **_) -> list[float]:
-    """A reward that no two completions share."""
+    """Return a different reward for each completion."""
     return [-sum(ids) / len(ids) / 256 for ids in completion_ids]
 
 
@@ -277,7 +277,7 @@ def test_rewarded_answer_is_learned(architecture, tmp_path):
 
 @pytest.fixture
 def script(tmp_path, monkeypatch, capsys):
-    """`script("run_sft", "folder", "recipe", option=value, ...)` runs one here and gives its output folder."""
+    """Run a script in this process: `script("run_sft", "folder", "recipe", option=value, ...)`."""
 
     def start(name, folder, recipe, **options):
         path, out = tmp_path / f"{folder}.yaml", tmp_path / folder
@@ -285,7 +285,7 @@ def script(tmp_path, monkeypatch, capsys):
         values |= {"output_dir": str(out), "disable_tqdm": True, "max_steps": 2, "logging_steps": 1, **options}
         path.write_text(yaml.safe_dump(values))
         monkeypatch.setattr(sys, "argv", [name, "--recipe", str(path)])
-        # Not as "__main__": that blocks signals, here those of the tests.
+        # Not as "__main__", which would block the signals of the tests.
         runpy.run_path(str(ROOT / "training" / f"{name}.py"), run_name=name)["main"]()
         return out
 
@@ -336,7 +336,7 @@ def test_preferences_through_the_script_end_in_a_checkpoint_with_its_card(script
     results = json.loads((out / "results.json").read_text())["metrics"]
     assert results["rewards/margins"] > 0
 
-    # Killed after the first step and resumed, it ends with the same weights; its recipe repeats it.
+    # A run that is killed after the first step and resumed ends with the same weights, and so does its recipe.
     first = AutoModelForCausalLM.from_pretrained(out).state_dict()
     (out / "checkpoint-2" / "manifest.json").unlink()
     recipe = load_recipe(out / "recipe.yaml", set(yaml.safe_load((out / "recipe.yaml").read_text())))

@@ -212,7 +212,7 @@ def _rows_of(questions: Questions) -> Rows:
 
 
 def stack_rows(parts: Sequence[Rows]) -> Rows:
-    """Stack rows, padded on the right, where a causal model does not see it, to the longest."""
+    """Stack rows, padding shorter ones on the right, where a causal model does not see it."""
     longest = max(part["input_ids"].shape[1] for part in parts)
 
     def padded(column: np.ndarray, name: str) -> np.ndarray:

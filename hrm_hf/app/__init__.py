@@ -1,10 +1,10 @@
-"""A web page for trained models: boards step by step, text by depth, Go code, mHC gains, cosmology, mass maps.
+"""A web page for trained models: puzzles step by step, text by depth, Go code, mHC gains, cosmology, mass maps.
 
     demo = build_app(["runs/sudoku_demo", "org/hrm-lm"])
     launch(demo)
 
-One tab for what each model does; nothing that a page shows comes from another machine. Gradio is optional, so it is
-imported when an app is built. `space.py` packages the same app as a Space.
+Each model gets one tab per task. The page loads nothing from other machines. Gradio is optional, so it is imported
+when an app is built. `space.py` packages the same app as a Space.
 """
 
 import os
@@ -44,20 +44,20 @@ def launch(
     max_upload_bytes: int | None = None,
     **options: Any,
 ) -> tuple:
-    """Serve a page of `build_app`, with its styles, and bound what may be sent to it (`limits.py`).
+    """Serve a page from `build_app` with its styles, and limit requests and uploads (`limits.py`).
 
     Args:
         share: whether to open a public link through Gradio's servers.
-        allow_hosts: further names of this server, or `*.NAME`; localhost, IP addresses, the link of `share` and the
+        allow_hosts: additional names of this server, or `*.NAME`; localhost, IP addresses, the link of `share` and the
             host of a Space are always allowed. Requests to other names are rejected.
         max_upload_bytes: largest uploaded file; 32 MiB by default.
-        options: further options of `gradio.Blocks.launch`.
+        options: other options of `gradio.Blocks.launch`.
     """
     from .limits import UPLOAD_BYTES, WAITING, launch_options
     from .style import CSS, THEME
 
     bounds = launch_options(share, allow_hosts, UPLOAD_BYTES if max_upload_bytes is None else max_upload_bytes)
-    demo.queue(max_size=WAITING, api_open=False)  # an open API would pass by the queue
+    demo.queue(max_size=WAITING, api_open=False)  # an open API would bypass the queue
     # Server-side rendering would need Node, and the footer links to other sites.
     own = {"css": CSS, "theme": THEME, "ssr_mode": False, "footer_links": [], "quiet": True}
     return demo.launch(**own | bounds | options)

@@ -1,7 +1,7 @@
 """Build the page from the names of models: each model gets the tabs of its registry row, below a summary of it.
 
-Cards and recipes are files that a stranger may have written: of a card only text, lists, tables and links are shown,
-no HTML and no pictures, which would be fetched from elsewhere.
+Cards and recipes may come from strangers. The page therefore shows only the text, lists, tables and links of a card,
+and neither HTML nor images, which the browser would fetch from other servers.
 """
 
 import html
@@ -26,12 +26,10 @@ from .limits import CACHE_SECONDS, PAGE_EVENT
 
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 MAX_DATA_WORDS = 300  # characters
-SAMPLING_ERRORS = 5.0  # standard errors between two fresh draws of a weight; one pair in a million differs by more
+# Limit on the difference between two fresh draws, in standard errors; one pair in a million exceeds it.
+SAMPLING_ERRORS = 5.0
 ROUNDING = 1e-6
-UNTRAINED = (
-    '<span class="hrm-badge bad">untrained</span> Its weights are as they were drawn at random: what it answers means '
-    "nothing."
-)
+UNTRAINED = '<span class="hrm-badge bad">untrained</span> Its weights are random, so its answers are meaningless.'
 
 
 def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks:
@@ -54,7 +52,7 @@ def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks
 
 
 def _config(name: str) -> PreTrainedConfig:
-    """Return the config of a model with a tab. Raise ModelError for another model."""
+    """Return the config of a model. Raise ModelError if there is no tab for it."""
     config = load_config(name)
     row = architecture_of(config)
     if row is None or not row.app_tabs:
@@ -64,13 +62,13 @@ def _config(name: str) -> PreTrainedConfig:
 
 
 def _short_names(models: list[str]) -> list[str]:
-    """Return the last part of each name, or the complete name if two models share that part."""
+    """Return the last part of each name, or the complete name if two models have the same last part."""
     short = [Path(name).resolve().name if Path(name).is_dir() else Path(name).name for name in models]
     return [last if short.count(last) == 1 else name for name, last in zip(models, short)]
 
 
 def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> list[gr.State]:
-    """Load a model and add its tabs, titled with `short`; return a state of each tab.
+    """Load a model, add its tabs with `short` in their titles, and return one state per tab.
 
     The state becomes true when a visitor first opens the tab, which then runs its example.
     """
@@ -111,12 +109,12 @@ def model_html(name: str, short: str, model: PreTrainedModel) -> str:
 
 
 def training_html(name: str, model: PreTrainedModel) -> str:
-    """Return the data and steps of a model as HTML; without them, whether its weights were trained at all."""
+    """Return the training data and steps of a model as HTML; if they are unknown, whether it was trained at all."""
     files = [find_file(name, file) for file in ("config.json", "recipe.yaml", "results.json")]
     try:
         recipe, results = read_run(Path(files[0]).parent)
         data, started_from = training_data(recipe)
-    except (ValueError, OSError):  # a hand-written recipe may have a name longer than a path
+    except (ValueError, OSError):  # OSError: a data name in a hand-written recipe is too long for a path
         return "How it was trained cannot be read from its recipe.yaml and results.json."
     if not data or results.get("steps") == 0:
         return UNTRAINED if is_untrained(model) else "How it was trained is not stated."
@@ -169,7 +167,7 @@ def card_html(name: str) -> str:
 
 
 def _markdown() -> MarkdownIt:
-    """Return a Markdown parser that escapes HTML and replaces pictures by their captions."""
+    """Return a Markdown parser that escapes HTML and replaces images with their captions."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
 
     def caption(self, tokens, index, options, env) -> str:

@@ -25,7 +25,7 @@ STOPPED = {"done": "the model is done", "iterations": "no attempts left", "conte
 
 @functools.cache
 def validator_of(kind: str) -> tuple[Any, str]:
-    """Return a validator and its description. "auto" takes go/parser, else tree-sitter, else none."""
+    """Return a validator and its description. "auto" tries go/parser, then tree-sitter, then none."""
     if kind == "none":
         return None, "No validator: the model alone decides."
     try:
@@ -33,7 +33,7 @@ def validator_of(kind: str) -> tuple[Any, str]:
     except ImportError:  # tree-sitter, which "auto" falls back to
         if kind != "auto":
             raise
-        return None, f"Neither Go nor tree-sitter is installed: nothing checks the syntax ({install_command('go')})."
+        return None, f"Neither Go nor tree-sitter is installed; the syntax is not checked ({install_command('go')})."
     return found, f"Validator: {found.title}."
 
 
@@ -98,17 +98,17 @@ def go_tab(coder, tokenizer, shown: gr.State) -> None:
             with gr.Accordion("Options", open=False):
                 with gr.Row():
                     kind = gr.Dropdown([*VALIDATOR_CHOICES, "none"], label="Validator")
-                    attempts = gr.Slider(1, 5, value=config.max_refinement_iterations, step=1, label="Most attempts")
+                    attempts = gr.Slider(1, 5, value=config.max_refinement_iterations, step=1, label="Max. attempts")
                 with gr.Row():
-                    threshold = gr.Slider(0, 1, value=config.refinement_threshold, label="Least P(DONE) to stop")
+                    threshold = gr.Slider(0, 1, value=config.refinement_threshold, label="Minimum P(DONE) to stop")
                     budget = gr.Slider(16, config.code_budget, value=config.code_budget, step=1, label="New tokens")
                 with gr.Row():
-                    temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature", info="0: the likeliest.")
+                    temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature", info="0: greedy.")
                     seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
         with gr.Column(scale=6, min_width=420):
             note = gr.Markdown()
             cards = gr.HTML("<p>Plan, attempt, verdict and repair appear here.</p>", elem_classes="shown-attempts")
-            chosen = gr.Code(label="The attempt that was chosen", language=None, lines=3, visible=False)
+            chosen = gr.Code(label="Chosen attempt", language=None, lines=3, visible=False)
 
     def show(text, begins, kind, attempts, threshold, budget, temperature, seed):
         validator, words = validator_of(kind)

@@ -1,7 +1,7 @@
-"""Events of the page: bounds on inputs from controls and the API, and messages instead of tracebacks.
+"""Events of the page, with limits on inputs from controls and the API, and messages instead of tracebacks.
 
-Gradio checks that a slider's value is in its range and a choice is one of its list, but not that a number is one (NaN
-is in every range), how long a text is, or who asks.
+Gradio checks the range of a slider and the choices of a list. It does not reject NaN, which is in every range, and it
+checks neither the length of texts nor the origin of requests.
 """
 
 import functools
@@ -27,13 +27,13 @@ UPLOAD_BYTES = 32 * 2**20
 UPLOAD_PIXELS = 2**23  # pixels of an array in an uploaded map file
 WAITING = 32  # events in the queue
 SESSIONS = 256  # visitors whose boards are kept in memory
-CACHE_SECONDS = 3600  # after which uploaded files are deleted
+CACHE_SECONDS = 3600  # seconds until uploaded files are deleted
 SHARED = "*.gradio.live"  # where --share publishes the page
 EXPECTED = (ValueError, OSError, RuntimeError, ImportError)
 TITLE = "Not possible"
-# Events that run a model are queued, across all tabs. A question asked while the example still runs is answered next.
+# Events that run a model share one queue. If a visitor clicks while the example is running, that event runs next.
 MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models", "trigger_mode": "always_last"}
-PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}  # not part of the API: events that only update the page
+PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}  # events that only update the page are not part of the API
 
 
 def ask(
@@ -51,7 +51,7 @@ def ask(
     Args:
         refused: as in `checked`.
         shown: state that changes when the tab is first displayed.
-        examples: buttons, each with the function whose values it puts into some inputs first.
+        examples: buttons, each with a function and the inputs that the returned values fill before the model runs.
     """
     asked = {"fn": checked(handler, inputs, refused), "inputs": inputs, "outputs": outputs, **MODEL_EVENT}
     events = [start.click(**asked, api_name=api_name), shown.change(**asked, **PAGE_EVENT)]
@@ -64,8 +64,8 @@ def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> C
     """Return an event handler that validates its inputs and shows expected errors as warnings.
 
     Args:
-        refused: function from HTML that says why to the values of the outputs: the answer to an earlier question must
-            not stand next to a question that has none.
+        refused: function that maps an HTML error message to the values of the outputs, so that no earlier answer is
+            shown next to inputs that were rejected.
     """
     components = list(inputs) if isinstance(inputs, Sequence) else [inputs]
 
@@ -104,7 +104,7 @@ def _warn(error: Exception) -> str:
 
 
 def validate_value(component: Any, value: Any) -> None:
-    """Raise ValueError for a value that the component could not have sent."""
+    """Raise ValueError for a value that visitors cannot enter into the component."""
     name = getattr(component, "label", None) or "the input"
     if isinstance(component, (gr.Slider, gr.Number)):
         low, high = component.minimum, component.maximum
@@ -115,13 +115,13 @@ def validate_value(component: Any, value: Any) -> None:
     elif isinstance(component, gr.Textbox):
         most = component.max_length or MAX_TEXT
         if not isinstance(value, str):
-            raise ValueError(f"{name}: a {type(value).__name__}; expected a text")
+            raise ValueError(f"{name}: a {type(value).__name__}; expected a string")
         if len(value) > most:
             raise ValueError(f"{name}: {len(value):,} characters; expected at most {most:,}")
     elif isinstance(component, (gr.Radio, gr.Dropdown)):
         known = [choice for _, choice in component.choices]
         if value not in known:
-            raise ValueError(f"{name}: {value!r:.40} is not a choice; expected one of {known}")
+            raise ValueError(f"{name}: {value!r:.40} is not valid; must be one of {known}")
     elif isinstance(component, gr.Checkbox) and not isinstance(value, bool):
         raise ValueError(f"{name}: {value!r:.40}; expected true or false")
 
@@ -136,7 +136,7 @@ def own_uploads(component: Any) -> Any:
 
     def refuse(path: Any) -> None:
         if isinstance(path, str) and "://" in path:
-            raise gr.Error("nothing is fetched from a URL; upload the file")
+            raise gr.Error("URLs are not supported; upload the file")
 
     def moved(path: Any) -> Any:
         refuse(path)
@@ -154,7 +154,7 @@ def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: in
     """Return options of `gradio.Blocks.launch` that limit uploads and hosts."""
     hosts = [*allow_hosts, *([SHARED] if share else []), *filter(None, [os.environ.get("SPACE_HOST")])]
     limit = (MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES")
-    upload_limit = (max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb")  # the multipart form around the file
+    upload_limit = (max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb")  # plus the multipart form
     size_limit = Middleware(SizeLimit, limit=limit, upload_path="/upload", upload_limit=upload_limit)
     app = {"middleware": [Middleware(HostGuard, allowed=hosts), size_limit]}
     shared = {"max_file_size": max_upload_bytes, "state_session_capacity": SESSIONS, "share": share}

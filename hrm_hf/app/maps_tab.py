@@ -1,6 +1,6 @@
-"""The tabs for sky maps: a regressor's posterior for a map, and the mass map behind shear.
+"""The tabs for sky maps: the posterior of a regressor, and mass maps from shear.
 
-A map is drawn on the spot by the generator of the data sets, or read from an uploaded file.
+The data set generator draws a map, or the visitor uploads one.
 """
 
 import math
@@ -30,7 +30,7 @@ FALLBACK_BOUNDS = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}
 EXAMPLES = (("Little matter", 0.2, 0.75), ("Planck-like", 0.31, 0.81), ("Much matter", 0.42, 0.9))
 SAMPLES = 4000
 FITS_UNITS = 100
-TOO_MUCH = f"the page takes at most {UPLOAD_PIXELS:,}"
+TOO_MUCH = f"the page accepts at most {UPLOAD_PIXELS:,}"
 SIGMA_E, MASK_FRACTION = 0.26, 0.3  # default position of the sliders
 GALAXIES = (1, 100)  # galaxies per square arcmin, lowest and highest
 
@@ -44,7 +44,7 @@ def read_map(regressor: CosmologyRegressionPipeline, path: str) -> tuple[dict[st
     """Return the first map of an uploaded file, in the format of `sample_map`, and the number of maps in the file.
 
     Raises:
-        ValueError: no map file, an oversized one, or maps of another size than the model's; names the file.
+        ValueError: the file is too large or not a map file, or its maps do not have the model's size; names the file.
     """
     try:
         (validate_numpy if path.lower().endswith((".npy", ".npz")) else validate_fits)(path)
@@ -70,7 +70,7 @@ def validate_numpy(path: str) -> None:
 
 
 def _validate_array(file: Any) -> None:
-    if np.lib.format.read_magic(file) != (1, 0):  # their headers are short
+    if np.lib.format.read_magic(file) != (1, 0):  # headers of version 1.0 have at most 64 KiB
         raise ValueError("not a numeric array written by numpy.save")
     if (pixels := math.prod(np.lib.format.read_array_header_1_0(file)[0])) > UPLOAD_PIXELS:
         raise ValueError(f"the array has {pixels:.6g} pixels; {TOO_MUCH}")
@@ -87,14 +87,14 @@ def validate_fits(path: str) -> None:
             while "END" not in cards:
                 block = file.read(2880).decode("ascii", "replace")
                 if len(block) < 2880 or (not cards and not block.startswith(("SIMPLE  =", "XTENSION="))):
-                    raise ValueError("not a FITS file, or truncated; compressed files are not accepted here")
+                    raise ValueError("not a FITS file, or truncated; compressed files are not supported")
                 for at in range(0, 2880, 80):
                     name, _, value = block[at : at + 80].partition("=")
                     cards.setdefault(name.strip(), value.partition("/")[0].strip())
             keys = (("NAXIS", 0), ("PCOUNT", 0), ("GCOUNT", 1))
             axes, extra, groups = (int(cards.get(key, default)) for key, default in keys)
             if "ZIMAGE" in cards or not 0 <= axes <= 32:
-                raise ValueError("the image is compressed or has more than 32 axes; upload a plain one")
+                raise ValueError("the image is compressed or has more than 32 axes; upload an uncompressed image")
             sides = [int(cards[f"NAXIS{axis}"]) for axis in range(1, axes + 1)]
             pixels = math.prod(sides) if sides else 0
             if min([extra, groups, *sides]) < 0 or pixels > UPLOAD_PIXELS:
@@ -103,7 +103,7 @@ def validate_fits(path: str) -> None:
             file.seek(-(-size // 2880) * 2880, os.SEEK_CUR)
             if file.tell() >= os.path.getsize(path):
                 return
-    raise ValueError(f"more than {FITS_UNITS} units; upload one that contains only the map")
+    raise ValueError(f"the file has more than {FITS_UNITS} HDUs; upload one that contains only the map")
 
 
 def infer(
@@ -115,7 +115,7 @@ def infer(
 
 
 def posterior_rows(result: dict[str, Any], names: list[str], truth: dict[str, float]) -> list[list[str]]:
-    """Return a row for each parameter, with the columns of COLUMNS."""
+    """Return one row per parameter, with the columns COLUMNS."""
     rows = []
     for name in names:
         found = result[name]
@@ -138,25 +138,25 @@ def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, f
 
 
 def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
-    """Return notes as HTML: segments used, and how the map differs from the training maps."""
+    """Return the number of segments and the difference from the training maps as HTML."""
     words = f"{result['steps']} {'segment' if result['steps'] == 1 else 'segments'} used."
     if config.pixel_std:
         observed = item["map"] if "mask" not in item else item["map"][:, item["mask"]]
         words += (
             f" Standard deviation of the map: {float(np.std(observed)):.4g}; "
-            f"of the maps in training: {config.pixel_std[0]:.4g}."
+            f"of the training maps: {config.pixel_std[0]:.4g}."
         )
     distance = result.get("map_distance")
     if distance is None:
         return f"<p>{words}</p>"
     limit = result["max_map_distance"]
-    words += f" Distance of its statistics from those of the maps in training: {distance:.2f}."
-    warning = f"It is not like those, of which all but one in 200 are within {limit:.2f}: a posterior sure and wrong."
+    words += f" Distance of its statistics from those of the training maps: {distance:.2f}."
+    warning = f"This exceeds {limit:.2f}, the limit for 99.5 % of held-out maps: the posterior may be wrong."
     return f"<p>{words}</p>" + (f"<p><strong>{warning}</strong></p>" if distance > limit else "")
 
 
 def parameter_sliders(config) -> tuple[gr.Slider, gr.Slider]:
-    """Add sliders for Omega_m and sigma_8 of a drawn map, within the model's prior."""
+    """Add sliders for the Omega_m and sigma_8 of a generated map, within the model's prior."""
     bounds = FALLBACK_BOUNDS | dict(zip(config.target_names, config.prior_bounds or ()))
     return (
         gr.Slider(*bounds["omega_m"], value=0.31, step=0.005, label="Omega_m"),
@@ -165,7 +165,7 @@ def parameter_sliders(config) -> tuple[gr.Slider, gr.Slider]:
 
 
 def seed_field() -> gr.Number:
-    """Add the field for the seed of a drawn map."""
+    """Add a field for the seed of a generated map."""
     return gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
 
 
@@ -181,7 +181,7 @@ def map_controls(config, start: str, upload: str, sliders: tuple[gr.Slider, ...]
     file = own_uploads(gr.UploadButton(f"{upload} ({', '.join(FILE_KINDS[:3])})", type="filepath", size="sm"))
     with gr.Row(visible=recurrent):
         most = gr.Slider(
-            1, 2 * config.halt_max_steps if recurrent else 2, step=1, label="Most segments",
+            1, 2 * config.halt_max_steps if recurrent else 2, step=1, label="Maximum segments",
             value=config.halt_max_steps if recurrent else 1,
         )  # fmt: skip
         halt = gr.Radio(["fixed", "adaptive"], value="fixed", label="Halting")
@@ -192,7 +192,7 @@ def posterior_outputs() -> tuple[gr.Image, gr.HTML, gr.Dataframe]:
     """Add the corner plot, notes and table of a posterior."""
     corner = figure_output("Posterior", elem_classes="cosmology-posterior", height=560)
     said = gr.HTML(elem_classes="caption")
-    return corner, said, gr.Dataframe(headers=COLUMNS, interactive=False, label="Posterior in numbers")
+    return corner, said, gr.Dataframe(headers=COLUMNS, interactive=False, label="Posterior")
 
 
 def connect(
@@ -208,17 +208,17 @@ def connect(
     """Add the events of a tab.
 
     Args:
-        controls: those of `map_controls`.
-        sliders: inputs of a drawn map.
-        outputs: components of an answer; the HTML one says why there is none.
-        drawn: function from the sliders' values, most segments and halting to the outputs' values.
-        answered: the same from a map as `read_map` returns it, most segments and halting.
+        controls: the return value of `map_controls`.
+        sliders: inputs that determine a generated map.
+        outputs: components that show the result; the HTML component also shows errors.
+        drawn: function that maps the values of the sliders, maximum segments and halting to the values of the outputs.
+        answered: the same for a map from `read_map` instead of sliders.
     """
 
     def uploaded(path, max_steps, halting):
         item, count = read_map(served, path)
         if count > 1:
-            gr.Info(f"The file holds {count} maps; the first one is shown.")
+            gr.Info(f"The file contains {count} maps; the page shows the first one.")
         return answered(item, max_steps, halting)
 
     def refused(words: str) -> list:
@@ -233,10 +233,10 @@ def connect(
 def sample_map(
     config, omega_m: float, sigma_8: float, seed: int, sigma_e: float = 0.0, observable: str = "convergence"
 ) -> dict[str, np.ndarray]:
-    """Draw a map with the size and channels of a model: {"map": [C, H, W]} and, for some, "mask".
+    """Generate a map with the size and channels of a model: {"map": [C, H, W]}, and "mask" for masked maps.
 
-    Checkpoints do not say which maps they were trained on, so everything else is the generator's default: log-normal,
-    5 degrees, sources at redshift 1, several planes from redshift 0.5 to 1.5. "shear" has two channels per plane.
+    Checkpoints do not store the kind of their training maps, so all other settings are the generator's defaults:
+    log-normal, 5 degrees, sources at redshift 1, or 0.5 to 1.5 for several planes. "shear" has two channels per plane.
     """
     shear = observable == "shear"
     settings = MapSettings(
@@ -271,8 +271,8 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> No
                     noise = gr.Slider(0, 0.4, value=0, step=0.02, label="Shape noise sigma_e")
                     seed = seed_field()
                 observable = gr.Radio(
-                    ["convergence", "shear"], value="convergence", label="Drawn maps",
-                    info="As in training, which the checkpoint does not tell: of shear two channels are a plane.",
+                    ["convergence", "shear"], value="convergence", label="Generated maps",
+                    info="Choose the kind used in training; the checkpoint does not store it.",
                     visible=config.num_map_channels % 2 == 0,
                 )  # fmt: skip
             size = config.image_size
@@ -299,7 +299,7 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> No
 def sample_shear(
     config, omega_m: float, sigma_8: float, seed: int, sigma_e: float, galaxies: float, mask_fraction: float
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Draw shear as `sample_map` does, {"map": [2P, S, S], "mask"}, and the convergence [P, S, S] behind it."""
+    """Generate shear like `sample_map`, {"map": [2P, S, S], "mask"}, and the convergence [P, S, S] behind it."""
     settings = MapSettings(
         size=config.image_size,
         source_redshifts=source_redshifts(config.num_planes),
@@ -314,10 +314,10 @@ def sample_shear(
 
 
 def galaxies_of_training(config) -> int:
-    """Return the galaxies per square arcmin whose shape noise SIGMA_E equals that of the training maps.
+    """Return the galaxies per square arcmin that give the training maps' noise for an ellipticity of SIGMA_E.
 
-    The variance of the shear is that of the noise and half of the convergence's, in g1 and in g2. A config without
-    these values gives the generator's default.
+    Each of g1 and g2 has the variance of the noise plus half of the variance of the convergence. Returns the
+    generator's default if the config lacks these values.
     """
     planes = source_redshifts(config.num_planes)
     settings = MapSettings(size=config.image_size, source_redshifts=planes, sigma_e=SIGMA_E)
@@ -336,7 +336,7 @@ def map_errors(maps: np.ndarray, kappa: np.ndarray, where: np.ndarray | None = N
 
 
 def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
-    """Draw truth (if known), |shear|, map and uncertainty of each plane; hidden shear stays blank."""
+    """Plot truth (if known), |shear|, map and uncertainty of each plane; masked shear stays blank."""
     size = item["map"].shape[-1]
     estimate, std = (result[name].reshape(-1, size, size) for name in ("kappa", "kappa_std"))
     observed = shear_amplitude(np.asarray(item["map"]), item.get("mask"))
@@ -354,7 +354,7 @@ def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.nd
 
 
 def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
-    """Draw the first plane of the map after each used segment, with its error if the truth is known."""
+    """Plot the first plane of the map after each segment, with its error if the truth is known."""
     segments = result["segment_maps"][: result["steps"]]  # segments after a halt repeat the last one
     titles = [f"Segment {number}" for number in range(1, len(segments) + 1)]
     if kappa is not None:
@@ -367,7 +367,7 @@ def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Im
 def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.ndarray) -> str:
     """Return the error of the map as HTML."""
     last = result["segment_maps"][-1:]
-    words = f"Error of the map: {map_errors(last, kappa)[0]:.3f} of its own rms"
+    words = f"Error of the map: {map_errors(last, kappa)[0]:.3f} of the rms of the truth"
     if "mask" in item and not item["mask"].all():
         words += f"; of its hidden pixels: {map_errors(last, kappa, ~item['mask'])[0]:.3f}"
     return f"<p>{words}.</p>"

@@ -1,6 +1,6 @@
-"""The tab of a puzzle model: a board to type into, the answer at each step, and the model's confidence.
+"""The tab of a puzzle model: an editable board, the answer at each step, and the model's confidence.
 
-Mazes are typed as rows, ARC tasks as JSON, puzzles without a known task as token ids; Sudoku has cells of its own.
+Visitors type a Sudoku into cells, a maze as rows, an ARC task as JSON, and any other puzzle as token ids.
 """
 
 import functools
@@ -24,7 +24,7 @@ from ..puzzles.tasks import PuzzleTask, SudokuTask
 from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, PAGE_EVENT, ask
 
 
-OPTIONS = {  # fields of `SolveOptions` with a control; minimum, maximum and step of a slider
+OPTIONS = {  # fields of `SolveOptions` that have a control, with minimum, maximum and step for sliders
     "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
     "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
 }  # fmt: skip
@@ -33,23 +33,23 @@ SYMBOLS = {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
            "background: #ffe08a": "changed in this step", "background: #f6b3ab": "breaks a rule"}  # fmt: skip
 RINGS = {"box-shadow: inset 0 0 0 2px #f5c518": "changed in this step",
          "box-shadow: inset 0 0 0 2px #e0201b": "breaks a rule"}  # fmt: skip
-MAZE_WORDS = ("wall", "open", "S, the start", "G, the goal", "path of the model")  # of MAZE_COLORS after padding
+MAZE_WORDS = ("wall", "open", "S, the start", "G, the goal", "path of the model")  # meanings of MAZE_COLORS[1:]
 MAZE_LEGEND = {f"background: {color}": words for color, words in zip(MAZE_COLORS[1:], MAZE_WORDS)}
 LEGENDS = {"maze": MAZE_LEGEND | RINGS, "arc": RINGS}
-BOARD_PIXELS = 324  # side of a large board
+BOARD_PIXELS = 324  # maximum side of a board
 MAX_CELL = 44
-MAX_PROBLEMS = 3  # rule violations named in a caption; the others are counted
-MOST_LINES = 32  # lines of a typed puzzle or an answer that are visible without scrolling
-PLAY_SECONDS = 0.45  # display time of a step
+MAX_PROBLEMS = 3  # maximum rule violations listed in a caption; the caption counts the others
+MOST_LINES = 32  # maximum lines of a text field before it scrolls
+PLAY_SECONDS = 0.45  # seconds per step when playing
 # Browser scripts that start and stop the timer and move the slider at each tick; `undefined` changes nothing.
 ACTIVE, STILL = ({"__type__": "update", "active": active} for active in (True, False))
 PLAY, STOP = f"() => [0, {json.dumps(ACTIVE)}]", f"() => ({json.dumps(STILL)})"
 ADVANCE = f"(step, last) => step < last ? [step + 1, undefined] : [undefined, {json.dumps(STILL)}]"
-# The events that draw a board run one after another, so none draws one that another has cleared or replaced.
+# Events that draw a board run one at a time, so that no event draws a board that another event has replaced.
 BOARD_EVENT: dict[str, Any] = {**PAGE_EVENT, "concurrency_limit": 1, "concurrency_id": "boards"}
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31
-# Each color of the input becomes another one. The task is our own, from no data set.
+# The task replaces each color of the input by another color. It comes from no data set.
 ARC_EXAMPLE = {
     "name": "recolor",
     "train": [
@@ -63,11 +63,11 @@ INVITATION = "<p>Solve a puzzle to see the answer take shape, step by step.</p>"
 HINTS = {
     "maze": "Rows of '#' (wall) and ' ' (open), with one S (start) and one G (goal).",
     "arc": 'A task as JSON: {"name": ..., "train": [{"input", "output"}, ...], "test": [{"input"}, ...]}. '
-    "Tasks that the model was not trained on have no row in its puzzle table; no right answer is to be expected.",
+    "Tasks that the model was not trained on have no row in its puzzle table; expect wrong answers.",
     "generic": "Token ids, separated by spaces.",
 }
-SUDOKU_HINT = '<div class="hrm-legend">Type digits (arrow keys move), or paste a whole puzzle into a cell.</div>'
-# The template does not depend on the value, so an update from the server keeps the focus on its cell.
+SUDOKU_HINT = '<div class="hrm-legend">Type digits (arrow keys move), or paste a complete puzzle into a cell.</div>'
+# The template does not depend on the value, so the focus stays on its cell when the server updates the value.
 SUDOKU_SCRIPT = """
 const inputs = [...element.querySelectorAll('input')];
 const size = Math.round(Math.sqrt(inputs.length));
@@ -95,11 +95,11 @@ show();
 
 @dataclass(frozen=True)
 class SolvedBoard:
-    """A question and the answers after each step, for boards of S cells.
+    """A puzzle of S cells, and the answer after each step.
 
     Attributes:
         states: tokens [1 + steps, S], the puzzle and the answer after each step.
-        confidences: sigmoid(q_halt) [steps]. result: what the pipeline returned.
+        confidences: sigmoid(q_halt) [steps]. result: output of the pipeline.
     """
 
     states: np.ndarray
@@ -116,7 +116,7 @@ class SolvedBoard:
 
 
 def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
-    """Return the board after a step: given, filled and changed cells, and those that break a rule.
+    """Return the board after a step as HTML, which marks given, filled, changed and rule-breaking cells.
 
     A given cell is never marked as changed: a model that changes it breaks a rule.
     """
@@ -224,7 +224,7 @@ def confidence_chart(confidences: Sequence[float], step: int) -> str:
 
 
 def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
-    """Return typed text in the pipeline's format, which validates it; a Sudoku may also be one string."""
+    """Convert typed text to the input format of the pipeline; a Sudoku may also be one string."""
     name = solver.puzzle_task.name
     if name == "sudoku" and isinstance(value, str):
         if len(value) > MAX_PUZZLE_TEXT:
@@ -256,7 +256,7 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
 
 
 def _digit(cell: str, place: str) -> int | str:
-    """Return a number as an int, since the pipeline reads longer strings as rows."""
+    """Convert a cell to an int if it is a number, since the pipeline reads strings of several digits as rows."""
     cell = cell.strip() or "."
     if cell.isascii() and cell.isdigit():
         return int(cell)
@@ -269,8 +269,8 @@ def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options
     """Solve the typed puzzle and keep every step: one board, or one per test input of an ARC task.
 
     Args:
-        value: cells of a Sudoku, "" for a blank; or the text of another puzzle.
-        options: of the pipeline.
+        value: list with the cells of a Sudoku, "" for blanks; or the text of another puzzle.
+        options: options of the pipeline.
     """
     puzzle = solver.read_puzzle(read_board(solver, value))
     result = solver(puzzle, return_trajectory=True, **options)
@@ -288,7 +288,7 @@ def answer_text(task_name: str, result: dict[str, Any]) -> str:
 
 
 def typed_value(solver: PuzzleSolvingPipeline, tokens: np.ndarray) -> list[str] | str:
-    """Return tokens [S] as typed text, the inverse of `read_board` for all tasks but ARC."""
+    """Convert tokens [S] to typed text, the inverse of `read_board` for all tasks except ARC."""
     task = solver.puzzle_task
     if task.name == "sudoku":
         return [str(digit) if digit else "" for row in task.grid(tokens) for digit in row]
@@ -313,7 +313,7 @@ def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] |
 
 
 def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
-    """Return the hardest of three examples whose answer obeys the rules; the easiest if none does."""
+    """Return the hardest of three examples that the model solves within the rules, or the easiest example."""
     for level in (2, 1):
         if not solver.puzzle_task.has_rules:
             break
@@ -324,7 +324,7 @@ def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
 
 
 def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
-    """Return board, caption and chart of a step."""
+    """Return the board, caption and confidence chart of a step."""
     step = min(max(int(step), 0), board.last_step)
     return board_html(task, board, step), caption(task, board, step), confidence_chart(board.confidences, step)
 
@@ -373,13 +373,13 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
     # The timer moves the slider in the browser, and the board follows the slider.
     step.change(show, [boards, which, step], view, show_progress="hidden", **BOARD_EVENT)
     timer.tick(None, [step, last], [step, timer], js=ADVANCE, **PAGE_EVENT)
-    for start in (play.click, events[1].then):  # events[1] is the first display of the tab
+    for start in (play.click, events[1].then):  # events[1] runs when the tab is first displayed
         start(None, None, [step, timer], js=PLAY, **PAGE_EVENT)
     others = [solve.click, clear.click, step.input, which.input, *(button.click for button, _, _ in examples)]
     gr.on(others, None, None, timer, js=STOP, **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **BOARD_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
-    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, which disables input meanwhile
+    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # runs in the browser, and disables input meanwhile
     clear.click(_no_answer, None, everything, **BOARD_EVENT)
 
 
@@ -422,7 +422,7 @@ def _board_input(solver: PuzzleSolvingPipeline):
 
 
 def solve_controls(config) -> dict[str, gr.components.Component]:
-    """Add a control for each of the `OPTIONS`, with the help text of its field, and return them by name."""
+    """Add a control for each of the `OPTIONS`, with the help text of its field, and return the controls by name."""
     usual = {"max_steps": config.halt_max_steps, "noise": 0 if config.draws_random_numbers else DEFAULT_NOISE}
     controls = {}
     with gr.Accordion("Options", open=False):
@@ -442,7 +442,7 @@ def solve_controls(config) -> dict[str, gr.components.Component]:
 
 
 def given_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the pipeline's options from the values of the controls; sliders may give integers as floats."""
+    """Return the pipeline's options from the values of the controls; sliders may return integers as floats."""
     whole = {each.name for each in fields(SolveOptions) if each.type in (int, int | None)}
     options = {name: int(value) if name in whole else value for name, value in values.items()}
     if options["restarts"] == 1:
@@ -451,7 +451,7 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def sudoku_input(task: SudokuTask, value: list[str], **options) -> gr.HTML:
-    """Return a Sudoku board to type into; arrow keys move, and a complete puzzle can be pasted into any cell.
+    """Return an editable Sudoku board; arrow keys move, and a complete puzzle can be pasted into any cell.
 
     Its value is a list with the text of each cell, row by row, "" for a blank. It is not a subclass of a component
     because Gradio would write a stub file next to its module.

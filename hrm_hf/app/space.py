@@ -1,7 +1,7 @@
 """The app as a Hub Space: a folder with everything needed to run it.
 
-The package is in no registry, so its source travels with the Space; requirements are what the app imports, in the
-versions installed here. Uploading is `hrm_hf.hub.push_space`.
+The package is in no registry, so the Space contains its source. The requirements are the imports of the app, in the
+versions installed here. `hrm_hf.hub.push_space` uploads the folder.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from ..io.usage import install_command
 from . import validate_gradio
 
 
-# Imports of the tabs; the last line is only for Go without a toolchain, and for FITS files.
+# Packages that the tabs import; those in the last line check Go code without a Go toolchain, and read FITS files.
 REQUIREMENTS = (
     "torch", "transformers", "accelerate", "huggingface_hub", "safetensors", "numpy", "scipy", "pyyaml", "typer",
     "tqdm", "packaging", "psutil", "matplotlib", "pillow", "gradio", "markdown-it-py",
@@ -47,11 +47,11 @@ README = """---
 
 A demo of recursive reasoning models: the answer to a puzzle after each step, text colored by the segments each
 token took, Go code with its plan, verdict and repairs, gains of hyper-connections, posteriors of cosmological
-parameters; one tab for each model.
+parameters; each model has its own tab.
 
 - `app.py` builds the page from {what}.
 - `{package}/` is the source of the package (Apache-2.0), which is in no registry.
-- `requirements.txt` has the versions with which the demo was made.
+- `requirements.txt` pins the versions that were installed when the demo was made.
 """
 
 
@@ -59,13 +59,13 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
     """Write a Space that shows models, and return its folder.
 
     Args:
-        folder: new, or empty.
-        models: names on the Hub; with `embed` also folders of checkpoints.
-        title: of the Space; the folder's name if None.
+        folder: new or empty folder.
+        models: names on the Hub; with `embed` also local checkpoint folders.
+        title: title of the Space; the folder's name if None.
         embed: copy the checkpoints of local folders into the Space.
 
     Raises:
-        ValueError: no model, a local folder without `embed`, two folders of one name, or an invalid repository name.
+        ValueError: no model, a local folder without `embed`, folders with the same name, or an invalid repository.
         FileExistsError: the folder is not empty.
         ImportError: gradio or another requirement is not installed here, so its version is unknown.
     """
@@ -89,7 +89,7 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
         validate_repo_id(name)
     title = title or folder.resolve().name
     contents = {path: checkpoint_contents(path, f"{MODELS}/{path.resolve().name}") for path in local.values()}
-    requirements = _pins()  # before anything is written
+    requirements = _pins()  # may raise, so this comes before writing
     folder.mkdir(parents=True, exist_ok=True)
     for path, found in contents.items():
         _copy(found.files, folder / MODELS / path.resolve().name)
@@ -112,14 +112,14 @@ def _copy(contents: dict[str, Path | bytes], target: Path) -> None:
 
 
 def _pins() -> str:
-    """Return the requirements at the installed versions, without local labels such as +cpu."""
+    """Return the requirements pinned to the installed versions, without local labels such as +cpu."""
     lines = []
     for name in REQUIREMENTS:
         try:
             lines.append(f"{name}=={version(name).split('+')[0]}\n")
         except PackageNotFoundError as error:
             needed = install_command("app,cosmology,go")
-            raise ImportError(f"a Space needs the version of {name}: {needed}") from error
+            raise ImportError(f"{name} is not installed, so the Space cannot pin its version: {needed}") from error
     return "".join(lines)
 
 

@@ -1,7 +1,7 @@
 """The tabs of a causal language model: text with tokens colored by their segments, and mHC gains.
 
-A model that halts thinks about every token in segments and reports how many (`halt_steps`); others write in one color.
-The gains of hyper-connections tell how much a signal can grow in each layer, and on its way through all of them.
+A model that halts reports the number of segments it ran for each token (`halt_steps`); text of other models has no
+colors. The gains of hyper-connections measure how much a signal can grow in each layer and through all layers.
 """
 
 import html
@@ -25,21 +25,21 @@ TOKENS_AT_ONCE = 8  # tokens between two updates of the page
 SHALLOW, DEEP = (0xEA, 0xF1, 0xFA), (0x1D, 0x4F, 0x91)
 UNFINISHED = "�"
 COLUMNS = ["layer", "attention gain", "feed-forward gain", "smallest column", "product forward", "product backward"]
-FLAT = 0.05  # minimum range of the axis: gains of a good model differ from 1 only by rounding
+FLAT = 0.05  # minimum range of the axis, because the gains of a good model differ from 1 only by rounding
 PROMPTS = ("ROMEO:\n", "To be, or not to be,", "Once upon a time")
 
 
 def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[int]]:
-    """Yield the ids of the prompt and the text so far, every few tokens.
+    """Yield the ids of the prompt and the new text so far, every few tokens.
 
-    The ids equal those of one call of `model.generate` after `torch.manual_seed(options.seed)`. A prompt that is empty
-    or leaves no room for the new tokens is a ValueError.
+    The ids equal those of one call of `model.generate` after `torch.manual_seed(options.seed)`. Raises ValueError if
+    the prompt is empty or leaves too few positions for the new tokens.
     """
     ids = encode_prompt(model, tokenizer, prompt)
     room = model.config.max_position_embeddings - ids.shape[1]
     if options.max_new_tokens > room:
         raise ValueError(
-            f"{options.max_new_tokens} new tokens after a prompt of {ids.shape[1]} are more than the model's "
+            f"{options.max_new_tokens} new tokens after a prompt of {ids.shape[1]} exceed the model's "
             f"{model.config.max_position_embeddings} positions; shorten the prompt, or ask for at most {max(room, 0)}"
         )
     start, cache = ids.shape[1], None
@@ -71,7 +71,7 @@ def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
 
 @torch.no_grad()
 def token_depths(model, ids: list[int], options: WriteText) -> list[int] | None:
-    """Return the segments of each token (`halt_steps`); None for models that do not halt."""
+    """Return the number of segments of each token (`halt_steps`); None for models that do not halt."""
     if not architecture_of(model).halts:
         return None
     output = model(torch.tensor([ids], device=model.device), use_cache=False, **options.thinking)
@@ -79,18 +79,18 @@ def token_depths(model, ids: list[int], options: WriteText) -> list[int] | None:
 
 
 def read_threshold(text: str | None) -> float | None:
-    """Return a typed threshold; None for the default of the criterion. Raise ValueError for anything but a number."""
+    """Return a typed threshold, or None (the default) if it is empty. Raise ValueError if it is not a number."""
     try:
         found = float(text) if text and text.strip() else None
         if found is not None and not math.isfinite(found):
             raise ValueError
         return found
     except ValueError as error:
-        raise ValueError(f"{text!r:.40} is not a threshold; expected a number, or nothing for the default") from error
+        raise ValueError(f"{text!r:.40} is not a threshold; expected a number, or empty for the default") from error
 
 
 def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
-    """Return (text, start, stop) of the shortest runs of tokens that are complete characters."""
+    """Split ids into the shortest runs of tokens that decode to complete characters: (text, start, stop) each."""
     pieces, start = [], 0
     for stop in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[start:stop])
@@ -102,7 +102,7 @@ def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
 
 
 def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] | None, most: int) -> str:
-    """Return prompt and text as HTML, colored by depth; the title of a piece is its segments."""
+    """Return prompt and text as HTML, colored by depth; tooltips show the number of segments."""
     spans = []
     for text, start, stop in text_pieces(tokenizer, ids):
         classes, style, title = ["prompt"] if start < prompt_tokens else [], "", ""
@@ -116,7 +116,7 @@ def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] |
 
 
 def depth_color(depth: int, most: int) -> str:
-    """Return a color from pale (one segment) to dark (all of them)."""
+    """Return a color, from pale for one segment to dark for the maximum."""
     share = min(1.0, (depth - 1) / max(most - 1, 1))
     return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in zip(SHALLOW, DEEP))
 
@@ -129,9 +129,7 @@ def _legend(depths: list[int] | None, most: int) -> str:
             words = "segment" if depth == 1 else "segments"
             color = depth_color(depth, most)
             items.append(f'<span><i style="background: {color}"></i>{depth} {words}: {share:.0%} of tokens</span>')
-        items.append(
-            f"<span>{sum(depths) / len(depths):.2f} on average; spent on each token to predict the next</span>"
-        )
+        items.append(f"<span>{sum(depths) / len(depths):.2f} on average; per token, to predict the next</span>")
     return f'<div class="hrm-legend">{"".join(items)}</div>'
 
 
@@ -172,7 +170,7 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
 
 
 def _examples(prompt: gr.Textbox) -> list[tuple]:
-    """Add a button for each of the PROMPTS; return the buttons in the form `ask` takes."""
+    """Add a button for each prompt in PROMPTS, and return them as `examples` for `ask`."""
     with gr.Row():
         return [(gr.Button(text.strip(), size="sm", min_width=60), lambda text=text: text, prompt) for text in PROMPTS]
 
@@ -182,7 +180,7 @@ def _sampling(model) -> list:
     with gr.Accordion("Sampling", open=False):
         with gr.Row():
             new = gr.Slider(8, max(16, most - 8), value=min(240, most // 2), step=1, label="New tokens")
-            temperature = gr.Slider(0, 2, value=0.8, step=0.05, label="Temperature", info="0: the likeliest token.")
+            temperature = gr.Slider(0, 2, value=0.8, step=0.05, label="Temperature", info="0: greedy.")
         with gr.Row():
             top_p = gr.Slider(0.05, 1, value=1, step=0.05, label="Top p")
             top_k = gr.Slider(0, 200, value=0, step=1, label="Top k", info="0: off.")
@@ -194,18 +192,18 @@ def _thinking(model) -> list:
     config = model.config
     with gr.Accordion("Depth", open=True):
         most = config.halt_max_steps
-        segments = gr.Slider(1, most, value=most, step=1, label="Most segments of a token")
+        segments = gr.Slider(1, most, value=most, step=1, label="Maximum segments per token")
         with gr.Row():
             criterion = gr.Dropdown(
                 [name for name, kind in EXIT_CRITERIA.items() if config.halt_max_steps > 1 or not kind.learned],
                 value=config.exit_criterion,
                 label="Exit criterion",
-                info="fixed: never before the last.",
+                info="fixed: run all segments.",
             )
             threshold = gr.Textbox(
                 "" if config.exit_threshold is None else str(config.exit_threshold),
-                label="Its threshold",
-                info="q and fixed have none.",
+                label="Exit threshold",
+                info="Not used by q and fixed.",
                 placeholder="default",
                 max_length=40,
             )
@@ -215,12 +213,12 @@ def _thinking(model) -> list:
 def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
     """Return the dicts of `get_detailed_mhc_metrics` for the tokens of a prompt, two per layer.
 
-    An empty prompt, one that is too long, and a model without hyper-connections are ValueErrors.
+    Raises ValueError for an empty or too long prompt, and for a model without hyper-connections.
     """
     ids = encode_prompt(model, tokenizer, prompt)
     if ids.shape[1] > model.config.max_position_embeddings:
         most = model.config.max_position_embeddings
-        raise ValueError(f"the prompt has {ids.shape[1]} tokens; the model has {most} positions")
+        raise ValueError(f"the prompt has {ids.shape[1]} tokens, but the model has {most} positions")
     sites = model.get_detailed_mhc_metrics(ids)
     if not sites:
         raise ValueError("mhc_enabled=False: this model has no hyper-connections, so it has no gains to show")
@@ -228,7 +226,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
 
 
 def gain_rows(sites: list[dict]) -> list[list[Any]]:
-    """Return a row per layer, as COLUMNS: the gains of `get_mhc_metrics`, and those of the product so far."""
+    """Return one row per layer with the columns COLUMNS: its gains, and those of the product of maps so far."""
     rows = []
     for attention, feed_forward in zip(sites[::2], sites[1::2]):
         own = [max(site["forward"], site["backward"]) for site in (attention, feed_forward)]
@@ -245,7 +243,7 @@ def gain_summary(sites: list[dict]) -> str:
 
 
 def gain_image(sites: list[dict], product: bool) -> Image.Image:
-    """Draw row and column gains of each site's map, or of the product of all maps up to it."""
+    """Plot the row and column gains of each site's map, or of the product of all maps up to the site."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 3.6), layout="constrained")
@@ -258,7 +256,7 @@ def gain_image(sites: list[dict], product: bool) -> Image.Image:
         (f"{prefix}min_column", "smallest column", EXTRA[1], "v", "-"),
     ]
     if not product:
-        lines.append(("largest_entry", "largest entry (1: streams stay apart)", MUTED, "d", ":"))
+        lines.append(("largest_entry", "largest entry (1: streams do not mix)", MUTED, "d", ":"))
     for name, label, color, marker, style in lines:
         values = [site[name] for site in sites]
         axes.plot(depth, values, color=color, marker=marker, markersize=4, linestyle=style, label=label)
@@ -278,7 +276,7 @@ def mhc_tab(model, tokenizer, shown: gr.State) -> None:
     """Add the components and events of a model to the page; its example runs when `shown` changes."""
     with gr.Row():
         prompt = gr.Textbox(
-            PROMPTS[1], label="Prompt", lines=2, scale=5, min_width=320, info="Its tokens' maps are averaged.",
+            PROMPTS[1], label="Prompt", lines=2, scale=5, min_width=320, info="The maps are averaged over its tokens.",
             max_length=MAX_TEXT,
         )  # fmt: skip
         start = gr.Button("Measure", variant="primary", scale=1, min_width=120)

@@ -1,4 +1,4 @@
-"""Shared by all parts of the package, without torch: options, usage errors, files, names of models."""
+"""Options, usage errors, files and model names, shared by all parts of the package; imports no torch."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], Any], list[str]]:
-    """Return `__getattr__` and `__all__` of a package that loads its names on first use.
+    """Return `__getattr__` and `__all__` for a package that imports its names on first use.
 
     __getattr__, __all__ = lazy_names(__name__, {"module": ("name", "other_name")})
     """

@@ -1,4 +1,4 @@
-"""Shared by all evaluations: options, early checks of paths, and the results file."""
+"""Options, early path checks and the results file of all evaluations."""
 
 import json
 import os
@@ -24,13 +24,13 @@ class EvaluationOptions(Options):
     update_card: bool = option("Write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a card or a folder that cannot be written."""
+        """Raise UsageError if the card or the output folder cannot be written."""
         super().__post_init__()
         validate_evaluation(self.model, self.out, self.update_card)
 
 
 def validate_evaluation(model: str, out: Path | None, update_card: bool) -> None:
-    """Raise UsageError for a card or an output that cannot be written."""
+    """Raise UsageError if the card or the output folder cannot be written."""
     if update_card and not (Path(model).is_dir() and os.access(model, os.W_OK)):
         raise UsageError(f"{model} is not a writable local folder, so its card cannot be updated", "--update-card")
     if out is not None:
@@ -41,26 +41,26 @@ def validate_output(out: Path) -> None:
     """Raise UsageError if the folder `out` cannot be created or written, without creating it."""
     nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not nearest.is_dir():
-        raise UsageError(f"{nearest} is a file; expected a folder to write", "--out")
+        raise UsageError(f"{nearest} is a file; expected a folder", "--out")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{nearest} cannot be written; choose another folder", "--out")
 
 
 def validate_data(data: str, what: str) -> None:
-    """Raise UsageError for anything but a folder or OWNER/NAME."""
+    """Raise UsageError unless `data` is a folder or OWNER/NAME."""
     if is_no_folder(data) or not ("/" in data or Path(data).is_dir()):
         raise UsageError(f"{data} is not a folder; expected a {what}, or OWNER/NAME on the Hub; hrm-hf data builds it")
 
 
 def validate_files(files: list[Path] | None, option: str) -> None:
-    """Raise UsageError for a folder instead of a file."""
+    """Raise UsageError if one of the files is a folder."""
     for file in files or []:
         if file.is_dir():
             raise UsageError(f"{file} is a folder; expected a file of JSON Lines", option)
 
 
 def chosen_device(name: str | None) -> str:
-    """Return the device `name`, or the best available. Raise UsageError if this machine or build of torch lacks it."""
+    """Return the device `name`, or the best one for None. Raise UsageError if torch cannot use it here."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -79,7 +79,7 @@ def chosen_device(name: str | None) -> str:
 
 
 def write_results(result: dict[str, Any], out: Path) -> dict[str, str]:
-    """Write results.json into the folder `out`, making the folder, and return its path as "results"."""
+    """Write results.json into the folder `out`, creating the folder, and return {"results": path}."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / RESULTS_FILE
     file.write_text(json.dumps(result, indent=1))

@@ -33,25 +33,26 @@ if TYPE_CHECKING:
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 HUB_PREFIX = "hub:"
-IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, next to a data set and in a checkpoint
+IDENTIFIERS_FILE = "identifiers.json"  # row names of a puzzle table; stored with data sets and checkpoints
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
-NOT_DATA = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found")  # of operating systems
+# Folders that operating systems create.
+NOT_DATA = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found")
 TEMPORARY = ".tmp"  # suffix of a file that is being written
-CHECKSUMS = "sha256"  # key in the info file of a data set: SHA-256 of each file by its name in the folder
+CHECKSUMS = "sha256"  # key in the info file of a data set; maps file names to SHA-256
 BUILD_LOCK = ".build.lock"
-HASHED_AT_ONCE = 4  # files hashed at once; more would only make a disk seek
-SECONDS_TO_WAIT = 1.0  # seconds to wait for a lock whose process is ending
+HASHED_AT_ONCE = 4  # files hashed at once; more would only cause disk seeks
+SECONDS_TO_WAIT = 1.0  # seconds to wait for a lock whose owner may be exiting
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _checked: set[tuple[str, int, int, str]] = set()  # path, size, time and checksum of files already verified
 
 
 class BadLineError(ValueError):
-    """A line or row that cannot be read; the message names the place and the fix."""
+    """Error for a line or row that cannot be read; the message names the place and the fix."""
 
 
 class FolderInUseError(OSError):
-    """Raised when another process writes into the folder."""
+    """Error for a folder into which another process is writing."""
 
 
 def is_hub_source(source: str) -> bool:
@@ -64,7 +65,7 @@ def is_hub_source(source: str) -> bool:
 
 
 def local_files(source: str) -> list[Path]:
-    """Return the sorted files of a path, recursively. Raise for a missing path or one without known files."""
+    """Return the sorted data files below a path. Raise if the path is missing or has no known files."""
     path = Path(source).expanduser()
     if path.is_dir():
         files = [file for file in visible_files(path) if file_kind(file) is not None and file.stat().st_size]
@@ -82,18 +83,18 @@ def local_files(source: str) -> list[Path]:
 
 
 def visible_files(folder: str | Path, pattern: str = "*") -> list[Path]:
-    """Return the sorted files below a folder whose names match, without hidden ones and those of `NOT_DATA`."""
+    """Return the sorted files below a folder that match a pattern, except hidden files and those in `NOT_DATA`."""
     found = (path for path in Path(folder).rglob(pattern) if path.is_file())
     return sorted(path for path in found if not any(map(is_hidden, path.relative_to(folder).parts)))
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder of this name is skipped in a data folder, such as `._NAME` of macOS."""
-    return name.startswith((".", "~$")) or name in NOT_DATA  # "~$": open in an office program
+    """Return whether data readers skip a file or folder with this name, such as `._NAME` from macOS."""
+    return name.startswith((".", "~$")) or name in NOT_DATA  # "~$": lock file of an office program
 
 
 def file_kind(path: Path) -> str | None:
-    """Return the kind of a file by its name, without .gz; None for an unknown kind."""
+    """Return the kind of a file by its suffix, ignoring .gz; None for an unknown kind."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix in (*JSON_KINDS, *TEXT_KINDS):
         return suffix
@@ -103,10 +104,10 @@ def file_kind(path: Path) -> str | None:
 def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
     """Yield ("FILE, line N", line) for each non-empty line of JSON.
 
-    Of a file that is one JSON list, or one object over several lines, yield ("FILE, item N", item as a line) instead.
+    For a file with one JSON list, or one object over several lines, yield ("FILE, item N", item as a line) instead.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} does not exist; expected a file of JSON lines (.jsonl or .jsonl.gz)")
+        raise FileNotFoundError(f"{path} does not exist; expected a JSON Lines file (.jsonl or .jsonl.gz)")
     lines = ((number, line) for number, line in read_lines(path) if line.strip())
     first = next(lines, None)
     if first is None:
@@ -120,13 +121,13 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _items_of_document(path: str | Path, first: bytes) -> list[Any] | None:
-    """Return the items of a file with one JSON list, or its only object; None for JSON Lines and broken JSON."""
+    """Return the items of a file that contains one JSON list or object; None for JSON Lines and invalid JSON."""
     if first.lstrip()[:1] not in (b"[", b"{"):
         return None
     with suppress(ValueError, RecursionError):
         if isinstance(json.loads(first), dict):
             return None
-    with suppress(ValueError):  # otherwise the error names the first bad line
+    with suppress(ValueError):  # for invalid JSON, the caller reports the first bad line
         content = load_json(path)
         return content if isinstance(content, list) else [content]
     return None
@@ -143,7 +144,7 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
 def decode_text(line: bytes, place: str) -> str:
     """Decode UTF-8. Raise `BadLineError`, which names the place and the byte."""
     if b"\0" in line:
-        raise BadLineError(f"{place}: holds NUL bytes, as UTF-16 without its mark; convert the file to UTF-8")
+        raise BadLineError(f"{place}: contains NUL bytes, perhaps UTF-16; convert the file to UTF-8")
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -162,7 +163,7 @@ def parse_json(line: bytes, place: str) -> Any:
         raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
     except RecursionError:
         raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
-    except ValueError as error:  # an integer with more digits than Python reads
+    except ValueError as error:  # an integer with more digits than Python accepts
         raise BadLineError(f"{place}: broken JSON ({str(error).partition(';')[0]}): {shorten(text)}") from None
 
 
@@ -170,7 +171,7 @@ def shorten(value: Any) -> str:
     """Return the repr of a value for an error message, at most 100 characters."""
     try:
         text = repr(value[:200] if isinstance(value, str) else value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or deeply nested lists
         return f"a {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
@@ -181,10 +182,10 @@ def load_split(
     """Load a split of a data set of this package, from its folder (`data/SPLIT-00000.parquet`) or the Hub.
 
     Args:
-        info: name of the info file of a folder; its checksums are compared.
+        info: name of the folder's info file, whose checksums the files must match.
 
     Raises:
-        ValueError: no such split in the folder, or a file that cannot be read or was changed.
+        ValueError: the folder lacks the split, or a file is unreadable or was changed.
     """
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
@@ -200,14 +201,14 @@ def load_split(
     try:
         # Load only the requested split: converting a large train split takes minutes.
         return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
-    except (DatasetGenerationError, ValueError) as error:  # a corrupted file, or one without rows
+    except (DatasetGenerationError, ValueError) as error:  # a corrupted or empty file
         raise ValueError(f"{file} cannot be read or has no rows ({error}); build the data set again") from error
 
 
 def open_unpacked(path: str | Path) -> BinaryIO:
-    """Open a file for reading bytes, unpacked if its name ends in .gz, and as UTF-8 if it is marked as UTF-16."""
+    """Open a file for reading bytes; unpack .gz files, and convert UTF-16 with a byte-order mark to UTF-8."""
     file = gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
-    with suppress(*GZIP_ERRORS):  # reading reports them
+    with suppress(*GZIP_ERRORS):  # raised again when the file is read
         if file.peek(2)[:2] in UTF16_MARKS:
             with file:
                 return io.BytesIO(decode_marked(file.read(), str(path)).encode())
@@ -215,26 +216,26 @@ def open_unpacked(path: str | Path) -> BinaryIO:
 
 
 def decode_marked(content: bytes, place: str) -> str:
-    """Decode a text in UTF-8, or in UTF-16 with a byte-order mark. Raise ValueError, which names the place."""
+    """Decode UTF-8, or UTF-16 with a byte-order mark. Raise ValueError, which names the place, for other bytes."""
     try:
         return content.decode("utf-16" if content[:2] in UTF16_MARKS else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: is no text in UTF-8 (byte {error.start}); convert it") from error
+        raise ValueError(f"{place}: not valid UTF-8 (byte {error.start}); convert the file to UTF-8") from error
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yield line numbers, from 1, and lines without the byte-order mark. ValueError for a broken gzip file."""
+    """Yield line numbers, from 1, and lines without byte-order mark. Raise ValueError for a corrupted gzip file."""
     number = 0
     with open_unpacked(path) as file:
         try:
             for number, line in enumerate(file, 1):
                 yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         except GZIP_ERRORS as error:
-            raise ValueError(f"{path}: broken gzip file after line {number} ({error}); fetch it again") from error
+            raise ValueError(f"{path}: broken gzip file after line {number} ({error}); download it again") from error
 
 
 def load_json(path: str | Path) -> Any:
-    """Return the value of a JSON file. Raise ValueError, with the file's name, if it is not valid."""
+    """Load a JSON file. Raise ValueError, which names the file, if it is invalid."""
     try:
         with open_unpacked(path) as file:
             return json.loads(file.read().decode("utf-8-sig"))
@@ -243,7 +244,7 @@ def load_json(path: str | Path) -> Any:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """YAML 1.2 in points that 1.1 reads otherwise: 1e-5 is a number; a date, 012 and 1:20 are text."""
+    """YAML 1.1 loader that follows YAML 1.2 where it matters: 1e-5 is a number; dates, 012 and 1:20 are text."""
 
 
 _CHANGED = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("float", "int", "timestamp"))
@@ -258,9 +259,9 @@ _YamlLoader.add_implicit_resolver(_CHANGED[1], re.compile(r"[-+]?(0|[1-9][\d_]*)
 
 
 def load_yaml(path: str | Path, as_text: bool = False) -> Any:
-    """Return the plain values of a YAML file, or (as_text) their texts, such as "1.10"; None for an empty one.
+    """Load the plain values of a YAML file, or with `as_text` their texts, such as "1.10"; None for an empty file.
 
-    ValueError, with the file's name, for anything else.
+    Raises ValueError, which names the file, if it is invalid or contains other values.
     """
     return parse_yaml(Path(path).read_bytes(), str(path), as_text)
 
@@ -274,10 +275,10 @@ def parse_yaml(text: str | bytes, place: str, as_text: bool = False) -> Any:
 
 
 def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers, from 1, and fields of a CSV file (`,`, `;` or tabs); empty lines have no fields.
+    """Yield line numbers, from 1, and fields of a CSV file (`,`, `;` or tabs); an empty line yields no fields.
 
     Raises:
-        ValueError: not UTF-8, a quote that nothing closes, or a broken gzip file; names file and line.
+        ValueError: invalid UTF-8, an unclosed quote, or a corrupted gzip file; names file and line.
     """
     with open_unpacked(path) as file:
         text = io.TextIOWrapper(file, "utf-8-sig", newline="")
@@ -294,7 +295,7 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def complete_file(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream whose content replaces `file` at the end; after an error, the old file stays."""
+    """Yield a stream whose content replaces `file` on exit; after an error, the old file stays."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # The name contains the process id, so that two builds of a folder use different files.
     temporary = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
@@ -329,16 +330,16 @@ def _checksum(file: Path) -> str:
 
 
 def checksums_in(folder: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the entry of an info file with the checksums of these files in its folder."""
+    """Return the info file entry with the checksums of files in a folder."""
     names = sorted(names)
     return {CHECKSUMS: dict(zip(names, checksums([folder / name for name in names])))}
 
 
 def load_info(file: Path) -> dict[str, Any]:
-    """Return the content of an info file without its checksums. ValueError, with its name, if it is invalid."""
+    """Load an info file without its checksums. Raise ValueError, which names the file, if it is invalid."""
     content = load_json(file)
     if not isinstance(content, dict):
-        raise ValueError(f"{file} is {shorten(content)}; expected a JSON object: build the data set again")
+        raise ValueError(f"{file} is {shorten(content)}; expected a JSON object; build the data set again")
     return {name: value for name, value in content.items() if name != CHECKSUMS}
 
 
@@ -355,13 +356,13 @@ def validate_unchanged(info: Path, files: Iterable[Path], closed: bool = False) 
 def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> dict[Path, tuple[str, str]]:
     """Return the files whose checksum differs from the info file, with both checksums.
 
-    Files without an entry are not checked, as in older folders; `closed`: they must not stand beside others that have
-    one. A process reads a file only once for this.
+    Files without an entry are not checked, because older folders have none. With `closed`, such a file counts as
+    changed if the info file has any checksums. Each process hashes a file only once.
     """
     content = load_json(info) if info.is_file() else {}
     known = content.get(CHECKSUMS, {}) if isinstance(content, dict) else {}
     if not isinstance(known, dict) or not all(isinstance(each, str) for each in known.values()):
-        raise ValueError(f"{info}: {CHECKSUMS} is {shorten(known)}; expected checksums by file: build it again")
+        raise ValueError(f"{info}: {CHECKSUMS} is {shorten(known)}; expected checksums by file; build it again")
     keys, changed = {}, {}
     for file in files:
         if expected := known.get(os.path.relpath(file, info.parent)):
@@ -377,10 +378,10 @@ def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> di
 
 
 def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = False) -> "FileLock | None":
-    """Lock a folder by a file in it and return the lock; None, with a warning, if the file system has no locks.
+    """Lock a folder by a file in it and return the lock; warn and return None if the file system has no locks.
 
-    `what` locks it, and `option` chooses another folder, for messages; `again`: this process may lock it again.
-    Raises FolderInUseError if another process holds the lock, OSError if the folder cannot be written.
+    Error messages name `what` holds the lock and the `option` that sets another folder. With `again`, this process may
+    lock it again. Raises FolderInUseError if another process holds the lock, OSError if the folder cannot be written.
     """
     from filelock import FileLock, Timeout
 
@@ -395,21 +396,21 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
     except Timeout as error:
         owner = file.read_text(encoding="utf-8", errors="replace")[:100] if file.is_file() else "a process"
         raise FolderInUseError(
-            f"another {what} writes into {folder}: {owner}. Their files would mix: wait for it, stop it, or "
+            f"another {what} is writing into {folder}: {owner}. Their files would mix; wait for it, stop it, or "
             f"choose another {option}"
         ) from error
     except OSError as error:
         if error.errno in NO_LOCKS:
-            text = f"the file system of {folder} has no locks ({error.strerror}): make sure that no second {what}"
-            warnings.warn(f"{text} writes there", stacklevel=2)
+            text = f"the file system of {folder} has no locks ({error.strerror}); make sure that no other {what}"
+            warnings.warn(f"{text} writes into it", stacklevel=2)
             return None
-        raise OSError(f"{folder} cannot be written ({error.strerror}): choose another {option}") from error
+        raise OSError(f"{folder} cannot be written ({error.strerror}); choose another {option}") from error
     return lock
 
 
 @contextmanager
 def building(out: Path, option: str = "--out") -> Iterator[None]:
-    """Lock the output folder of a build. Raise FolderInUseError if another build writes there."""
+    """Lock the output folder of a build. Raise FolderInUseError if another build is writing into it."""
     is_new = not out.exists()
     if not is_new and not out.is_dir():
         raise FileExistsError(f"{option[2:]}={str(out)!r}: is a file; choose another folder")
@@ -418,15 +419,15 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # while it is held, so that waiting processes notice
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so that waiting processes notice
             lock.release()
         if is_new:
-            with suppress(OSError):  # the folder is empty only after an error
+            with suppress(OSError):  # rmdir only succeeds after an error, which leaves the folder empty
                 out.rmdir()
 
 
 def one_at_a_time(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorate a builder so that it locks the folders `out` and, if there is one, `text` of its options."""
+    """Decorate a builder so that it locks the folders in its options: `out` and, if present, `text`."""
 
     @wraps(build)
     def locked(options: Any) -> Any:

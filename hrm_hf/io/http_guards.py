@@ -1,4 +1,4 @@
-"""ASGI middleware of the server and the web page: allowed hosts, and limits on the length of requests."""
+"""ASGI middleware of the server and the web page: allowed hosts, and limits on the size of requests."""
 
 import asyncio
 import ipaddress
@@ -9,20 +9,20 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 
-HEADER_BYTES = 2**14  # bytes of the path and headers of a request
-DISCARD_SECONDS = 10  # most time to read a body that is too long
+HEADER_BYTES = 2**14  # maximum bytes of path and headers of a request
+DISCARD_SECONDS = 10  # maximum time to discard a body that is too long
 
 
 def validate_allowed(names: Sequence[str]) -> list[str]:
-    """Return the host names in lower case. Raise ValueError unless each is a name or `*.` and a name."""
+    """Return the host names in lower case. Raise ValueError unless each has the form NAME or *.NAME."""
     for name in names:
         if not re.fullmatch(r"(\*\.)?[A-Za-z0-9._-]+", name):
-            raise ValueError(f"--allow-host {name}: must be a host name without port, such as demo.org or *.demo.org")
+            raise ValueError(f"--allow-host {name}: must be a host name without a port, like demo.org or *.demo.org")
     return [name.lower() for name in names]
 
 
 def is_known_host(host: str, allowed: Sequence[str]) -> bool:
-    """Return whether a host without port is an IP address, localhost or one of `allowed` (names, or `*.NAME`)."""
+    """Return whether a host (without a port) is an IP address, localhost or in `allowed` (NAME or *.NAME)."""
     host = host.lower().rstrip(".")
     try:
         return bool(ipaddress.ip_address(host.strip("[]")))
@@ -35,16 +35,16 @@ def _is_allowed(host: str, allowed: Sequence[str]) -> bool:
 
 
 def _host(address: str) -> str:
-    """Return HOST of HOST:PORT in lower case, or "" if the address has another form."""
+    """Return HOST of HOST:PORT in lower case, or "" if the address is not of this form."""
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", address)
     return found[1].lower() if found else ""
 
 
 class HostGuard:
-    """Reject (403) requests for other host names (DNS rebinding) and requests sent by pages of other hosts.
+    """Reject (403) requests to other host names (DNS rebinding) and requests from pages of other hosts.
 
     Args:
-        allowed: host names besides localhost and IP addresses; pages of these hosts may send requests too.
+        allowed: host names in addition to localhost and IP addresses; their pages may send requests too.
         any_origin: do not check `Origin`, for a server that allows all origins by CORS.
     """
 
@@ -77,8 +77,8 @@ class SizeLimit:
     """Reject overlong headers (431) and bodies (413), and bodies without a length (411), without reading them.
 
     Args:
-        limit: bytes of a body, and what sets it.
-        upload_path: end of the path that files are sent to. upload_limit: the same for that path.
+        limit: maximum bytes of a body, and the name of the setting. upload_limit: the same for uploads.
+        upload_path: suffix of the URL path for uploads.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class SizeLimit:
 
 
 async def _discard(receive, most: int) -> None:
-    """Discard up to `most` bytes of a body, since a client that is still sending would miss the answer."""
+    """Discard up to `most` bytes of a body, since a client that is still sending would miss the response."""
     more = True
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):
@@ -116,7 +116,7 @@ async def _discard(receive, most: int) -> None:
 
 
 async def send_json(send, status: int, content: dict, **headers: str) -> None:
-    """Send a JSON response; `_` in the name of a header stands for `-`."""
+    """Send a JSON response; `_` in header names becomes `-`."""
     body = json.dumps(content).encode()
     found = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     found += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
@@ -125,11 +125,11 @@ async def send_json(send, status: int, content: dict, **headers: str) -> None:
 
 
 async def send_error(send, status: int, message: str, param: str | None = None, **headers: str) -> None:
-    """Send an error in the format of the OpenAI API. `param` names the field of the request."""
+    """Send an error in the format of the OpenAI API; `param` names the request field."""
     await send_json(send, status, error_body(status, message, param), **headers)
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict:
-    """Return the JSON object of an error."""
+    """Return an error as a JSON object."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}

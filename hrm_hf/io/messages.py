@@ -1,7 +1,7 @@
-"""Hide messages of libraries that do not concern the user's work.
+"""Hide library messages that do not matter to users.
 
-MESSAGES is the one place for what is not shown: each is named by its source and its first words, so that other
-messages of the same library appear. HRM_HF_DEBUG=1 shows all.
+MESSAGES lists every hidden message by its source and first words, so other messages of the same library still appear.
+HRM_HF_DEBUG=1 shows all.
 """
 
 import logging
@@ -18,29 +18,29 @@ class Message(NamedTuple):
     words: str
 
 
-# transformers imports torchao and bitsandbytes if they are installed. Their compiled parts may not load on this
-# machine, and slower code replaces them. `import hrm_hf` hides these messages.
+# transformers imports torchao and bitsandbytes if they are installed. If their compiled parts do not load, they fall
+# back to slower code. `import hrm_hf` hides these messages.
 OF_IMPORTS = (
     Message("torchao", r"Failed to load .*\.so: "),
     Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # a class of torchao
     Message("torch.utils._pytree", r"<enum 'ScaleCalculationMode'> is an Enum subclass"),
     Message("bitsandbytes.backends.cpu.ops", r"Failed to load CPU gemm_4bit_forward from kernels-community"),
-    # The packaged solver is the default on purpose.
+    # The packaged solver is the intended default.
     Message("transformers.pipelines", r"No model was supplied, defaulted to .*sudoku-9x9 and revision main\."),
 )
-# TRL and PEFT enable activation checkpointing by its former name, which still works.
+# TRL and PEFT use the old name of activation checkpointing, which still works.
 OF_TRL = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
-# Our programs also hide these messages.
+# Our commands and scripts also hide these messages.
 MESSAGES = (
     *OF_IMPORTS,
     OF_TRL,
     # `--help` of a training script does not need torch.
     Message("transformers", r"PyTorch was not found"),
-    # transformers asks for pinned memory by default, which does not help without a GPU.
+    # transformers pins memory by default, which has no effect without a GPU.
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
-    # Recipes request workers for machines with more CPUs than this one.
+    # Recipes may request more workers than this machine has CPUs.
     Message(UserWarning, r"This DataLoader will create \d+ worker processes in total"),
-    # accelerate's call of DDP.
+    # accelerate passes it to DDP.
     Message(FutureWarning, r"`broadcast_buffers` is deprecated"),
     # Compiled steps are faster on a CPU as well.
     Message("transformers.training_args", r"The speedups for torchdynamo mostly come with GPU Ampere or higher"),

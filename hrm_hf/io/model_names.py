@@ -1,7 +1,7 @@
-"""Names of models on command lines: a local folder, or OWNER/NAME on the Hub.
+"""Model names on command lines: a local folder, or OWNER/NAME on the Hub.
 
-`find_model` reports a missing model at once, without heavy imports. The libraries ask the Hub for any name, paths
-included, and retry for a minute without a connection.
+`find_model` reports a missing model at once, without heavy imports. Libraries would look up any name on the Hub, even
+a path, and retry for a minute if there is no connection.
 """
 
 import difflib
@@ -17,32 +17,32 @@ EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
 
 
 class ModelError(UsageError):
-    """Raised if a named model does not exist or has another kind; the message is one line."""
+    """Error for a model that does not exist or is of the wrong kind; the message is one line."""
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name is a local path and not OWNER/NAME on the Hub.
+    """Return whether a name is a local path, not OWNER/NAME on the Hub.
 
-    A path exists, starts with ".", "/", "~" or a local folder (`runs/...`), or has more parts than a name on the Hub.
+    A path exists, starts with ".", "/", "~" or a local folder (`runs/...`), or has more than two parts.
     """
     return name.count("/") > 1 or is_below_here(name)
 
 
 def is_below_here(text: str) -> bool:
-    """Return whether a name is a local path and neither OWNER/NAME nor a file OWNER/NAME/FILE on the Hub."""
+    """Return whether a name is a local path, not OWNER/NAME or OWNER/NAME/FILE on the Hub."""
     owner, slash, _ = text.partition("/")
     return text[:1] in "./~" or Path(text).exists() or (bool(slash) and Path(owner).is_dir())
 
 
 def is_no_folder(name: str) -> bool:
-    """Return whether this is a path but not a folder, so that it must not be looked up on the Hub."""
+    """Return whether a name is a path but not a folder, so that it must not be looked up on the Hub."""
     return is_path(name) and not Path(name).is_dir()
 
 
 def find_model(name: str) -> None:
     """Raise ModelError if no local folder, cached model or model on the Hub has this name.
 
-    The Hub is asked once, and not at all with HF_HUB_OFFLINE.
+    Sends one request to the Hub, or none with HF_HUB_OFFLINE.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -63,17 +63,17 @@ def _find_on_hub(name: str) -> None:
             return
         if constants.is_offline_mode():
             raise ModelError(
-                f"{name} is neither a local folder nor in the cache of huggingface_hub, and HF_HUB_OFFLINE forbids to "
-                f"ask the Hub; {EXPECTED}"
+                f"{name} is neither a local folder nor in the cache of huggingface_hub, and HF_HUB_OFFLINE is set; "
+                f"{EXPECTED}"
             )
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_SECONDS)
     except (errors.GatedRepoError, errors.EntryNotFoundError):
-        return  # the model exists; the library that loads it reports other errors
+        return  # the model exists; other errors appear when it is loaded
     except errors.HFValidationError as error:
         raise ModelError(f"{name!r} is neither a local folder nor a valid name on the Hub; {EXPECTED}") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"{name} is not a local folder, and the Hub has no such model, or it is private (`hf auth login`, or "
+            f"{name} is not a local folder, and it does not exist on the Hub or is private (`hf auth login`, or "
             f"set HF_TOKEN); {EXPECTED}"
         ) from error
     except (errors.HTTPError, OSError) as error:
@@ -85,7 +85,7 @@ def _find_on_hub(name: str) -> None:
 
 
 def _nearest(folder: Path) -> str:
-    """Return a hint at a model with a similar name in the same folder."""
+    """Return a hint that names a similar model in the same folder, or ""."""
     above = next((each for each in folder.parents if each.is_dir()), None)
     if above is None or folder.parent != above:
         return ""
@@ -95,7 +95,7 @@ def _nearest(folder: Path) -> str:
 
 
 def nearest_file(path: Path, pattern: str, *elsewhere: Path) -> str:
-    """Return a hint at a file with a similar name in the same folder or in other folders."""
+    """Return a hint that names a similar file in the same folder or `elsewhere`, or ""."""
     folders = [folder for folder in (*elsewhere, path.parent) if folder.is_dir()]
     files = {file.stem: file for folder in folders for file in folder.glob(pattern)}
     close = difflib.get_close_matches(path.stem, files, n=1)
@@ -103,7 +103,7 @@ def nearest_file(path: Path, pattern: str, *elsewhere: Path) -> str:
 
 
 def _checkpoints(folder: Path) -> str:
-    """Return a hint at the newest checkpoint of an unfinished run."""
+    """Return a hint that names the newest checkpoint of an unfinished run, or ""."""
     steps = [each.name for each in folder.glob("checkpoint-*") if (each / CONFIG).is_file()]
     newest = max(steps, key=lambda name: int(name.rpartition("-")[2]) if name[11:].isdecimal() else -1, default=None)
-    return f" (of its checkpoints {os.path.join(folder, newest)} is the newest)" if newest else ""
+    return f" (its newest checkpoint is {os.path.join(folder, newest)})" if newest else ""

@@ -1,14 +1,14 @@
 """Options of the commands, one dataclass per verb.
 
-The command line, pipelines and the app read names, defaults, bounds and help texts from it. The module imports nothing
-heavy, so that `--help` stays fast.
+The command line, pipelines and the app read names, defaults, bounds and help texts from these classes. This module
+imports nothing heavy, so that `--help` stays fast.
 
     @dataclass(kw_only=True)
     class CountOptions(Options):
         data: str = option("Data set to count.", argument=True)
         limit: int | None = option("Only the first rows.", None, min=1)
 
-`hrm_hf.cli.command.takes` makes a command of such a class, and `parse_command` reads one from a line of text.
+`hrm_hf.cli.command.takes` turns such a class into a command, and `parse_command` parses a command in a string.
 """
 
 import argparse
@@ -39,12 +39,12 @@ def option(
     """Declare a field of an `Options` class.
 
     Args:
-        help: help text of the command line.
+        help: command-line help text.
         default: default value; without one, the option is required. A list is copied for each instance.
         min, max: inclusive bounds of a number.
-        argument: whether the command line takes it by position instead of by name.
+        argument: whether it is a positional argument of the command line.
         metavar: placeholder in the help, for positional arguments.
-        flags: flags of the command line, such as ("--on-bad-line",); the field's name with hyphens by default.
+        flags: command-line flags, such as ("--on-bad-line",); the field's name with hyphens by default.
     """
     metadata = {"help": help, "min": min, "max": max, "argument": argument, "metavar": metavar, "flags": flags}
     if isinstance(default, list):
@@ -57,7 +57,7 @@ class Options:
     """Base class of all options, which checks bounds and choices; subclasses add checks in `__post_init__`."""
 
     def __post_init__(self) -> None:
-        """Expand `~/` in paths, and raise UsageError for the first value outside its bounds or choices."""
+        """Expand `~/` in paths, and raise UsageError for the first value that is out of bounds or not a choice."""
         hints = get_type_hints(type(self))
         for each in dataclasses.fields(self):
             value = _at_home(getattr(self, each.name))
@@ -79,7 +79,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], taker: str, *more: str) -> Self:
-        """Return options for `taker`. Raise TypeError, which names the nearest of these and `more`, for others."""
+        """Create options for `taker`. Raise TypeError for an unknown name, with the closest name of a field or `more`."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values.keys() - set(known):
             nearest = difflib.get_close_matches(name, [*known, *more], n=1)
@@ -88,12 +88,12 @@ class Options:
         return cls(**values)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some values changed."""
+        """Return a copy with the given changes."""
         return dataclasses.replace(self, **changes)
 
 
 def expand_home(text: str) -> str:
-    """Expand `~/` and `~USER/` at the start of a path, or of several paths with commas between them."""
+    """Expand `~/` and `~USER/` at the start of each path in a comma-separated list."""
     return re.sub(r"(?:^|(?<=,)|(?<=, ))~[\w.-]*(?=/)", lambda found: os.path.expanduser(found[0]), text)
 
 
@@ -112,14 +112,14 @@ def _at_home(value: Any) -> Any:
 
 
 def flag(field: dataclasses.Field) -> str:
-    """Return the name of a field on the command line, such as `--max-steps`, or `MODEL` for an argument."""
+    """Return the command-line name of a field: a flag such as `--max-steps`, or `MODEL` for an argument."""
     if field.metadata.get("argument"):
         return field.metadata.get("metavar") or field.name.upper()
     return next(iter(field.metadata.get("flags") or ()), f"--{field.name.replace('_', '-')}")
 
 
 def value_type(hint: Any) -> Any:
-    """Return the type of a value that is given: `int` for `int | None`."""
+    """Return a type without None: `int` for `int | None`."""
     kinds = get_args(hint)
     return next((each for each in kinds if each is not NoneType), hint) if NoneType in kinds else hint
 
@@ -129,10 +129,10 @@ def parse_command(command: str, kinds: Mapping[str, type[Options]], **given: Any
 
     Args:
         command: one of the names of `kinds`, then arguments and flags as on the command line.
-        given: values of fields that the command does not name.
+        given: values of fields that the command does not set.
 
     Raises:
-        UsageError: an unknown name or flag, or a value of another type.
+        UsageError: an unknown name or flag, or a value of the wrong type.
     """
     name, *words = shlex.split(command) or [""]
     if name not in kinds:
@@ -151,7 +151,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_to(parser: argparse.ArgumentParser, field: dataclasses.Field, kind: Any) -> None:
-    """Add one field to a parser. Fields without a value stay absent, so that the dataclass sets the default."""
+    """Add one field to a parser. Absent flags set no attribute, so the dataclass sets the default."""
     many = get_origin(kind) is list
     kind = get_args(kind)[0] if many else kind
     kind = str if get_origin(kind) is Literal else kind
@@ -168,5 +168,5 @@ def _add_to(parser: argparse.ArgumentParser, field: dataclasses.Field, kind: Any
 
 
 def wanted_checkpoint(value: str | bool | Path | None) -> str | None:
-    """Return None, "last", "last-complete" or a folder for a value of `resume_from_checkpoint`, also as text."""
+    """Normalize `resume_from_checkpoint` (also as a string) to None, "last", "last-complete" or a folder."""
     return {"none": None, "false": None, "true": "last"}.get(str(value).lower(), str(value))

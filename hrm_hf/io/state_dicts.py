@@ -1,8 +1,8 @@
 """Read the weights of other projects' checkpoints as plain tensors, without running their code.
 
-A file holds a state_dict, or a training state with one, perhaps an average of its weights, and the
-run's configuration. Only tensors and plain values are unpickled: objects of the classes in INERT (configurations of
-OmegaConf, arrays of NumPy, carries) are reduced to their fields, and any other class is rejected.
+A file contains a state_dict, or a training state: a state_dict, perhaps an average of the weights, and the
+configuration of the run. Only tensors and plain values are unpickled: objects of the classes in INERT (OmegaConf
+configurations, NumPy arrays, carries) are reduced to their fields, and any other class is rejected.
 """
 
 import pickle
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 
-MODEL_ENTRIES = ("model", "model_state_dict", "state_dict")  # keys of a complete training state
+MODEL_ENTRIES = ("model", "model_state_dict", "state_dict")  # keys of the state_dict in a training state
 INERT = (
     *(f"builtins.{name}" for name in ("dict", "list", "int", "float", "str", "bool")),
     *("collections.defaultdict", "typing.Any", "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata"),
@@ -35,7 +35,7 @@ class StoredModel(NamedTuple):
 
 
 class _Inert:
-    """An object of a class in `INERT`, reduced to its fields."""
+    """Placeholder for an object of a class in `INERT`, with only its fields."""
 
     def __new__(cls, *arguments: Any):
         made = super().__new__(cls)
@@ -49,14 +49,14 @@ class _Inert:
 def read_stored_model(file: Path, wrappers: re.Pattern) -> StoredModel:
     """Read a model from a safetensors file, from `torch.save(model.state_dict())`, or from a training state.
 
-    An average of weights (`ema`) in a training state replaces the weights that it averages.
+    If a training state contains averaged weights (`ema`), they replace the weights.
 
     Args:
-        wrappers: prefixes of wrapping modules, which are removed from names.
+        wrappers: pattern for prefixes of wrapping modules, which are removed from names.
 
     Raises:
-        ValueError: a corrupted file, one that holds other objects or no tensors, or names that coincide without
-            `wrappers`.
+        ValueError: the file is corrupted or contains other objects or no tensors, or removing `wrappers` makes two
+            names equal.
     """
     content = _load(file)
     if not isinstance(content, dict):
@@ -65,7 +65,7 @@ def read_stored_model(file: Path, wrappers: re.Pattern) -> StoredModel:
     if content and not _is_state_dict(model):
         kinds = sorted({type(value).__name__ for value in content.values()})
         raise ValueError(
-            f"{file} holds {kinds}; expected a state_dict, that is tensors by name, or a dict with one under "
+            f"{file} contains {kinds}; expected a state_dict, that is tensors by name, or a dict with one under "
             f"{' or '.join(MODEL_ENTRIES)}"
         )
     state = _unwrapped(model, wrappers, file)
@@ -102,13 +102,13 @@ def _is_state_dict(value: Any) -> bool:
 def _unwrapped(state: dict[str, torch.Tensor], wrappers: re.Pattern, file: Path) -> dict[str, torch.Tensor]:
     unwrapped = {wrappers.sub("", str(name)): tensor for name, tensor in state.items()}
     if len(unwrapped) < len(state):
-        raise ValueError(f"{file}: tensors coincide once {wrappers.pattern} is removed from {sorted(state)}")
+        raise ValueError(f"{file}: several tensors have the same name without {wrappers.pattern}: {sorted(state)}")
     return unwrapped
 
 
 def _plain(value: Any) -> Any:
     """Return the dicts, lists, texts and numbers of a stored configuration; None for other values."""
-    if isinstance(value, _Inert):  # a node of OmegaConf
+    if isinstance(value, _Inert):  # an OmegaConf node
         return _plain(value.fields.get("_content", value.fields.get("_val")))
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}

@@ -16,7 +16,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as in a shell
 
 
 class UsageError(ValueError):
-    """Raised for wrong or conflicting options; commands exit with status 2. `option` names the option."""
+    """Error for a wrong or conflicting `option`; commands exit with status 2."""
 
     def __init__(self, message: str, option: str | None = None):
         super().__init__(message)
@@ -24,7 +24,7 @@ class UsageError(ValueError):
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function and raise its ValueErrors, which can only come from the options, as UsageError."""
+    """Call a function and convert its ValueErrors, which only wrong options can cause, to UsageError."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:
@@ -43,12 +43,12 @@ def run_process(*command: object, out: TextIO | None = None) -> None:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun: `1 board`, `2 boards`, `10,000 boards`."""
+    """Return a number and its noun: `1 board`, `2 boards`, `10,000 boards`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def install_command(extra: str) -> str:
-    """Return how to install an extra from the source, since the package is in no registry."""
+    """Return the command that installs an extra from source, since the package is in no registry."""
     return f'pip install ".[{extra}]" in the source folder of hrm_hf'
 
 
@@ -56,10 +56,10 @@ def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> N
     """Raise ImportError, naming the extra to install, unless all modules can be imported.
 
     Args:
-        extra: extra of setup.cfg.
-        need: which feature needs which packages, such as "ONNX export needs onnx and onnxruntime".
+        extra: name of an extra in setup.cfg.
+        need: clause that names the feature and its packages, such as "ONNX export needs onnx and onnxruntime".
         modules: names of the top-level modules of these packages.
-        instead: alternative without them.
+        instead: alternative that does not need them.
     """
     if any(find_spec(module) is None for module in modules):
         raise ImportError(f"{need}: {install_command(extra)}{instead and f', or {instead}'}")
@@ -69,9 +69,8 @@ def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> N
 def one_line_errors() -> Iterator[None]:
     """End the process with one line on stderr if the block fails: status 2 for bad usage, 1 for other failures.
 
-    Ctrl-C is one line too, with status 130.
-
-    Unexpected errors, which are bugs, keep their traceback. HRM_HF_DEBUG=1 shows it for all.
+    Ctrl-C also prints one line, with status 130. Unexpected errors, which are bugs, keep their traceback;
+    HRM_HF_DEBUG=1 shows the traceback of all errors.
     """
     try:
         yield
@@ -94,6 +93,6 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _is_expected(error: Exception) -> bool:
-    from huggingface_hub.errors import StrictDataclassError  # takes a quarter of a second, which help does not need
+    from huggingface_hub.errors import StrictDataclassError  # takes 0.25 s, which would slow down --help
 
     return isinstance(error, ValueError | OSError | RuntimeError | ImportError | KeyError | StrictDataclassError)

@@ -16,10 +16,10 @@ def usable_cores() -> int:
 
 
 def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
-    """Start worker processes with a single thread of numpy each. Programs need `if __name__ == "__main__"`.
+    """Start worker processes with one numpy thread each. The caller's script needs `if __name__ == "__main__"`.
 
     Args:
-        module: name of the module whose functions run there; imported once for all workers if possible.
+        module: name of the module whose functions the workers run; imported once for all workers if possible.
     """
     # Not "fork", since this process may have threads. A fork server imports the package once for all workers.
     context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
@@ -43,6 +43,6 @@ def _start_worker() -> None:
 
 
 def _die_with_parent() -> None:
-    """Exit a worker when its parent was killed; otherwise it would wait for work forever."""
+    """Exit when the parent process is killed; otherwise the worker would wait for work forever."""
     parent_process().join()
     os._exit(1)

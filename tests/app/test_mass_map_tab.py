@@ -87,7 +87,7 @@ def test_map_equals_the_pipelines_and_its_error_is_shown(mapper):
     truth = kappa[0] - kappa[0].mean()
     error = np.sqrt(((expected - truth) ** 2).sum() / (truth**2).sum())
     assert map_errors(result["segment_maps"], kappa)[-1] == pytest.approx(error, rel=1e-4)
-    assert f"{error:.3f} of its own rms; of its hidden pixels: " in error_remark(item, result, kappa)
+    assert f"{error:.3f} of the rms of the truth; of its hidden pixels: " in error_remark(item, result, kappa)
 
 
 def test_masked_shear_pixels_are_blank_and_truth_is_optional(mapper, drawn_panels):
@@ -130,7 +130,7 @@ def test_both_models_answer_on_the_page(page, mapper):
 
 
 def test_only_the_recurrent_model_has_segments_to_choose(page):
-    shown = {name: [] for name in ("Most segments", "Halting", "Map after each segment")}
+    shown = {name: [] for name in ("Maximum segments", "Halting", "Map after each segment")}
     for block in page.blocks.values():
         if getattr(block, "label", None) in shown:
             shown[block.label].append(all(each.visible for each in (block, *ancestors(block))))

@@ -1,4 +1,4 @@
-"""Build the page from the names of models: each model gets the tabs of its registry row, below a summary of it.
+"""Build the page from model names: each model gets a summary, and the tabs of its registry row.
 
 Cards and recipes may come from strangers. The page therefore shows only the text, lists, tables and links of a card,
 and neither HTML nor images, which the browser would fetch from other servers.

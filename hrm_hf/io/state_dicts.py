@@ -60,12 +60,12 @@ def read_stored_model(file: Path, wrappers: re.Pattern) -> StoredModel:
     """
     content = _load(file)
     if not isinstance(content, dict):
-        raise ValueError(f"{file} contains {type(content).__name__}; expected a state_dict, that is tensors by name")
+        raise ValueError(f"{file} contains {type(content).__name__}; expected a state_dict (tensors by name)")
     model = next((content[name] for name in MODEL_ENTRIES if _is_state_dict(content.get(name))), content)
     if content and not _is_state_dict(model):
         kinds = sorted({type(value).__name__ for value in content.values()})
         raise ValueError(
-            f"{file} contains {kinds}; expected a state_dict, that is tensors by name, or a dict with one under "
+            f"{file} contains {kinds}; expected a state_dict (tensors by name), or a dict with a state_dict under "
             f"{' or '.join(MODEL_ENTRIES)}"
         )
     state = _unwrapped(model, wrappers, file)

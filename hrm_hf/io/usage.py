@@ -1,4 +1,4 @@
-"""Usage errors, and helpers of commands for reading options, starting programs and failing."""
+"""Usage errors, and helpers for commands: subprocesses, optional packages and one-line error messages."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Export of models to other runtimes; this module holds the options of `hrm-hf export` and imports nothing heavy."""
+"""Export of models to other runtimes; this module defines the options of `hrm-hf export` and imports nothing heavy."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Loading of complete checkpoints, and writing of complete files and folders, for all exporters."""
+"""Functions for exporters that load complete checkpoints and write complete files and folders."""
 
 import os
 import shutil
@@ -65,16 +65,16 @@ def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> 
 
 @contextmanager
 def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder next to `out`, whose files are moved to `out` on success; it is always deleted.
+    """Yield a temporary folder next to `out`, and move its files to `out` on success; always delete it.
 
-    With `force`, files of the same names in `out` are overwritten, and others are kept.
+    With `force`, files with the same names in `out` are overwritten, and all others are kept.
     """
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} is a file; give the name of a folder to write")
     if not force and out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty; choose another name, or overwrite it with --force (force=True)")
     unfinished = out.with_name(f"unfinished-{out.name}")
-    if unfinished.exists():  # left by a killed export
+    if unfinished.exists():  # a killed export left it
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     try:

@@ -48,7 +48,7 @@ LLAMA_SETTINGS = {
 # Rounding changes the argmax only between near ties; with a wrong layout, only a few percent agree.
 MIN_AGREEMENT = 0.5
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
-# Runtimes stop at this tag, the end of the Go coder's attempt, which a validator's verdict would follow.
+# Runtimes stop at this tag, which ends an attempt of the Go coder; a validator's verdict would follow.
 END_OF_ATTEMPT = "</CODE>"
 # Texts on which tokenizers tend to differ: tabs, other alphabets, numbers, repeated spaces, tags of the Go coder.
 CHECK_TEXTS = (
@@ -76,7 +76,7 @@ def export_gguf(
             llama.cpp that differ (with `check`).
     """
     validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
-    if check and find_spec("llama_cpp") is None:  # not in an extra, because installing it compiles llama.cpp
+    if check and find_spec("llama_cpp") is None:  # in no extra, because installing it compiles llama.cpp
         raise ImportError("check=True needs llama.cpp's Python binding: pip install llama-cpp-python, or omit check")
     with complete_or_nothing(Path(out), force) as unfinished:
         config = load_config(str(model))
@@ -119,7 +119,7 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
         layout = LAYOUTS[type(config)](config)
     else:
         raise ValueError(
-            f"{model} is a {config.model_type}, which llama.cpp does not support; supported are hrm_go_coder of the "
+            f"{model} is a {config.model_type}, which llama.cpp does not support; expected hrm_go_coder of the "
             f"preset `unified` ({GO_UNIFIED}), llama and gpt2"
         )
     for name, expected in layout.expected.items():
@@ -207,7 +207,7 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
             theirs = llama.tokenize(text.encode(), add_bos=True, special=tags)
             if ids != theirs:
                 raise ValueError(
-                    f"llama.cpp gives other ids for {text!r} ({'with' if tags else 'without'} tags): "
+                    f"llama.cpp produces different ids for {text!r} ({'with' if tags else 'without'} tags): "
                     f"{theirs[:20]} ...; expected {ids[:20]} .... Nothing was written"
                 )
             ids = ids[:limit]
@@ -222,7 +222,7 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
     agreed = torch.cat(agreements).float()
     if agreed.mean() < MIN_AGREEMENT:
         raise ValueError(
-            f"llama.cpp gives other outputs: the most likely token agrees at {agreed.mean():.1%} of {len(agreed)} "
+            f"llama.cpp produces different outputs: the argmax agrees at {agreed.mean():.1%} of {len(agreed)} "
             f"positions, and logits differ by up to {max(differences):.3g}. Nothing was written"
         )
     return {
@@ -243,7 +243,7 @@ def _write(
     path: Path, model: str, config: PreTrainedConfig, layout: Layout, vocabulary: dict[str, Any],
     tensors: dict[str, np.ndarray], dtype: str,
 ) -> int:  # fmt: skip
-    """Write the file; returns the number of matrices stored as f16 because q8_0 does not support their shape."""
+    """Write the file, and return the number of matrices stored as f16 because q8_0 does not support their shape."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, layout.architecture)
@@ -294,11 +294,11 @@ def _add_shape(writer: Any, config: PreTrainedConfig, layout: Layout, dtype: str
 
 
 def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
-    """Add a tensor in its data type; returns True if it falls back to f16, because q8_0 needs rows of whole blocks."""
+    """Add a tensor in its data type; return True if it is f16 because its rows are not a multiple of q8_0's 32."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
-    if tensor.ndim == 1 or name == "position_embd.weight":  # llama.cpp adds these to f32 states
+    if tensor.ndim == 1 or name == "position_embd.weight":  # llama.cpp adds these tensors to f32 states
         dtype = "f32"
     falls_back = dtype == "q8_0" and tensor.shape[-1] % 32 != 0
     kind = GGMLQuantizationType["F16" if falls_back else dtype.upper()]
@@ -332,7 +332,7 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
         vocab_size: rows of the embedding; ids that the tokenizer does not have become unused tokens.
 
     Raises:
-        ValueError: llama.cpp would give other ids.
+        ValueError: llama.cpp would produce different ids.
     """
     from gguf import TokenType
 
@@ -403,7 +403,7 @@ def _validate_byte_level(backend: dict[str, Any]) -> None:
         wrong += [f"{blanks[0]} of the added token {added['content']!r}"] if blanks else []
     if wrong:
         raise ValueError(
-            "the tokenizer is not byte-level BPE like GPT-2's, so llama.cpp would give other ids: "
+            "the tokenizer is not byte-level BPE like GPT-2's, so llama.cpp would produce different ids: "
             f"{'; '.join(wrong)}. Train a supported tokenizer with `hrm-hf data go-tokenizer`"
         )
 

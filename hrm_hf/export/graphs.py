@@ -72,7 +72,7 @@ class Exporter:
         return {name: getattr(self.config, name) for name in self.settings}
 
     def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
-        """Return the fraction of `loop_inputs` rows that take the same number of steps in exported loop and model."""
+        """Return the fraction of `loop_inputs` rows for which the exported loop and the model take equally many steps."""
         raise NotImplementedError
 
     def loop_inputs(self) -> dict[str, torch.Tensor]:
@@ -82,7 +82,7 @@ class Exporter:
 
 
 class PuzzleStep(nn.Module):
-    """One ACT step.
+    """Graph of one ACT step.
 
     The forward takes input_ids int64 [B, S], puzzle_identifiers int64 [B], z_H and z_L with the shapes of
     `config.state_shapes`, and reset bool [B]; reset rows start from the initial states instead of z_H and z_L.
@@ -220,7 +220,7 @@ class CosmoStemGraph(nn.Module):
 
 
 class CosmoSegment(nn.Module):
-    """One segment: map tokens, z_H, z_L [B, tokens, D] to the posterior, halt_logits [B] and both states.
+    """Graph of one segment: map tokens, z_H, z_L [B, tokens, D] to the posterior, halt_logits [B] and both states.
 
     halt_logits is the expected gain of another segment. The states are zeros before the first segment.
     """
@@ -269,7 +269,7 @@ def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
     row = architecture_of(config)
     if row is None or row.exporter is None:
         known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.exporter)
-        raise ValueError(f"{model} is a {config.model_type}; supported are {known}")
+        raise ValueError(f"{model} is a {config.model_type}; expected one of {known}")
     if config.to_dict().get("quantization_config") is not None:
         raise ValueError(f"{model} is quantized; export the original checkpoint, and quantize the result")
     return load_function(row.exporter)(config)

@@ -28,7 +28,7 @@ from .torch_export import compare, describe, export_graph, load_exportable
 
 
 META_FILE = "onnx.json"
-LIBRARIES = ("torch", "transformers", "onnx", "onnxscript")  # their versions are recorded with the graphs
+LIBRARIES = ("torch", "transformers", "onnx", "onnxscript")  # packages whose versions are recorded with the graphs
 RUNTIME_FILE = "onnx_runtime.py"
 COPIED = (
     "config.json", IDENTIFIERS_FILE, "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -81,7 +81,7 @@ def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> N
     """Write one ONNX file with the metadata `meta`. Raise ValueError if onnx cannot convert it to `opset`."""
     import onnx
 
-    logging.disable(logging.WARNING)  # hides notes on optional packages and constants
+    logging.disable(logging.WARNING)  # hide notes about optional packages and constants
     try:
         with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
@@ -95,7 +95,7 @@ def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> N
     if written != opset:
         raise ValueError(f"opset={opset}: onnx cannot convert {file.name} from opset {written}; use opset={written}")
     program.model.metadata_props["hrm_hf"] = json.dumps(meta)
-    program.save(file)  # writes weights that are too large for one file to a second file
+    program.save(file)  # large weights go to a second file
     onnx.checker.check_model(str(file))
 
 

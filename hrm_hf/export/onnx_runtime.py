@@ -34,7 +34,7 @@ class OnnxPuzzleSolution:
 
 
 class OnnxPuzzleSolver:
-    """Solver that runs ACT with the exported step; finished rows leave the batch.
+    """Solver that runs ACT with the exported step, and removes finished rows from the batch.
 
     Args:
         path: folder of the export, or its model.onnx.

@@ -20,8 +20,8 @@ from .checkpoint import complete_or_nothing, load_model
 from .graphs import Graph, exporter_of, graphs, random_inputs
 
 
-META_FILE = "hrm_hf.json"  # inside a .pt2 archive: architecture, inputs, outputs
-TOLERANCE = 1e-3  # relative to the largest value of an output; reordered float32 sums stay well below
+META_FILE = "hrm_hf.json"  # file in a .pt2 archive with architecture, inputs and outputs
+TOLERANCE = 1e-3  # relative to the largest value of an output; float32 rounding errors are well below
 
 
 def export_graph(graph: Graph) -> ExportedProgram:
@@ -135,11 +135,11 @@ def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]
             ours, theirs = ours[given], theirs[given]
         differences[name], reach = (
             tensor.abs().max().item() if tensor.numel() else 0.0 for tensor in (ours - theirs, ours)
-        )  # SE-RRM has an empty state
+        )  # the state of SE-RRM has no elements
         if not differences[name] <= TOLERANCE * max(1.0, reach):
             raise ValueError(
-                f"the exported graph gives other values of {name}: they differ by up to {differences[name]:.3g} and "
-                f"reach {reach:.3g}. Nothing was written"
+                f"the exported graph computes a different {name}: values up to {reach:.3g} differ by up to "
+                f"{differences[name]:.3g}. Nothing was written"
             )
         if name == "logits":
             result["argmax_agreement"] = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()

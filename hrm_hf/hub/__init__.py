@@ -29,7 +29,7 @@ __getattr__, __all__ = lazy_names(
     },
 )  # fmt: skip
 __all__ += ["PullOptions", "PushOptions"]
-PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
+PULL_REQUEST = "refs/pr/"  # revision of the newest commit of a pull request
 
 
 @dataclass(kw_only=True)

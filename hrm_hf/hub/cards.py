@@ -30,7 +30,7 @@ LICENSE_NOT_STATED = "not stated; name one here and in the metadata"
 SOLVING_SETTINGS = (
     "max_steps", "min_steps", "min_confidence", "halt", "restarts", "noise", "noise_at", "choose", "exit_when_still",
 )  # fmt: skip
-# Speeds and positions of a run, which do not measure the quality of a model.
+# Metrics of speed and progress, which do not measure the quality of a model.
 NOT_RECORDED = (
     "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",
     "runtime", "model_preparation_time",
@@ -202,7 +202,7 @@ def _count_parameters(config) -> int:
     import torch
 
     heads = {head.__name__: head for head in ARCHITECTURES[type(config)].heads.values()}
-    with torch.device("meta"):  # allocates no memory
+    with torch.device("meta"):  # meta tensors allocate no memory
         return heads[config.architectures[0]](config).num_parameters()
 
 

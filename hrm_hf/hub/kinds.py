@@ -61,12 +61,12 @@ LANGUAGE_MODEL = Kind(
 )
 REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "AutoModelForImageClassification")
 MASS_MAPPER = Kind("a mass mapper (a model of mass maps)", "eval cosmo-map and app", "AutoModelForImageToImage")
-KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR, MASS_MAPPER)  # every model is one of these
+KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR, MASS_MAPPER)  # every model is of one of these kinds
 GO_CODER = Kind("a Go coder", "go and eval go", "AutoModelForCausalLM", "refinement")
 
 
 def validate_kind(name: str, wanted: Kind) -> None:
-    """Raise ModelError if a folder's config.json is unreadable or names Auto classes of another kind.
+    """Raise ModelError if a folder's config.json is unreadable or names Auto classes of a different kind.
 
     This check is fast; it accepts a config.json without such classes and any model on the Hub (see `load_config`).
     """
@@ -151,7 +151,7 @@ def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
 
 
 def _unreadable(name: str, error: Exception) -> ModelError:
-    reason = shorten(str(error), 300, placeholder=" ...")  # transformers raises long messages
+    reason = shorten(str(error), 300, placeholder=" ...")  # messages of transformers can be long
     return ModelError(f"{name}: the model cannot be read: {reason}")
 
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 
-UNKNOWN_LICENSE = "unknown"  # name that the Hub uses for an unstated license
+UNKNOWN_LICENSE = "unknown"  # the Hub's name for an unstated license
 NOT_STATED = "not stated"
-MAX_CHARACTERS = 1_000_000  # of a license file
+MAX_CHARACTERS = 1_000_000  # read from a license file
 SPDX = re.compile(r"SPDX-License-Identifier:\s*([\w.+-]+)")
 LICENSE_FILES = (
     "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING", "COPYING.txt", "UNLICENSE",
@@ -52,7 +52,7 @@ def license_of(folder: str | Path, levels: int = 2) -> str:
     for place in (folder, *folder.parents[:levels]):
         for name in LICENSE_FILES:
             file = place / name
-            with suppress(OSError):  # an unreadable file states nothing
+            with suppress(OSError):  # skip unreadable files
                 if file.is_file():
                     with open(file, encoding="utf-8", errors="replace") as stream:
                         return license_of_text(stream.read(MAX_CHARACTERS))
@@ -60,7 +60,7 @@ def license_of(folder: str | Path, levels: int = 2) -> str:
 
 
 def license_of_text(text: str) -> str:
-    """Return the SPDX name of a license by a sentence that identifies it, or "unknown"."""
+    """Return the SPDX name of a license text, identified by LICENSE_SENTENCES, or "unknown"."""
     if named := SPDX.search(text):
         return named[1]
     return next((name for name, sentence in LICENSE_SENTENCES if re.search(sentence, text)), UNKNOWN_LICENSE)

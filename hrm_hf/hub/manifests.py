@@ -41,9 +41,9 @@ METADATA_CLASSES = {
     "pathlib": ("PosixPath", "PurePosixPath"),
     "collections": ("OrderedDict",),
 }  # fmt: skip
-# Messages of torch errors when an archive could not be written.
+# Parts of the error messages of torch when it cannot write an archive.
 TORCH_CANNOT_WRITE = ("inline_container", "iostream error", "PytorchStreamWriter failed")
-# Errors that readers of checkpoints raise for corrupted bytes.
+# Errors that torch and other readers raise for corrupted checkpoints.
 READ_ERRORS = (
     OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, RecursionError,
     SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile,
@@ -55,7 +55,7 @@ class CheckpointError(ValueError):
 
 
 class Manifest(NamedTuple):
-    """Size in bytes and SHA-256 in hex of each file by its name in the folder, and the id of the run."""
+    """Size in bytes and SHA-256 in hex of each file, by its name in the folder; and the id of the run."""
 
     files: dict[str, tuple[int, str]]
     run_id: str | None = None
@@ -176,7 +176,7 @@ def list_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """Return the step of a folder of `list_checkpoints`."""
+    """Return the step of a checkpoint folder."""
     return int(folder.name.removeprefix("checkpoint-"))
 
 
@@ -208,7 +208,7 @@ def resolve_checkpoint(
     available, problems = list_checkpoints(output_dir), {} if problems is None else problems
 
     def problems_of(folder: Path) -> list[str]:
-        """Check each folder only once, because hashing a large checkpoint takes minutes."""
+        """Return the problems of a folder; each folder is checked only once, because hashing takes minutes."""
         place = folder.resolve()
         if place not in problems:
             problems[place] = find_corruption(folder)
@@ -234,7 +234,7 @@ def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator
     """Convert errors from reading a checkpoint in this context into a CheckpointError with the folder and `what`.
 
     Args:
-        values_too: also convert plain ValueErrors; set to False if they can be messages of this package.
+        values_too: also convert plain ValueErrors; set to False if this package may raise them with clear messages.
     """
     try:
         yield
@@ -247,8 +247,8 @@ def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
             f"checkpoint {folder}: {what} cannot be read, or does not match this run ({type(error).__name__}: "
-            f"{reason}). Nothing was trained or written; resume from another checkpoint, or use the model and the "
-            "options with which this one was saved"
+            f"{reason}). Nothing was trained or written; resume from another checkpoint, or use the model and "
+            "options that this checkpoint was saved with"
         ) from error
 
 

@@ -78,7 +78,7 @@ def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
 
 
 def pull_address(address: HubAddress) -> Path:
-    """Download a folder, or a file together with its siblings, into the cache; returns the local path."""
+    """Download a folder, or a file together with its siblings, into the cache, and return the local path."""
 
     def choose(names: list[str]) -> list[str]:
         folder = address.path.rpartition("/")[0] if address.path in names else address.path
@@ -159,17 +159,17 @@ def verify_checkpoint(
         "are not in the repository": [path for path in found.extra_paths if path != PULL_RECORD],
     }
     if problems := "; ".join(f"{', '.join(paths)} {problem}" for problem, paths in wrong.items() if paths):
-        raise HubError(f"{folder} is not {repo_id} at {commit}: {problems}. Pull it again into a new folder")
+        raise HubError(f"{folder} differs from {repo_id} at {commit}: {problems}. Pull it again into a new folder")
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != PULL_RECORD]
     return PullResult(folder, commit, found.checked_count, sum(sizes))
 
 
 def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str]) -> list[str]:
-    """Raise HubError if files do not match their digests, and delete them; returns files of other commits."""
+    """Raise HubError if files do not match their digests, and delete these files. Return extra files."""
     found = api.verify_repo_checksums(repo_id, revision=commit, local_dir=folder)
     for each in found.mismatches:
         file = folder / each["path"]
-        Path(os.path.realpath(file)).unlink()  # files in the cache are links to blobs
+        Path(os.path.realpath(file)).unlink()  # also deletes the blob that a link in the cache points to
         file.unlink(missing_ok=True)
     if found.mismatches:
         names = ", ".join(each["path"] for each in found.mismatches)
@@ -183,7 +183,7 @@ def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str
 
 
 def _is_new(folder: Path, repo_id: str, commit: str) -> bool:
-    """Return False for an earlier pull of this commit; raise ValueError if the folder has other content."""
+    """Return False if the folder contains this commit, True if it is empty or missing; else raise ValueError."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return True
     record = _pull_record(folder)

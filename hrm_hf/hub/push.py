@@ -37,7 +37,7 @@ from .secrets import SECRETS_FILES, validate_no_secrets
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 WEIGHT_PATTERNS = ("model*.safetensors", INDEX, "pytorch_model*.bin", "pytorch_model.bin.index.json")
 CODE_LICENSE, PREPROCESSOR = "LICENSE_CODE", "preprocessor_config.json"
-LIBRARYS_CARD = "This model card has been automatically generated"  # in the placeholder card of transformers
+LIBRARYS_CARD = "This model card has been automatically generated"  # text in the placeholder card of transformers
 MODEL_FILES = (
     CONFIG, "generation_config.json", "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja",
@@ -251,7 +251,8 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
     own, found = Path(os.path.realpath(folder)), {}
     allowed, repository = [own], own.parent.parent
     if own.parent.name == "snapshots" and repository.parent == Path(os.path.realpath(constants.HF_HUB_CACHE)):
-        allowed += [repository / "blobs", repository.parent / "blobs"]  # of this repository, and shared by all
+        # Blobs of this repository, and blobs that all repositories share.
+        allowed += [repository / "blobs", repository.parent / "blobs"]
     for path in sorted(folder.rglob("*")):
         problem = None
         if path.is_symlink():
@@ -292,7 +293,7 @@ def validate_weights(folder: Path) -> list[Path]:
         absent = {tensor for tensor, shard in weight_map.items() if shard == file.name} - _tensors_of(file)
         if absent:
             raise ValueError(
-                f"{file} lacks {len(absent)} tensors of {INDEX}, such as {min(absent)}: files of two saves are mixed; "
+                f"{file} lacks {len(absent)} tensors of {INDEX}, such as {min(absent)}: the folder mixes two saves; "
                 "save the model again into an empty folder"
             )
     return [folder / INDEX, *shards]

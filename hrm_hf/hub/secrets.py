@@ -1,8 +1,8 @@
 """Search for tokens, keys and passwords in files before a push, with detect-secrets.
 
-Only detectors that recognize a secret by its format are used, because those of entropy or variable names would flag
-every tokenizer. The search is local. Of safetensors files only the header is searched, and of torch files everything
-except tensors. Compressed, encrypted or encoded content is not searched.
+Only detectors that recognize a secret by its format are used, because detectors of entropy or variable names would
+flag every tokenizer. The search is local. It covers only the header of safetensors files, and everything except the
+tensors in torch files. Compressed, encrypted or encoded content is not searched.
 """
 
 import json
@@ -29,7 +29,7 @@ SECRETS_FILES = (
     "id_rsa", "id_ecdsa", "id_ed25519", "credentials", "credentials.json",
 )  # fmt: skip
 NOT_SEARCHED = f"files were not searched for secrets: {install_command('secrets')}"
-BLOCK, OVERLAP = 2**18, 2**13  # bytes searched at once; bytes that blocks share, longer than any secret
+BLOCK, OVERLAP = 2**18, 2**13  # bytes searched at once; bytes shared by consecutive blocks, more than any secret has
 TENSOR = re.compile(r"(^|/)data/\d+$")  # name of a tensor in a torch file
 PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter strings contain no secret
 # Detectors of detect-secrets; a slow one only searches texts that contain one of its words (in lower case).
@@ -49,12 +49,12 @@ DETECTORS = {
     "telegram_token.TelegramBotTokenDetector": ":aa",
     "twilio.TwilioKeyDetector": "",
 }
-# Secrets that detect-secrets 1.5 misses, such as AWS secret keys without quotes. A negative lookbehind comes after the
+# Secrets that detect-secrets 1.5 misses, such as AWS secret keys without quotes. Negative lookbehinds come after the
 # first letters of a pattern, which keeps the search fast.
 NO_EXAMPLE = r"(?![xX*]{8})"
 MORE_PATTERNS = {
     "AWS Secret Key": (
-        # a name, signs and maybe a word (name: NAME, value: KEY), and 40 characters of all kinds; digests are longer
+        # a name, punctuation, perhaps a word as in "value: KEY", and 40 mixed characters; digests are longer
         r"(?i:aws|secret)[\w .-]{0,30}(?:\\n|[^\w/+]){0,12}(?:(?i:is|value)[^\w/+]{1,8})?(?<![\w/+])"
         r"(?=\S{0,39}[0-9])(?=\S{0,39}[a-z])(?=\S{0,39}[A-Z])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]{3}|=)",
         r"(?i:se(?:ssion|curity)[_ -]?token)[^\w/+]{1,12}[A-Za-z0-9/+=]{100,}",
@@ -88,7 +88,7 @@ MORE_PATTERNS = {
         r"[;?& ](?:password|pwd)=(?![$%<{])[^\s;&\"'<>{}]{3,}",
     ),
 }  # fmt: skip
-WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # as in DETECTORS
+WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # words as in DETECTORS
 
 
 def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:
@@ -101,7 +101,7 @@ def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:
         if kind := secret_in(name, source, token):
             raise ValueError(
                 f"{name}: contains a secret ({kind}); nothing was uploaded. Remove it from the file, and revoke it if "
-                "anybody has seen the file. If this is a false alarm, upload the file with `hf upload`"
+                "anyone has seen the file. If this is a false alarm, upload the file with `hf upload`"
             )
     return [] if find_spec("detect_secrets") else [NOT_SEARCHED]
 
@@ -145,7 +145,7 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             members = archive.namelist()
-            if any(member.endswith("data.pkl") for member in members):  # written by torch.save
+            if any(member.endswith("data.pkl") for member in members):  # torch.save wrote it
                 for member in members:
                     if not TENSOR.search(member):
                         with archive.open(member) as stream:
@@ -156,17 +156,17 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
 
 
 def _texts_in(metadata: dict[str, str]) -> Iterator[str]:
-    """Yield each entry as `key: value`; also yields the unescaped entries of values that are JSON mappings."""
+    """Yield each entry as `key: value`, and also the unescaped entries of values that are JSON mappings."""
     for key, value in metadata.items():
         yield f"{key}: {value}"
         if value.startswith("{"):
-            with suppress(ValueError):  # not JSON, so only the text itself is searched
+            with suppress(ValueError):  # the value is not JSON; only the value itself is searched
                 yield from _texts_in({name: str(inner) for name, inner in json.loads(value).items()})
 
 
 @cache
 def _detectors() -> list[tuple[str, list[str], Any]]:
-    """Return (kind of secret, words, detector) tuples; a text must contain one of the words, if there are any."""
+    """Return (kind of secret, words, detector) tuples; detectors only run on texts with one of their words, if any."""
     if not find_spec("detect_secrets"):
         return []
     from detect_secrets.plugins.base import RegexBasedDetector

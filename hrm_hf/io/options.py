@@ -79,7 +79,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], taker: str, *more: str) -> Self:
-        """Create options for `taker`. Raise TypeError for an unknown name, with the closest one of fields and `more`."""
+        """Create options for `taker`. Raise TypeError for an unknown name, and suggest a field or a name in `more`."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values.keys() - set(known):
             nearest = difflib.get_close_matches(name, [*known, *more], n=1)

@@ -382,7 +382,7 @@ def test_check_rejects_a_file_whose_tokenizer_gives_other_ids(tmp_path, tokenize
     save(tmp_path / "model", tokenizer)
     vocabulary = gguf_vocabulary(tokenizer, VOCAB_SIZE)
     monkeypatch.setattr("hrm_hf.export.gguf.gguf_vocabulary", lambda *_: vocabulary | {"add_bos": False})
-    with pytest.raises(ValueError, match=r"llama\.cpp gives other ids"):
+    with pytest.raises(ValueError, match=r"llama\.cpp produces different ids"):
         export_gguf(tmp_path / "model", tmp_path / "out.gguf", check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -392,7 +392,7 @@ def test_check_rejects_a_file_whose_tokenizer_gives_other_ids(tmp_path, tokenize
 def test_check_rejects_a_file_in_half_split_rotary_order(tmp_path, tokenizer, monkeypatch):
     save(tmp_path / "model", tokenizer)
     monkeypatch.setattr("hrm_hf.export.gguf.interleave_rotary", lambda weight, heads: weight)
-    with pytest.raises(ValueError, match="gives other outputs"):
+    with pytest.raises(ValueError, match="produces different outputs"):
         export_gguf(tmp_path / "model", tmp_path / "out.gguf", check=True)
 
 

@@ -21,14 +21,14 @@ from .simulation.fields import map_power_spectrum
 
 
 METHODS = get_args(Baseline)
-GP_MAPS = 2000  # the cost grows with the cube of this; more maps change the errors by less than 2 %
-GP_TUNING_MAPS = 500  # the length scales are tuned on this many of them
+GP_MAPS = 2000  # the cost is cubic in this number; more maps change the errors by less than 2 %
+GP_TUNING_MAPS = 500  # number of these maps on which the length scales are tuned
 RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
 SPECTRUM_BINS = 13  # for 64 pixels per side; other sizes use the same number of bins per octave
-SCALES = (1, 2, 4, 8)  # side of the blocks that are averaged, in pixels
-# In units of the data set's standard deviation at each scale; both tails get a bin as well.
+SCALES = (1, 2, 4, 8)  # sides of the averaged blocks in pixels
+# In units of the data set's standard deviation at each scale; each tail has its own bin.
 HISTOGRAM_EDGES = np.array([-1.5, -1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5])
-QUADRATIC_COMPONENTS = 20  # products are taken of this many principal components of the summaries
+QUADRATIC_COMPONENTS = 20  # number of principal components whose products become features
 CHUNK_PIXELS = 2**22  # maximum number of pixels processed at a time
 
 

@@ -16,14 +16,14 @@ import numpy as np
 from .simulation.fields import map_power_spectrum
 
 
-Prior = Mapping[str, tuple[float, float]]  # lower and upper bound of each free parameter; flat in between
+Prior = Mapping[str, tuple[float, float]]  # lower and upper bound of each free parameter of a flat prior
 
 PLANES = (("omega_m", "s_8"), ("omega_m", "sigma_8"))
 LEVELS = {"coverage_68": 0.6827, "coverage_95": 0.9545}
 CARD_METRICS = ("rmse", "rmse_over_prior_std", "r2", "bias", "mean_z2", "coverage_68", "coverage_95")
 SBC_BINS = 16
 TARP_LEVELS = 50
-# A standard normal pair lies in a disc of squared radius -2 ln(1 - p) with probability p.
+# A pair of standard normal variables lies in a disc of squared radius -2 ln(1 - p) with probability p.
 RADIUS_68 = -2 * np.log(1 - LEVELS["coverage_68"])
 PEAK_HEIGHTS = (1.0, 2.0, 3.0, 4.0, 5.0)  # in units of the true maps' standard deviation
 WIDTHS = {"coverage_68": 1.0, "coverage_95": 2.0}  # half-widths of pixel intervals, in standard deviations
@@ -234,7 +234,7 @@ def expected_coverage(
         reference = rng.uniform(size=truth.shape)
         distance = np.linalg.norm(truth - reference, axis=1)
         share = (np.linalg.norm(samples - reference[:, None], axis=2) < distance[:, None]).mean(axis=1)
-        # Ties at a level count half, so that few draws do not bias the result.
+        # Ties count half, so that a small number of draws does not bias the result.
         below += (share[:, None] < levels) / 2 + (share[:, None] <= levels) / 2
     below /= num_references
     below[:, [0, -1]] = 0, 1

@@ -112,7 +112,7 @@ def predict_maps(
         output = model(inputs, **depth)
         tensors = [output.reported_means, output.reported_stds, output.steps, output.segment_means]
         tensors += [output.kappa, output.kappa_std, output.segment_maps] if "segment_maps" in output else []
-        found = [tensor.float().cpu().numpy() for tensor in tensors]  # synchronizes with the device
+        found = [tensor.float().cpu().numpy() for tensor in tensors]  # waits for the device
         seconds += time.perf_counter() - started
         if "segment_maps" in output:
             segments = found.pop()
@@ -230,12 +230,12 @@ def lines(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _validate_same_sky(data: str, other: str) -> None:
-    """Reject data with other pixel sizes or source redshifts, which the model cannot know about."""
+    """Reject data with different pixel sizes or source redshifts, because the model does not get them as input."""
     first, second = (load_cosmology_info(name).settings for name in (data, other))
     for field in ("size", "side_deg", "source_redshifts"):
         if getattr(first, field) != getattr(second, field):
             found = f"{other} has {field}={getattr(second, field)}, but {data} has {getattr(first, field)}"
-            raise ValueError(f"{found}: a shift test may change only the generator; build it with the same {field}")
+            raise ValueError(f"{found}: a shift test may change only the generator; use data with the same {field}")
 
 
 def _read_results(path: Path) -> dict[str, Any]:

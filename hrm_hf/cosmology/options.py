@@ -35,7 +35,8 @@ def numbers(name: str, text: str, count: int | None = None) -> tuple[float, ...]
     except ValueError:
         values = ()
     if not values or (count and len(values) != count):
-        raise UsageError(f"{name}={text!r}: expected {count or 'some'} numbers separated by commas", _flag(name))
+        expected = f"{count} numbers" if count else "one or more numbers"
+        raise UsageError(f"{name}={text!r}: expected {expected} separated by commas", _flag(name))
     return values
 
 
@@ -52,12 +53,12 @@ class SurveyOptions(Options):
         "convergence; or shear: g1 and g2 of each source plane, together with their convergence.", "convergence"
     )
     sigma_e: float | None = option(
-        "Dispersion of ellipticities, which is the shape noise. Default 0; des: 0.37 (0.26 per component).", None
+        "Dispersion of ellipticities (shape noise). Default 0; des: 0.37 (0.26 per component).", None
     )
-    galaxies: float | None = option("Sources per square arcmin, all channels together; default 10, des: 5.59.", None)
-    mask_fraction: float | None = option("des, shear: fraction of pixels that a random mask hides, default 0.", None)
+    galaxies: float | None = option("Sources per square arcmin, summed over channels; default 10, des: 5.59.", None)
+    mask_fraction: float | None = option("des, shear: fraction of pixels hidden by a random mask, default 0.", None)
     mask_edge_share: float | None = option(
-        "Fraction of the hidden pixels beyond the survey's edge, default 0.5; the rest are in holes.", None
+        "Fraction of hidden pixels beyond the survey's edge, default 0.5; the rest are in holes around stars.", None
     )
     hole_arcmin: str | None = option("Smallest and largest radius of a hole around a star, default 2,12.", None)
     omega_m: str | None = option("Prior: LOW,HIGH; default 0.1,0.5, or for files the range of the table.", None)

@@ -27,7 +27,8 @@ from .simulation.fields import Cosmology, lower_roots, spectra_on_modes
 from .simulation.settings import MapSettings
 
 
-SMOOTHINGS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # pixels; the best on training maps is used
+# Pixels; the one that works best on training maps is used.
+SMOOTHINGS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 SPECTRUM_MAPS = 500  # training maps whose spectra are averaged
 MAX_ITERATIONS = 500
 TINY = torch.finfo(torch.float64).tiny
@@ -48,7 +49,7 @@ def smoothed_kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None, smoo
 class WienerFilter:
     """Wiener filter for noisy maps with one common spectrum or one spectrum per map.
 
-    `spectra` come from `spectra_on_modes`, in steradian: [P, P, S, S // 2 + 1], or [B, P, P, S, S // 2 + 1].
+    `spectra` come from `spectra_on_modes`, in steradians: [P, P, S, S // 2 + 1], or [B, P, P, S, S // 2 + 1].
     """
 
     def __init__(self, settings: MapSettings, spectra: np.ndarray):
@@ -120,7 +121,7 @@ class WienerFilter:
 
 
 def spectra_of_cosmologies(settings: MapSettings, labels: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the spectra [N, P, P, S, S // 2 + 1] in steradian of maps with parameters [N]."""
+    """Return the spectra [N, P, P, S, S // 2 + 1] in steradians of maps with parameters [N]."""
     redshifts = settings.source_redshifts
     return np.stack([
         spectra_on_modes(Cosmology(float(one), float(other)), settings.size, settings.side_rad, redshifts)

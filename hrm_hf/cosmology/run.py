@@ -38,7 +38,7 @@ from .trainer import MassMapTrainer, RegressionTrainer
 
 # Commands of `hrm-hf data` that `build_data` may use.
 BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (BuildFromFiles, build_from_files)}
-SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # must agree with the data
+SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # must match the data
 STATISTICS_MAPS = 4000  # enough for means and standard deviations, and small enough for memory
 DISTANCE_QUANTILE = 0.995  # this fraction of held-out maps is within `max_map_distance`
 SCALE_MAPS = 2000  # training maps used for the standard deviation of the convergence
@@ -63,7 +63,7 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
     wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
     try:
         name, options = parse_command(command, {each: kind for each, (kind, _) in BUILDERS.items()}, out=Path(path))
-        if isinstance(options, BuildCosmology) and options.samples < wanted:  # drawing them may take hours
+        if isinstance(options, BuildCosmology) and options.samples < wanted:  # the build may take hours
             raise UsageError(
                 f"builds {options.samples} maps, but max_train_samples and val_samples need {wanted}; reduce them, "
                 "or build a larger data set first and use it with --data_path DIR --build_data ''"
@@ -104,7 +104,7 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int, kappa: bool = False
     if not data_args.noise_sigma:
         return maps
     pixels = torch.from_numpy(maps.maps)
-    # Use another seed than training, whose validation maps have the same numbers.
+    # Use a different seed than training, because validation maps have the same numbers.
     noise = map_noise(pixels, torch.arange(len(maps)), seed + 1, EVALUATION)
     return replace(maps, maps=(pixels + data_args.noise_sigma * noise).numpy())
 
@@ -201,7 +201,7 @@ class RegressionRun(TrainingRun):
     """Train a regressor on maps, with `CosmoDataArguments` and `CosmoTrainingArguments`."""
 
     task, kind, trainer_class = "cosmology-regression", REGRESSOR, RegressionTrainer
-    reads_kappa = False  # whether to load the convergence of shear maps, the target of mass mappers
+    reads_kappa = False  # whether to load the convergence, the target of mass mappers
 
     def load_data(self) -> None:
         with self.args.main_process_first(desc="building the data set"):

@@ -1,6 +1,6 @@
 """Trainers of regressors of cosmological parameters and of mass mappers.
 
-A model returns a loss that is a mean over its batch, and optional `*_loss` parts and `metrics` that are means too.
+A model returns a loss that is a mean over its batch, and optionally `*_loss` parts and `metrics` that are also means.
 Every logged value is a mean over the maps (not tokens) of all processes; `mse_<name>` is logged as `rmse_<name>`.
 """
 
@@ -44,7 +44,7 @@ class RegressionTrainer(HrmTrainer):
         super().validate_arguments()
         if self.args.label_smoothing_factor:
             raise ValueError(
-                f"label_smoothing_factor={self.args.label_smoothing_factor}: must be 0, as a regression has no classes"
+                f"label_smoothing_factor={self.args.label_smoothing_factor}: must be 0; regression has no classes"
             )
         # `compute_loss` normalizes the loss of a step.
         self.model_accepts_loss_kwargs, self.loss_is_scaled_for_ga = False, True
@@ -81,7 +81,7 @@ class RegressionTrainer(HrmTrainer):
         logs = {"maps_per_second": maps / seconds}
         if maps:
             logs |= _means(sums, maps)
-            del logs["loss"]  # transformers logs it, as a mean over steps
+            del logs["loss"]  # transformers logs the loss as a mean over steps
         return logs
 
     # ---- evaluation ----
@@ -137,7 +137,7 @@ def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor
 
 
 def _means(sums: dict[str, float], maps: float) -> dict[str, float]:
-    """Compute means over maps; each `mse_<name>`, unless it is a loss, becomes its square root `rmse_<name>`."""
+    """Compute means over maps, and replace each `mse_<name>` by its square root `rmse_<name>`, except for losses."""
     means = {name: value / maps for name, value in sums.items()}
     squared = [name for name in means if name.startswith(MSE) and not name.endswith("_loss")]
     roots = {RMSE + name.removeprefix(MSE): math.sqrt(means.pop(name)) for name in squared}

@@ -120,7 +120,7 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
     else:
         raise ValueError(
             f"{model} is a {config.model_type}, which llama.cpp does not support; expected hrm_go_coder of the "
-            f"preset `unified` ({GO_UNIFIED}), llama and gpt2"
+            f"preset `unified` ({GO_UNIFIED}), llama or gpt2"
         )
     for name, expected in layout.expected.items():
         if (value := _setting(config, name)) not in expected:

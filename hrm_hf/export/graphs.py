@@ -72,7 +72,7 @@ class Exporter:
         return {name: getattr(self.config, name) for name in self.settings}
 
     def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
-        """Return the fraction of `loop_inputs` rows for which the exported loop and the model take equally many steps."""
+        """Return the fraction of `loop_inputs` rows that take as many steps in the exported loop as in the model."""
         raise NotImplementedError
 
     def loop_inputs(self) -> dict[str, torch.Tensor]:
@@ -96,7 +96,7 @@ class PuzzleStep(nn.Module):
     def forward(self, input_ids, puzzle_identifiers, z_H, z_L, reset):
         model, reasoner = self.model, self.model.model
         rows = None
-        if reasoner.puzzle_emb is not None:  # its forward validates identifiers by value, which cannot be traced
+        if reasoner.puzzle_emb is not None:  # its forward validates the ids, which cannot be traced
             rows = F.embedding(puzzle_identifiers, reasoner.puzzle_emb.weight)
         x, rotary = reasoner.embed(input_ids, rows, torch.float32)
         z_H, z_L = (replace_rows(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))

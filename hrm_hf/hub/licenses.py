@@ -30,7 +30,7 @@ LICENSE_SENTENCES = (
     ("Unlicense", r"This is free and unencumbered software released into the public domain"),
     ("CC0-1.0", r"CC0 1\.0 Universal"),
 )
-# Pattern for the path or name of a data set, its name, its license; the first match wins.
+# Pattern for the path or name of a data set, then its name and license; the first match wins.
 KNOWN = (
     (r"concept.?arc", "ConceptARC", "MIT"),
     (r"arc.?agi.?2|arc.?2\b", "ARC-AGI-2", "Apache-2.0"),

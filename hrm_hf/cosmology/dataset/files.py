@@ -32,14 +32,14 @@ QUIJOTE_SOURCE = (
     "get Quijote cubes from 3D_cubes/ of its New York storage, by Globus or Binder "
     "(quijote-simulations.readthedocs.io, Data access)"
 )
-QUIJOTE_BOX = 1000.0  # side of every Quijote box in Mpc/h
+QUIJOTE_BOX = 1000.0  # side of all Quijote boxes in Mpc/h
 MAX_SIDE_DEG = 30.0  # larger gnomonic patches stretch areas in their corners by more than 25 %
 MAX_ZEROS = 0.01  # a larger fraction of exact zeros in a map without a mask looks like missing sky
 ORDERINGS = {"RING": "RING", "NEST": "NESTED", "NESTED": "NESTED"}
 COORDINATES = re.compile("(?P<galactic>G)|(?P<equatorial>C|Q|EQ|ICRS|FK5|J2000)|(?P<ecliptic>E)")  # by COORDSYS
-PIXEL_NAMES = ("PIX", "HPIX", "HPX", "IPIX", "HEALPIX")  # of a column with the numbers of pixels
-MOST = 1e20  # a greater value stands for a missing one
-UNSEEN = -1.6375e30  # HEALPix's value of an unobserved pixel
+PIXEL_NAMES = ("PIX", "HPIX", "HPX", "IPIX", "HEALPIX")  # names of the column with pixel indices
+MOST = 1e20  # larger values mark missing pixels
+UNSEEN = -1.6375e30  # value that marks unobserved pixels in HEALPix files
 QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
 
 
@@ -76,7 +76,7 @@ class QuijoteCube:
     redshift: float
 
     def contrast(self, start: int, stop: int, axis: int) -> np.ndarray:
-        """Average the density contrast over the cells `start` to `stop` of an axis; returns float32 [N, N]."""
+        """Return the density contrast averaged over the cells `start` to `stop` of an axis, float32 [N, N]."""
         slab = np.take(self.values, range(start, stop), axis).mean(axis, dtype=np.float64)
         return (slab / self.mean - 1 if self.mean else slab).astype(np.float32)
 
@@ -155,14 +155,14 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     coordinates, found = zip(*[_read_healpix(path, 0 if path is mask else field) for path in files])
     known = {words: str(path) for path, words in zip(files, coordinates) if words}
     if len(known) > 1:
-        raise ValueError(f"COORDSYS: files have different coordinates {known}; rotate them to the same")
+        raise ValueError(f"COORDSYS: files have different coordinates {known}; rotate them to the same system")
     read, masks = list(found[: len(paths)]), list(found[len(paths) :])
     if len(sizes := sorted({len(values) for values in read + masks})) > 1:
-        raise ValueError(f"{paths[0]}, other files or the mask differ in resolution: they have {sizes} pixels")
+        raise ValueError(f"{paths[0]}: the files and the mask must have one resolution, but have {sizes} pixels")
     sky = np.stack(read)
     observed = ~np.isclose(sky, UNSEEN, rtol=1e-5, atol=0).any(0)
     if masks:
-        observed &= masks[0] > 0  # UNSEEN is far below
+        observed &= masks[0] > 0  # UNSEEN is negative
     elif (zeros := (sky[:, observed] == 0).all(0).mean() if observed.any() else 0) > MAX_ZEROS:
         looks = f"{zeros:.0%} of the pixels are exactly 0, which looks like unobserved sky"
         raise ValueError(f"{paths[0]}: {looks}; pass the map's mask as well")
@@ -219,15 +219,15 @@ def _header_word(hdu: Any, name: str) -> str:
 
 
 def _has_pixel_numbers(table: Any) -> bool:
-    """Check whether the first column holds pixel indices, as in a map of a part of the sky."""
+    """Check whether the first column contains pixel indices, as in a map of part of the sky."""
     names, scheme = table.columns.names, _header_word(table, "INDXSCHM")
     if len(names) > 1 and names[0].upper().startswith(PIXEL_NAMES):
-        return True  # whatever the header says
+        return True  # regardless of the header
     return scheme == "EXPLICIT" or (scheme != "IMPLICIT" and _header_word(table, "OBJECT") == "PARTIAL")
 
 
 def _missing_values(table: Any, number: int) -> np.ndarray:
-    """Return where a column is BAD_DATA, or its raw value is TNULL: bool [values]."""
+    """Return bool [values], True where a column is BAD_DATA or its raw value is TNULL."""
     stored = np.ravel(table.data.view(np.ndarray)[table.columns.names[number]])
     bad = _bad_data(np.ravel(table.data.field(number)), table.header)
     return bad if table.columns[number].null is None else bad | (stored == table.columns[number].null)
@@ -263,7 +263,7 @@ def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size
 def gnomonic_grid(centre: tuple[float, float], side_deg: float, size: int, margin: int = 0) -> np.ndarray:
     """Return unit vectors [3, rows, columns] of a patch and its margin in gnomonic projection.
 
-    Rows run north, columns east. `centre` is (longitude, latitude) in degrees, and `side_deg` the middle row's angle.
+    Rows run north, columns east. `centre` is (longitude, latitude) and `side_deg` the middle row's angle, in degrees.
     """
     longitude, latitude = np.radians(centre)
     if not abs(latitude) <= np.pi / 2 or not np.isfinite(longitude):
@@ -352,7 +352,7 @@ def read_quijote_cube(path: str | Path) -> QuijoteCube:
         raise ValueError(f"{path}: not a readable array, or truncated: {error}") from error
     cells = int(name[1])
     if values.shape != (cells,) * 3 or values.dtype.kind != "f":
-        raise ValueError(f"{path} is {values.dtype} {values.shape}; its name promises a float array {(cells,) * 3}")
+        raise ValueError(f"{path} is {values.dtype} {values.shape}; its name requires a float array {(cells,) * 3}")
     least, mean = float(values.min()), float(values.mean(dtype=np.float64))  # NaN if any cell is NaN
     is_contrast = abs(mean) < 1e-3 and least >= -1.001
     if not is_contrast and not (least >= 0 and mean > 0):
@@ -389,7 +389,7 @@ def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
 def _existing(path: str | Path, source: str = "") -> Path:
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist and is not downloaded{'; ' + source if source else ''}")
+        raise FileNotFoundError(f"{path} does not exist{'; ' + source if source else ''}")
     return path
 
 

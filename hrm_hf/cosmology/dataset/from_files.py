@@ -34,7 +34,7 @@ from .rows import Rows, claimed_folder, finish_folder, pixel_statistics, read_he
 
 
 READS_IN_SHARD = 50
-MARGIN = 0.5  # width around a shear patch in units of its side: the cutout is twice as wide as the patch
+MARGIN = 0.5  # default margin around a shear patch in units of its side; the cutout is twice as wide as the patch
 LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # "s8" may mean S_8
 FILE_NAMES = ("file", "file_name", "filename", "path")
 INDEX_NAMES = ("", "index", "unnamed: 0")  # names of the index column that pandas and R write
@@ -43,7 +43,7 @@ LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # (low, high]
 
 @dataclass(frozen=True)
 class Reading:
-    """Files of one universe; `read` returns their rows, and `path` is the first file."""
+    """Files of one universe; `read` reads their rows, and `path` is the first file."""
 
     path: Path
     read: Callable[[], Rows]
@@ -94,13 +94,13 @@ def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Readin
     noted = margin | options.reader("fits")
     mask = noted.pop("mask", None)
     if shear and "pixel_arcmin" not in noted:
-        raise UsageError("pixel_arcmin is missing; the noise and masks of shear depend on it", "--pixel-arcmin")
+        raise UsageError("pixel_arcmin=None: shear needs it for noise and masks; set --pixel-arcmin", "--pixel-arcmin")
     reader = {name: value for name, value in noted.items() if name != "pixel_arcmin"}
     return "fits", noted, [image_reading(path, mask=mask, **reader) for path in paths]
 
 
 class LabelTable:
-    """Parameters of universes, from the user's table.
+    """Parameters of universes, read from a table.
 
     The table is CSV (separated by commas, tabs, semicolons or bars), or has columns separated by spaces like Quijote's
     `latin_hypercube_params.txt`. The first line, with or without a leading #, names the columns, which must include
@@ -121,7 +121,7 @@ class LabelTable:
                 raise ValueError(f"{path} has {len(found)} columns {name}; expected one in its header {header}")
             columns[name] = found[0]
         self.rows = [self._parse(row, number, columns) for number, row in enumerate(table, 1)]
-        self.files: list[tuple[tuple, tuple]] | None = None  # parts of the path, and labels
+        self.files: list[tuple[tuple, tuple]] | None = None  # parts of the path, and the labels of that file
         self.numbered = dict(enumerate(self.rows))
         place = next((header.index(name) for name in FILE_NAMES if name in header), None)
         index = [
@@ -159,7 +159,7 @@ class LabelTable:
         for name, column in columns.items():
             cell, (low, high) = "".join(row[column : column + 1]), LABEL_RANGE[name]
             try:
-                values.append(float(cell.replace(",", ".")))  # a decimal comma between semicolons
+                values.append(float(cell.replace(",", ".")))  # decimal comma in a table with semicolons
             except ValueError:
                 values.append(np.nan)
             if not low < values[-1] <= high:
@@ -202,7 +202,7 @@ class LabelTable:
 
 
 def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
-    """Return a reading of sky patches, one channel per file; `options` go to `read_healpix_patches`."""
+    """Return a `Reading` of sky patches, one channel per file; `options` go to `read_healpix_patches`."""
 
     def read() -> Rows:
         patches = read_healpix_patches(paths, **options)
@@ -216,7 +216,7 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
 
 
 def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, margin: float = 0.0) -> Reading:
-    """Return a reading of one flat map; `mask` is a FITS image, above 0 where observed.
+    """Return a `Reading` of one flat map; `mask` is a FITS image, above 0 where observed.
 
     For shear, the patch is the middle of the image, and the margin around it is `margin` times its side.
     """
@@ -232,7 +232,7 @@ def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, 
 
 
 def cube_reading(path: Path, slab_mpc: float) -> Reading:
-    """Return a reading of the slabs of a Quijote cube along its three axes; see `quijote_maps`."""
+    """Return a `Reading` of the slabs of a Quijote cube along its three axes; see `quijote_maps`."""
 
     def read() -> Rows:
         cube = read_quijote_cube(path)
@@ -289,7 +289,7 @@ def write_files_dataset(
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
     }  # fmt: skip
     with claimed_folder(out, build_options):
-        ready = {start: first}  # has been read already
+        ready = {start: first}  # the first reading has been read already
         files: dict[str, list[Path]] = {}
         with tqdm(total=len(readings), desc="Reading", unit=" files") as bar:
             for split, members in splits.items():
@@ -333,7 +333,7 @@ def _prior_bounds(
         for (name, (low, high)), value in zip(bounds.items(), labels(reading.path)):
             if not low <= value <= high:
                 place = f"{reading.path}: {name}={value:g} in {labels.path}"
-                raise ValueError(f"{place} is outside the prior {low} to {high}; widen the prior or omit the file")
+                raise ValueError(f"{place} is outside the prior, {low} to {high}; widen the prior or omit the file")
     return bounds
 
 
@@ -411,7 +411,7 @@ def sheared(rows: Rows, settings: FileSettings, seed: int, number: int) -> Rows:
 
 def shear_of_cut(kappa: np.ndarray) -> np.ndarray:
     """Return the shear [2 * planes, wide, wide] of convergence [planes, wide, wide] surrounded by empty sky."""
-    import torch  # slow, and not needed for convergence maps
+    import torch  # slow import, not needed for convergence maps
 
     from ...models.shear_operator import shear_from_convergence
 

@@ -49,7 +49,7 @@ MAP_UNITS = {
     "healpix": "as in the file; convergence kappa, dimensionless, for mass maps",
     "fits": "as in the file",
     "quijote": "density contrast of matter in a slab, dimensionless; NOT convergence",
-}  # other kinds: convergence, or a gray value for legacy kinds
+}  # units of the other kinds: convergence, or gray values for legacy kinds
 SHEAR_UNIT = "shear, dimensionless: g1 and g2 of each plane in turn, 0 where not observed"
 
 
@@ -131,14 +131,14 @@ class CosmologyPlan:
         for name, (low, high) in self.prior.items():
             if not low < high:
                 raise ValueError(f"prior of {name}={low},{high}: the lower bound must be below the upper bound")
-        for end in (0, 1):  # values between two valid bounds are valid
+        for end in (0, 1):  # if both bounds are valid, all values between them are
             Cosmology(self.prior["omega_m"][end], self.prior["sigma_8"][end])
         if self.settings.kind == "2lpt":
             widest = Cosmology(self.prior["omega_m"][0], self.prior["sigma_8"][0])
             validate_width(widest, self.settings.box_mpc, self.settings)
 
     def parameters(self, split: str, cosmology: int) -> dict[str, float]:
-        """Draw the parameters of a cosmology, given its number; rounded to float32, as in the data set."""
+        """Draw the parameters of a cosmology from its number, rounded to float32 as in the data set."""
         uniform = self._generator(split, cosmology, 0).random(len(PRIOR))
         ends = [self.prior[name] for name in PRIOR]
         return {name: float(np.float32(low + (high - low) * x)) for name, (low, high), x in zip(PRIOR, ends, uniform)}

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 BUILD_COMMAND = "hrm-hf data cosmology --kind lognormal --samples 8000 --out DIR"
 HEADER = b"hrm_hf_cosmology"
-GROUP_BYTES = 2**24  # size of a row group, which a streaming reader fetches at a time
+GROUP_BYTES = 2**24  # size of a row group; streaming readers fetch one group at a time
 UNFINISHED = "unfinished.json"
 
 Rows = dict[str, np.ndarray]  # column name to array [rows, ...]
@@ -277,7 +277,7 @@ def finish_folder(out: Path, info: CosmologyInfo | FilesInfo) -> None:
     shards = (file.relative_to(out).as_posix() for split in SPLITS for file in (out / split).glob("*.parquet"))
     write_text(out / INFO_FILE, json.dumps(asdict(info) | checksums_in(out, shards), indent=1))
     (out / UNFINISHED).unlink(missing_ok=True)
-    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # left by a killed process
+    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # a killed process left it
         leftover.unlink(missing_ok=True)
 
 
@@ -345,7 +345,7 @@ def _grouped(blocks: Iterable[Rows]) -> Iterator[Rows]:
 
 
 def _moments(maps: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Return the count, sum and sum of squares of a map's observed pixels, [3, channels]."""
+    """Return count, sum and sum of squares of the observed pixels of a map, [3, channels]."""
     values = maps.reshape(len(maps), -1).astype(np.float64)
     if mask is not None:
         values = values[:, mask.reshape(-1)]

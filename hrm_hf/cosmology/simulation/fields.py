@@ -1,7 +1,7 @@
 """A flat Lambda-CDM universe, and Gaussian and log-normal convergence on a periodic flat patch of sky, in numpy.
 
 Units: distances in comoving Mpc/h, wave numbers k in h/Mpc, power spectra in (Mpc/h)^3, angles in radians, angular
-power spectra in steradian. The model has no neutrinos, no background radiation, and only linear growth: nonlinearity
+power spectra in steradians. The model has no neutrinos, no background radiation, and only linear growth: nonlinearity
 enters through the maps (log-normal, 2LPT), not through P(k).
 
 Sources: Eisenstein & Hu 1998, ApJ 496, 605 (astro-ph/9709112), eqs. 2-24 for the transfer function; Carroll, Press &
@@ -16,7 +16,7 @@ import numpy as np
 
 
 ARCMIN = np.pi / 180 / 60  # radians
-LOGNORMAL_SHIFT = 0.4  # in units of -(convergence of an empty beam); reproduces the skewness of ray-traced maps
+LOGNORMAL_SHIFT = 0.4  # in units of minus the convergence of an empty beam; reproduces the skewness of ray-traced maps
 HUBBLE_DISTANCE = 2997.92458  # c / H0 in Mpc/h
 CMB_TEMPERATURE = 2.7255  # K
 PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}  # default bounds of the flat prior
@@ -50,7 +50,7 @@ class Cosmology:
         }
         for name, (low, high) in ends.items():
             value = getattr(self, name)
-            if not (low < value <= high and np.isfinite(value)):  # also rejects NaN
+            if not (low < value <= high and np.isfinite(value)):  # this form also rejects NaN
                 raise ValueError(f"{name}={value}: must be in ({low}, {high}] and finite")
         if self.omega_b >= self.omega_m:
             raise ValueError(f"omega_b={self.omega_b}: must be below omega_m={self.omega_m}, which includes baryons")
@@ -111,7 +111,7 @@ def empty_beam(cosmology: Cosmology, source_redshift: float) -> float:
 def convergence_power(
     cosmology: Cosmology, ell: np.ndarray, source_redshift: float, other_redshift: float | None = None
 ) -> np.ndarray:
-    """Return the angular (cross) power spectrum of the convergence at multipoles ell > 0, in steradian.
+    """Return the angular (cross) power spectrum of the convergence at multipoles ell > 0, in steradians.
 
     Uses Limber's approximation, C(ell) = int W_1 W_2 / chi^2 P((ell + 1/2) / chi, z) dchi, with the linear P.
     """
@@ -226,7 +226,7 @@ def gaussian_under_lognormal(
     """Describe the Gaussian field g that `lognormal_convergence` exponentiates.
 
     Returns:
-        The shifts [bins], the spectra of g on the modes [bins, bins, size, size // 2 + 1] in steradian, and the
+        The shifts [bins], the spectra of g on the modes [bins, bins, size, size // 2 + 1] in steradians, and the
         variance of g [bins].
     """
     shifts = np.array([-LOGNORMAL_SHIFT * empty_beam(cosmology, z) for z in source_redshifts])
@@ -253,12 +253,12 @@ def map_power_spectrum(
         field: [..., size, size], in any unit. other: second field of the same shape, for the cross spectrum.
 
     Returns:
-        Mean multipole [bins] and power [..., bins] in steradian times the square of the unit. Bins without modes are
+        Mean multipole [bins] and power [..., bins] in steradians times the square of the unit. Bins without modes are
         merged into the next bin, so there may be fewer than `bins`.
     """
     size = field.shape[-1]
     ell = multipole_grid(size, side_rad)
-    weight = np.full(ell.shape, 2.0)  # rfft2 omits the conjugate of each mode
+    weight = np.full(ell.shape, 2.0)  # counts the conjugate of each mode, which rfft2 omits
     weight[:, 0] = 1
     if size % 2 == 0:
         weight[:, -1] = 1
@@ -305,7 +305,7 @@ def spectra_on_modes(
 
 
 def _correlated_fields(spectra: np.ndarray, size: int, side_rad: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw Gaussian fields [bins, size, size] with spectra [bins, bins, size, size // 2 + 1] in steradian."""
+    """Draw Gaussian fields [bins, size, size] with spectra [bins, bins, size, size // 2 + 1] in steradians."""
     white = np.fft.rfft2(rng.standard_normal((len(spectra), size, size)))
     root = lower_roots(spectra)
     shaped = np.stack([sum(root[i, j] * white[j] for j in range(i + 1)) for i in range(len(spectra))])

@@ -46,7 +46,7 @@ def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.
     table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # interpolating is cheaper than the spectrum of every mode
     amplitude = np.sqrt(cosmology.linear_power(table) * (grid / side) ** 3)
     scale = np.exp(np.interp(np.log(np.maximum(k, table[0])), np.log(table), np.log(amplitude))).astype(np.float32)
-    scale[0, 0, 0] = 0  # the box has the mean density
+    scale[0, 0, 0] = 0  # the box has mean density
     return np.fft.irfftn(white * scale, s=(grid, grid, grid), axes=(0, 1, 2))
 
 
@@ -54,7 +54,7 @@ def displace(delta: np.ndarray, side: float) -> LptBox:
     """Compute both displacements from today's linear density contrast [grid, grid, grid]."""
     waves = _wave_numbers(delta.shape[0], side)
     squared = sum(component**2 for component in waves)
-    squared[0, 0, 0] = 1  # avoids 0 / 0; the mean displaces nothing
+    squared[0, 0, 0] = 1  # avoids 0 / 0; the mean causes no displacement
     potential = -np.fft.rfftn(delta) / squared
 
     def derivative(field: np.ndarray, *axes: int) -> np.ndarray:

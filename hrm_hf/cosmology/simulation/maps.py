@@ -34,13 +34,13 @@ from .settings import EDGE_SHARE, HOLE_ARCMIN, LEGACY, MapSettings, SurveySettin
 # and Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of all sources), not verified against their tables.
 # Each component of ellipticity has a dispersion of 0.26; sigma_e is the dispersion of both together.
 DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 5.59, "sigma_e": 0.26 * 2**0.5}
-MARGIN = 1.5  # side of the periodic sky / side of the patch, so opposite edges of the patch are half a side apart
+MARGIN = 1.5  # side of the periodic sky / side of the patch; opposite edges of the patch are half a side apart
 EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units of the side
 
-# Constants of the legacy kinds.
+# Constants of the legacy kinds:
 H = 0.7
 SPECTRAL_INDEX = 0.965
-DES_ARCMIN2 = 8  # galaxies per arcmin^2, and per pixel, because these pixels are 1 arcmin wide
+DES_ARCMIN2 = 8  # galaxies per arcmin^2, or per pixel, since pixels are 1 arcmin wide
 DES_ELLIPTICITY = 0.26
 DES_BLUR = 10.0  # pixels
 
@@ -72,7 +72,7 @@ def generate_columns(
 
 
 def _shear(settings: MapSettings, cosmology: Cosmology, rng: np.random.Generator) -> dict[str, Any]:
-    import torch  # slow in each worker, and not needed for other maps
+    import torch  # slow import in each worker, not needed for other maps
 
     from ...models.shear_operator import shear_from_convergence
 
@@ -162,7 +162,7 @@ def survey_mask(
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
-    for centre in rng.permutation(size * size):  # always enough, because a hole hides at least its central pixel
+    for centre in rng.permutation(size * size):  # always enough holes, because each hides at least its central pixel
         if not left:
             break
         row, column = divmod(centre, size)
@@ -188,7 +188,7 @@ def _edge(size: int, rng: np.random.Generator) -> np.ndarray:
     direction = rng.uniform(0, 2 * np.pi)
     place = (np.arange(size) + 0.5) / size - 0.5
     straight = np.cos(direction) * place[:, None] + np.sin(direction) * place
-    waves = np.arange(1, 6)[:, None]  # wavelengths down to a fifth of the side, with random phases
+    waves = np.arange(1, 6)[:, None]  # waves of random phase, with wavelengths down to a fifth of the side
     rough = np.sin(2 * np.pi * (waves * place + rng.random((2, len(waves), 1)))).sum(1) / np.sqrt(len(waves))
     return straight + EDGE_ROUGHNESS * (rough[0][:, None] + rough[1])
 
@@ -253,7 +253,7 @@ def _matter_field(omega_m: float, size: int, rng: np.random.Generator) -> np.nda
         raise ValueError(f"omega_m={omega_m}: must be in (0, 1]")
     kx, ky = _wave_numbers(size)
     k = np.hypot(kx, ky)
-    k[0, 0] = 1  # arbitrary: the mean is removed below
+    k[0, 0] = 1  # arbitrary, because the mean is removed below
     q = k / (omega_m * H)
     series = 1 + 3.89 * q + (16.1 * q) ** 2 + (5.46 * q) ** 3 + (6.71 * q) ** 4
     transfer = np.log1p(2.34 * q) / (2.34 * q) * series**-0.25

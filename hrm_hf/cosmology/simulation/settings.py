@@ -11,13 +11,13 @@ from .fields import ARCMIN, shape_noise
 
 KINDS = get_args(Kind)
 LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
-PERIODIC = ("lognormal", "gaussian")  # opposite edges match, so maps can be shifted and padded circularly
-MASKED = ("des",)  # have a mask of observed pixels, for convergence too
-GENERATOR_VERSION = 1  # increased when the same settings and seed would give a different map
-EDGE_SHARE = 0.5  # default fraction of the hidden pixels beyond the footprint's edge; the rest are in holes
+PERIODIC = ("lognormal", "gaussian")  # kinds whose opposite edges match, so maps can be shifted and padded circularly
+MASKED = ("des",)  # kinds with a mask of observed pixels even for convergence
+GENERATOR_VERSION = 1  # increase it when the same settings and seed would give a different map
+EDGE_SHARE = 0.5  # default fraction of hidden pixels beyond the edge of the footprint; the rest are in holes
 HOLE_ARCMIN = (2.0, 12.0)  # range of the hole radii, uniform in the logarithm
 OBSERVABLES = get_args(Observable)
-LARGEST_GRID = 512  # the displacements alone take 2 GB
+LARGEST_GRID = 512  # at this size, the displacements alone take 2 GB
 
 
 @dataclass(frozen=True, kw_only=True)

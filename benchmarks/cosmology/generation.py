@@ -2,14 +2,15 @@
 
     python -m benchmarks.cosmology.generation [--quick] [--sizes 64,256] [--turns 15] [--kinds des]
 
-Drawing: CPU time of one process for one map, medians; the kinds take turns, so a noisy machine slows all of them.
-The peer is the original's generator for its own task, 256 x 256 maps, which `legacy-synthetic` repeats but for the
-JPEG file; `legacy-des` and `legacy-2lpt` are its other two. Every map is of another cosmology, so spectra are computed
-each time; "lognormal, 8 maps of a cosmology" computes them once in eight. A 2LPT box has 64^3 particles.
+Generation: median CPU time of one process for one map. The kinds take turns, so that a noisy machine slows all of them
+equally. The peer is the original's default generator, which draws 256 x 256 maps; `legacy-synthetic` repeats it
+without the JPEG file, and `legacy-des` and `legacy-2lpt` repeat its other two. Every map has its own cosmology, so its
+spectra are computed each time; "lognormal, 8 maps of a cosmology" computes them once for eight maps. A 2LPT box has
+64^3 particles.
 
-Workers: wall time of whole builds, files included, after the processes have started (once, `start_seconds`); on a
-machine with other work two workers cannot double it. Reading: `read_arrays`, and random batches of 64 maps from its
-array against `datasets` with numpy format.
+Workers: wall time of complete builds, including files, after the processes have started (`start_seconds`). On a busy
+machine, two workers cannot double the speed. Reading: `read_arrays`, and random batches of 64 maps from its array
+against `datasets` in numpy format.
 """
 
 import statistics
@@ -36,7 +37,7 @@ def main() -> None:
 
     from hrm_hf.trainer.recipes import library_versions
 
-    parser = make_parser(__doc__, quick="64 x 64 alone, few turns, no 2LPT, a small build")
+    parser = make_parser(__doc__, quick="only 64 x 64, few turns, no 2LPT, a small build")
     parser.add_argument("--sizes", default="64,256")
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of map; the peer is always included")
     parser.add_argument("--turns", type=int, default=15)

@@ -1,16 +1,16 @@
 """Sample log-normal maps given noisy, masked shear by Hamiltonian Monte Carlo: the bound no method can beat.
 
-For a field that is known to be log-normal, with a known cosmology, the mean of this posterior has the least squared
-error of all estimates, linear or not. It is the floor under the error of a network that was trained on such maps, and
-takes minutes for a batch of maps where a network takes milliseconds.
+For a log-normal field with a known cosmology, the mean of this posterior has the smallest squared error of all
+estimates, linear or not. It is therefore a lower bound for the error of a network trained on such maps. Sampling takes
+minutes for a batch of maps, and a network takes milliseconds.
 
-The field is kappa = shift (exp(g - var(g) / 2) - 1) less its mean, with g = L w of white noise w in the pixels, so
+The field is kappa = shift (exp(g - var(g) / 2) - 1) minus its mean, with g = L w for white noise w in the pixels, so
 that
 
     -log p(w | d) = |w|^2 / 2 + |d - A kappa(w)|^2 / (2 sigma^2) + constant.
 
 Sources: Duane et al. 1987 and Neal 2011 (arXiv 1206.1901) for the sampler; Fiedorowicz et al. 2022 (arXiv 2105.14699)
-for log-normal mass maps by it.
+for its use on log-normal mass maps.
 """
 
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class MapSamples:
 
     Attributes:
         acceptance: share of trajectories that were accepted.
-        drift: rms difference between the means of the first and of the second half of the samples, over the standard
-            deviation; about sqrt(2) over the root of the number of independent samples a half.
+        drift: rms difference between the means of both halves of the samples, divided by the standard deviation; about
+            sqrt(2 / n) for n independent samples per half.
     """
 
     mean: torch.Tensor
@@ -50,10 +50,10 @@ class LognormalPosterior:
     """Posterior of maps, each with its own known cosmology.
 
     Args:
-        settings: of a data set of kind "lognormal" with shear. omega_m, sigma_8: of each map [B].
+        settings: settings of a shear data set of kind "lognormal". omega_m, sigma_8: parameters of each map [B].
 
     Raises:
-        ValueError: maps of another kind, or without noise.
+        ValueError: the maps are of a different kind, or have no noise.
     """
 
     def __init__(self, settings: MapSettings, omega_m: np.ndarray, sigma_8: np.ndarray):
@@ -94,7 +94,7 @@ class LognormalPosterior:
         """Sample the maps given shear [B, 2P, S, S] and its mask [B, 1, S, S].
 
         Args:
-            draws: trajectories that count. warmup: trajectories before, in which the step size of each map is found.
+            draws: trajectories after the warm-up. warmup: earlier trajectories, which tune the step size of each map.
         """
         shear, mask = shear.float(), None if mask is None else mask.float()
         white = torch.zeros(len(shear), shear.shape[1] // 2, self.size, self.size)

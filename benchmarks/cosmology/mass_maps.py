@@ -2,10 +2,11 @@
 
     python -m benchmarks.cosmology.mass_maps [--quick] [--data DIR] [--train 4000] [--workers 2]
 
-Log-normal maps, 64 x 64 over 5 x 5 degrees, sigma_e 0.26, 30 galaxies per square arcmin, 30 % masked, 1,000 test maps,
-each of another cosmology; they are drawn where `--data` does not hold them yet. Methods are those of `hrm-hf eval
-cosmo-map`; errors are over the maps' own rms, with the 95 % interval of a bootstrap over maps. Parameters come from
-regressions on the estimated maps (the usual two steps), and on the spectra of the masked shear itself.
+Log-normal maps, 64 x 64 over 5 x 5 degrees, sigma_e 0.26, 30 galaxies per square arcmin, 30 % masked; 1,000 test maps,
+each with its own cosmology. The script builds the data set if `--data` does not contain it yet. The methods are those
+of `hrm-hf eval cosmo-map`. Errors are divided by the rms of the true maps and have 95 % intervals from a bootstrap
+over maps. Parameters come from regressions on the estimated maps (the usual two steps), and on the spectra of the
+masked shear.
 """
 
 import tempfile
@@ -31,7 +32,7 @@ DRAWS = 16
 
 
 def main() -> None:
-    parser = make_parser(__doc__, quick="small maps, a few dozen")
+    parser = make_parser(__doc__, quick="a few dozen small maps")
     parser.add_argument("--data", type=Path, help="data set folder; by default, a temporary one")
     parser.add_argument("--train", type=int, default=4000, help="number of training maps for regressions and spectra")
     parser.add_argument("--workers", type=int, default=2)

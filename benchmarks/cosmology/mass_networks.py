@@ -3,18 +3,19 @@
     python -m benchmarks.cosmology.mass_networks --data DIR --models main=runs/mass one_segment=runs/one unet=runs/unet
         [--two_steps runs/two_steps] [--floor 100] [--shift_maps 500] [--masks 0,0.15,0.3,0.45,0.6]
 
-The first model is the one that is judged; the others stand beside it. Training them is one command each:
+The first model is compared with all others. One command trains each model:
 
     R="python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml"
     $R --output_dir runs/mass
     $R --output_dir runs/one --config_overrides halt_max_steps=1,H_cycles=4    # as many updates, one residual
-    $R --output_dir runs/unet --model_type cosmo_unet --max_steps 8300    # as long; its steps are shorter
+    $R --output_dir runs/unet --model_type cosmo_unet --max_steps 8300    # equal time; its steps are shorter
 
-On the test maps of DIR: error after each segment, the paired ratio of the last to the first one and of the judged
-model to every other way, the posterior of the parameters, operations a map (convolutions and matrix products, as torch
-counts them). On further maps with the settings of DIR but another masked share: segments used under adaptive halting,
-and what that costs. On maps of another kind: twice the noise, Gaussian fields. `--floor` maps are sampled exactly.
-`--two_steps` is a run of `cosmology_two_steps.py`, whose parameters are put beside those of the models.
+On the test maps of DIR, the script measures the error after each segment, the paired ratios of the last to the first
+error and of the first model to every other method, the posterior of the parameters, and the operations per map
+(convolutions and matrix products, as counted by torch). On maps with the same settings but a different masked share,
+it measures the segments used by adaptive halting and the cost in error. It also tests other kinds of maps: twice the
+noise, and Gaussian fields. `--floor` maps are sampled from the exact posterior. `--two_steps` is a run of
+`two_steps.py`, whose parameters are compared with those of the models.
 """
 
 import dataclasses
@@ -45,7 +46,7 @@ SHIFTS = {"twice the noise": {"sigma_e": 0.52}, "gaussian": {"kind": "gaussian"}
 
 
 def main() -> None:
-    parser = make_parser(__doc__, quick="60 test maps, few shifted ones")
+    parser = make_parser(__doc__, quick="60 test maps, few shifted maps")
     parser.add_argument("--data", required=True, help="shear data set")
     parser.add_argument(
         "--models", nargs="+", required=True, help="models as NAME=FOLDER; the first is compared with the others"

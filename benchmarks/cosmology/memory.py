@@ -2,10 +2,10 @@
 
     python -m benchmarks.cosmology.memory [--quick] [--maps 8000] [--size 64] [--turns 5]
 
-Each side is a fresh process a turn, and the sides take turns. A process opens the train split as the training script
-does, reads all maps once in a random order in batches of 64, and says how much private memory (RssAnon of Linux: what
-the system cannot drop) that added, and how many maps a second it got. Shared pages of mapped files are not counted.
-Maps on the disk are there as Arrow files already; what it takes to write them is a figure of its own.
+The sides take turns, and each turn is a fresh process. It opens the train split like the training script, reads all
+maps once in random order in batches of 64, and reports the added private memory (RssAnon on Linux, which the system
+cannot drop) and the maps per second. Shared pages of mapped files do not count. The maps on disk are already Arrow
+files; the time to write them is reported separately.
 """
 
 import json
@@ -47,7 +47,7 @@ def main() -> None:
         return
     maps, size, turns = (100, 16, 1) if args.quick else (args.maps, args.size, args.turns)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # for the worker processes
+        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # read by the worker processes
         data = args.data or Path(folder) / "maps"
         if args.data is None:
             settings = MapSettings(kind="gaussian", size=size, observable="shear", sigma_e=0.26, mask_fraction=0.3)

@@ -1,16 +1,16 @@
 """Infer cosmological parameters from maps: the recurrent regressor against hand-made summaries and a CNN.
 
-    python -m benchmarks.cosmology.regression          # builds both sets, trains what is missing (hours on two cores)
-    python -m benchmarks.cosmology.regression --evaluate_only     # trains nothing: the runs that are there already
-    python -m benchmarks.cosmology.regression --quick        # small maps and models, some seconds of training
+    python -m benchmarks.cosmology.regression          # build both sets, train missing runs (hours on two cores)
+    python -m benchmarks.cosmology.regression --evaluate_only     # evaluate existing runs, train nothing
+    python -m benchmarks.cosmology.regression --quick        # small maps and models, a few seconds of training
 
-Two sets of the same 9,000 skies (8,000 to train on): log-normal convergence without noise and with the shape noise of
-10 galaxies per square arcmin. Baselines train on them as they are. The networks for noisy maps train on the noiseless
-ones with new noise at every step, which is what a simulator allows; all are tested on the same 1,000 maps. The CNN
-gets the seconds that the recurrent regressor took on the same set.
+There are two sets of the same 9,000 skies (8,000 for training): log-normal convergence without noise, and with the
+shape noise of 10 galaxies per square arcmin. Baselines train on these maps unchanged. The networks for noisy maps
+train on the noiseless maps with fresh noise at every step, which is possible with a simulator. All are tested on the
+same 1,000 maps. The CNN trains as long as the recurrent regressor on the same set.
 
-Also: error after each segment, and adaptive halting for several thresholds, with the share of segments it saves and
-the same share saved by chance (each map gets one of the two whole numbers of segments around the average).
+The script also reports the error after each segment, and the share of segments that adaptive halting saves at several
+thresholds, compared with halting at random (each map gets one of the two integers nearest to the average).
 """
 
 import argparse
@@ -75,13 +75,13 @@ def parse() -> argparse.Namespace:
         "--models",
         type=Path,
         default=Path("runs/cosmology"),
-        help="folder of the runs KIND_SET, which are read or written",
+        help="folder of the runs KIND_SET; missing runs are trained",
     )
     parser.add_argument(
         "--data",
         type=Path,
         default=Path("runs/data/cosmology"),
-        help="folder of the data sets, which are read or built",
+        help="folder of the data sets; missing ones are built",
     )
     parser.add_argument("--steps", type=int, default=3000, help="training steps of the recurrent regressor")
     parser.add_argument("--evaluate_only", action="store_true", help="skip missing runs instead of training them")

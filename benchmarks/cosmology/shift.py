@@ -2,11 +2,11 @@
 
     python -m benchmarks.cosmology.shift [--quick] [--train 4000] [--maps 1000] [--lpt_maps 200] [--workers 2]
 
-The statistics of `hrm_cosmo` (preset cosmo-64) are scaled by log-normal maps, 64 x 64 over 5 x 5 degrees, and the
-limit is that which one of 200 held-out maps exceeds, as in training; the network itself has no part in it. Three
-observations: convergence without noise; with shape noise; masked shear with shape noise (sigma_e 0.26, 30 galaxies
-per square arcmin, 30 % masked). "Noisier" is twice the noise, and that noise where there was none. Shares with
-Wilson intervals.
+The summary statistics of `hrm_cosmo` (preset cosmo-64) are scaled by log-normal maps, 64 x 64 over 5 x 5 degrees. As
+in training, the limit is exceeded by one in 200 held-out maps. The network itself is not used. There are three
+observables: convergence without noise; convergence with shape noise; masked shear with shape noise (sigma_e 0.26, 30
+galaxies per square arcmin, 30 % masked). "Noisier" doubles the noise, or adds it to noiseless maps. Shares have Wilson
+intervals.
 """
 
 from concurrent.futures import ProcessPoolExecutor

@@ -3,10 +3,10 @@
     python -m benchmarks.cosmology.two_steps --recipe training/recipes/cosmo_lognormal_64_cpu.yaml
         --data_path SHEAR --build_data "" --output_dir runs/two_steps [--observations 3]
 
-Takes the options of `training/run_cosmo.py` and a data set of shear. The filter has the mean spectrum of training
-maps, since a map's own is not known before its parameters are. Every training map is observed `--observations` times,
-with other noise and masks, as fixed ones are learned by heart; validation and test maps are filtered as they are
-stored. Results are those of a run: posteriors of the test maps in OUTPUT_DIR/results.json.
+Takes the options of `training/run_cosmo.py` and a data set of shear. The filter uses the mean spectrum of the training
+maps, because the spectrum of a map is unknown until its parameters are known. Every training map gets `--observations`
+different noise realizations and masks, because a network would memorize fixed ones. Validation and test maps are
+filtered as stored. Results are those of a run: posteriors of the test maps in OUTPUT_DIR/results.json.
 """
 
 import dataclasses

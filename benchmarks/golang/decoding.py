@@ -2,9 +2,9 @@
 
     python -m benchmarks.golang.decoding [--quick] [--sizes nano,base] [--batch_sizes 1,8] [--no_compile]
 
-The Llama has the Go coder's width, heads, feed-forward and vocabulary, and the number of layers that comes closest to
-its parameters. "code" is a step in which planner and generator run, "plan" one of the planner alone, as plans are
-written. Turns, ratios, intervals and clocks are those of `lm_decoding.py`: a ratio of 1 is as fast as the Llama.
+The Llama has the width, heads, feed-forward size and vocabulary of the Go coder, and the number of layers that brings
+it closest in parameters. A "code" step runs planner and generator; a "plan" step runs only the planner. Turns, ratios,
+intervals and clocks are those of `text/decoding.py`: a ratio of 1 means as fast as the Llama.
 """
 
 import torch

@@ -3,9 +3,10 @@
     python -m benchmarks.golang.rewards runs/go_nano runs/grpo_go_coder --prompts held_out_prompts.jsonl
 
 `hrm-hf data go-prompts MODEL --records data/go/test.jsonl --max-reference 60 --out held_out_prompts.jsonl` writes the
-prompts. One code each, sampled: the share that parses, the share that gets the reward `go-syntax` (not shortened
-against its reference), and the subtree F1 to the reference of those that parse, which a reward of syntax does not see.
-The curves of training are those of each model's trainer_state.json.
+prompts. Each model samples one completion per prompt. The script reports the share that parses, the share that gets
+the reward `go-syntax` (which also rejects completions much shorter than the reference), and for completions that parse
+the subtree F1 to the reference, which the syntax reward does not measure. Training curves come from the
+trainer_state.json of each model.
 """
 
 import json

@@ -2,8 +2,8 @@
 
     python -m benchmarks.golang.sandbox [--quick] [--runs 200] [--before CHECKOUT]
 
-With --before, the sandbox of another checkout is timed too. All are timed in turn, so that a busy machine is busy for
-all of them; medians and quartiles in milliseconds.
+With --before, the sandbox of another checkout is also timed. The sandboxes take turns, so that a busy machine slows
+all of them equally. Results are medians and quartiles in milliseconds.
 """
 
 import importlib
@@ -78,7 +78,7 @@ def module_of(checkout: Path) -> types.ModuleType:
     """Return the sandbox of another checkout, importing only this module and its siblings, not the package."""
     package = types.ModuleType("before")
     folder = checkout / "hrm_hf" / "golang"
-    package.__path__ = [str(folder / "validators"), str(folder)]  # its present and its former place
+    package.__path__ = [str(folder / "validators"), str(folder)]  # current and former folder of the module
     sys.modules["before"] = package
     return importlib.import_module("before.sandbox")
 

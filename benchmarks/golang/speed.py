@@ -2,11 +2,12 @@
 
     python -m benchmarks.golang.speed [--quick] [--threads 2] [--rows 2] [--length 512]
     python -m benchmarks.golang.speed --device cuda --dtype bfloat16 --rows 8 --length 1024
-    python -m benchmarks.golang.speed --size nano --rows 8 --length 384    # beside a Llama and a GPT-2 of 10M
+    python -m benchmarks.golang.speed --size nano --rows 8 --length 384    # against a Llama and a GPT-2 of 10M
 
-Both have the tokenizer's 50,000 tokens and train on the same batch: streams with a third of problem and context, a
-sixth of plan and half of code, labels on plan and code. A Llama of the coder's size stands beside them, as a win
-against a model five times larger says nothing about the planner. Clocks, turns and memory are those of `lm.py`.
+All models have the tokenizer's 50,000 tokens and train on the same batches: streams of one third problem and context,
+one sixth plan and one half code, with labels on plan and code. A Llama of the coder's size is included, because
+beating a model five times larger would not show what the planner contributes. Clocks, turns and memory are those of
+`text/speed.py`.
 """
 
 import contextlib

@@ -2,10 +2,10 @@
 
     python -m benchmarks.golang.validators [--quick] [--source GOROOT/src] [--files 200] [--corruptions 8]
 
-Each file is taken as it is and with single corruptions, one of each of eight kinds; `gofmt -e` says which of them are
-syntax errors and where the first one is. Speed is measured on the functions of the same files, one call for all of
-them, after one call that starts everything; CPU time of this process for tree-sitter, wall time for the others, which
-work in a process of their own.
+Each file is tested unchanged and with single corruptions, one of each of eight kinds. `gofmt -e` determines which
+texts have syntax errors and where the first error is. Speed is measured on the functions of the same files, in one
+call for all of them, after a warm-up call. Times are CPU time of this process for tree-sitter, and wall time for the
+other validators, which run in a separate process.
 """
 
 import os

@@ -1,24 +1,24 @@
 """Merge LoRA and DoRA into each architecture's weights, and trace where the rounding differences come from.
 
     python -m benchmarks.package.adapters --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt
-    python -m benchmarks.package.adapters --quick       # tiny models without training alone
-    python -m benchmarks.package.adapters --markdown    # the report as the table of docs/tuning.md
+    python -m benchmarks.package.adapters --quick       # only untrained tiny models
+    python -m benchmarks.package.adapters --markdown    # print the report as the table of docs/tuning.md
 
-Every architecture is measured on a tiny model without training, and on the trained checkpoints that are given (DATA as
-in `quantization.py`). Adapters of rank 8 get random weights, large enough to move the outputs; nothing is trained.
-Outputs are logits (a board's after two ACT steps), of regressors means and the parameters of the posterior.
-Differences are the largest ones, and `relative` is over the largest output:
+Every architecture is measured on an untrained tiny model and on the given trained checkpoints (DATA as in
+`quantization.py`). Adapters of rank 8 get random weights, large enough to change the outputs; nothing is trained.
+Outputs are logits (for boards after two ACT steps), or means and posterior parameters for regressors. Differences are
+maxima, and `relative` is divided by the largest output:
 
-    float32           adapter against merged weights, both as they are used
+    float32           adapter against merged weights, both as used in practice
     float64           the same with weights, adapters, merging and all arithmetic in float64
     adapter_rounding  adapter in float32 against float64
     merged_rounding   merged weights in float32 against the adapter in float64
-    weights_rounding  merged weights (in float32) computed with in float64, against the adapter in float64
+    weights_rounding  merged float32 weights with float64 arithmetic, against the adapter in float64
     merged_once       adapter against weights that were merged in float64 and rounded once, in float32
     next_float32      merged weights against the same with each adapted one moved to the next float32 number
 
-If `float64` is some 1e-9 of `float32`, both are the same function. If `adapter_rounding` is as large as `float32`, no
-way of merging comes closer: the side that it is compared with is itself as far from the exact result.
+If `float64` is about 1e-9 of `float32`, adapter and merged weights compute the same function. If `adapter_rounding` is
+as large as `float32`, no way of merging can be closer, because the adapter itself is as far from the exact result.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = make_parser(__doc__, quick="tiny models alone")
+    parser = make_parser(__doc__, quick="only tiny models")
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
     parser.add_argument("--markdown", action="store_true", help="print the report in --out without measuring")
     args = parser.parse_args()

@@ -2,11 +2,11 @@
 
     python -m benchmarks.package.checkpoints [--quick] [--turns 7] [--folder /scratch] [--out benchmarks/results]
 
-A checkpoint is what training writes: the weights of a Llama as safetensors and the two moments of AdamW by torch.save,
-then the manifest. Both ways take turns, each into a folder of its own that is deleted before, on the file system of
-`--folder`; medians of wall time, and of the time of the processor, which other work on the machine changes less. Files
-are read back for their SHA-256 while the system still has them in memory, so a checkpoint larger than the free memory
-costs a reading from the disk instead. `fsync` is not called, as in training.
+A checkpoint contains what training writes: the weights of a Llama as safetensors, the two moments of AdamW by
+torch.save, and the manifest. Both variants take turns, each in a new folder on the file system of `--folder`. Results
+are medians of wall time, and of CPU time, which depends less on other work on the machine. Hashing reads files that
+are still in the page cache; a checkpoint larger than free memory must be read from disk. As in training, `fsync` is
+not called.
 """
 
 import json

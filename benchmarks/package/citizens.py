@@ -1,11 +1,12 @@
 """Check what transformers, accelerate and torch expect of a model, for every architecture.
 
     python -m benchmarks.package.citizens [--quick] [--only trainer graph] [--out benchmarks/results]
-    PYTHONPATH=OTHER_CHECKOUT python -m benchmarks.package.citizens     # the same of another version of the package
+    PYTHONPATH=OTHER_CHECKOUT python -m benchmarks.package.citizens     # check another version of the package
 
-Models are those of the tests, a few thousand weights each. A check is a function of an architecture: it raises where
-the library is let down, and may return a note. The table says for which architectures each holds, and why not; the
-exit status is 1 if one fails. `tests/common/test_citizens.py` runs the same functions.
+The models are those of the tests, with a few thousand weights each. A check is a function of an architecture; it
+raises if the library's expectation does not hold, and may return a note. The table lists for which architectures each
+check passes, and why others fail. The exit status is 1 if a check fails. `tests/common/test_citizens.py` runs the same
+functions.
 """
 
 import logging
@@ -36,11 +37,11 @@ from . import citizens_generation, citizens_training
 
 
 ROWS = 4
-# Training steps that compile to one graph except for a part, with the reason; docs/training.md lists them too.
+# Parts of training steps that compile to one graph if the step does not, with the reason; also in docs/training.md.
 PARTS_IN_A_GRAPH = {
     **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
-    "hrm_lm": "the model without its loss, which looks at the tokens that still think",
-    "hrm_go_coder": "the model without its loss, which looks at the tokens that are learned",
+    "hrm_lm": "the model without its loss, which selects the tokens that are still active",
+    "hrm_go_coder": "the model without its loss, which selects the tokens with labels",
 }
 
 
@@ -118,7 +119,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def compiled(function: Callable, backend: str = "aot_eager") -> Callable:
-    """Trace a model as one graph or fail; it is differentiated as for a compiler and run by torch's own kernels."""
+    """Compile a function to one graph, or fail; AOTAutograd differentiates it, and eager kernels run it."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend=backend)
 

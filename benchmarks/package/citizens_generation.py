@@ -1,8 +1,8 @@
 """Checks of `citizens.py` for generation, saving, probing and classification.
 
-`generate` and `compute_transition_scores` of the Go coder, `pipeline(..., trust_remote_code=True)` in a process that
-cannot import the package, hidden states of `rlm_mhc`, classifiers under `Trainer`. The models are untrained, with some
-thousand weights.
+These cover `generate` and `compute_transition_scores` of the Go coder, `pipeline(..., trust_remote_code=True)` in a
+process that cannot import the package, hidden states of `rlm_mhc`, and classifiers under `Trainer`. The models are
+untrained and have a few thousand weights.
 """
 
 import json

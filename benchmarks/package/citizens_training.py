@@ -1,6 +1,6 @@
 """Checks of `citizens.py` for losses in plain Trainers, and for PEFT.
 
-Referees: cross-entropy of the logits, one large batch, PEFT's defaults for Llama, the model without an adapter.
+References: cross-entropy of the logits, one large batch, PEFT's defaults for Llama, and the model without an adapter.
 """
 
 import tempfile

@@ -1,13 +1,13 @@
 """Compare a device with the CPU: the checks of `gpu_check.py` and of the tests marked `gpu`.
 
-The reference is the same checkpoint on the CPU, in float32, with eager attention, no cache and one process. How far a
-result may be from it is measured, too: the reference is computed again from weights, maps and labels that are off by
-up to the epsilon of the dtype that is checked. Rounding during the computation may change a result as much as this
-rounding of what goes in, times `FACTOR`, because it happens at every operation. So the bound follows the sensitivity
-of the model and of its training.
+The reference is the same checkpoint on the CPU, in float32, with eager attention, no cache and one process. The
+allowed difference is measured: the reference is computed again from weights, maps and labels perturbed by up to the
+epsilon of the tested dtype. Rounding during the computation happens at every operation, so it may change a result by
+`FACTOR` times as much as this perturbation of the inputs. The bound therefore follows the sensitivity of the model and
+of its training.
 
-Models are the tiny ones of tests/helpers/every.py, so a new architecture is checked as soon as it is registered. Left
-out: speed and memory (`gpu_check.py`).
+Models are the tiny ones of tests/helpers/every.py, so every newly registered architecture is checked. Speed and memory
+are in `gpu_check.py`.
 """
 
 import contextlib
@@ -45,12 +45,12 @@ from hrm_hf.text.trainer import CausalLMTrainer
 
 ROOT = Path(__file__).parents[2]
 FACTOR = 8
-STEPS, STEPS_OF_SEVERAL = 20, 4  # training steps; with several processes, halted slots of a carry get other boards
+STEPS, STEPS_OF_SEVERAL = 20, 4  # training steps; later, halted slots get different boards in several processes
 ROWS = 4
 FLEX_LEAST = 16  # head width; torch does not compile flex_attention for smaller ones
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHES = {"growing cache": DynamicCache, "static cache": StaticCache}
-# A device draws other random numbers than the CPU.
+# Devices and the CPU draw different random numbers.
 WITHOUT_CHANCE = {"halt_exploration_prob": 0.0}
 TRAINERS = {
     "puzzle-solving": (PuzzleTrainer, PuzzleTrainingArguments),
@@ -64,11 +64,11 @@ Values = dict[str, torch.Tensor]
 
 @dataclass
 class Comparison:
-    """Difference of a result from the reference, relative to the reference's size, and its bound.
+    """Difference between a result and the reference, relative to the size of the reference, and its bound.
 
     Attributes:
-        of: the value that is furthest from the reference, measured by how far it may be.
-        error: why there is no result.
+        of: name of the value with the largest difference relative to its bound.
+        error: reason for a missing result.
     """
 
     check: str
@@ -181,9 +181,9 @@ def blur(values: Iterable[torch.Tensor], off_by: float, seed: int = 0) -> None:
 
 @torch.no_grad()
 def outputs(model, architecture: str, device: str, off_by: float = 0.0) -> Values:
-    """Return every number that a model computes for fitting inputs and labels, on the CPU in float32.
+    """Return every number that a model computes for suitable inputs and labels, on the CPU in float32.
 
-    `off_by` blurs maps and labels: a loss that subtracts nearly equal numbers shows their rounding, too.
+    `off_by` perturbs maps and labels, because a loss that subtracts nearly equal numbers depends on their rounding.
     """
     arguments = every.inputs(architecture) | every.targets(architecture)
     if off_by:
@@ -284,7 +284,7 @@ def check_losses(checkpoints: Checkpoints, architecture: str, device: str, steps
 def check_processes(checkpoints: Checkpoints, device: str, processes: int = 2) -> Iterator[Comparison]:
     """Compare the losses of several processes that share the rows: DDP, and FSDP2 for language models on GPUs.
 
-    Architectures with batch norms are left out: their statistics are of the rows of a process.
+    Skips architectures with batch norms, whose statistics depend on the rows in each process.
     """
     divisible = [name for name in every.ARCHITECTURES if not has_batch_norms(checkpoints.load(name))]
     launchers = {"DDP": (["torch.distributed.run", "--standalone", "--nproc_per_node"], divisible)}

@@ -5,13 +5,13 @@
         --cosmo runs/cosmology_demo
     python -m benchmarks.package.export --texts lm=runs/lm:books.txt
 
-Time: an ACT step and adaptive solving of a puzzle model, and a forward of a regressor, by ONNX Runtime. The sides take
-turns, so that a noisy machine slows both; medians of the CPU time of the process. Folders written by
-`hrm-hf export onnx` may be given (--puzzle_onnx, --cosmo_onnx), or the models are exported first. `--quick` takes
-untrained models of a few thousand weights, whose figures say nothing about speed.
+Time: an ACT step and adaptive solving of a puzzle model, and a forward of a regressor, in ONNX Runtime and torch. The
+sides take turns, so that a noisy machine slows both; results are medians of the process's CPU time. The models are
+exported first, unless --puzzle_onnx and --cosmo_onnx name folders that `hrm-hf export onnx` has written. `--quick`
+uses untrained models with a few thousand weights, whose times are not meaningful.
 
-Differences: logits, likeliest tokens, segments and greedy continuations of the .pt2 and the ONNX file, on rows from
-the end of a text (records of the Go coder). Measurements made before with the same versions stay in the report.
+Differences: logits, argmax tokens, segments and greedy continuations of the .pt2 and the ONNX file, on rows from the
+end of a text (records for the Go coder). Earlier measurements with the same versions stay in the report.
 """
 
 import argparse
@@ -62,10 +62,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny untrained models, two turns")
     parser.add_argument("--puzzle", type=Path, help="puzzle checkpoint")
-    parser.add_argument("--puzzle_onnx", type=Path, help="its export, if it exists already")
-    parser.add_argument("--data", type=Path, help="its data set, whose test split is solved; random boards by default")
+    parser.add_argument("--puzzle_onnx", type=Path, help="existing ONNX export of --puzzle")
+    parser.add_argument("--data", type=Path, help="data set with a test split to solve; random boards by default")
     parser.add_argument("--cosmo", type=Path, help="cosmology checkpoint")
-    parser.add_argument("--cosmo_onnx", type=Path, help="its export, if it exists already")
+    parser.add_argument("--cosmo_onnx", type=Path, help="existing ONNX export of --cosmo")
     parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal language models")
     parser.add_argument("--text_bytes", type=int, default=8000, help="bytes from the end of a text")
     parser.add_argument("--records", type=int, default=32, help="records of the Go coder")

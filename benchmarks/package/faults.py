@@ -2,10 +2,10 @@
 
     python -m benchmarks.package.faults [--quick] [--runs 6] [--kills 3] [--seed 0] [--out benchmarks/results]
 
-Every run is a process of its own with one thread, on the tiny models and data of the tests: puzzles, language, Go,
-cosmology. It saves a checkpoint after each step, is killed `--kills` times, each time at a moment drawn uniformly
-from the time that an undisturbed run takes, and is continued with `last-complete` until it ends. Then the losses
-of all steps and the bytes of all weights must be those of the run that was left alone. The exit status is 1 if not.
+Every run is a separate process with one thread, on the tiny models and data of the tests: puzzles, language, Go,
+cosmology. It saves a checkpoint after each step and is killed `--kills` times, each time at a moment drawn uniformly
+from the duration of an uninterrupted run. It is resumed with `last-complete` until it ends. The losses of all steps
+and the bytes of all weights must then equal those of the uninterrupted run; otherwise, the exit status is 1.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def start(task: str, folder: Path, result: Path) -> int:
             trainer.train("last-complete")
             result.write_text(json.dumps({"losses": logged(trainer), "weights": digest(trainer.model)}))
         status = 0
-    except Exception:  # this process exits below, without the interpreter's report
+    except Exception:  # os._exit below prints no traceback
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -1,15 +1,14 @@
-"""The first hour of a newcomer: every command of README and of the guides, in a fresh clone with an empty home.
+"""Run what a new user types: all commands of README and the guides, in a fresh clone with an empty home.
 
     python -m benchmarks.package.first_hour [--pages README.md start ...] [--text FILE] [--quick] [--out DIR]
 
-Each page gets a clone of the checkout's last commit and an empty home; a virtual environment, new when the script
-starts, serves all. Every line of shell blocks and every Python block runs in order, each in a fresh process. The Hub
-is one on this machine.
-INSTEAD lists what runs in another form here, or not at all, and why. `start` is no page: it measures the core install,
-start-up times, and commands with mistakes in them. The report of a page replaces that of the last time.
+Each page gets a clone of the checkout's last commit and an empty home; all pages share one new virtual environment.
+Every line of a shell block and every Python block runs in order, each in a fresh process. A local server replaces the
+Hub. INSTEAD lists the commands that run in another form or not at all, with the reason. The page `start` measures the
+core install, start-up times, and commands with mistakes. The report of a page replaces its previous report.
 
-Prints a line a command; first_hour.md has what each printed. The exit status is 1 if a command ended otherwise than it
-should, or wrote something to stderr that is neither progress nor its one line of error.
+Prints one line per command; first_hour.md contains the output of each. The exit status is 1 if a command had an
+unexpected exit status, or wrote anything to stderr except progress bars and an expected one-line error.
 """
 
 import argparse
@@ -46,7 +45,7 @@ PAGES = ["README.md", *(page for page in docs_pages.PAGES if "/coming_from/" in 
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 SETUP = ("python3 -m venv ../venv", "pip install --quiet -c constraints.txt torch==2.13.0")
 STEP = "python training/run_puzzle.py --recipe training/recipes/sudoku_demo_units.yaml --torch_compile false"
-# What `start` types, and the exit status that it should have.
+# Commands of the page `start`, and their expected exit status.
 START = [
     ("hrm-hf --version", 0),
     ("hrm-hf solv", 2),
@@ -61,21 +60,21 @@ START = [
     ("hrm-hf pull me/sudoku --out models/sudoku", 0),
     (f"hrm-hf solve models/sudoku {BOARD}", 0),
 ]
-# Commands whose start-up has a limit, in seconds of CPU.
+# Limits on the CPU seconds of commands that only start up.
 LIMITS = {"hrm-hf --help": 2, f"hrm-hf solve {BOARD}": 4}
 SCRIPTS = {path.name: f"python training/{path.name} --help" for path in sorted(ROOT.glob("training/run_*.py"))}
 LIMITS_OF_TRL = {SCRIPTS.pop(f"run_{name}.py"): 2 for name in ("dpo", "grpo", "sft")}
 LIMITS |= dict.fromkeys(SCRIPTS.values(), 2)
 
-# A command, what runs in its place (None: nothing, \g<0>: the command), and why. The first that matches counts.
+# Pattern of a command, what runs instead (None: nothing, \g<0>: the command), and why; the first match wins.
 INSTEAD = [
-    (r"curl -LO \S+/input\.txt", "cp {text} input.txt", "no network: the file is put where curl would put it"),
+    (r"curl -LO \S+/input\.txt", "cp {text} input.txt", "no network: the file is copied to where curl would write it"),
     (r".*sudoku_extreme_1k\.yaml", None, "40 minutes of a GPU, on a data set of the Hub"),
     (
         r"(hrm-hf app .*) --open",
         r"(curl -s -o page.html -w 'page: %{{http_code}}\\n' --retry 60 --retry-connrefused --retry-delay 1 "
         r"http://127.0.0.1:7860 &); timeout --signal INT --preserve-status 60 \g<1>",
-        "a server, without a browser: its page is fetched, and Ctrl-C comes after a minute",
+        "a server without a browser: curl fetches its page, and Ctrl-C follows after a minute",
     ),
     (r"sbatch .*", r"\g<0>; tail -n 30 $(ls -t *.out | head -n 1)", "Slurm on this machine, with {slurm}"),
     (
@@ -89,7 +88,7 @@ INSTEAD = [
         "125,000 steps are for a GPU",
     ),
 ]
-# The same with --quick.
+# Additional entries for --quick.
 SHORTER = [(r"hrm-hf demo$", r"\g<0> --extra '--max_steps 20'", "five minutes of two cores")]
 JOBS = {
     "SBATCH_WAIT": "1",
@@ -100,14 +99,14 @@ JOBS = {
     "TEST_SAMPLES": "16",
 }
 JOBS |= {"MAX_STEPS": "2", "EXTRA_ARGS": "--warmup_steps 0"}
-PROGRESS = re.compile(r"\d+%\||\[\d+:\d+, |^\s*$")  # bars with a total, and without
-SHOWN = 40  # lines of a command's output in the transcript
+PROGRESS = re.compile(r"\d+%\||\[\d+:\d+, |^\s*$")  # progress bars with and without a total
+SHOWN = 40  # maximum lines of a command's output in the transcript
 HEADING = re.compile(r"^# Page (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed: a line of shell, or a Python block of a page with the line of the page where it begins."""
+    """A shell command, or a Python block with the line of the page where it begins."""
 
     text: str
     line: int | None = None
@@ -133,15 +132,15 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="train for a few steps only")
     parser.add_argument("--pages", nargs="+", choices=["start", *PAGES], default=["start", *PAGES], metavar="PAGE")
-    parser.add_argument("--text", type=Path, help="the text to put where curl would put tinyshakespeare, maybe a .gz")
+    parser.add_argument("--text", type=Path, help="text file that replaces tinyshakespeare; may be a .gz")
     args = parser.parse_args()
     if args.text is None and set(args.pages) - {"start"}:
-        parser.error("--text: give a text of about a megabyte; there is no network in this test")
+        parser.error("--text=None: give a text of about a megabyte, because this test has no network")
     return args
 
 
 def run_page(page: str, folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Runs the commands of a page in a clone and a home of its own, in the environment of the pages before it."""
+    """Run the commands of a page in a fresh clone and home, with the virtual environment of earlier pages."""
     print(f"\n{page}", flush=True)
     clone, home, text = folder / "hrm_hf", folder / "home", folder / "text"
     for place in (clone, home):
@@ -179,7 +178,7 @@ def run_page(page: str, folder: Path, args: argparse.Namespace) -> list[dict[str
 
 
 def typed(page: str) -> Iterator[Command]:
-    """The commands of a page in order. Before a block come the installations that the sentence above it names."""
+    """Yield the commands of a page in order; installations named in the sentence above a block come before it."""
     if page == "start":
         yield from (Command(text, expected=status) for text, status in START)
         return
@@ -198,7 +197,7 @@ def typed(page: str) -> Iterator[Command]:
 
 
 def replaced(command: Command, args: argparse.Namespace, text: Path) -> Command:
-    """The command as it runs here."""
+    """Return the command as it runs here (see INSTEAD)."""
     for pattern, instead, reason in (SHORTER if args.quick else []) + INSTEAD:
         match = None if command.line else re.fullmatch(pattern, command.text)
         if match:
@@ -209,7 +208,7 @@ def replaced(command: Command, args: argparse.Namespace, text: Path) -> Command:
 
 
 def run(command: Command, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Runs a command, and prints its line of the table."""
+    """Run a command, and print its row of the table."""
     row = {"command": command.name, "instead": command.instead, "reason": command.reason, "noise": [], "wrong": False}
     if command.reason and not command.instead:
         print(f"{'not run':33}  {command.name[:90]} ({command.reason})", flush=True)
@@ -242,7 +241,7 @@ def run(command: Command, folder: Path, environment: dict[str, str]) -> dict[str
 
 
 def limits(seconds: dict[str, int], clone: Path, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Start-up times: the second run of each command, when files are cached and compiled."""
+    """Yield the start-up time of each command, from its second run, when files are cached and compiled."""
     for text, limit in seconds.items():
         run(Command(text), clone, environment)
         row = run(Command(text), clone, environment)
@@ -251,7 +250,7 @@ def limits(seconds: dict[str, int], clone: Path, environment: dict[str, str]) ->
 
 
 def core_of(venv: Path) -> dict[str, Any]:
-    """The size of the environment, as a row."""
+    """Return the size of the environment as a row."""
     megabytes = sum(file.stat().st_size for file in venv.glob("lib/**/*") if file.is_file()) / 1e6
     packages = len(list(venv.glob("lib/python*/site-packages/*.dist-info")))
     said = f"{megabytes:,.0f} MB, {packages} packages"
@@ -261,7 +260,7 @@ def core_of(venv: Path) -> dict[str, Any]:
 
 
 def report_of(page: str, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Writes the figures and the transcript of a page; those of other pages stay."""
+    """Write the results and the transcript of a page, and keep those of other pages."""
     suffix = "_quick" if args.quick else ""
     figures, transcript = args.out / f"first_hour{suffix}.json", args.out / f"first_hour{suffix}.md"
     pages = json.loads(figures.read_text()).get("pages", {}) if figures.exists() else {}

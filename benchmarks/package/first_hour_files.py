@@ -1,4 +1,4 @@
-"""What users of the originals bring along, made small: the files that the guides' first commands read."""
+"""Small versions of the files that users of the original projects have, for the first commands of the guides."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ FUNCTION = "package sum\n\nfunc Add{0}(a, b int) int {{\n\treturn a + {1}\n}}\n"
 
 
 def bring(page: str, folder: Path, text: Path) -> None:
-    """Writes the files of a page's readers into the folder where they type its commands."""
+    """Write the files that readers of a page have into the folder where they run its commands."""
     if page.endswith(("rlm_mhc.md", "hrm_lm_distributed.md")):
         shutil.copy(text, folder / "input.txt")
     if page.endswith("go_coder.md"):
@@ -39,7 +39,7 @@ def bring(page: str, folder: Path, text: Path) -> None:
 
 
 def pull_requests(path: Path) -> None:
-    """Forty records of merged pull requests, as the original guide collects them."""
+    """Write 40 records of merged pull requests, in the format that the original guide collects."""
     with path.open("w") as file:
         for number in range(40):
             record = {
@@ -62,7 +62,7 @@ def pull_requests(path: Path) -> None:
 
 
 def hrm_text1(folder: Path) -> None:
-    """Weights of the original language model, with a tokenizer."""
+    """Write weights of the original language model, with a tokenizer."""
     tokenizer = byte_tokenizer()
     tokenizer.save_pretrained(folder)
     test_hrm_lm_convert.VOCAB = len(tokenizer)
@@ -72,7 +72,7 @@ def hrm_text1(folder: Path) -> None:
 
 
 def hrm_act_v1(folder: Path, step: int) -> None:
-    """A checkpoint of the original HRM for 9x9 boards, with the guide's small architecture."""
+    """Write a checkpoint of the original HRM for 9x9 boards, with the guide's small architecture."""
     config = HrmPuzzleConfig(
         hidden_size=32, num_attention_heads=1, H_layers=1, L_layers=1, expansion=2, task="sudoku", grid_shape=[9, 9],
         box_shape=[3, 3],

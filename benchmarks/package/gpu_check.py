@@ -2,12 +2,13 @@
 
     python -m benchmarks.package.gpu_check [--quick] [--device cuda|cpu] [--only outputs losses ...]
 
-Compared (`comparisons.py`): the outputs of each architecture in float32 and bfloat16, each implementation of attention
-that is here, decoding with each cache, the losses of 20 steps of training, and where there are several GPUs the losses
-of two processes with DDP and FSDP2. Then, in bfloat16 on a GPU: milliseconds and peak memory of a training step of HRM
-27M, TRM 7M and a language model of 100M, eager and compiled (whose losses are compared as well), and puzzles and
-tokens per second of training, of solving and of decoding with a cache. Made for ten minutes of a GPU; without one,
-the half that needs none is made on the CPU: bfloat16 against float32, attention, caches, two processes, small models.
+The comparisons (`comparisons.py`) cover the outputs of each architecture in float32 and bfloat16, each available
+attention implementation, decoding with each cache, the losses of 20 training steps, and with several GPUs the losses
+of two processes with DDP and FSDP2. Then the script measures, in bfloat16 on a GPU: milliseconds and peak memory of a
+training step of HRM 27M, TRM 7M and a 100M language model, eager and compiled (it also compares these losses), and
+puzzles and tokens per second of training, solving and decoding with a cache. It takes about ten minutes on a GPU.
+Without a GPU, the CPU runs the comparisons that need none: bfloat16 against float32, attention, caches, two processes,
+small models.
 
 Prints one table and writes one JSON file. The exit status is 1 if a comparison fails.
 """
@@ -48,12 +49,12 @@ SMALL = {"hidden_size": 32, "num_attention_heads": 1, "puzzle_emb_ndim": 32}
 ON_A_GPU = [("HRM 27M", "hrm", "hrm-27m", {}, 384), ("TRM 7M", "trm", "trm-7m", {}, 384)]
 ON_A_CPU = [("HRM small", "hrm", "hrm-small", {}, 4), ("TRM small", "trm", "trm-7m", SMALL, 4)]
 ACT_STEPS = 16
-COMPILED_MOST = 5e-2  # relative tolerance of losses in bfloat16, which has 8 bits; fused kernels round at other places
+COMPILED_MOST = 5e-2  # relative tolerance of losses in bfloat16, which has 8 bits; fused kernels round differently
 SECTIONS = (*CHECKS, "processes", "puzzles", "language")
 
 
 def main() -> int:
-    parser = make_parser(__doc__, quick="one architecture of each kind, 3 steps of training, no processes; on the CPU")
+    parser = make_parser(__doc__, quick="one architecture of each kind, 3 training steps, one process; on the CPU")
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), help="by default a GPU, if there is one")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION", help=str(SECTIONS))

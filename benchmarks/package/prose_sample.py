@@ -2,10 +2,10 @@
 
     python benchmarks/package/prose_sample.py --seed 1 --count 200 [--root DIR] [--kinds message help]
 
-The population is what users and maintainers read in `hrm_hf/`, `hrm_hf_start.py`, `training/` and `benchmarks/`: the
-first paragraph of each docstring, each block of comments, the text of each error, warning, log line and printed line,
-and each help text. A text is printed with its place and kind; in an f-string, `{...}` stands for its expressions. The
-script needs the standard library only, so it runs on any commit. It rates nothing.
+The population is the text that users and maintainers read in `hrm_hf/`, `hrm_hf_start.py`, `training/` and
+`benchmarks/`: the first paragraph of each docstring, each block of comments, each help text, and the text of each
+error, warning, log line and printed line. A text is printed with its place and kind; in an f-string, `{...}` replaces
+expressions. The script needs only the standard library, so it runs on any commit. It does not rate the texts.
 """
 
 import argparse

@@ -2,18 +2,18 @@
 
     python -m benchmarks.package.quantization --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt \\
         go=runs/go_nano:data/go/test.jsonl maps=runs/cosmo:data/kappa_64
-    python -m benchmarks.package.quantization --quick         # tiny models without training, data made on the spot
-    python -m benchmarks.package.quantization --markdown      # the report as the table of docs/quantization.md
+    python -m benchmarks.package.quantization --quick         # untrained tiny models with generated data
+    python -m benchmarks.package.quantization --markdown      # print the report as the table of docs/quantization.md
 
-DATA of a puzzle model is its data set (split "test"), of `hrm_lm` and `rlm_mhc` a text file whose end was held out, of
-the Go coder held-out records, of a regressor its set of maps (split "test"). Every scheme sees the same rows.
+DATA is a data set with a test split for puzzle models and regressors, a text file whose end was held out for `hrm_lm`
+and `rlm_mhc`, and held-out records for the Go coder. Every scheme is measured on the same rows.
 
-Quality is the model's own measure; beside it, `agreement` with the float32 model (boards with the same answer, tokens
-with the same likeliest successor) and, of texts and code, the change of bits per byte with an interval over rows; for
-regressors, `shift`: how far means move, in float32 standard deviations. Small changes show there before they show in a
-score over some hundred rows. Halting is adaptive in all of these (of `hrm_lm` there is a second figure, with all
-segments), and boards are timed with fixed steps, so that every scheme does the same work. Schemes take turns; times
-are medians of CPU seconds, given over float32's.
+Quality is the model's usual metric. More sensitive metrics are `agreement` with the float32 model (boards with the
+same answer, tokens with the same argmax), the change of bits per byte for texts and code with an interval over rows,
+and `shift` for regressors: how far means move, in float32 standard deviations. These show small changes that a score
+over a few hundred rows does not. Halting is adaptive (for `hrm_lm`, results with all segments are also reported), but
+boards are timed with fixed steps, so that every scheme does the same work. Schemes take turns; times are medians of
+CPU seconds, divided by the float32 time.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Measure how large a checkout is and how it hangs together; with --before, beside another checkout.
+"""Measure the size and the import structure of a checkout; with --before, compare it with another one.
 
     python benchmarks/package/size.py [ROOT] [--before OTHER_ROOT] [--out size.json]
 
-Lines of Python are counted as code, docstring, comment and blank lines, so that a package cannot shrink by losing its
-docstrings. A circle is a group of files that import each other; imports inside functions and for type checkers count.
-Parameters count without `self` and `cls`; constructors and forwards of layers are left out. The script needs the
-standard library only, so it runs on any commit.
+Lines of Python count as code, docstring, comment or blank, so that deleting docstrings does not make a package look
+smaller. A circle is a group of files that import each other, including imports inside functions and for type checkers.
+Parameter counts exclude `self` and `cls`, and skip constructors and layer forwards. The script needs only the standard
+library, so it runs on any commit.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Metrics and data of a trained checkpoint of each architecture, for benchmarks that change a model.
 
-A subject has held-out rows, `quality(model)` on all of them, `answers` to compare two models by, and `run`, the
-forward whose logits and time are compared. Nothing is trained or changed here.
+A subject has held-out rows, `quality(model)` over all of them, `answers` for comparing two models, and `run`, the
+forward whose logits and time are compared. This module neither trains nor changes models.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class CausalLm:
 
     @torch.no_grad()
     def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
-        """Return the nats of each row, the likeliest next tokens [N, T], and for `hrm_lm` the segments [N, T]."""
+        """Return the nats of each row, the argmax tokens [N, T], and for `hrm_lm` the segments [N, T]."""
         nats, likeliest, segments = [], [], []
         for ids in self.ids.split(BATCH):
             outputs = model(input_ids=ids, use_cache=False, **thinking)
@@ -127,7 +127,7 @@ class CausalLm:
         return self.found[id(model)]
 
     def compare(self, mine, theirs) -> dict[str, Any]:
-        """Return the share of equal likeliest tokens, and the change of the loss with its 95 % interval over rows."""
+        """Return the share of equal argmax tokens, and the change of the loss with its 95 % interval over rows."""
         more = (mine[0] - theirs[0]) / math.log(2)
         return {
             "agreement": (mine[1] == theirs[1]).float().mean().item(),
@@ -146,7 +146,7 @@ class CausalLm:
 
 @dataclass
 class GoCoder(CausalLm):
-    """Held-out records, evenly spaced in their file; the model reads the code after problem and plan."""
+    """Held-out records, evenly spaced in their file; the model predicts the code from problem and plan."""
 
     unit = "code_bits_per_byte"
 
@@ -168,7 +168,7 @@ class GoCoder(CausalLm):
         self.rows = {"records": wanted, "bytes": sum(self.sizes)}
 
     def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
-        """Return the nats of each record's code, and the likeliest next tokens of four rows of the stream."""
+        """Return the nats of each record's code, and the argmax tokens of four rows of the stream."""
         writer = Writer(model, self.tokenizer, BATCH, self.builder.max_length, progress=False)
         return writer.nats(self.codes, self.starts), [self.run(model).logits.argmax(-1)], []
 

@@ -2,10 +2,11 @@
 
     python benchmarks/package/walk.py [ROOT] [--only solve,lm] [--out walk.json]
 
-Four walks, each in a fresh process: a Sudoku string through `hrm-hf solve`, one batch through `PuzzleTrainer`, one
-token through `hrm_lm`, and one Go record through `training/run_go_coder.py`. A file counts when one of its functions
-is called; imports do not count. A climb is a pair of files of which the lower one, in the order of the layers, calls
-the upper one, as callbacks do. Works on any commit whose command lines are those of the walks.
+There are four walks, each in a fresh process: a Sudoku string through `hrm-hf solve`, one batch through
+`PuzzleTrainer`, one token through `hrm_lm`, and one Go record through `training/run_go_coder.py`. A file counts when
+one of its functions is called; imports do not count. A climb is a pair of files in which the file in the lower layer
+calls the file in the higher layer, for example through a callback. The script works on any commit with the same
+commands.
 """
 
 import argparse

@@ -3,11 +3,11 @@
     python -m benchmarks.puzzles.ablation [--quick] [--seconds 900] [--seeds 0 1 2] [--rows 0 1 2] [--out DIR]
     python -m benchmarks.puzzles.ablation --task maze [...]
 
-Every row of the table adds one thing to the row before. Mazes of 15 x 15 have two rows, TRM with attention and the
-package's own mixing by neighbours. A short run finds how many steps the CPU time buys, so that
-schedules which end with the run (cosine, difficulty) end with the time; a step costs what it takes, late starts
-included, compilation not. The file of results is written after each run, and runs that it holds are not repeated: an
-ablation that was stopped goes on. Accuracies are those after `eval_max_steps` steps.
+For Sudoku, every row of the table adds one change to the row above. For mazes of 15 x 15, there are two rows: TRM with
+attention, and the package's mixing of neighbors. A short run determines how many steps fit into the CPU time, so that
+schedules that end with the run (cosine, difficulty) end with the time; the cost of a step includes late starts, but
+not compilation. The results file is written after each run, and finished runs are not repeated, so an interrupted
+ablation can be continued. Accuracies are measured after `eval_max_steps` steps.
 """
 
 import argparse
@@ -84,7 +84,7 @@ class Clock(TrainerCallback):
 
 
 def main() -> None:
-    parser = make_parser(__doc__, quick="5 seconds, one seed, few boards: whether rows run")
+    parser = make_parser(__doc__, quick="check that all rows run: 5 seconds, one seed, few boards")
     parser.add_argument("--seconds", type=float, help="CPU seconds of training per run (900; quick: 5)")
     parser.add_argument("--seeds", type=int, nargs="+", help="(0 1 2; quick: 0)")
     parser.add_argument("--task", choices=list(ROWS), default="sudoku")

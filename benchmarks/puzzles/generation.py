@@ -2,10 +2,10 @@
 
     python -m benchmarks.puzzles.generation [--quick] [--puzzles 6800] [--peer 100]
 
-CPU time of one process for one 9x9 puzzle with one solution, rated, from a random grid to its last proof. The peer is
-the plain generator of `plain_sudoku.py`: the same order of work, one board after another in Python. Both take turns in
-portions, so a noisy machine slows both; the fewest clues are the hardest to reach, and grids that were given up count
-too. Forms: `canonical_forms` of the puzzles made.
+CPU time of one process for one rated 9x9 puzzle with a unique solution, from a random grid to the last proof. The peer
+is the plain generator with `plain_sudoku.py`, which does the same steps in Python, one board at a time. Both take
+turns in portions, so that a noisy machine slows both equally. Puzzles with the fewest clues are the hardest to
+generate; the time includes grids that were given up. The script also times `canonical_forms` of the generated puzzles.
 """
 
 import statistics

@@ -3,11 +3,11 @@
     python -m benchmarks.puzzles.gpu DATA [--split test_mixed] [--runs trm eqr units wide] [--steps-scale 1.0]
     python -m benchmarks.puzzles.gpu --quick
 
-DATA is a puzzle data set with a rated, held-out part, such as `hrm-hf data sudoku --clues 22-50 --num-train 100000
---mix RATED.csv.gz --test-share 0.1 --seed 7` builds. Each run is `training/run_puzzle.py` in a process of its own, in
-bfloat16, compiled, every row under a new symmetry, hard rows first. The runs begin together and share the GPU
-(--one-by-one: one after another). Kept are the accuracies after 16 ACT steps on the first 500 held-out boards, at
-eight moments of each run, and its models stay in --models for `benchmarks/puzzles/solving.py`.
+DATA is a puzzle data set with a rated, held-out split, such as `hrm-hf data sudoku --clues 22-50 --num-train 100000
+--mix RATED.csv.gz --test-share 0.1 --seed 7` builds. Each run is a process of `training/run_puzzle.py` in bfloat16,
+compiled, with a new symmetry for every row and hard rows first. The runs start together and share the GPU; with
+--one-by-one, they run one after another. The report contains the accuracies after 16 ACT steps on the first 500
+held-out boards, at eight moments of each run. The models are saved in --models for `benchmarks/puzzles/solving.py`.
 """
 
 import json
@@ -48,7 +48,7 @@ TINY = {"hidden_size": 16, "num_attention_heads": 1, "L_cycles": 1, "H_cycles": 
 
 
 def main() -> None:
-    parser = make_parser(__doc__, quick="whether all runs run: tiny models on the CPU, 8 steps, boards of 4 x 4")
+    parser = make_parser(__doc__, quick="check that all runs work: tiny models on the CPU, 8 steps, boards of 4 x 4")
     parser.add_argument("data", nargs="?", help="folder of a puzzle data set")
     parser.add_argument("--split", default="test_mixed", help="held-out split")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.puzzles.memory [--quick] [--out benchmarks/results]
 
-Counted, not estimated: the bytes of the tensors themselves, and for activations the bytes that autograd keeps between
-forward and backward, each storage once, divided by the batch size. The no-grad cycles keep nothing. What an
-accelerator's allocator or a process adds on top is not in here.
+All values are counted, not estimated: the bytes of the tensors, and for activations the bytes that autograd saves
+between forward and backward, counting each storage once, divided by the batch size. Cycles without gradients save
+nothing. The overhead of an accelerator's allocator or of the process is not included.
 """
 
 import torch
@@ -29,7 +29,7 @@ MODELS = {
 
 
 def main() -> None:
-    parser = make_parser(__doc__, quick="hidden 16 and 32 only")
+    parser = make_parser(__doc__, quick="only hidden sizes 16 and 32")
     args = parser.parse_args()
     rows = {}
     for name, (model_class, config) in list(MODELS.items())[: 2 if args.quick else None]:

@@ -1,11 +1,11 @@
 """Plain implementations of the papers' puzzle models, against which `speed.py` measures the package.
 
-Same arithmetic, eager, no fusion, nothing reused: the input is embedded for both forwards of a training step, the
-second forward computes token logits nobody reads, every parameter is updated by its own operations. Weights come from
-a model of the package, so that both sides can be checked to give the same losses. Attention is written out, what
-transformers calls "eager"; `fused_attention` takes torch's fused kernel and is the stronger opponent, and `compiled`
-compiles the forwards too. Activations have the config's forward_dtype, to which weights are cast on use, as in the
-original code. Only what the benchmark needs: rotary positions, attention blocks, stablemax loss.
+They do the same arithmetic in eager mode, without fusion or reuse: the input is embedded for both forwards of a
+training step, the second forward computes unused token logits, and each parameter is updated separately. The weights
+come from a model of the package, so that the losses of both sides can be compared. Attention is written out, like
+"eager" in transformers; `fused_attention` uses torch's fused kernel and is the stronger baseline, and `compiled` also
+compiles the forwards. Activations have the config's forward_dtype, and weights are cast to it when used, as in the
+original code. The module covers only what the benchmark needs: rotary positions, attention blocks, stablemax loss.
 """
 
 import math

@@ -1,6 +1,6 @@
 """A plain Sudoku solver: one board at a time in Python, with the search of `hrm_hf.puzzles.sudoku_solver`.
 
-The peer of the solver in `benchmarks/puzzles/generation.py`, and the referee of its tests.
+The solver is the baseline in `benchmarks/puzzles/generation.py`, and the reference of its tests.
 """
 
 from functools import lru_cache

@@ -2,11 +2,10 @@
 
     python -m benchmarks.puzzles.presets [--quick] [--device cuda] [--out benchmarks/results]
 
-Each point is a process of its own that takes two steps (the second has the optimizer's state) in float32, uncompiled.
-On the CPU it reports by how much its peak resident memory rose above what it had once libraries were loaded and warm;
-on CUDA the most that the allocator reserved. A line through the points gives bytes that are always there (at least
-weights, gradients and moments) and bytes of a sequence (or map). What `puzzle_memory.py` counts tensor by tensor is
-the least it can be.
+Each point is a separate process that runs two steps in float32, uncompiled; the second step includes the optimizer's
+state. On the CPU, it reports how far the peak resident memory rises after the libraries are loaded and warm; on CUDA,
+the maximum that the allocator reserved. A line through the points gives a constant (at least weights, gradients and
+moments) and the bytes per sequence or map. `memory.py` counts tensor by tensor, which gives a lower bound.
 """
 
 import argparse
@@ -63,9 +62,9 @@ def counted(task: str, name: str) -> int:
 def fitted(points: dict[int, int], least: int) -> dict:
     """Fit a line through the points: a constant of at least `least`, and the bytes per example.
 
-    Peaks of resident memory scatter by a share of their size. So relative errors decide about the constant, or the
-    scatter of the largest batch does and puts a small model below a smaller one; the slope is that of the absolute
-    errors, because memory runs out at the largest batch.
+    The noise of peak memory is proportional to its size. The constant therefore minimizes relative errors; otherwise,
+    the noise of the largest batch could put a model below a smaller one. The slope minimizes absolute errors, because
+    memory runs out at the largest batch.
     """
     batches, sizes = np.array(list(points)), np.array(list(points.values()))
     constant = max(least, round(np.polyfit(batches, sizes, 1, w=1 / sizes)[1]))
@@ -118,15 +117,14 @@ def _in_own_process(task: str, name: str, batch: int, device: str) -> int:
     process.start()
     process.join()
     if process.exitcode:
-        raise RuntimeError(f"{name} at batch {batch} ended with status {process.exitcode}: out of memory?")
+        raise RuntimeError(f"{name} at batch {batch} exited with status {process.exitcode}, perhaps out of memory")
     return results.get()
 
 
 def _measure(results, task: str, name: str, batch: int, device: str) -> None:
     torch.set_num_threads(1)
-    two_steps(
-        "puzzle", "hrm-16", 1, device
-    )  # load kernels and libraries first, which belong to the process and not to the step
+    # First load kernels and libraries, which do not count as memory of the step.
+    two_steps("puzzle", "hrm-16", 1, device)
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

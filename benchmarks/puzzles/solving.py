@@ -1,4 +1,4 @@
-"""Measure accuracy by ACT steps, restarts and choice of the answer, with CPU time; for Sudoku also with search.
+"""Measure accuracy and CPU time by ACT steps, restarts and answer choice; for Sudoku, also with search.
 
     python -m benchmarks.puzzles.solving MODEL DATA [--split test] [--limit 200]
         [--steps 16 64 256 1024] [--restarts 1 8]
@@ -6,10 +6,10 @@
         [--device cpu]
     python -m benchmarks.puzzles.solving --quick
 
-Every cell of the table solves the same boards anew, all steps unless a state is still, the model prefers to halt (with
---halt q) or the rules accept the answer (choice "rules", which is told what is right). Times are CPU seconds of the
-process, reading out the answers included. With --quick and no model, a random model on boards of 4 x 4 shows that the
-table can be made.
+Every cell of the table solves the same boards. A board runs all steps, unless its state stops changing, the model
+prefers to halt (with --halt q), or the rules accept the answer (choice "rules", which knows what is right). Times are
+CPU seconds of the process and include reading out the answers. With --quick and no model, a random model on 4 x 4
+boards checks that the table can be computed.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python -m benchmarks.puzzles.speed [--quick] [--config tiny|27m] [--threads 1] [--out benchmarks/results]
     python -m benchmarks.puzzles.speed --device cuda --dtype bfloat16 --config 27m --batch-size 384
 
-The two sides do the same arithmetic on the same data (their losses are compared first) and take turns, so that a noisy
-machine slows both; figures are medians of CPU time of the process, on a GPU of wall time. `plain` is
-`plain_puzzle.py`. The original trains in bfloat16, compiled, with fused attention: "plain, fused attention, compiled".
+Both sides do the same arithmetic on the same data (their losses are compared first) and take turns, so that a noisy
+machine slows both equally. Results are medians of the process's CPU time, or of wall time on a GPU. `plain` is
+`plain.py`. The original trains in bfloat16, compiled, with fused attention: "plain, fused attention, compiled".
 """
 
 import argparse
@@ -37,9 +37,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of activations")
-    parser.add_argument(
-        "--batch-size", type=int, help="boards per batch (4 for the tiny configuration, 8 for the other)"
-    )
+    parser.add_argument("--batch-size", type=int, help="boards per batch (default 4 for tiny, 8 for 27m)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     names = ["tiny"] if args.quick else list(CONFIGS) if args.config == "all" else [args.config]
@@ -78,7 +76,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
     for side, step in sides.items():
         torch.manual_seed(1)
         losses[side] = [step().item() for _ in range(3)]
-    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 has 8 bits, and fused kernels round at other places
+    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 has 8 bits, and fused kernels round differently
     for side, values in losses.items():
         assert max(abs(a - b) for a, b in zip(values, losses["plain"])) < most, (side, values, losses["plain"])
     train = interleave(sides, steps, turns, model.device)

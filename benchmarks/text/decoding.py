@@ -2,15 +2,15 @@
 
     python -m benchmarks.text.decoding [--quick] [--sizes 1m,10m] [--batch_sizes 1,8] [--no_compile]
 
-`rlm_mhc` is compared with the same body without mHC; `hrm_lm` with one segment with a Llama that has as many layers as
-the segment has layer visits, of the same width and SwiGLU (so more parameters). Tokens are decoded greedily behind a
-prompt that is cached already: "eager" with a growing cache, "compiled" with a static one, each token one graph, as
-`generate(cache_implementation="static")` does it.
+`rlm_mhc` is compared with the same body without mHC. `hrm_lm` with one segment is compared with a Llama of the same
+width and SwiGLU, with as many layers as the segment has layer visits (and therefore more parameters). Tokens are
+decoded greedily after a cached prompt: "eager" with a growing cache, "compiled" with a static cache and one graph per
+token, like `generate(cache_implementation="static")`.
 
-One thread. The sides take turns of a few tokens, so that a noisy machine slows all of them; a ratio is that of one
-turn's times, reference over side (1: as fast as the reference), and reported as the median of all turns with a 95 %
-bootstrap interval. What compiling gains is measured in the same way. The CPU time of the thread counts; wall time
-stands beside it. Compiling is not timed.
+The script uses one thread. The sides take turns of a few tokens, so that a noisy machine slows all of them equally. A
+ratio is reference time over side time within a turn (1: as fast as the reference), reported as the median over turns
+with a 95 % bootstrap interval. The gain from compiling is measured in the same way. Ratios use the thread's CPU time;
+wall time is also reported. Compilation is not timed.
 """
 
 import time
@@ -72,10 +72,10 @@ def families(size: str) -> dict[str, dict]:
 
 def measure(family: str, models: dict, batch_size: int, turns: int, **labels) -> list[dict]:
     """Return one row per side: median milliseconds per token, and the speed relative to the first side."""
-    torch._dynamo.reset()  # each model is another graph of the same code, of which torch keeps eight
+    torch._dynamo.reset()  # torch keeps only eight graphs of the same code, and each model needs its own
     make = compiled_decoder if labels["path"] == "compiled" else decoder
     sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
-    if make is compiled_decoder:  # alternating with the eager form of the same model, which is another side
+    if make is compiled_decoder:  # alternates with the eager form of the same model, which is a separate side
         sides |= {(name, "eager"): decoder(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
     times = take_turns(sides, turns)
     reference, rows = next(iter(times)), []

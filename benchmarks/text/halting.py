@@ -1,18 +1,18 @@
 """Test whether halting pays in hrm_lm: bits per byte against average segments, for every exit criterion.
 
     python -m benchmarks.text.halting CHECKPOINT... [--text_file FILE] [--calibration_file FILE] [--exits kl,cdf]
-    python -m benchmarks.text.halting --quick        # trains a tiny model for some seconds first
+    python -m benchmarks.text.halting --quick        # first trains a tiny model for a few seconds
 
-Several checkpoints are seeds of one model. For each exit with a threshold, `calibrate_exit` chooses the one that
-saves most segments at no more than --allowed_loss more bits per byte on one text; what it saves and costs is then
-measured on another one, against rivals that use as many segments on average:
+Several checkpoints are treated as seeds of one model. For each exit criterion with a threshold, `calibrate_exit`
+chooses on one text the threshold that saves the most segments while bits per byte rise by at most --allowed_loss. The
+savings and the cost are then measured on another text, against baselines with the same average number of segments:
 
-    fixed           a fixed number of segments for every token, by straight lines between the whole numbers
-    random          tokens drawn by lot between the two whole numbers of segments around the average
+    fixed           the same number of segments for every token, interpolated linearly between integers
+    random          each token gets at random one of the two integers nearest to the average
 
-A gain over them is positive if the exit has fewer bits. The figure shows, of the first checkpoint, each exit over its
-thresholds, and beside `cdf` also `q`, the learned gate, over halt_margin. All in plain forwards (the freeze rule is
-the same in decoding). Bits per byte of a byte model; of another, per token.
+A gain is positive if the exit needs fewer bits than the baseline. The plot shows the first checkpoint: each exit over
+its thresholds, and `q`, the learned gate, over halt_margin. All results come from plain forwards (decoding freezes
+tokens by the same rule). They are in bits per byte for byte models, and per token for others.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = make_parser(__doc__, quick="a tiny model, trained for some seconds")
+    parser = make_parser(__doc__, quick="a tiny model, trained for a few seconds")
     parser.add_argument("checkpoints", nargs="*", type=Path, metavar="CHECKPOINT")
     parser.add_argument("--text_file", help="held-out text; by default the validation books")
     parser.add_argument(
@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
     if not args.checkpoints and not args.quick:
         parser.error("give one or more folders of hrm_lm checkpoints, or --quick")
     if unknown := [name for name in args.exits.split(",") if name not in SWEPT]:
-        parser.error(f"--exits has {', '.join(unknown)}; exits with a threshold are {', '.join(SWEPT)}")
+        parser.error(f"--exits has {', '.join(unknown)}; must be among those with a threshold: {', '.join(SWEPT)}")
     if args.quick:
         args.points, args.block_size, args.bytes = 4, 64, 8192
     return args
@@ -119,7 +119,7 @@ def token_ids(path: str | None, args) -> np.ndarray:
 
 
 def quick_model(args):
-    """Train a tiny model with four segments for some seconds."""
+    """Train a tiny model with four segments for a few seconds."""
     import lm_quality
 
     settings = argparse.Namespace(
@@ -187,8 +187,8 @@ def measure(model, rows: torch.Tensor, batch_size: int, make_exit=None, **option
 def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> dict[str, dict]:
     """Return, per criterion, the threshold chosen on `calibration`, and its savings, cost and gains on `rows`.
 
-    "saved": share of all M segments. "loss": bits per byte over those of always M, less one. "gain_over_fixed",
-    "gain_over_random": the rival's bits per byte over the exit's, less one.
+    "saved": saved share of the M segments. "loss": relative increase of bits per byte over M segments for every token.
+    "gain_over_fixed", "gain_over_random": bits per byte of the baseline divided by those of the exit, minus one.
     """
     M = model.config.halt_max_steps
     fixed = [measure(model, rows, args.batch_size, **never_before(segments)) for segments in range(1, M + 1)]
@@ -291,7 +291,9 @@ def told(found: dict) -> str:
 
 def print_table(report: dict) -> None:
     """Print the summary."""
-    print(f"\n{len(report['calibrated'])} checkpoint(s), {report['segments']} segments, thresholds from other text")
+    print(
+        f"\n{len(report['calibrated'])} checkpoint(s), {report['segments']} segments, thresholds chosen on other text"
+    )
     for name, found in report["summary"].items():
         print(f"{name:14} {told(found)}")
 
@@ -319,25 +321,25 @@ def plot(report: dict, path: Path) -> None:
 
 
 CALIBRATION_STEPS = 8  # bisection steps, which narrow the range to 1 part in 256
-LEAST, MOST = 1e-6, 10.0  # range of thresholds for changes; those for probabilities are between 0 and 1
+LEAST, MOST = 1e-6, 10.0  # range of thresholds on changes; thresholds on probabilities are in [0, 1]
 
 
 def calibrate_exit(
     measure: Callable[[float | None], dict[str, Any]], criterion: str, allowed_loss: float
 ) -> dict[str, Any]:
-    """Return the threshold that saves most segments at a loss at most `allowed_loss` above that of all segments.
+    """Return the threshold that saves the most segments while the loss rises by at most `allowed_loss`.
 
     Args:
-        measure: `lm_loss` and `average_steps` on the calibration text at a threshold of the criterion; None for a
-            criterion that never halts.
+        measure: function that returns `lm_loss` and `average_steps` on the calibration text for a threshold; None runs
+            all segments.
         criterion: a name in `EXIT_CRITERIA` that has a threshold.
-        allowed_loss: share of the loss, such as 0.005.
+        allowed_loss: allowed relative increase of the loss, such as 0.005.
 
     Returns:
-        exit_criterion, exit_threshold, lm_loss, average_steps; always_lm_loss of all segments; allowed_loss.
+        exit_criterion, exit_threshold, lm_loss, average_steps; always_lm_loss with all segments; allowed_loss.
 
     Raises:
-        ValueError: a criterion without a threshold.
+        ValueError: the criterion has no threshold.
     """
     kind = EXIT_CRITERIA[criterion]
     if kind.default_threshold is None:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.text.mhc_overhead [--quick] [--threads 1] [--res_modes sinkhorn,identity] [--no_compile]
 
-One body, forward + backward + AdamW, each side compiled (`torch.compile`), the sides taking turns so that a noisy
-machine slows all of them; medians. On a CPU the CPU time of the process counts, on a GPU wall time of synchronised
-steps. The vocabulary is small, so that embeddings and head do not hide the layers. Activations are the bytes that
-autograd keeps between forward and backward of the uncompiled model, each storage once, with and without gradient
-checkpointing.
+The same body runs forward, backward and AdamW, compiled with `torch.compile` on each side. The sides take turns, so
+that a noisy machine slows all of them equally; results are medians. Times are CPU time of the process on a CPU, and
+wall time of synchronized steps on a GPU. The vocabulary is small, so that embeddings and head do not hide the layers.
+Activations are the bytes that autograd saves between forward and backward of the uncompiled model, counting each
+storage once, with and without gradient checkpointing.
 """
 
 import statistics

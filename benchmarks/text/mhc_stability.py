@@ -2,10 +2,10 @@
 
     python -m benchmarks.text.mhc_stability [--quick] [--plot docs/images/mhc_stability.png] [--out benchmarks/results]
 
-Maps of 64 layers from random logits that depend on the token, at the spread of a lightly and of a heavily trained
-model; the composite gain is that of the product of all maps, the gain of one signal path through all depth. The
-unconstrained map is I + 0.5 * logits, where plain hyper-connections start and can go. Also: the largest difference
-between the logits of a Llama and of `RlmMhcForCausalLM.from_llama` of it.
+The maps of 64 layers come from random logits that depend on the token, with the spread of a lightly and of a heavily
+trained model. The composite gain is the gain of the product of all maps, along one signal path through all layers. The
+unconstrained map is I + 0.5 * logits, which plain hyper-connections start from and can reach. The script also measures
+the largest difference between the logits of a Llama and of its `RlmMhcForCausalLM.from_llama`.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ from ..report import make_parser, write_report
 COLORS = ("#2563a8", "#c2571a", "#4d8b31", "#7a5ba6", "#1f2933")
 STREAMS, WIDTH, TOKENS = 4, 64, 64
 SPREADS = (0.3, 1.0)
-MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factor on the logits
+MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factors on the logits
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def plot_composite_gain(curves: dict[str, list[dict]], path: Path) -> None:
     """Plot the possible signal growth after each site of a hyper-connected model.
 
     Args:
-        curves: by label, the dicts of `get_detailed_mhc_metrics`.
+        curves: label -> dicts of `get_detailed_mhc_metrics`.
         path: image to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg

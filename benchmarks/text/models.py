@@ -1,27 +1,27 @@
 """Language models for the benchmarks, matched in parameters or compute, and their cost per token.
 
-Everything follows from one `HrmLmConfig` with one segment. Its peers share width, heads, vocabulary and the tied head:
+All models derive from one `HrmLmConfig` with one segment. They share its width, heads, vocabulary and tied head:
 
     hrm_lm                   the model itself, M = 1
     hrm_lm_m4                up to four segments, halting by the learned gate
-    hrm_lm_loop              equal parameters: a block before the loop, one in it that is passed through four
-                             times, and one behind it
-    looped                   equal parameters: a plain looped transformer, all of its blocks in the loop
+    hrm_lm_loop              equal parameters: one block before the loop, one that runs four times in the loop, and one
+                             after it
+    looped                   equal parameters: a plain looped transformer with all blocks in the loop
     hrm_text                 transformers' HRM-Text with the same stacks: no re-injection of embeddings, no segments
-    llama                    equal parameters: as many blocks as both stacks, the SwiGLU widened by what the gate took
-    llama_x4                 four times the parameters, by four times the blocks
+    llama                    equal parameters: as many blocks as both stacks, the SwiGLU widened by the gate's weights
+    llama_x4                 four times the parameters, from four times the blocks
     llama_equal_flops        equal forward FLOPs: as many blocks as a segment has layer visits, so more parameters
-    llama_equal_depth        as many blocks as hrm_lm_loop runs through with all its passes, as wide as its own
-    rlm_mhc_off, rlm_mhc_on  `llama` as `rlm_mhc` without and with mHC, same body: for the price of mHC
-    rlm_mhc                  mHC with equal parameters: the SwiGLU narrowed by what mHC took
-    gpt2                     GPT-2 124M as it is
+    llama_equal_depth        as many blocks as hrm_lm_loop runs in all its passes, with the same width
+    rlm_mhc_off, rlm_mhc_on  `llama` as `rlm_mhc` without and with mHC, same body: the cost of mHC
+    rlm_mhc                  mHC with equal parameters: the SwiGLU is narrowed by the weights of mHC
+    gpt2                     GPT-2 124M, unchanged
 
-Any of the recurrent ones takes other fields of its config, `hrm_lm_loop+coda_layers=0+norm_position=sandwich`; its
-SwiGLU is then fitted to equal parameters anew.
+Recurrent models accept other config fields, as in `hrm_lm_loop+coda_layers=0+norm_position=sandwich`; their SwiGLU is
+then fitted again to equal parameters.
 
-All start from weights of std 1 / sqrt(width), as hrm_lm does: transformers' default of 0.02 is made for widths of
-thousands and cost the Llamas a bit per byte in short runs at width 64. Left out: training and timing (`lm.py`,
-`lm_quality.py`).
+All weights start with std 1 / sqrt(width), like those of hrm_lm. The transformers default of 0.02 suits widths of
+thousands; at width 64, it cost the Llamas one bit per byte in short runs. Training and timing are in `quality.py` and
+`speed.py`.
 """
 
 import gzip
@@ -44,7 +44,7 @@ BYTES = 264  # byte tokenizer: ids 0..7 are special, 8 + b is byte b
 EOS_ID, FIRST_BYTE = 2, 8
 DOCUMENT_END = b"<|endoftext|>\n"
 
-# Fields of HrmLmConfig. "1m" suits two cores; "17m" is the width at which the cost of mHC is measured.
+# Fields of HrmLmConfig. "1m" suits two cores; "17m" has the width at which the cost of mHC is measured.
 SIZES = {
     "tiny": {"vocab_size": BYTES, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 160,
              "num_h_layers": 1, "num_l_layers": 1, "max_position_embeddings": 512},
@@ -69,17 +69,15 @@ def peer_config(
 ) -> PreTrainedConfig:
     """Return the config of one of PEERS at a size of SIZES; each +FIELD=VALUE overrides a field.
 
-    `block_size` tokens a row is where FLOPs are made equal.
-
-    `changes` are fields of the hrm_lm that the others are made equal to. `mhc_preset` takes the body of rlm_mhc_on and
-    rlm_mhc_off from a preset of `RlmMhcConfig` instead.
+    FLOPs are matched at rows of `block_size` tokens. `changes` are fields of the hrm_lm that the other models match.
+    With `mhc_preset`, the body of rlm_mhc_on and rlm_mhc_off is a preset of `RlmMhcConfig` instead.
     """
     fields = {**SIZES[size], "halt_max_steps": 1, **(changes or {})}
     hrm = HrmLmConfig(**fields)
     peer, *given = peer.split("+")
     recurrent = {"hrm_lm": {"halt_max_steps": 1}, "hrm_lm_m4": {"halt_max_steps": 4}, **loop_peers(hrm)}
     if given and peer not in recurrent:
-        raise ValueError(f"{peer} does not take other fields; only {', '.join(recurrent)} do: {given}")
+        raise ValueError(f"{peer} does not accept other fields; only {', '.join(recurrent)} do: {given}")
     if peer in recurrent:
         fields = fields | recurrent[peer] | parsed_fields(given)
         fields = {name: value for name, value in fields.items() if name not in ("intermediate_size", *TRAINING)}
@@ -190,13 +188,12 @@ def flops_per_token(
     Matrix products only, two operations for each multiplication and addition: projections, SwiGLU, head, mHC maps, and
     attention over the full square of block_size x block_size, as unfused code computes it. Norms, softmax, Sinkhorn
     and rotary positions are not counted. The backward pass costs twice the forward one where gradients flow, and
-    nothing where the model runs without them; recurrent passes count as often as they are visited. Checked against
-    torch's FlopCounterMode in tests/text/test_lm_benchmarks.py; it counts up to 1 % less where a pass that carries
-    gradients starts from a state that has none.
+    nothing where the model runs without them; recurrent passes count each time they run. Tested against torch's
+    FlopCounterMode, which counts up to 1 % less if a pass with gradients starts from a state without gradients.
 
     Args:
-        segments: of `hrm_lm`, how many ran; its halt_max_steps by default. The head runs after each.
-        bp_steps: of `hrm_lm`, the stack passes that carry gradients; the config's by default.
+        segments: segments that `hrm_lm` ran; halt_max_steps by default. The head runs after each.
+        bp_steps: stack passes of `hrm_lm` that carry gradients; the value in the config by default.
     """
     head = 2 * config.hidden_size * config.vocab_size
     if config.model_type == "hrm_lm":

@@ -4,17 +4,18 @@
     python -m benchmarks.text.quality --train_bytes 262144 --train_tokens 8e6 --tune_lr     # little text, many epochs
     python -m benchmarks.text.quality --check                      # analytic FLOPs against torch's counter
 
-Every model spends the same training FLOPs on the same bytes in the same order (a cheaper one reads more of them), with
-AdamW and a cosine schedule over its FLOPs. So two comparisons are made at once: `llama` has equal parameters and, for
-the same training FLOPs, more tokens; `llama_equal_flops` has the recurrent model's forward FLOPs a token, and four
-times its blocks. `llama` is at the same time rlm_mhc with mHC off. FLOPs are counted by `flops_per_token`, for hrm_lm
-with the segments that ran. `--minutes` is turned into FLOPs once, by timing hrm_lm on this machine.
+Every model spends the same training FLOPs on the same bytes in the same order (cheaper models read more of them), with
+AdamW and a cosine schedule over its FLOPs. This gives two comparisons: `llama` has equal parameters and sees more
+tokens; `llama_equal_flops` has equal forward FLOPs per token and four times the blocks. `llama` is also rlm_mhc with
+mHC off. `flops_per_token` counts the FLOPs, for hrm_lm with the segments that ran. `--minutes` is converted to FLOPs
+once, by timing hrm_lm on this machine.
 
-With `--train_tokens` every model reads as many bytes instead, whatever they cost; with `--train_bytes` all of them
-come from the beginning of the training text, and learning rates are tried out on the text behind it.
+With `--train_tokens`, every model instead reads the same number of bytes, regardless of cost. With `--train_bytes`,
+all bytes come from the beginning of the training text, and learning rates are tuned on the text after it.
 
-The report is written after every evaluation. A killed run continues with the (model, seed) pairs that are missing; an
-unfinished one starts anew. A trained hrm_lm is also decoded byte by byte through its cache in every kv_layout.
+The report is written after every evaluation. A killed run of the script continues with the missing (model, seed)
+pairs; an unfinished pair starts again. A trained hrm_lm is also decoded byte by byte through its cache, in every
+kv_layout.
 """
 
 import argparse
@@ -110,9 +111,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--train_flops", type=float, help="training FLOPs per run")
     parser.add_argument(
-        "--minutes", type=float, default=10.0, help="or the FLOPs that hrm_lm spends in this many minutes"
+        "--minutes", type=float, default=10.0, help="train for the FLOPs that hrm_lm spends in this many minutes"
     )
-    parser.add_argument("--train_tokens", type=float, help="or the same number of bytes for each model")
+    parser.add_argument(
+        "--train_tokens", type=float, help="train on this many bytes per model, instead of equal FLOPs"
+    )
     parser.add_argument("--train_bytes", type=int, help="bytes of the training text; longer runs repeat it")
     parser.add_argument("--train_file")
     parser.add_argument("--valid_file")
@@ -132,12 +135,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum norm of the gradient")
     parser.add_argument("--warmup", type=float, default=0.05, help="warm-up as a share of the budget")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share of the budget without halting")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share of the budget before halting")
     parser.add_argument(
-        "--bp_warmup", type=float, default=0.0, help="hrm_lm: share of the budget over which bp_steps grows from 2"
+        "--bp_warmup", type=float, default=0.0, help="hrm_lm: share of the budget during which bp_steps grows from 2"
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 is autocast")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 uses autocast")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save_models", type=Path, help="folder for the trained models")
     parser.add_argument("--name", help="name of the report; lm_quality_PRESET by default")
@@ -155,11 +158,11 @@ def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None
 
     Args:
         limit: training FLOPs, or tokens with --train_tokens.
-        train: ids; rows: held-out ids [N, block_size]; run: the dict of the report for this model and seed.
+        train: training ids. rows: held-out ids [N, block_size]. run: dict in the report for this model and seed.
     """
     model = build(peer_config(name, args.preset, args.block_size), seed).to(args.device)
     optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=rate, betas=(0.9, 0.95))
-    order = np.random.default_rng(seed)  # separate from the model's, so that its random numbers do not change the data
+    order = np.random.default_rng(seed)  # a separate generator: the model's random numbers do not change the data
     torch.manual_seed(seed)
     run |= {"seed": seed, "learning_rate": rate, "curve": []}
     flops, tokens, steps, evaluated, seconds = 0.0, 0, 0, 0, 0.0
@@ -187,7 +190,7 @@ def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None
 def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 0.0, labels=None) -> float:
     """Train one step and return its FLOPs. Until `share` reaches `depth_warmup`, tokens get one segment.
 
-    `labels` are the ids themselves by default.
+    `labels` default to the ids.
     """
     config = model.config
     details, inputs = {}, {"input_ids": ids, "labels": ids if labels is None else labels}
@@ -257,8 +260,8 @@ def evaluate(model, rows: torch.Tensor, args) -> dict[str, float]:
 def kv_layout_losses(model, rows: torch.Tensor, chunk: int = 1, layouts=LAYOUTS) -> dict[str, dict[str, float]]:
     """Return the bits per byte of hrm_lm on `rows` [N, T] through its cache, `chunk` tokens per call, by kv_layout.
 
-    Each token is predicted from what the cache holds, as in generation: the exact layout gives the loss of a plain
-    forward, the others that of their approximation. Works for any checkpoint; its config is left as it was.
+    Each token is predicted from the cache, as in generation. The exact layout gives the loss of a plain forward; the
+    other layouts give the loss of their approximation. Works for any checkpoint, and does not change its config.
     """
     was_training, own = model.training, model.config.kv_layout
     model.eval()

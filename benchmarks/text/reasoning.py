@@ -4,13 +4,13 @@
         --seeds 0,1,2
     python -m benchmarks.text.reasoning --models llama,hrm_lm_loop+halt_max_steps=8 --set num_attention_heads=4
 
-Models are those of `models.py`, with parameters equal to hrm_lm's. Models of a seed see the same batches in the
-same order, drawn as they go by the generators of `hrm-hf data reasoning`, and the same rows of `test` and `beyond`.
-They train for as many steps, or (`--train_flops`) until as many FLOPs are spent, with AdamW and a cosine schedule.
+The models are those of `models.py`, with as many parameters as hrm_lm. For each seed, all models see the same batches
+in the same order, generated during training by `hrm-hf data reasoning`, and the same rows of `test` and `beyond`. They
+train for the same number of steps, or the same FLOPs (`--train_flops`), with AdamW and a cosine schedule.
 
-`--set` changes fields of the hrm_lm whose size all others have; variants of one model are named as there, with a plus
-sign before each field. The report is written at every evaluation. A killed run continues with the (model, seed) pairs
-that are missing; an unfinished one starts anew.
+`--set` changes fields of the hrm_lm whose size all other models match. Variants of a model are named as in
+`models.py`, with a plus sign before each field. The report is written after every evaluation. A killed run of the
+script continues with the missing (model, seed) pairs; an unfinished pair starts again.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="a tiny hrm_lm and Llama, a few seconds each")
     parser.add_argument("--task", choices=list(TASKS), default="automaton")
-    parser.add_argument("--size", type=int, help="as in hrm-hf data reasoning, like the next three options")
+    parser.add_argument("--size", type=int, help="this and the next three options are those of hrm-hf data reasoning")
     parser.add_argument("--difficulty")
     parser.add_argument("--beyond")
     parser.add_argument("--answers", choices=["all", "last"])
@@ -104,12 +104,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum norm of the gradient")
     parser.add_argument("--warmup", type=float, default=0.05, help="warm-up as a share of the run")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share of the run without halting")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share of the run before halting")
     parser.add_argument(
-        "--bp_warmup", type=float, default=0.0, help="hrm_lm: share of the run over which bp_steps grows from 2"
+        "--bp_warmup", type=float, default=0.0, help="hrm_lm: share of the run during which bp_steps grows from 2"
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 is autocast")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 uses autocast")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save_models", type=type(parser.get_default("out")), help="folder for the trained models")
     parser.add_argument("--name", help="name of the report; lm_reasoning_TASK by default")
@@ -156,9 +156,8 @@ def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, ro
         if share == 1.0:
             return model
         start = time.perf_counter()
-        rng = np.random.default_rng(
-            [BATCHES, seed, steps]
-        )  # separate from the model's, so that its random numbers do not change the data
+        # A separate generator: the model's random numbers do not change the data.
+        rng = np.random.default_rng([BATCHES, seed, steps])
         batch = draw_rows(task, choice[rng.integers(0, len(choice), args.batch_size)], rng)
         ids, labels = (torch.from_numpy(batch[name]).to(args.device) for name in ("input_ids", "labels"))
         for group in optimizer.param_groups:
@@ -223,7 +222,7 @@ def write(report: dict, args) -> None:
     path = report_path(args)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(report) + "\n")  # on one line: thousands of values, which people view as plots
+    temporary.write_text(json.dumps(report) + "\n")  # on one line, because there are thousands of values
     os.replace(temporary, path)
 
 

@@ -4,14 +4,14 @@
     python -m benchmarks.text.speed --device cuda --dtype bfloat16 --size 100m [--mhc_preset small]
     python -m benchmarks.text.speed --models hrm_lm_loop,llama_equal_depth,hrm_lm,llama_equal_flops  # at equal depth
 
-Measured: training steps (forward, backward, AdamW), decoding with a cache at batch 1 and 8, decoding with and without
-a cache at 512 tokens, and the bytes a real cache grows by for each token, in every kv_layout. The models take turns,
-so that a noisy machine slows all of them; figures are medians after warm-up, and with --compile the CPU seconds of the
-first step, which compiles. On a CPU the CPU time of the process stands beside wall time. Peak memory of training: on a
-CPU how far a fresh process grows, on a GPU its allocator.
-The decoding row `hrm_lm_m4, 2 of 4` has a gate that lets every token go after two segments.
+The script measures training steps (forward, backward, AdamW), decoding with a cache at batch sizes 1 and 8, decoding
+with and without a cache at 512 tokens, and the cache bytes per token in every kv_layout. The models take turns, so
+that a noisy machine slows all of them equally; results are medians after warm-up. With --compile, the CPU seconds of
+the first step, which compiles, are also reported. On a CPU, results include both CPU time of the process and wall
+time. The peak memory of training is the growth of a fresh process on a CPU, and the allocator's peak on a GPU. In the
+decoding row `hrm_lm_m4, 2 of 4`, the gate halts every token after two segments.
 
-Training in a 16-bit dtype is autocast over float32 weights; decoding has its weights in that dtype.
+Training in a 16-bit dtype uses autocast with float32 weights; decoding uses weights in that dtype.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ def train_step(model, args, compiled: bool = False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = model
     if compiled and has_ability(model, "recurrent_depth"):
-        compile_segment(model)  # like --torch_compile
+        compile_segment(model)  # as --torch_compile does
     elif compiled:
         forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)
@@ -114,11 +114,11 @@ def train_step(model, args, compiled: bool = False):
 def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
     """Return the peak MiB of training: weights, gradients, AdamW's moments and activations.
 
-    `make_step(model, args)` gives the step; it must be importable by another process.
+    `make_step(model, args)` returns the step; other processes must be able to import it.
     """
     if args.device != "cpu":
         return {name: cuda_peak(config, args, make_step) for name, config in configs.items()}
-    context = multiprocessing.get_context("forkserver")  # new processes, but torch is imported once
+    context = multiprocessing.get_context("forkserver")  # starts new processes, but imports torch only once
     context.set_forkserver_preload(["torch", "transformers", "hrm_hf"])
     peaks = {}
     for name, config in configs.items():

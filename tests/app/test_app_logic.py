@@ -298,7 +298,7 @@ def test_page_reports_missing_go_and_tree_sitter(monkeypatch):
     validator_of.cache_clear()
     validator, words = validator_of("auto")
     validator_of.cache_clear()
-    assert validator is None and "nothing checks the syntax" in words
+    assert validator is None and "syntax is not checked" in words
 
 
 # ---- mHC ----

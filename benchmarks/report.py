@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: the options --quick and --out, the machine, intervals, and the results file."""
+"""Helpers of all benchmarks: the options --quick and --out, machine details, intervals, and the results file."""
 
 import argparse
 import json

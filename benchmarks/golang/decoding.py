@@ -90,7 +90,7 @@ def decoder(model, opener: str, arguments: dict, batch_size: int, compiled: bool
     def decode() -> None:
         logits = first
         for _ in range(NEW):
-            # without the opening tokens of other phases
+            # the argmax skips special tokens, which would start another phase
             token = logits[..., len(SPECIAL_TOKENS) :].argmax(-1) + len(SPECIAL_TOKENS)
             logits = step(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments).logits
         if not compiled:

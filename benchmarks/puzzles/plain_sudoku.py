@@ -130,6 +130,6 @@ def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool
 
 @lru_cache
 def _peers(shape: SudokuShape) -> list[list[int]]:
-    """Return, for each cell, the cells that must hold another digit."""
+    """Return, for each cell, the cells that must have a different digit."""
     units = [set(cells) for _, cells in shape.units]
     return [sorted(set().union(*(u for u in units if cell in u)) - {cell}) for cell in range(shape.cells)]

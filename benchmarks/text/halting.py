@@ -155,7 +155,7 @@ def hazards_of(histogram: list[float]) -> list[float]:
 
 
 def around(average: float, M: int) -> list[float]:
-    """Return the histogram over 1..M segments with this average that uses only the two nearest integers."""
+    """Return the histogram over 1..M segments that has a given average and uses only the two nearest integers."""
     low = min(int(average), M - 1)
     histogram = [0.0] * M
     histogram[low - 1], histogram[low] = 1 - (average - low), average - low

@@ -193,7 +193,7 @@ def open_report(args, info: ReasoningInfo) -> dict:
 
 
 def model_entry(report: dict, name: str, config: PreTrainedConfig, args) -> dict:
-    """Return the report's entry for a model, new if missing. Raises SystemExit if the name has another config."""
+    """Return the report's entry for a model, new if missing. Raises SystemExit if its config differs."""
     fields = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     fields = json.loads(json.dumps(fields))
     fresh = {

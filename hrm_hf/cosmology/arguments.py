@@ -10,7 +10,7 @@ from ..trainer.recipes import CarrylessTrainingArguments
 
 @dataclass
 class CosmoDataArguments:
-    """Which maps to train on, and how to augment them; see `cosmology/dataset/collator.py`."""
+    """Options that select and augment the training maps; see `cosmology/dataset/collator.py`."""
 
     data_path: str | None = HfArg(default=None, help="Cosmology data set: folder or OWNER/NAME.")
     build_data: str | None = HfArg(
@@ -91,7 +91,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
 
 @dataclass
 class MassMapDataArguments(CosmoDataArguments):
-    """Which shear maps to train on and how to augment them."""
+    """Options that select and augment the shear maps for training."""
 
     fresh_observations: bool = HfArg(
         default=True,

@@ -312,7 +312,7 @@ def map_card_metrics(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
-    """Evaluate a mass-mapping method that needs no trained model on the test split.
+    """Evaluate on the test split a mass-mapping method that needs no trained model.
 
     Returns results like `evaluate_checkpoint`. Raises UsageError if the data set lacks shear or source redshifts.
     """

@@ -254,7 +254,7 @@ class EvaluateMassMaps(EvaluateMaps):
         wanted, others = ("--method", ("train", "draws")) if self.model else ("MODEL", of_models)
         for name in others:
             if getattr(self, name):
-                raise UsageError(f"requires {wanted}, which is not given; omit it", _flag(name))
+                raise UsageError(f"only valid with {wanted}; omit it", _flag(name))
         for name, value in (MODEL_DEFAULTS if self.model else METHOD_DEFAULTS).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)

@@ -71,7 +71,7 @@ class RegressionTrainer(HrmTrainer):
         return self.accelerator.reduce(maps, "sum") if self.args.world_size > 1 else maps
 
     def floating_point_ops(self, inputs) -> int:
-        """Return 0, because the formula of transformers for dense models does not apply."""
+        """Return 0 FLOPs, because the formula of transformers for dense models does not apply."""
         return 0
 
     # ---- logging ----

@@ -20,7 +20,7 @@ from .checkpoint import complete_or_nothing, load_model
 from .graphs import Graph, exporter_of, graphs, random_inputs
 
 
-META_FILE = "hrm_hf.json"  # file in a .pt2 archive with architecture, inputs and outputs
+META_FILE = "hrm_hf.json"  # stored in the .pt2 archive; contains architecture, inputs and outputs
 TOLERANCE = 1e-3  # relative to the largest value of an output; float32 rounding errors are well below
 
 

@@ -76,7 +76,7 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
 
 
 def manifest_of_copy(folder: Path, sources: Mapping[str, Path | bytes]) -> bytes:
-    """Return the manifest of a copy of `folder` in which `sources` replace the files of the same names.
+    """Return the manifest of a copy of `folder` in which `sources` replace files with the same names.
 
     Drops files that the copy lacks. Does not add files that only the copy has, because people may edit those.
     """

@@ -21,7 +21,7 @@ def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
     Args:
         module: name of the module whose functions the workers run; imported once for all workers if possible.
     """
-    # Not "fork", since this process may have threads. A fork server imports the package once for all workers.
+    # "fork" is unsafe, because this process may have threads. A fork server imports the package once for all workers.
     context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     if context.get_start_method() == "forkserver":
         # The first module keeps `import hrm_hf` from loading torch, which must not be forked.

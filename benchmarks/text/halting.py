@@ -120,7 +120,7 @@ def token_ids(path: str | None, args) -> np.ndarray:
 
 def quick_model(args):
     """Train a tiny model with four segments for a few seconds."""
-    import lm_quality
+    from .quality import train_one
 
     settings = argparse.Namespace(
         preset="tiny", block_size=64, batch_size=8, weight_decay=0.1, clip=1.0, warmup=0.05, bp_warmup=0.0,
@@ -128,7 +128,7 @@ def quick_model(args):
     )  # fmt: skip
     rows = held_out_rows(text_file(None, "valid", quick=True), 4096, 64)
     train = text_file(None, "train", quick=True)
-    return lm_quality.train_one("hrm_lm_m4", settings, train, rows, 0, 2e-3, 1e11, {}).eval()
+    return train_one("hrm_lm_m4", settings, train, rows, 0, 2e-3, 1e11, {}).eval()
 
 
 class RandomExit:
@@ -268,7 +268,7 @@ def margins(model, rows, args) -> list[float]:
 
 
 def read_curve(curve: list[dict], average: float) -> float:
-    """Return the bits per byte of a curve at an average, by linear interpolation."""
+    """Return the bits per byte of a curve at an average number of segments, by linear interpolation."""
     curve = sorted(curve, key=lambda p: p["avg_segments"])
     x, y = ([p[name] for p in curve] for name in ("avg_segments", "bits_per_byte"))
     return float(np.interp(average, x, y))

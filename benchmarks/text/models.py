@@ -211,7 +211,7 @@ def flops_per_token(
         if config.mhc_flows > 1:
             streams = config.L_cycles * segments * _stream_flops(config.mhc_flows, config.hidden_size)
         forward = once + segments * config.segment_visits * block + streams + q_head
-        gate = q_head if learns_from_all else 0  # its input is detached, which halves the backward pass
+        gate = q_head if learns_from_all else 0  # the gate's input is detached, which halves its backward pass
         return forward + backward * (2 * (once + with_gradient * block + streams) + gate)
     if config.model_type == "hrm_text":
         block = _block_flops(config, block_size, gated=True)

@@ -243,7 +243,7 @@ def _claim_folder(out: Path, options: dict[str, Any]) -> None:
     ]  # fmt: skip
     if changes:
         raise FileExistsError(
-            f"out={out}: has maps from different options ({'; '.join(changes)}); choose another folder or delete it"
+            f"out={out}: has maps from another command ({'; '.join(changes)}); choose another folder or delete it"
         )
 
 

@@ -14,8 +14,8 @@ from hrm_hf.registry import ARCHITECTURES
 
 PACKAGE = Path(hrm_hf.__file__).parent
 MODEL_TYPES = {row.model_type for row in ARCHITECTURES.values()}
-# Formats of other programs whose names equal those of our architectures.
-FORMATS = {"cli/convert.py", "puzzles/options.py"}
+# Formats and guides of other programs whose names equal those of our architectures.
+FORMATS = {"cli/convert.py", "puzzles/options.py", "trainer/guide_names.py"}
 
 
 def dispatches(source: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`python tests/helpers/features_table.py` writes docs/features.md from features.yaml: what works with which model."""
+"""Generate docs/features.md from features.yaml: `python tests/helpers/features_table.py`."""
 
 import re
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ WORKS, DOES_NOT_ARISE = "✓", "\N{EN DASH}"
 SAID = {"no": "No", "part": "In part"}
 HEAD = f"""# What works with which model
 
-{WORKS} it works; {DOES_NOT_ARISE} the question does not arise for such a model; a number leads to what has to be said.
-Behind each answer are tests, which run on a CPU: `docs/features.yaml`, of which this page is made, names them.
+{WORKS} works; {DOES_NOT_ARISE} does not apply to this kind of model; a number refers to a note below.
+Tests on a CPU verify each answer: `docs/features.yaml`, from which this page is generated, lists them.
 """
-PAGES = {"cosmo_cnn": "hrm_cosmo", "cosmo_unet": "hrm_mass_mapping"}  # features without a page
+PAGES = {"cosmo_cnn": "hrm_cosmo", "cosmo_unet": "hrm_mass_mapping"}  # architectures without their own page
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Question:
-    """A row of the page: Markdown with the link to its guide, and the cells by feature and architecture."""
+    """Row of the page: Markdown with a link to the guide, and the cells by feature and architecture."""
 
     text: str
     features: dict[str, dict[str, Cell]]
@@ -52,7 +52,7 @@ def read_cell(text: str) -> Cell:
     """Parse a cell of the file.
 
     Raises:
-        ValueError: it is neither a test nor one of the words with a reason.
+        ValueError: the text is neither a test nor one of the words with a reason.
     """
     if re.fullmatch(r"[\w/]+\.py::.+", text):
         return Cell("yes", test=text)
@@ -66,7 +66,7 @@ def questions() -> list[Question]:
     """Return the rows of the page.
 
     Raises:
-        ValueError: a cell is missing or cannot be read, or stands for no architecture.
+        ValueError: a cell is missing, cannot be parsed, or is for an unknown architecture.
     """
     return [
         Question(row["question"], {entry["feature"]: _cells(entry) for entry in row["features"]})

@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def sections(args: argparse.Namespace, checkpoints: Checkpoints) -> dict[str, Callable[[], Iterator]]:
-    """Return the work of each of SECTIONS."""
+    """Return a function for each of SECTIONS that yields its results."""
     kinds = (every.PUZZLES, every.CAUSAL_LMS, every.REGRESSORS, every.MASS_MAPPERS)
     architectures = [kind[0] for kind in kinds] if args.quick else every.ARCHITECTURES
 

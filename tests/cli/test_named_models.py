@@ -197,7 +197,7 @@ def test_adapter_has_the_kind_of_its_base_model(models, tmp_path):
 def test_hub_is_queried_once_for_a_name_and_never_for_a_path(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(ModelError, match=r"me/nothing .*no such model"):
+    with pytest.raises(ModelError, match=r"me/nothing .*does not exist on the Hub"):
         find_model("me/nothing")
     assert len([path for _, path in hub.requests if "/me/nothing" in path]) == 1
     asked = len(hub.requests)

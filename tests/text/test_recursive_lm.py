@@ -138,7 +138,7 @@ def test_a_question_too_long_for_a_child_is_an_error_that_the_parent_sees():
 # ---- caps
 
 
-def test_turns_are_capped_and_the_draft_is_taken():
+def test_turns_are_capped_and_the_draft_becomes_the_answer():
     ask, _ = ask_of([code("answer['content'] = 'draft'"), "Hm.", "Hm."])
     result = ask("?", context="", max_turns=3)
     assert (result.answer, result.finished, result.turns) == ("draft", False, 3)

@@ -59,7 +59,7 @@ def test_server_gives_the_openai_client_the_same_text_at_once_and_as_a_stream(se
         client.completions.create(model="openai-community/gpt2", prompt="a")
 
 
-def test_server_answers_as_transformers_chat_asks(served):
+def test_server_answers_requests_of_transformers_chat(served):
     """The client loads the model first, and sends its sampling options as `generation_config`."""
     from openai import OpenAI
 

@@ -70,7 +70,7 @@ def test_documents_outside_the_length_limits_are_dropped_and_counted(corpus):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_long_documents_are_cut_if_asked(corpus, streaming):
+def test_long_documents_are_cut_if_requested(corpus, streaming):
     found = corpus(["éé", "ccc", "dddd"], max_text_length=3, long_texts="cut", streaming=streaming, shuffle_buffer=0)
     assert texts_of(found.train) == ["éé", "ccc", "ddd"]
     assert found.report()["train"]["filtered"] == {"kept": 3, "cut": 1}
@@ -128,7 +128,7 @@ def test_near_duplicates_without_the_library_name_the_install_command(corpus, mo
 # ---- hold-out ----
 
 
-def test_the_last_documents_are_held_out_whole(corpus):
+def test_the_last_documents_are_held_out_complete(corpus):
     texts = [str(number % 10) * 10 for number in range(40)]
     found = corpus(texts, validation_split_percentage=10)
     assert texts_of(found.train) == texts[:36] and texts_of(found.validation) == texts[36:]

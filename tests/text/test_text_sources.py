@@ -79,7 +79,7 @@ def test_broken_line_is_an_error_with_file_and_line(write, read, line, message):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_broken_lines_are_skipped_and_counted_if_asked(write, tmp_path, streaming):
+def test_broken_lines_are_skipped_and_counted_if_requested(write, tmp_path, streaming):
     path = write("a.jsonl", b'{"text": "x"}\n' + b"\n".join(line for line, _ in BROKEN) + b'\n{"text": "y"}\n')
     chosen = TextFilter(on_bad_line="skip")
     rows = open_source(str(path), on_bad_line="skip", streaming=streaming, cache_dir=str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""The files in accelerate_configs: accelerate reads each, and what can run on the CPU does, with two processes.
+"""The files in accelerate_configs: accelerate reads each, and those that can run on the CPU train with two processes.
 
 Referee: the losses of one process on the whole batch. What accelerate's launcher would put into the environment comes
 from accelerate; the processes are started by torchrun, because `accelerate launch` forms no group on the CPU.
@@ -40,7 +40,7 @@ DEEPSPEED = ("deepspeed>=0.19", "einops", "hjson", "msgpack", "ninja", "py-cpuin
 
 
 def train(out: Path, processes: int, env: dict[str, str]) -> list[dict]:
-    """Runs the worker and returns what its processes saw."""
+    """Run the worker and return the results of its processes."""
     out.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     result = subprocess.run(
@@ -54,7 +54,7 @@ def train(out: Path, processes: int, env: dict[str, str]) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    """Losses of one process on the whole batch, in this process."""
+    """Return the losses of one process on the complete batch."""
     folder = tmp_path_factory.mktemp("one")
     launched_training.main(str(folder))
     return json.loads((folder / "seen-0.json").read_text())["losses"]
@@ -67,7 +67,7 @@ def test_every_file_is_tested():
 @pytest.mark.parametrize("name", TYPES)
 def test_accelerate_reads_the_file_and_knows_its_keys(name):
     config = load_config_from_file(str(FOLDER / f"{name}.yaml"))
-    assert isinstance(config, ClusterConfig)  # which refuses unknown keys
+    assert isinstance(config, ClusterConfig)  # rejects unknown keys
     assert config.distributed_type == TYPES[name]
 
 
@@ -106,7 +106,7 @@ def test_precision_comes_from_the_recipe(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["multi_gpu", "fsdp2"])
 def test_two_cpu_processes_train_by_ddp_regardless_of_the_file(name, tmp_path, one_process):
-    # That fsdp2.yaml does not shard on the CPU is accelerate's doing; the file says so.
+    # On the CPU, accelerate does not shard with fsdp2.yaml; the file says so.
     for seen in train(tmp_path / "run", 2, environment(name)):
         assert (seen["num_processes"], seen["distributed_type"], seen["backend"]) == (2, "MULTI_CPU", "gloo")
         assert seen["losses"] == pytest.approx(one_process, abs=1e-6)
@@ -114,7 +114,7 @@ def test_two_cpu_processes_train_by_ddp_regardless_of_the_file(name, tmp_path, o
 
 @pytest.fixture(scope="module")
 def deepspeed(tmp_path_factory) -> dict[str, str]:
-    """Variables for processes that find DeepSpeed: the one installed, or one that pip puts into a folder for this."""
+    """Return environment variables with which processes find DeepSpeed, installed into a folder if necessary."""
     if importlib.util.find_spec("deepspeed"):
         return {}
     folder = str(tmp_path_factory.mktemp("deepspeed"))

@@ -28,15 +28,15 @@ from tiny_answers import RUN, answers, preferences, prompts, write
 pytestmark = pytest.mark.slow  # two processes that import torch, transformers and TRL: a minute
 needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs deepspeed")
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
-# Logged values that say what a step was; the others are times, or counted by each process.
+# Logged values that describe a step; the others are times or counted per process.
 TERMS = ("loss", "_loss", "grad_norm", "kl", "rewards/margins", "logps/chosen")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Scripts and options by name; batches are those of the whole step."""
+    """Return scripts and options by name, with the batch size of the complete step."""
     data = tmp_path_factory.mktemp("data")
-    quiet = {"halt_exploration_prob": 0.0}  # what is explored is drawn by each process for itself
+    quiet = {"halt_exploration_prob": 0.0}  # each process draws its own exploration
     for short in ("hrm", "trm"):
         built = tiny.model(short, task="sudoku", box_shape=[2, 2], **quiet)
         built.save_pretrained(data / f"{short}_puzzle")
@@ -86,7 +86,7 @@ RESUMED = ("puzzle", "table", "text", "text, averaged, merged")
 
 
 def plan(folder: Path, chosen: dict, processes: int) -> None:
-    """Writes what the worker runs; after a run that saved checkpoints comes one that goes on from the first."""
+    """Write the runs of the worker; each run with checkpoints is followed by one that resumes from the first."""
     folder.mkdir()
     listed = []
     for name, (script, options) in chosen.items():
@@ -101,7 +101,7 @@ def plan(folder: Path, chosen: dict, processes: int) -> None:
 
 
 def start_two(folder: Path, **variables: str) -> list[list[dict]]:
-    """Runs the plan of a folder in two processes; what each saw."""
+    """Run the plan of a folder in two processes, and return the results of each."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     result = subprocess.run(
         [*torchrun, tuning_worker.__file__, str(folder)],
@@ -117,7 +117,7 @@ def start_two(folder: Path, **variables: str) -> list[list[dict]]:
 
 @pytest.fixture(scope="module")
 def together(runs, tmp_path_factory):
-    """The folder of two processes, and how each run was distributed."""
+    """Return the folder of two processes, and how each run was distributed."""
     folder = tmp_path_factory.mktemp("processes") / "two"
     plan(folder, runs, 2)
     return folder, start_two(folder)
@@ -125,7 +125,7 @@ def together(runs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(runs, tmp_path_factory):
-    """The folder of the same runs in this process."""
+    """Return the folder of the same runs in this process."""
     folder = tmp_path_factory.mktemp("processes") / "one"
     plan(folder, {name: runs[name] for name in EQUAL}, 1)
     arguments = sys.argv
@@ -161,7 +161,7 @@ def test_all_runs_are_of_two_processes(together):
 @pytest.mark.parametrize("name", EQUAL)
 def test_two_processes_train_as_one_with_twice_the_batch(together, alone, name):
     assert_same_run(together[0] / name, alone / name)
-    assert names(together[0] / name) == names(alone / name)  # once, and nothing of the second process
+    assert names(together[0] / name) == names(alone / name)  # once, without output of the second process
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -180,7 +180,7 @@ def test_rewards_are_learned_against_the_model_at_the_start(together, name):
 @needs_deepspeed
 def test_adapters_train_under_deepspeed_as_in_one_process(runs, alone, tmp_path):
     chosen = {name: (script, dict(options)) for name, (script, options) in runs.items() if name in SHARDED}
-    chosen["text, averaged, merged"][1]["ema_rate"] = 0.0  # refused with sharded weights
+    chosen["text, averaged, merged"][1]["ema_rate"] = 0.0  # rejected with sharded weights
     folder = tmp_path / "two"
     plan(folder, chosen, 2)
     for seen in start_two(folder, **environment("deepspeed_zero2"), DS_ACCELERATOR="cpu"):
@@ -188,5 +188,5 @@ def test_adapters_train_under_deepspeed_as_in_one_process(runs, alone, tmp_path)
     for name in ("text", "sft, adapter"):
         assert_same_run(folder / name, alone / name)
     assert losses(folder / "text, resumed") == losses(folder / "text")
-    # Of sharded weights the adapter is saved; merging is left to whoever loads it.
+    # With sharded weights only the adapter is saved; it can be merged after loading.
     assert "adapter_model.safetensors" in names(folder / "text, averaged, merged")

@@ -1,4 +1,4 @@
-"""Adapters and new puzzles through the training scripts, and their folders through everything that loads models.
+"""Adapters and new puzzles through the training scripts; everything that loads models loads their folders.
 
 Referees: PEFT's and transformers' own loading, and `evaluate_puzzles` and cross-entropy on what was saved.
 """
@@ -33,13 +33,13 @@ ADAPTER = {"adapter_config.json", "adapter_model.safetensors", "recipe.yaml", "r
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """`run("run_clm", "name", option=value, ...)` runs a script in this process, and gives its output folder."""
+    """Run a script in this process, and return its output folder: `run("run_clm", "name", option=value, ...)`."""
 
     def start(script, name, **options):
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump({**RECIPE, "output_dir": str(tmp_path / name), **options}))
         monkeypatch.setattr(sys, "argv", [script, "--recipe", str(path)])
-        # Not as "__main__": that blocks signals, here those of the tests.
+        # Not as "__main__", which would block the signals of the tests.
         runpy.run_path(str(SCRIPTS / f"{script}.py"), run_name=script)["main"]()
         return tmp_path / name
 
@@ -75,7 +75,7 @@ def test_language_model_adapter_loads_everywhere(run, text, tmp_path):
     assert_equal_but_for_rounding(logits("rlm_mhc", writer.model), expected)
     assert writer("Line", max_new_tokens=4, do_sample=False)[0]["generated_text"].startswith("Line")
 
-    # Training goes on from it, and the merged result is an ordinary checkpoint.
+    # Training continues from it, and the merged result is an ordinary checkpoint.
     more = run("run_clm", "more", adapter=str(out), merge_adapter=True, **text)
     assert {"model.safetensors", "config.json", "README.md"} <= names(more)
     assert not names(more) & {"adapter_config.json", "adapter_model.safetensors"}
@@ -122,7 +122,7 @@ def test_a_regressor_trains_an_adapter_and_merges_one(run, maps, preset, tmp_pat
     out = run("run_cosmo", "adapter", **options)
     assert ADAPTER | {"preprocessor_config.json"} <= names(out) and "config.json" not in names(out)
     scale = json.loads((base / "config.json").read_text())["posterior_scale"]
-    assert json.loads((out / "results.json").read_text())["posterior_scale"] == scale  # that which a loader finds
+    assert json.loads((out / "results.json").read_text())["posterior_scale"] == scale  # the model that a loader finds
     loaded = AutoModelForImageClassification.from_pretrained(out)
     base_logits = logits(preset, AutoModelForImageClassification.from_pretrained(base))
     assert differ_beyond_rounding(logits(preset, loaded), base_logits)
@@ -136,7 +136,7 @@ def test_a_regressor_trains_an_adapter_and_merges_one(run, maps, preset, tmp_pat
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory):
-    """A data set of as many identifiers as the tiny models have, and a saved model."""
+    """Save a data set with as many identifiers as the tiny models have, and a model."""
     folder = tmp_path_factory.mktemp("known")
     tiny.model("trm", task="sudoku", box_shape=[2, 2], undecided=False, halt_max_steps=2).save_pretrained(
         folder / "base"
@@ -144,7 +144,7 @@ def known(tmp_path_factory):
     return {"base": str(folder / "base"), "data": renamed_boards(folder / "boards", tiny.PUZZLES)}
 
 
-def test_an_adapter_of_a_puzzle_model_holds_its_table(run, known, tmp_path):
+def test_an_adapter_of_a_puzzle_model_contains_its_table(run, known, tmp_path):
     options = {"model_name_or_path": known["base"], "data_path": known["data"], "lora_rank": 4, "use_dora": False}
     out = run("run_puzzle", "adapter", **options, puzzle_emb_lr=0.1)
     assert ADAPTER | {"identifiers.json", "evaluation.png"} <= names(out) and "model.safetensors" not in names(out)
@@ -173,7 +173,7 @@ def test_adapters_and_puzzle_tables_of_other_sizes_do_not_mix(run, known, tmp_pa
 
 
 def test_the_table_alone_learns_new_puzzles(run, known, tmp_path):
-    """New renamings of the digits for a model that has learnt others: the weights stay bit for bit."""
+    """New digit permutations for a model trained on others: the weights stay bit-identical."""
     many = renamed_boards(tmp_path / "many", 17)
     options = {"logging_steps": 50, "per_device_train_batch_size": 16, "eval_max_steps": 2}
     base = run(

@@ -1,4 +1,4 @@
-"""LoRA, DoRA and QLoRA on every architecture, as our trainers train them: what moves, what is saved, and what merges.
+"""LoRA, DoRA and QLoRA on every architecture, trained by our trainers: trained weights, saving, merging.
 
 Referees: the chain rule on the gradient of the whole weight (for weights that a step uses several times), an
 uninterrupted run (for a resumed one), PEFT's own loading and merging, and transformers' loading of an adapter.
@@ -61,14 +61,14 @@ def tuning(method: str, **options) -> TuningArguments:
 
 
 def batch(architecture: str) -> dict[str, torch.Tensor]:
-    """What is trained on: a few rows, the same at every step."""
+    """Return training data: a few rows, the same at every step."""
     if architecture in every.PUZZLES:
         return puzzle_rows().batch(np.arange(ROWS))
     inputs = every.inputs(architecture, ROWS) | every.targets(architecture, ROWS)
     if architecture in every.OF_MAPS:
         maps, amplitudes = inputs["pixel_values"], torch.linspace(0.2, 3, ROWS).view(-1, 1, 1, 1)
         if architecture in every.MASS_MAPPERS:
-            maps[:, :-1] *= amplitudes  # a mask stays one
+            maps[:, :-1] *= amplitudes  # masks stay masks
         else:
             inputs["pixel_values"] = 0.5 + 2 * maps * amplitudes
         inputs["labels"] = torch.stack((torch.linspace(0.15, 0.45, ROWS), torch.linspace(0.95, 0.65, ROWS)), dim=1)
@@ -113,7 +113,7 @@ def loss_on(model, data: dict[str, torch.Tensor]) -> float:
 
 @torch.no_grad()
 def logits(architecture: str, model) -> torch.Tensor:
-    """Of regressors, whose means lie within a prior, the outputs of the head before that too."""
+    """Also return the raw head outputs of regressors, whose means are limited by a prior."""
     outputs = model.eval()(**every.inputs(architecture))
     if architecture in every.OF_MAPS:
         return torch.cat((outputs.logits.flatten(), outputs.loc.flatten(), outputs.scale_tril.flatten()))
@@ -136,7 +136,7 @@ def bases(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuned(request, bases, tmp_path_factory):
-    """A finished run: the trainer, its folder, and what was before."""
+    """Return the trainer of a finished run, its folder, and the state before."""
     architecture, method = request.param
     torch.manual_seed(0)
     model = with_adapters(load_base(architecture, bases[architecture]), tuning(method))
@@ -161,7 +161,7 @@ each = pytest.mark.parametrize(
 )
 
 
-# ---- what is trained ----
+# ---- training ----
 
 
 @each
@@ -182,7 +182,7 @@ def test_base_weights_stay_bit_identical(tuned):
 
 @each
 def test_every_adapter_parameter_is_trained(tuned):
-    """But for what these data leave without a gradient: the refinement parts of the Go coder."""
+    """Except those without a gradient on these data: the refinement parts of the Go coder."""
     after = tuned.model.state_dict()
     idle = ("refinement_head", "feedback_encoder")
     still = [
@@ -200,7 +200,7 @@ def test_every_adapter_parameter_is_trained(tuned):
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
 def test_an_adapter_gets_the_gradient_of_all_uses_of_its_weight(architecture, bases):
-    """B starts at zero, so the chain rule gives dL/dB = scale * (dL/dW) A^T with dL/dW from the model as it is."""
+    """B starts at zero, so the chain rule gives dL/dB = scale * (dL/dW) A^T with dL/dW from the original model."""
     base, data = load_base(architecture, bases[architecture]).train(), batch(architecture)
     torch.manual_seed(3)
     base(**data).loss.backward()
@@ -234,7 +234,7 @@ def test_a_saved_adapter_gives_the_same_outputs_again(tuned):
 
 @each
 def test_the_folder_of_an_adapter_loads_as_a_model(tuned):
-    """By transformers alone, which finds the base by the adapter's config, and (5.23) loses the lengths of DoRA."""
+    """With transformers alone, which finds the base in the adapter's config and (5.23) loses DoRA's magnitudes."""
     if tuned.method == "dora":
         with pytest.raises(ValueError, match=r"DoRA.* PeftModel.from_pretrained\(base, "):
             load_base(tuned.architecture, tuned.out)
@@ -246,7 +246,7 @@ def test_the_folder_of_an_adapter_loads_as_a_model(tuned):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("architecture", every.OF_MAPS)
 def test_adapters_on_convolutions_see_maps_without_edges(architecture, method):
-    """PEFT pads what its own convolutions read with zeros, whatever the padding_mode of the one that they adapt."""
+    """PEFT's convolutions pad with zeros, regardless of the padding_mode of the adapted convolution."""
     model = with_adapters(every.model(architecture, padding_mode="circular"), tuning(method))
     torch.manual_seed(0)
     for name, p in model.named_parameters():
@@ -283,7 +283,7 @@ def test_a_run_with_adapters_resumes_with_the_same_losses(architecture, bases, t
     ]
     assert history[0] == history[1] and len(history[0]) == 4
     assert_copied(weights(resumed.model), weights(whole.model))
-    # What is saved is the average; the raw adapter lies beside it.
+    # The average is saved as the adapter, and the raw adapter in the same folder.
     saved = load_file(tmp_path / "whole" / "adapter_model.safetensors")
     name = next(name for name in saved if "lora_B" in name)
     raw = load_file(tmp_path / "whole" / RAW_WEIGHTS_FILE)[name.replace(".weight", ".default.weight")]
@@ -292,7 +292,7 @@ def test_a_run_with_adapters_resumes_with_the_same_losses(architecture, bases, t
 
 
 def test_the_best_adapter_is_loaded_at_the_end(bases, tmp_path):
-    """Best is here the highest loss, so that the best is not the last."""
+    """Here the highest loss is the best, so that the best step is not the last."""
     torch.manual_seed(0)
     model = with_adapters(load_base("rlm_mhc", bases["rlm_mhc"]), tuning("lora"))
     trainer = make_trainer(
@@ -350,7 +350,7 @@ def test_merging_uses_the_averaged_adapter(bases, tmp_path):
 
 
 def test_a_merged_regressor_reads_its_own_config(bases, tmp_path):
-    """The copy of the head that was trained must not keep a copy of the config."""
+    """The trained copy of the head must not keep a copy of the config."""
     model = with_adapters(load_base("hrm_cosmo", bases["hrm_cosmo"]), tuning("lora"))
     trainer = make_trainer("hrm_cosmo", model, tmp_path)
     merge(trainer)
@@ -398,7 +398,7 @@ def test_adapter_learns_on_quantized_weights(architecture, load_in, bases, tmp_p
     kind = bitsandbytes.nn.Linear4bit if load_in == "4bit" else bitsandbytes.nn.Linear8bitLt
     quantized = {name for name, module in base.named_modules() if isinstance(module, kind)}
     linear = {name for name in adaptable_modules(base) if not isinstance(base.get_submodule(name), nn.Conv2d)}
-    assert quantized == linear  # all of the body, and no head
+    assert quantized == linear  # all layers of the body, but no head
     model = with_adapters(base, arguments)
     below = {name: p.detach().clone() for name, p in model.named_parameters() if name.endswith("base_layer.weight")}
     data = batch(architecture)
@@ -408,7 +408,7 @@ def test_adapter_learns_on_quantized_weights(architecture, load_in, bases, tmp_p
     assert loss_on(model, data) < start
     assert all(torch.equal(p, below[name]) for name, p in model.named_parameters() if name in below)
     trainer.save_model()
-    again = PeftModel.from_pretrained(load_base(architecture, bases[architecture]), tmp_path)  # on whole weights
+    again = PeftModel.from_pretrained(load_base(architecture, bases[architecture]), tmp_path)  # on unquantized weights
     assert loss_on(again, data) < start
 
 
@@ -443,7 +443,7 @@ def test_conflicting_options_are_named(options, message):
 
 
 def test_the_vocabulary_head_has_no_adapter_but_may_be_trained(bases):
-    """The Go coder's loss multiplies by the head's weights, and would pass an adapter by."""
+    """The Go coder's loss multiplies by the head's weights directly, bypassing an adapter."""
     model = load_base("hrm_go_coder", bases["hrm_go_coder"])
     with pytest.raises(ValueError, match=r"lora_targets='q_proj,lm_head': .*--lora_modules_to_save lm_head"):
         with_adapters(model, TuningArguments(lora_rank=4, lora_targets="q_proj,lm_head"))

@@ -1,4 +1,4 @@
-"""What the machine does to a run: a full disk, a folder that cannot be written, no memory, a process that is killed.
+"""Machine failures: a full disk, an unwritable folder, no memory, a killed process.
 
 Each leaves whole checkpoints, says what happened and what is left, and the run that goes on afterwards has the losses
 of one that was left alone, which is the referee. Kills at random moments are in benchmarks/package/faults.py.
@@ -28,7 +28,7 @@ SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 99}
 
 @pytest.fixture
 def disk(tmp_path):
-    """`disk(options)` mounts a small file system in memory, or mounts it again; gives its folder."""
+    """Mount (or remount) a small file system in memory, and return its folder: `disk(options)`."""
     if os.geteuid() or sys.platform != "linux":
         pytest.skip("mounts a file system, which needs root")
     place = tmp_path / "disk"
@@ -48,14 +48,14 @@ def disk(tmp_path):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What a language model's run logs that nothing happens to."""
+    """Return the log of an uninterrupted run of a language model."""
     one = make("lm", tmp_path_factory.mktemp("alone"))
     one.train()
     return logged(one)
 
 
 def goes_on(folder, alone) -> None:
-    """All that has a manifest is whole, and the run that goes on has the losses of the one left alone."""
+    """Every checkpoint with a manifest is complete, and the resumed run has the losses of an uninterrupted one."""
     saved = [one for one in list_checkpoints(folder) if not find_corruption(one, with_checksums=False)]
     assert saved and not any(find_corruption(one) for one in saved)
     resumed = make("lm", folder, **SAVES)
@@ -87,7 +87,7 @@ def test_unwritable_folder_ends_the_run_before_training(disk):
 
 @contextlib.contextmanager
 def little_memory(more: int):
-    """Inside, the process may have `more` bytes of address space beside what it has."""
+    """Limit the address space of the process to `more` bytes above its current size inside the block."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + more, before[1]))
     try:
@@ -137,7 +137,7 @@ def test_surviving_process_reports_a_killed_one_and_ends(tmp_path):
     assert find_corruption(tmp_path / "checkpoint-2") == []
 
 
-# ---- weights that are not finite ----
+# ---- non-finite weights ----
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Trackers get the originals' names. Referees: TensorBoard's reader, Trackio's data base, W&B's offline file."""
+"""Trackers get the original names. Referees: TensorBoard's reader, Trackio's database, W&B's offline file."""
 
 import math
 import os
@@ -30,7 +30,7 @@ def tracked_run(folder: str) -> None:
     )  # fmt: skip
     trainer.add_callback(MhcMonitorCallback(trainer))
     trainer.train()
-    wandb.teardown()  # which it does itself at the end of a process, but not of a forked one
+    wandb.teardown()  # it does this at the end of a process, but not of a forked one
 
 
 def test_values_with_a_group_and_the_learning_rate_are_repeated():
@@ -49,7 +49,7 @@ def test_a_line_of_progress_tells_the_time_that_is_left(capsys):
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory):
-    """The folder of a run with three trackers, none of which reached a network."""
+    """Return the folder of a run with three trackers, without network access."""
     for name in ("tensorboard", "trackio", "wandb"):
         pytest.importorskip(name)
     folder = tmp_path_factory.mktemp("tracked")
@@ -58,7 +58,7 @@ def tracked(tmp_path_factory):
         "HOME": str(folder), "TRACKIO_DIR": str(folder / "trackio"),
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }  # fmt: skip
-    # Trackers keep state of the process, so all three run in one of their own.
+    # Trackers keep state in the process, so all three run in a separate one.
     finished = started.run(tracked_run, str(folder), environment=environment)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return folder
@@ -96,7 +96,7 @@ def test_the_offline_run_of_wandb_has_the_names(tracked):
 
 
 def test_every_seed_name_is_logged_by_its_trainer(tmp_path):
-    """The names under which the originals' guides tell people to watch a run, less the prefix that trackers add."""
+    """The names that the original guides tell users to watch, without the prefix that trackers add."""
     trainer = tiny_lm.trainer(tmp_path, tiny_lm.model("hrm_lm"), eval_strategy="steps", eval_steps=6)
     trainer.train()
     logged = {name for entry in trainer.state.log_history for name in entry}

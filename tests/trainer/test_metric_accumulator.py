@@ -1,4 +1,4 @@
-"""Sums that a skipped step leaves alone, and a clock that stands still."""
+"""Skipped steps do not change the sums, and the clock can be paused."""
 
 import pytest
 import torch

@@ -31,7 +31,7 @@ def sparse(rows, ids, values):
 
 
 def transcription(p, gradients, lr, beta1, beta2, weight_decay):
-    """AdamATan2 as the specification writes it, in float64."""
+    """Compute AdamATan2 as in the specification, in float64."""
     p, m, v = p.double(), 0.0, 0.0
     for t, g in enumerate(gradients, start=1):
         g = g.double()
@@ -60,7 +60,7 @@ def test_adam_atan2_matches_its_formula(betas, weight_decay):
 
 def test_adam_atan2_does_not_depend_on_the_scale_of_the_loss():
     results = []
-    for scale in (1.0, 2.0**-10):  # a power of two: not even rounding differs
+    for scale in (1.0, 2.0**-10):  # a power of two, so that rounding is the same
         params = parameters()
         optimizer = AdamATan2(params, lr=0.05)
         for step in range(3):
@@ -87,7 +87,7 @@ def test_a_learning_rate_of_0_is_legal_and_moves_nothing():
     set_gradients(params, 0)
     optimizer.step()
     assert all(torch.equal(p, before) for p, before in zip(params, parameters()))
-    assert optimizer.state[params[0]]["exp_avg"].abs().sum() > 0  # but the moments have begun
+    assert optimizer.state[params[0]]["exp_avg"].abs().sum() > 0  # but there are moments now
 
 
 def test_parameters_without_gradient_neither_move_nor_decay():
@@ -146,7 +146,7 @@ def test_table_without_gradient_is_unchanged_and_dense_gradient_is_rejected():
         SignSGD([table]).step()
 
 
-# Both as one
+# Both combined
 
 
 def composite(lr_table=0.1, lr_dense=0.01):
@@ -184,7 +184,7 @@ def test_restored_composite_continues_exactly():
         schedule.step()
     resumed, table2, params2 = composite(lr_table=7.0, lr_dense=7.0)
     schedule2 = LambdaLR(resumed, cosine_with_min_ratio(4, 100, 0.1))
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as if read from a file
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # as if loaded from a file
     schedule2.load_state_dict(schedule.state_dict())
     with torch.no_grad():
         for new, old in zip([table2, *params2], [table, *params]):
@@ -210,7 +210,7 @@ def test_state_of_another_number_of_optimizers_is_rejected():
 def test_the_schedule_counts_the_first_update_as_step_1():
     factor = cosine_with_min_ratio(warmup_steps=10, total_steps=110, min_ratio=0.2)
     assert factor(0) == pytest.approx(0.1) and factor(8) == pytest.approx(0.9)
-    assert factor(9) == pytest.approx(1.0)  # step 10: the cosine begins
+    assert factor(9) == pytest.approx(1.0)  # step 10: the cosine decay begins
     assert factor(59) == pytest.approx(0.6)  # step 60: half-way between 1 and 0.2
     assert factor(109) == pytest.approx(0.2)
     assert factor(500) == pytest.approx(0.2)  # beyond the end it stays

@@ -1,4 +1,4 @@
-"""A run that is told to stop saves, ends with status 85, and is continued as if nothing had been.
+"""A run that gets a signal saves, exits with status 85, and resumes with the same losses.
 
 Referee: the same run left alone; and the kernel, which says what a process blocks and by which signal it ended.
 """
@@ -40,7 +40,7 @@ if __name__ == '__main__':
 
 @pytest.fixture(autouse=True)
 def signals():
-    """No test leaves a handler or a mask behind; gives those from before it."""
+    """Restore handlers and mask after each test, and return the original ones."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield before, mask
@@ -56,7 +56,7 @@ def stopped_run(kind, folder, number=signal.SIGUSR1, step=STOPPED_AT, **options)
     return trainer
 
 
-# ---- stopping and going on ----
+# ---- stopping and resuming ----
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +92,7 @@ def test_a_run_that_fails_leaves_no_handler_behind(tmp_path, signals):
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_signal_pending_before_training_stops_after_the_first_step(number, tmp_path):
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    signal.raise_signal(number)  # to this thread: others of this process have not blocked it
+    signal.raise_signal(number)  # to this thread, because other threads have not blocked it
     trainer = make("lm", tmp_path)
     trainer.train()
     assert trainer.preemption.preempted and trainer.state.global_step == 1
@@ -144,7 +144,7 @@ def test_losses_since_the_last_log_are_logged_before_the_run_stops(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["puzzle", "lm"])
-def test_a_run_stopped_in_its_last_step_is_complete_when_it_goes_on(kind, tmp_path):
+def test_run_stopped_in_its_last_step_is_complete_when_resumed(kind, tmp_path):
     stopped = stopped_run(kind, tmp_path, step=STEPS)
     assert stopped.preemption.preempted
     resumed = make(kind, tmp_path)
@@ -185,7 +185,7 @@ def test_training_outside_the_main_thread_warns_and_continues(tmp_path):
 
 
 def test_last_complete_starts_a_new_run_without_checkpoints(tmp_path, capsys):
-    (tmp_path / "checkpoint-2").mkdir()  # without a manifest: stopped in its first save
+    (tmp_path / "checkpoint-2").mkdir()  # without a manifest: killed during its first save
     trainer = make("lm", tmp_path, max_steps=1)
     trainer.train("last-complete")
     assert trainer.state.global_step == 1
@@ -251,7 +251,7 @@ def send(process: int, number: int) -> None:
 
 
 def test_training_keeps_the_workers_of_its_data_through_signals_to_all_processes(tmp_path):
-    others = psutil.Process().children()  # of tests before this one
+    others = psutil.Process().children()  # from earlier tests
 
     class ToAll(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -270,7 +270,7 @@ def test_training_keeps_the_workers_of_its_data_through_signals_to_all_processes
 
 
 class Prepared:
-    """As accelerate wraps a loader."""
+    """Wrap a loader like accelerate."""
 
     def __init__(self, loader):
         self.base_dataloader = loader
@@ -340,7 +340,7 @@ def test_script_signaled_during_imports_saves_after_its_first_step(tmp_path):
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    """What each of two processes found, with status and output folder, from one start of torchrun."""
+    """Run torchrun once, and return the results of two processes, the status and the output folder."""
     out = tmp_path_factory.mktemp("two")
     ignoring = ["sh", "-c", 'trap \'\' USR1; exec "$0" "$@"']  # as job scripts do
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
@@ -353,7 +353,7 @@ def two_processes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["puzzle", "lm"])
-def test_a_signal_to_one_process_stops_both_at_the_same_step_and_they_go_on(two_processes, kind):
+def test_signal_to_one_process_stops_both_at_the_same_step_and_they_resume(two_processes, kind):
     for one in (process[kind] for process in two_processes[0]):
         assert one["stopped"] == [True, STOPPED_AT] and one["resumed"] == [False, STEPS]
         assert one["log"] == one["alone"]

@@ -48,7 +48,7 @@ FROM_DATA = {
 
 @dataclass
 class Options:
-    """Two options that a test can see at a glance."""
+    """Two simple options for tests."""
 
     needed: int = field(metadata={"help": "No default."})
     word: str = field(default="default", metadata={"help": "A word."})
@@ -59,7 +59,7 @@ class Options:
 
 @pytest.fixture
 def recipe(tmp_path):
-    """Writes a recipe file: `recipe(text or mapping)` gives its path."""
+    """Write a recipe file and return its path: `recipe(text or mapping)`."""
 
     def write(content):
         path = tmp_path / "recipe.yaml"
@@ -70,7 +70,7 @@ def recipe(tmp_path):
 
 
 def refused(classes, args) -> str:
-    """What is said of bad usage."""
+    """Return the message of a usage error."""
     with pytest.raises(UsageError) as error:
         parse_recipe(classes, args)
     return str(error.value)
@@ -192,7 +192,7 @@ def test_flag_overrides_are_merged_with_those_of_the_recipe(recipe):
     assert parse_overrides(arguments.config_overrides) == {"hidden_size": 32, "halt_max_steps": 3}
     other = ["--recipe", str(path), "--model_type", "llama", "--config_overrides", "num_hidden_layers=1"]
     (arguments,) = parse_recipe([ModelArguments], other)
-    assert parse_overrides(arguments.config_overrides) == {"num_hidden_layers": 1}  # another model has other fields
+    assert parse_overrides(arguments.config_overrides) == {"num_hidden_layers": 1}  # of another model
 
 
 def test_a_fresh_config_is_preset_then_data_then_overrides():

@@ -1,4 +1,4 @@
-"""One run in one folder: a second one is refused, at the same time or later, and what is there stays as it is.
+"""A folder belongs to one run: a second run is rejected, concurrent or later, and changes nothing.
 
 Referees: the files of the first run, byte by byte, and the kernel, which holds locks and releases them.
 """
@@ -95,7 +95,7 @@ def test_overwriting_waits_until_the_new_run_has_made_a_step(tmp_path):
 
 
 def test_resumed_run_overwrites_none_of_its_own_checkpoints(tmp_path):
-    # A job that is requeued has the options of its first start.
+    # A requeued job has the options of its first start.
     trainer(tmp_path, overwrite_output_dir=True).train("last-complete")
     resumed = trainer(tmp_path, steps=6, overwrite_output_dir=True)
     resumed.train("last-complete")
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):
 @pytest.mark.parametrize("age", [-60, 60])
 def test_new_checkpoint_survives_rotation_among_later_ones(tmp_path, age):
     trainer(tmp_path, steps=8).train()
-    for folder in list_checkpoints(tmp_path):  # as a copy may leave them
+    for folder in list_checkpoints(tmp_path):  # as after copying
         os.utime(folder, (time.time() - age, time.time() - age))
     trainer(tmp_path, steps=6, save_total_limit=1).train(str(tmp_path / "checkpoint-4"))
     assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-6"]
@@ -248,7 +248,7 @@ def test_script_locks_its_folder_to_the_end_and_its_trainer_may_use_it(tmp_path)
     args = LmTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
     claim_run_folder(args)
     trainer(tmp_path).train()
-    # Another file object, as another process would have.
+    # A separate file object, as in another process.
     with open(tmp_path / LOCK_FILE) as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with pytest.raises(FileExistsError, match="checkpoint-2, checkpoint-4"):
@@ -266,7 +266,7 @@ def test_run_without_file_locks_warns_and_continues(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing")  # a default of TRL
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing")  # the default of TRL
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("run_*.py")), ids=lambda path: path.stem)
 def test_every_script_fails_in_one_line_before_it_writes_anything(script, tmp_path, monkeypatch, capsys):
     fake(tmp_path, 2)

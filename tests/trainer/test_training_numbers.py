@@ -1,4 +1,4 @@
-"""Numbers that no run can have are refused with name, value and what is expected, before anything is built."""
+"""Numbers out of range are rejected with name, value and allowed range, before anything is built."""
 
 import math
 

@@ -61,15 +61,16 @@ def comments(file: Path, source: str) -> Iterator[Item]:
     """Yield comments; lines that follow each other are one comment."""
     block: list[str] = []
     start = last = -1
+    joins = False  # whether the block consists of lines without code
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or PRAGMA.match(token.string):
             continue
         alone = not token.line[: token.start[1]].strip()
-        if block and not (alone and token.start[0] == last + 1):
+        if block and not (joins and alone and token.start[0] == last + 1):
             yield Item(file, start, "comment", " ".join(block))
             block = []
         if not block:
-            start = token.start[0]
+            start, joins = token.start[0], alone
         block.append(token.string.lstrip("# ").rstrip())
         last = token.start[0]
     if block:

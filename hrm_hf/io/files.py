@@ -286,7 +286,10 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
         try:
             first = text.readline()
             comma = next((mark for mark in ",;\t" if mark in first), ",")
-            reader = csv.reader(chain([first] if first else [], text), delimiter=comma, skipinitialspace=True)
+            # Spaces can be cells of a maze, so only those before a quote are skipped.
+            spaces = re.compile(rf'(^|{comma}) +(?="(?!"))')
+            lines = (spaces.sub(r"\1", line) for line in chain(filter(None, [first]), text))
+            reader = csv.reader(lines, delimiter=comma)
             for row in reader:
                 yield reader.line_num, row
         except (csv.Error, UnicodeDecodeError, *GZIP_ERRORS) as error:

@@ -80,6 +80,7 @@ quality: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/lint_docs.py
+	$(BIN)/python .ci/lint_prose.py
 
 style: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -82,7 +82,7 @@ FILES = [
     ("deep JSON", "a.jsonl", f'{{"text": {DEEP}}}\n'.encode(), text, r"line 1: broken JSON"),
     ("an integer of 20,000 digits", "a.jsonl", f'{{"text": {DIGITS}}}\n'.encode(), text, r"line 1: broken JSON"),
     ("half a surrogate pair", "a.jsonl", b'{"text": "\\ud800"}\n', text, r"line 1: 'text'"),
-    ("an empty text", "a.jsonl", b"", converted, r"holds no text"),
+    ("an empty text", "a.jsonl", b"", converted, r"a\.jsonl contains no text"),
     ("parquet that is none", "a.parquet", binary(), text, r"a\.parquet"),
     ("a quote that nothing closes", "s.csv", (HEADER + f'"{BOARD},{SOLVED}\n' + ROW * 9000).encode(), sudoku_of,
      r"s\.csv, line \d+"),

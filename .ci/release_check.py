@@ -66,7 +66,7 @@ class Environment:
         return self("python", "-m", "pip", "install", "--quiet", "--no-compile", *arguments)
 
     def __call__(self, program: str, *arguments, **more: str) -> str:
-        """What a program of the environment prints."""
+        """Return the output of a program of the environment."""
         settings = {**os.environ, "HOME": str(self.home), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", **more}
         for name in ("PYTHONPATH", "VIRTUAL_ENV", "HF_HOME"):
             settings.pop(name, None)
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def build(folder: Path, out: Path) -> tuple[Path, Path]:
-    """Makes `out` hold a source distribution and the wheel that is built from it, and nothing else."""
+    """Build a source distribution, and a wheel from it, into the emptied folder `out`."""
     if out.exists() and any(file.suffix not in (".gz", ".whl") for file in out.iterdir()):
         raise FailedCheckError(f"--out {out} holds other files than distributions; name an empty folder")
     shutil.rmtree(out, ignore_errors=True)
@@ -139,7 +139,7 @@ def try_installed(folder: Path, python: str, file: Path, constraints: Path) -> N
 
 
 def step(where: str, what: str, work: Callable[[], str], show: bool = False) -> None:
-    """Does one thing, and says that it worked, in how many seconds, and with `show` the last line it printed."""
+    """Run one step; print its seconds and, with `show`, its last line of output."""
     print(f"{where:8} {what}", end=" ", flush=True)
     started = time.monotonic()
     said = work().strip().splitlines()[-1:] if show else work() and []
@@ -147,14 +147,14 @@ def step(where: str, what: str, work: Callable[[], str], show: bool = False) -> 
 
 
 def expect(wanted: str, output: str) -> str:
-    """Raises FailedCheckError if an output does not hold a text."""
+    """Raise FailedCheckError if an output does not contain a text."""
     if wanted not in output:
         raise FailedCheckError(f"expected {wanted} in:\n{output}")
     return output
 
 
 def run(command: list, folder: Path, settings: dict[str, str] | os._Environ) -> str:
-    """What a command prints. Raises FailedCheckError with all of its output if it fails."""
+    """Return the output of a command. Raise FailedCheckError with the output if it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=folder, env=settings, capture_output=True, text=True, errors="replace")
     if done.returncode:

@@ -18,7 +18,7 @@ TOLERANCE = 1e-4  # weights that are mapped from a file lie elsewhere in memory,
 
 
 def save(folder: Path) -> None:
-    """The smallest preset of each architecture, its inputs and its logits."""
+    """Save the smallest preset of each architecture with its inputs and logits."""
     from hrm_hf.registry import ARCHITECTURES
 
     for row in ARCHITECTURES.values():
@@ -34,7 +34,7 @@ def save(folder: Path) -> None:
 
 
 def parameters(head, config) -> int:
-    """Number of parameters of a model, without making their values."""
+    """Count the parameters of a model without allocating them."""
     with torch.device("meta"):
         return head(config).num_parameters()
 
@@ -55,7 +55,7 @@ def logits_of(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def load(folder: Path) -> None:
-    """Raises AssertionError if the package is here after all, or if a model computes something else."""
+    """Raise AssertionError if the package can be imported, or if a model's outputs differ."""
     assert importlib.util.find_spec("hrm_hf") is None, "hrm_hf can still be imported"
     files = sorted(folder.glob("*.pt"))
     for file in files:

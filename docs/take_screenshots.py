@@ -73,7 +73,7 @@ def take_tabs(browser: Browser, models: dict[str, str], out: Path) -> None:
 
 
 def take_card(page: Page, folder: Path, out: Path) -> None:
-    """The README.md of a checkpoint as a page, with its tables and pictures."""
+    """Render a checkpoint's README.md as a page with its tables and pictures."""
     import markdown
 
     text = (folder / "README.md").read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def take_card(page: Page, folder: Path, out: Path) -> None:
 
 
 def take_pages(page: Page, site: Path, out: Path) -> None:
-    """The front page and the page of features of the built documentation."""
+    """Take screenshots of the front page and the features page of the documentation."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -106,7 +106,7 @@ def take_pages(page: Page, site: Path, out: Path) -> None:
 
 
 def shrink(path: Path) -> None:
-    """A palette of 256 colours is enough for these pictures."""
+    """Reduce a picture to a palette of 256 colors."""
     from PIL import Image
 
     with Image.open(path) as picture:

@@ -27,7 +27,7 @@ class FieldLists(Extension):
     """Rewrites the docstrings of classes that describe fields in transformers' way."""
 
     def on_class(self, *, cls: Class, **kwargs) -> None:
-        """Called by griffe for each class it has read."""
+        """Add the list of fields to a class; griffe calls this for each class."""
         if not cls.docstring:
             return
         if FIELD.search(cls.docstring.value):
@@ -37,7 +37,7 @@ class FieldLists(Extension):
 
 
 def option(name: str, attribute: Attribute) -> str | None:
-    """A line of the list for a field with a help text; None for every other attribute."""
+    """Return the list item of a field with a help text; None for other attributes."""
     if not str(attribute.value).startswith("HfArg("):
         return None
     given = {each.arg: each.value for each in ast.parse(str(attribute.value), mode="eval").body.keywords}
@@ -46,7 +46,7 @@ def option(name: str, attribute: Attribute) -> str | None:
 
 
 def text_of(node: ast.expr) -> str:
-    """A string, or an f-string with its expressions as code."""
+    """Return a string, or an f-string with its expressions as code."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.FormattedValue):
@@ -57,7 +57,7 @@ def text_of(node: ast.expr) -> str:
 
 
 def as_lists(text: str) -> str:
-    """The docstring with `Title:` and the indented items below it as Markdown."""
+    """Convert `Title:` and the indented items below it in a docstring to Markdown."""
     lines, inside = [], False
     for line in text.splitlines():
         item = line.strip()

@@ -154,7 +154,7 @@ class _Boards:
 def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray:
     """Return the cells, bool [S], that a step changed in `states` [1 + steps, S], the puzzle and answers.
 
-    No cell counts as changed in the first step, which fills in the whole board. Given cells never count as changed.
+    No cell counts as changed in the first step, which fills in the complete board. Given cells never count as changed.
     """
     if step < 2:
         return np.zeros(states.shape[1], dtype=bool)

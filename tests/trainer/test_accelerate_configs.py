@@ -1,7 +1,7 @@
 """The files in accelerate_configs: accelerate reads each, and those that can run on the CPU train with two processes.
 
-Referee: the losses of one process on the whole batch. What accelerate's launcher would put into the environment comes
-from accelerate; the processes are started by torchrun, because `accelerate launch` forms no group on the CPU.
+Referee: the losses of one process on the complete batch. accelerate computes the environment that its launcher would
+set; the processes are started by torchrun, because `accelerate launch` forms no group on the CPU.
 """
 
 import importlib.util

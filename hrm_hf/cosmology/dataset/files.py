@@ -105,7 +105,7 @@ def read_healpix_patches(
     Args:
         paths: one file, or one per channel, all with the same resolution. The first HEALPix table of each is read.
         mask: a HEALPix file, above 0 where observed; None if all pixels with a value are observed.
-        side_deg: side of a patch at its center. size: pixels per side.
+        side_deg: side of a patch through its middle. size: pixels per side.
         margin: number of additional pixels beyond each edge; margins of neighboring patches overlap.
         centres: (longitude, latitude) in degrees; None tiles the sky in strips, almost without overlap.
         count: maximum number of patches, from south to north.

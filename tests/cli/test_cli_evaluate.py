@@ -170,7 +170,7 @@ def test_missing_text_file_is_named(models):
 def test_empty_text_file_is_named_and_broken_lines_can_be_skipped(models, tmp_path):
     (tmp_path / "nothing.txt").write_text("")
     result = run("lm", models["llama"], "--data", tmp_path / "nothing.txt")
-    assert result.exit_code == 1 and "nothing.txt holds no text" in str(result.exception)
+    assert result.exit_code == 1 and "nothing.txt contains no text" in str(result.exception)
     lines = tmp_path / "lines.jsonl"
     lines.write_text(json.dumps({"body": "func A() {}"}) + '\n{"body": "bro\n')
     result = run("lm", models["llama"], "--data", lines, "--text-column", "body")

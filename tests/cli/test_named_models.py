@@ -146,7 +146,7 @@ def test_kind_without_auto_map_comes_from_the_registry(models, tmp_path):
     [
         ("hrm_ml", "hrm_ml .*HF_HUB_OFFLINE"),
         ("./hrm_ml", r"\./hrm_ml .* hrm_lm\?"),
-        ("run", r"run .*config\.json.* run/checkpoint-20 "),
+        ("run", r"run .*config\.json.* run/checkpoint-20\b"),
         ("here.txt", r"here\.txt .*OWNER/NAME"),
         ("a b/c", "'a b/c'"),
     ],

@@ -24,7 +24,7 @@ SCRIPTS = Path(__file__).parents[2] / "training"
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 BAR = re.compile(r"\d+%\||\[\d+:\d+, ")  # a bar with a total, and one without
 WIDTHS = "hidden_size=32,intermediate_size=64,num_attention_heads=2"
-STEP = "--max_steps 1 --per_device_train_batch_size 2 --output_dir {out}"
+STEP = "--max_steps 1 --warmup_steps 0 --per_device_train_batch_size 2 --output_dir {out}"
 # Paths are relative to the folder of `inputs`. As a user would, the commands leave out `--use_cpu` on a machine
 # without a GPU, except for TRL, which needs it.
 COMMANDS = {

@@ -99,9 +99,9 @@ def test_evaluation_of_a_u_net_updates_its_model_card(files):
     [
         ((), "MODEL or --method: neither"),
         (("MODEL", "--method", "wiener"), "MODEL or --method: both"),
-        (("MODEL", "--train", 10), "--train: requires --method"),
-        (("--method", "wiener", "--split", "train"), "--split: requires MODEL"),
-        (("--method", "wiener", "--update-card"), "--update-card: requires MODEL"),
+        (("MODEL", "--train", 10), "--train: only valid with --method"),
+        (("--method", "wiener", "--split", "train"), "--split: only valid with MODEL"),
+        (("--method", "wiener", "--update-card"), "--update-card: only valid with MODEL"),
         (("UNET", "--steps", "adaptive"), "--steps: "),
         (("UNET", "--max-steps", 2), "one segment"),
         (("REGRESSOR",), "mass maps"),

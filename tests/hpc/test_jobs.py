@@ -198,7 +198,7 @@ CANNOT_RUN = {  # arguments after the script, keys, and part of the message
     "no such script": ([], {"SCRIPT": "training/run_nothing.py"}, "training/run_nothing.py is not in"),
     "no such checkout": ([], {"PROJECT": "/nowhere"}, "PROJECT=/path/to/checkout"),
     "no such interpreter": ([], {"PYTHON": "/no/python"}, "has no /no/python"),
-    "no GPU": ([], {"USE_CPU": "0"}, "nvidia-smi shows 0 GPUs and 1"),
+    "no GPU": ([], {"USE_CPU": "0"}, "nvidia-smi shows 0 GPUs, but GPUS=1"),
     "a key of another script": ([], {"DATA_TYPE": "des"}, "DATA_TYPE=des has no meaning"),
     "a batch that a recipe has for all": (
         [], {"RECIPE": "training/recipes/sudoku_extreme_1k.yaml", "BATCH_SIZE": "8"}, "--global_batch_size 8",

@@ -69,7 +69,7 @@ def test_run_resumes_from_a_checkpoint_on_the_hub(hub, tmp_path):
 
 
 def test_token_in_the_training_arguments_is_not_uploaded(hub, tmp_path):
-    with pytest.raises(ValueError, match="token is in training_args"):
+    with pytest.raises(ValueError, match=r"hub_token with hub_strategy=checkpoint"):
         trainer(tmp_path, hub_strategy="checkpoint", hub_token=TOKEN)
 
 

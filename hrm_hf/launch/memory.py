@@ -28,16 +28,16 @@ from ..registry import ARCHITECTURES, load_function
 
 
 MIB, GIB = 2**20, 2**30
-FREE_SHARE = 0.1  # share of a device reserved for fragmentation and attention workspace
+FREE_SHARE = 0.1  # fraction of device memory reserved for fragmentation and attention workspace
 
-# Bytes that autograd saves per token and layer visit, as multiples of the widths of (residual stream, queries, keys,
+# Bytes that autograd saves per token and layer visit for each unit of width of the (residual stream, queries, keys,
 # feed-forward), in float32 and under bfloat16 autocast (where norms and the residual stream stay float32).
 LLAMA_LAYER = {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)}
 GPT2_LAYER = {"float32": (24, 8, 8, 20), "bfloat16": (16, 4, 4, 10)}
 HRM_TEXT_LAYER = {"float32": (36, 16, 8, 16), "bfloat16": (33, 8, 4, 8)}
 GATED_LAYER = {"float32": (16, 16, 8, 16), "bfloat16": (20, 8, 4, 8)}  # hrm_lm
-STACK_EXIT_BYTES = 4  # times hidden size: the norm at the end of an hrm_lm stack
-MOST_SEQUENCES = 2**20  # upper bound for the search of the largest batch
+STACK_EXIT_BYTES = 4  # per unit of hidden size, for the norm at the end of an hrm_lm stack
+MOST_SEQUENCES = 2**20  # upper bound when searching for the largest batch
 LOGIT_BYTES = 12  # logits, their log-softmax and its gradient, all in float32
 
 
@@ -77,7 +77,7 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
     """Return the shape of a causal language model, with its parameters counted on the meta device.
 
     Raises:
-        ValueError: there is no memory model for this model type; set --per_device_train_batch_size by hand.
+        ValueError: there is no memory model for this model type, so --per_device_train_batch_size must be set.
     """
     known: dict[type, Callable[[Any], dict[str, Any]]] = SHAPES | {
         row.config: load_function(row.memory_shape) for row in ARCHITECTURES.values() if row.memory_shape
@@ -114,7 +114,7 @@ def gpt2_shape(config: GPT2Config) -> dict[str, Any]:
 
 
 def hrm_text_shape(config: HrmTextConfig) -> dict[str, Any]:
-    """Return the shape of two stacks that are applied repeatedly; only the last passes carry gradients."""
+    """Return the shape of HRM-Text: two stacks, applied repeatedly, with gradients only in the last passes."""
     return {
         "saved_bytes": HRM_TEXT_LAYER,
         "key_width": config.num_attention_heads * config.head_dim,
@@ -124,7 +124,7 @@ def hrm_text_shape(config: HrmTextConfig) -> dict[str, Any]:
 
 
 def streams_shape(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the shape of Llama layers over residual streams (`rlm_mhc`), with the middle layers looped."""
+    """Return the shape of `rlm_mhc`: Llama layers over residual streams, with the middle layers looped."""
     looped = (config.num_loops - 1) * (config.loop_end - config.loop_start) if config.num_loops > 1 else 0
     visits = config.num_hidden_layers + looped
     mhc = {"streams": config.mhc_flows, "sinkhorn_iters": config.mhc_sinkhorn_iters} if config.mhc_enabled else {}
@@ -132,7 +132,7 @@ def streams_shape(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def segments_shape(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the shape of segments of stacks (`hrm_lm`), where only the last passes carry gradients."""
+    """Return the shape of `hrm_lm`: segments of stack passes, with gradients only in the last passes."""
     h_passes = 0 if config.flat_loop else min(config.H_cycles, config.bp_steps - 1)
     l_passes = config.bp_steps - h_passes
     M = config.halt_max_steps
@@ -150,13 +150,13 @@ def segments_shape(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-# Architectures of transformers that the same scripts train; ours are in the registry.
+# Transformers architectures that the same scripts can train. Our own architectures are in the registry.
 SHAPES = {LlamaConfig: llama_shape, GPT2Config: gpt2_shape, HrmTextConfig: hrm_text_shape}
 
 
 def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool = False) -> int:
-    """Return the bytes saved per token for the backward pass, without logits."""
-    if checkpointing:  # saves only the input of each visit
+    """Return the number of bytes saved per token for the backward pass, excluding logits."""
+    if checkpointing:  # only the input of each visit is saved
         inputs = (shape.trained_visits + shape.trained_passes) * shape.trained_segments
         return 4 * shape.streams * shape.hidden_size * (inputs + shape.once_visits + shape.once_passes)
     widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)
@@ -179,7 +179,7 @@ def training_memory(
     processes: int = 1,
     strategy: str = "ddp",
 ) -> dict[str, int]:
-    """Return the bytes that a step on `batch` sequences needs per device, by term.
+    """Return the bytes that a step on `batch` sequences needs per device, broken down by purpose.
 
     Args:
         strategy: "ddp" shards nothing; "deepspeed_zero2" shards gradients and optimizer states, "fsdp2" and
@@ -203,13 +203,13 @@ def training_memory(
     if checkpointing:  # backward recomputes one layer at a time
         one = {"trained_visits": 1, "trained_passes": 0, "trained_segments": 1, "once_visits": 0, "once_passes": 0}
         terms["activations"] += tokens * activation_bytes(replace(shape, **one), bf16)
-    if shape.segments > 1:  # the losses of earlier segments go through the head in chunks
+    if shape.segments > 1:  # the head computes the losses of earlier segments in chunks
         terms["logits"] += min(tokens * shape.vocab_size, LOGITS_AT_ONCE) * 16
     return terms
 
 
 def largest_batch(shape: ModelShape, sequence_length: int, usable: int, **options) -> int:
-    """Return how many sequences fit into `usable` bytes; `options` are those of `training_memory`."""
+    """Return the largest batch that fits into `usable` bytes. `options` are passed to `training_memory`."""
 
     def needed(batch: int) -> int:
         return sum(training_memory(shape, batch, sequence_length, **options).values())
@@ -218,7 +218,7 @@ def largest_batch(shape: ModelShape, sequence_length: int, usable: int, **option
 
 
 def usable_memory(total: int, device: str = "cuda") -> int:
-    """Return how many bytes of a device's memory a training step may use.
+    """Return the number of bytes of a device's memory that a training step may use.
 
     1 GiB is reserved for the CUDA context, NCCL and cuBLAS (at most half of a small device), 0.5 GiB on a CPU.
     """
@@ -227,5 +227,5 @@ def usable_memory(total: int, device: str = "cuda") -> int:
 
 
 def in_words(size: int) -> str:
-    """Format a number of bytes: 1.50 GiB, 7.2 MiB."""
+    """Format a number of bytes, e.g. as 1.50 GiB or 7.2 MiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

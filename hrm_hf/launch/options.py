@@ -9,7 +9,7 @@ from ..io.usage import UsageError
 
 
 def parse_memory(text: str, flag: str) -> int:
-    """Convert `24GB`, `24GiB`, `24` or `800MB` to bytes; GB means GiB, as in the specifications of GPUs.
+    """Convert `24GB`, `24GiB`, `24` or `800MB` to bytes. GB means GiB, as in GPU specifications.
 
     Raises:
         UsageError: the text is not a size, or the size is 0.
@@ -21,13 +21,13 @@ def parse_memory(text: str, flag: str) -> int:
 
 
 def spellings(name: str) -> tuple[str, str]:
-    """Return a flag with underscores (as in the original launcher) and with hyphens (as in our commands)."""
+    """Return both spellings of a flag: with underscores (original launcher) and with hyphens (our commands)."""
     return f"--{name}", f"--{name.replace('_', '-')}"
 
 
 @dataclass(kw_only=True)
 class LaunchOptions(Options):
-    """Options of `hrm-hf launch`, which plans a run of training/run_clm.py; `dry_run` plans for any GPUs."""
+    """Options of `hrm-hf launch`, which plans and starts a run of training/run_clm.py."""
 
     model: str | None = option("Recipe, preset or model type, e.g. hrm-lm-50m, gpt2; or use --recipe FILE.", None)
     gpus: int | None = option("Number of GPUs; all by default.", None, min=1)
@@ -37,10 +37,10 @@ class LaunchOptions(Options):
     cpu: bool = option("Train on the CPU.", False)
     processes: int | None = option("With --cpu: number of processes. [default: 1]", None, min=1)
     batch_table: Literal["memory", "guide"] = option(
-        "Batch per device: what fits into memory, or the guide's table.", "memory", flags=spellings("batch_table")
+        "Choose the batch per device by memory or from the guide's table.", "memory", flags=spellings("batch_table")
     )
     strategy: Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = option(
-        "Plain data parallelism (ddp), or how to shard a large model.", "ddp"
+        "Plain data parallelism (ddp), or a way to shard a large model.", "ddp"
     )
     port: int | None = option(
         "Port for the rendezvous; a free one by default.", None, min=1, max=65535, flags=spellings("master_port")
@@ -62,9 +62,9 @@ class LaunchOptions(Options):
 class RecommendOptions(Options):
     """Options of `hrm-hf recommend`."""
 
-    memory: str = option("Memory of one device: 4GB, 4GiB, 4096MB.")
+    memory: str = option("Memory of one device, e.g. 4GB, 4GiB or 4096MB.")
     task: Literal["puzzle", "lm", "cosmo"] = option("puzzle, lm (language models) or cosmo (maps).", "puzzle")
-    cpu: bool = option("Plan for a CPU, which reserves less memory.", False)
+    cpu: bool = option("Plan for a CPU; less memory is reserved than for a GPU.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,14 +73,14 @@ class RecommendOptions(Options):
 
 @dataclass(kw_only=True)
 class PreflightOptions(Options):
-    """Options of `hrm-hf preflight`: what the run to check for needs."""
+    """Options of `hrm-hf preflight`, which describe the planned run."""
 
-    processes: int = option("Training processes on this machine.", 2, min=1)
-    port: int | None = option("Port for the rendezvous; fails if it is taken.", None, min=1, max=65535)
+    processes: int = option("Number of training processes on this machine.", 2, min=1)
+    port: int | None = option("Port for the rendezvous; the check fails if it is taken.", None, min=1, max=65535)
     out: str = option("Output folder of the run.", "runs")
     free: str = option("Disk space that must be free in the output folder, e.g. 20GB.", "1GB")
     require_gpu: bool = option("Fail without a GPU.", False)
-    timeout: float = option("Seconds that the processes have to connect.", 60.0, min=1)
+    timeout: float = option("Time limit for the processes to connect, in seconds.", 60.0, min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

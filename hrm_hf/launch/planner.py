@@ -4,8 +4,8 @@
     start(plan)                         replaces this process with that command
 
 The memory model (`memory.py`) sets the number of sequences per device. The recipe sets the number of sequences per
-optimizer step, whatever the number of GPUs. With `batch_table="guide"`, the original launcher's table of batches by
-number of GPUs replaces both.
+optimizer step, regardless of the number of GPUs. With `batch_table="guide"`, both come from the original launcher's
+table of batches by number of GPUs.
 
 For several machines see accelerate_configs/multi_node.yaml.
 """
@@ -52,7 +52,7 @@ from .options import LaunchOptions
 RUN_CLM = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # the options of run_clm.py
 PLAN_FILE = "launch_plan.json"
 BF16_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16 arithmetic
-CHECKPOINTING_FROM = 99_000_000  # the guide checkpoints its 100m model; ours has 99,976,706 parameters
+CHECKPOINTING_FROM = 99_000_000  # the guide uses gradient checkpointing at 100m; ours has 99,976,706 parameters
 REFERENCE_BATCH = 16  # sequences per optimizer step if there is no recipe
 # Sequences per GPU in the original launcher, by number of GPUs.
 GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2: 3, 4: 2, 8: 1}}
@@ -60,7 +60,7 @@ GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or one process's share of a CPU. `memory` in bytes; `capability` is CUDA's, (0, 0) for a CPU."""
+    """GPU or CPU for one process. `memory` is in bytes, `capability` is CUDA's, or (0, 0) for a CPU."""
 
     name: str
     memory: int
@@ -99,7 +99,7 @@ class LaunchPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits by the memory model; True if the memory of the model is unknown."""
+        """Whether the step fits according to the memory model; True for models without a memory model."""
         return sum(self.memory.values()) <= self.usable_memory
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class LaunchPlan:
 
 
 def plan_run(options: LaunchOptions, flags: Sequence[str]) -> LaunchPlan:
-    """Plan a run on this machine, or with `dry_run` for GPUs that this machine may not have.
+    """Plan a run on this machine, or with `dry_run` on hypothetical GPUs.
 
     Raises:
         ImportError: the strategy needs DeepSpeed, which is not installed.
@@ -143,7 +143,7 @@ def start(plan: LaunchPlan) -> None:
     folder = Path(plan.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PLAN_FILE).write_text(json.dumps(plan.to_dict(), indent=1))
-    # Put this environment's programs first, because the environment may not be activated.
+    # Put this environment's programs first in PATH, because the environment may not be activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     sys.stdout.flush()
     os.execvpe(plan.command[0], plan.command, {**os.environ, "PATH": path})
@@ -156,7 +156,7 @@ def cuda_devices() -> list[Device]:
 
 
 def free_port() -> int:
-    """Return a free TCP port of this machine."""
+    """Return a free TCP port on this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -166,7 +166,7 @@ def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, 
     """Return the options of run_clm.py that the model's recipe sets, and those that the flags set.
 
     `model` names a recipe (hrm-lm-50m is training/recipes/hrm_lm_50m.yaml), a preset of one of our configs, or a model
-    type of transformers. The flag --recipe takes its place.
+    type of transformers. The flag --recipe replaces it.
 
     Raises:
         UsageError: the model or a flag is unknown, or model and recipe are both given or both missing.
@@ -191,7 +191,7 @@ def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, 
 
 
 def known_models() -> list[str]:
-    """List the names for --model: presets of our language models, gpt2, llama, recipes of run_clm.py."""
+    """List the valid names for --model: presets of our language models, gpt2, llama, recipes of run_clm.py."""
     known = RecipeParser(RUN_CLM).known
     recipes = {path.stem.replace("_", "-"): load_yaml(path) for path in RECIPES.glob("*.yaml")}
     ours = [name for name, recipe in recipes.items() if "model_type" in recipe and set(recipe) <= known]
@@ -218,7 +218,7 @@ def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> Pr
 
 
 def guide_batch(model: str, processes: int) -> int:
-    """Return the original launcher's sequences per GPU for the largest listed count up to `processes`."""
+    """Return the original launcher's sequences per GPU for the largest listed number of GPUs up to `processes`."""
     if model not in GUIDE_BATCHES:
         raise ValueError(f"model={model!r}: the guide has batch tables only for {', '.join(GUIDE_BATCHES)}")
     return GUIDE_BATCHES[model][max(count for count in GUIDE_BATCHES[model] if count <= processes)]
@@ -228,7 +228,7 @@ def share_batch(target: int, processes: int, most: int) -> tuple[int, int]:
     """Split `target` sequences over processes; return sequences per device and accumulation steps.
 
     Uses the fewest accumulation steps that give equal batches of at most `most` sequences. If `target` is not a
-    multiple of `processes`, it is rounded up to one.
+    multiple of `processes`, it is rounded up to the next multiple.
     """
     share = math.ceil(target / processes)
     accumulation = next(steps for steps in range(1, share + 1) if share % steps == 0 and share // steps <= most)
@@ -257,7 +257,7 @@ def plan_launch(
     batch, accumulation = _batch(options, given, reference, processes, most)
     effective = batch * processes * accumulation
     base = rate = float(values.get("learning_rate", LmTrainingArguments.learning_rate))
-    if "learning_rate" not in given:  # the original launcher scales by the root too, from 16 sequences
+    if "learning_rate" not in given:  # square-root scaling as in the original launcher, which starts at 16 sequences
         rate *= math.sqrt(max(1.0, effective / reference))
     decided = {
         "per_device_train_batch_size": batch,
@@ -269,7 +269,7 @@ def plan_launch(
     }
     if options.cpu or "use_cpu" in values:
         decided["use_cpu"] = str(options.cpu).lower()
-    if "global_batch_size" in values:  # otherwise the recipe's value overrides the batch per device
+    if "global_batch_size" in values:  # the recipe's value would override the batch per device
         decided["global_batch_size"] = effective
     port = free_port() if options.port is None else options.port
     return LaunchPlan(
@@ -301,7 +301,7 @@ def plan_launch(
 
 
 def step_options(recipe, given, shape: ModelShape | None, devices: Sequence[Device], strategy="ddp") -> dict[str, Any]:
-    """Return the options of `training_memory` for a step on these devices."""
+    """Return the keyword arguments of `training_memory` for a step on these devices."""
     capable = min(device.capability for device in devices) >= BF16_CAPABILITY
     step = {"bf16": given.get("bf16", capable), "processes": len(devices), "strategy": strategy}
     usable = usable_memory(min(device.memory for device in devices), devices[0].kind)
@@ -310,7 +310,7 @@ def step_options(recipe, given, shape: ModelShape | None, devices: Sequence[Devi
 
 
 def block_size_of(values: dict[str, Any]) -> int:
-    """Return the tokens per row from the options of run_clm.py or their default."""
+    """Return the number of tokens per row from the options of run_clm.py, or the default."""
     return int(values.get("block_size", LmDataArguments.block_size))
 
 
@@ -330,8 +330,8 @@ def _batch(options: LaunchOptions, given: dict[str, Any], base: int, processes: 
 def _launcher(options: LaunchOptions, processes: int, port: int) -> list[str]:
     """Return the launcher's part of the command.
 
-    CPU runs use torchrun, because `accelerate launch --cpu --num_processes 2` starts processes that silently form no
-    group and overwrite each other's output (accelerate 1.15).
+    CPU runs use torchrun, because `accelerate launch --cpu --num_processes 2` starts processes that silently fail to
+    form a group and overwrite each other's output (accelerate 1.15).
     """
     if options.cpu:
         return ["torchrun", "--nproc_per_node", str(processes), "--master_port", str(port)]
@@ -349,7 +349,7 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """Decide on checkpointing by flags or recipe, else use it from 100m parameters on or to save memory.
+    """Return the choice in flags or recipe, else use checkpointing for large models or to save memory.
 
     TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """
@@ -363,7 +363,7 @@ def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable:
 
 
 def _shape(recipe: dict[str, Any], given: dict[str, Any], needed: bool) -> ModelShape | None:
-    """Return the model's shape, or None if its memory is unknown and not `needed`."""
+    """Return the model's shape, or None if it has no memory model and none is `needed`."""
     try:
         return model_shape(config_of(recipe, given))
     except ValueError:
@@ -384,7 +384,7 @@ def _does_not_fit(model: str, shape: ModelShape, length: int, usable: int, optio
 
 
 def _recipe_batch(recipe: dict[str, Any]) -> int:
-    """Return the batch for which the recipe's learning rate was chosen (sequences per step, one process)."""
+    """Return the sequences per step (on one process) for which the recipe's learning rate was chosen."""
     if "global_batch_size" in recipe:
         return int(recipe["global_batch_size"])
     if "per_device_train_batch_size" not in recipe:

@@ -1,4 +1,4 @@
-"""Check a machine before a long run, and say how to fix what is missing.
+"""Check a machine before a long run and suggest fixes for the problems found.
 
     checks = run_checks(PreflightOptions(processes=2, port=29500))
     any(check.status == "fail" for check in checks)
@@ -29,9 +29,9 @@ from ..trainer.recipes import library_versions
 from .options import PreflightOptions
 
 
-TORCHRUN_PORT = 29500  # default of torchrun and accelerate
+TORCHRUN_PORT = 29500  # default port of torchrun and accelerate
 PROBE_BYTES = 2**20
-# Program of one rank of the all-reduce; it imports torch but not this package.
+# Program that each rank of the all-reduce runs. It imports torch but not this package.
 RANK_PROGRAM = """
 import datetime, sys, torch, torch.distributed as dist
 backend, seconds = sys.argv[1], float(sys.argv[2])
@@ -47,7 +47,7 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check. `status` is "ok", "note" or "fail"; `fix` says what to do about the last two."""
+    """Result of a check. `status` is "ok", "note" or "fail"; `fix` suggests what to do about a note or failure."""
 
     name: str
     status: str
@@ -56,9 +56,9 @@ class Check:
 
 
 def run_checks(options: PreflightOptions) -> list[Check]:
-    """Run all checks, in the order of the table.
+    """Run all checks and return the results in the order in which they are printed.
 
-    Without a port, the launchers' default is checked, and is only a note if taken. The output folder need not exist.
+    Without a port, this checks the launchers' default and only notes if it is taken. The output folder need not exist.
     """
     return [
         *(Check(name, "ok", version) for name, version in library_versions().items()),
@@ -99,7 +99,7 @@ def backends(processes: int, timeout: float) -> list[Check]:
 
 
 def port_check(port: int | None) -> Check:
-    """Check whether the port of the rendezvous can be bound."""
+    """Check whether the rendezvous port can be bound."""
     number = TORCHRUN_PORT if port is None else port
     try:
         with socket.socket() as probe:
@@ -129,9 +129,9 @@ def output_folder(out: Path, min_free: int = 0) -> list[Check]:
 
 
 def interfaces() -> list[Check]:
-    """Check that network interfaces are up, also those in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME.
+    """Check that network interfaces are up, including those in NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME.
 
-    NCCL's value is a list of prefixes. After `=` the names are complete, and `^` excludes them.
+    NCCL_SOCKET_IFNAME is a list of prefixes. A leading `=` requires exact names, and a leading `^` excludes names.
     """
     up = [name for name, state in psutil.net_if_stats().items() if state.isup]
     checks = [Check("interfaces", "ok" if up else "fail", ", ".join(up) or "none is up")]
@@ -215,7 +215,7 @@ def _all_reduce(backend: str, processes: int, timeout: float) -> Check:
         for rank in range(processes)
     ]
     deadline, statuses = time.monotonic() + timeout, [None]
-    while time.monotonic() < deadline and None in statuses and not any(statuses):  # after a failure the others hang
+    while time.monotonic() < deadline and None in statuses and not any(statuses):  # if one fails, the others hang
         time.sleep(0.05)
         statuses = [rank.poll() for rank in ranks]
     for rank in ranks:

@@ -1,12 +1,12 @@
-"""Recommend models and batches for a given memory, measured by `benchmarks/puzzles/presets.py`.
+"""Recommend models and batches for a given amount of memory.
 
     advice = recommend(RecommendOptions(memory="4GB", task="puzzle"))
     advice.rows       every preset: its memory, and the largest batch that fits
     advice.commands   the command lines to run
 
-For puzzles, the advice also includes the guide's own recommendation, with measured memory. Sizes are for one device,
-uncompiled, in float32; batches above the measured ones are extrapolated linearly. Language models use the row length,
-precision and checkpointing that `hrm-hf launch` would plan for a GPU with bfloat16.
+Puzzle and map models were measured by `benchmarks/puzzles/presets.py` on one device, uncompiled, in float32; larger
+batches are extrapolated linearly. For puzzles, the advice also includes the guide's own recommendation. For language
+models it uses the row length, precision and checkpointing that `hrm-hf launch` would plan for a GPU with bfloat16.
 """
 
 import json
@@ -29,9 +29,9 @@ COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_singl
 
 
 class GuideRow(NamedTuple):
-    """Row of the guide's memory table. `epochs` counts all epochs, and those between evaluations.
+    """Row of the guide's memory table. `epochs` are the total number and the number between evaluations.
 
-    The guide does not give the number of heads for hidden size 64; we use two, which is 32 per head as in other rows.
+    The guide does not give the number of heads for hidden size 64; we use two, which gives 32 per head.
     """
 
     batch: int
@@ -52,7 +52,7 @@ GUIDE_ROWS = {
 
 @dataclass(frozen=True)
 class Row:
-    """Memory of a preset: fixed bytes, bytes per example, and the largest batches measured and fitting."""
+    """Memory of a preset: fixed bytes, bytes per example, largest measured batch, and largest batch that fits."""
 
     name: str
     title: str
@@ -62,13 +62,13 @@ class Row:
     largest_batch: int
 
     def size(self, batch: int) -> int:
-        """Return the bytes of a step with this batch."""
+        """Return the number of bytes that a step with this batch needs."""
         return self.fixed + batch * self.per_example
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Recommended runs. `guide` is for puzzles only; `best` is the largest model with a useful batch."""
+    """Recommended runs. `guide` is None except for puzzles; `best` is the largest model with a useful batch."""
 
     task: str
     memory: int
@@ -84,7 +84,7 @@ class Advice:
 
 
 def recommend(options: RecommendOptions) -> Advice:
-    """Recommend settings for a device with this memory. Raises ValueError if nothing fits."""
+    """Recommend settings for a device, or raise ValueError if no model fits into its memory."""
     memory, task = options.size, options.task
     device = Device("CPU", memory, (0, 0)) if options.cpu else Device("GPU", memory, ASSUMED_GPU.capability)
     usable = usable_memory(memory, device.kind)
@@ -110,7 +110,7 @@ def recommend(options: RecommendOptions) -> Advice:
 
 
 def guide_row(memory: int) -> str:
-    """Return the row of the guide's table: [0, 2), [2, 5), [5, 10] or above 10 GiB."""
+    """Return the name of the guide's row for this memory: [0, 2), [2, 5), [5, 10] or above 10 GiB."""
     size = memory / GIB
     if size < 5:
         return "hrm-16" if size < 2 else "hrm-32"
@@ -149,7 +149,7 @@ def _measured(task: str, usable: int) -> tuple[list[Row], str]:
 
 
 def _language_models(device: Device) -> tuple[list[Row], str]:
-    """Return a row for each of our language models by the memory model, smallest first, and the source."""
+    """Estimate a row for each of our language models, smallest first, and name the method."""
     rows, usable = [], usable_memory(device.memory, device.kind)
     for name in known_models():
         recipe, given = run_values(name)
@@ -167,7 +167,7 @@ def _language_models(device: Device) -> tuple[list[Row], str]:
 
 
 def _power_of_two(most: int, limit: int) -> int:
-    """Return the largest power of two up to `most`, at most `limit`; 0 if `most` < 1."""
+    """Round `most` down to a power of two (0 if `most` < 1), or return `limit` if `most` reaches it."""
     if most >= limit:
         return limit
     return 2 ** (most.bit_length() - 1) if most > 0 else 0

@@ -25,7 +25,7 @@ from ..resources import INSTALLED, ROOT, existing_path
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
 SCRIPT = "training/run_cosmo.py"
-DEFAULT_LOG = "%x_%j.out"  # in the folder of the sbatch call; a job fails if the folder of its log does not exist
+DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch is called; a job fails if its log folder does not exist
 
 # NERSC: nodes with 4 GPUs and 32 CPUs (hardware threads) per GPU; `regular` allocates full nodes, `shared` parts.
 _PERLMUTTER = {"constraint": "gpu", "qos": "regular", "time": "24:00:00"}
@@ -58,7 +58,7 @@ class SlurmJob(Options):
     """A Slurm job, and the options of `hrm-hf slurm`.
 
     Fields that are None take the cluster's defaults for the job's kind. `gpus` is also the number of processes per
-    node, 0 for `generate_data`. The folder of the log must exist when the job starts. Slurm may send the signal up to
+    node, 0 for `generate_data`. The log folder must exist when the job starts. Slurm may send the signal up to
     60 s earlier than `signal_seconds` before the end.
     """
 
@@ -66,7 +66,7 @@ class SlurmJob(Options):
     cluster: Literal["generic", "perlmutter"] = option("Cluster whose defaults to use.", "generic")
     account: str | None = option("Project to charge.", None)
     partition: str | None = option("Partition.", None)
-    constraint: str | None = option("Required feature of the nodes, e.g. gpu.", None)
+    constraint: str | None = option("Node feature to require, e.g. gpu.", None)
     qos: str | None = option("Quality of service, e.g. regular, interactive.", None)
     gpus: int | None = option("GPUs per node; one process runs on each.", None)
     nodes: int | None = option("Number of nodes; more than one only with multi_node.", None, min=1)
@@ -75,10 +75,10 @@ class SlurmJob(Options):
     time: str | None = option("Time limit: 02:00:00, 1-12:00:00 or 90 (minutes).", None)
     script: str = option("Training script.", SCRIPT)
     recipe: str | None = option("Recipe of the training script.", None)
-    job_name: str | None = option("Name in the queue.", None)
+    job_name: str | None = option("Name of the job in the queue.", None)
     log_dir: str | None = option("Folder for the log; logs/slurm with --submit, else where sbatch is called.", None)
     signal_seconds: int = option("Save and stop this many seconds before the limit.", 300, min=1, max=65535)
-    launcher: Literal["torchrun", "accelerate"] = option("Program that starts the processes of a node.", "torchrun")
+    launcher: Literal["torchrun", "accelerate"] = option("Program that starts the processes on each node.", "torchrun")
     accelerate_config: str | None = option("Config file for --launcher accelerate: accelerate_configs/...", None)
     setup: list[str] = option('Shell line to run first, e.g. "module load python"; repeatable.', [])
 
@@ -160,7 +160,7 @@ class SlurmJob(Options):
 
 
 def committed_files() -> dict[str, str]:
-    """Return the files of training/slurm by name; `make slurm` writes them."""
+    """Return the text of each file in training/slurm by name. `make slurm` writes these files."""
     return {
         f"{'' if cluster == 'generic' else cluster + '_'}{kind}.sbatch": SlurmJob(kind=kind, cluster=cluster).text()
         for cluster, kinds in DEFAULTS.items()
@@ -169,7 +169,7 @@ def committed_files() -> dict[str, str]:
 
 
 def _place(name: str) -> str:
-    """Return the path of a repository file for a job: in its checkout, or in the installed package."""
+    """Return the path of a repository file for a job: in the job's checkout or in the installed package."""
     return str(existing_path(name)) if name and ROOT == INSTALLED else name
 
 

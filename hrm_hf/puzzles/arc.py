@@ -5,7 +5,7 @@
     save_arc_dataset(splits, info, tasks, "data/arc1")
 
 Each task is augmented with the eight symmetries and with permutations of the colors 1..9 (0, the background, is
-fixed). Every augmentation is a puzzle with its own identifier.
+fixed). Each augmented copy is a puzzle with its own identifier.
 
 Unlike the original builders, this module sorts the tasks and seeds the random numbers of each task with the seed and
 the task's name. Identifiers therefore do not depend on directory order, hash seed, machine or the other tasks.
@@ -63,7 +63,7 @@ CHUNK_PUZZLES = 2048
 
 
 class Pair(NamedTuple):
-    """Demonstration or question: two grids of colors 0..9, uint8 [rows, columns], or None if hidden."""
+    """Demonstration or question: two grids of colors 0..9, uint8 [rows, columns]; a hidden output is None."""
 
     input: np.ndarray
     output: np.ndarray | None
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class ArcTask:
-    """ARC task, whose test pairs go to the test split if `evaluated`, and otherwise are used for training."""
+    """ARC task. Its test pairs go to the test split if `evaluated` is True, otherwise to the train split."""
 
     name: str
     train: tuple[Pair, ...]
@@ -89,7 +89,7 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
     - a folder with one JSON file per task (the file's parent folder names the subset: training/, evaluation/, ...);
     - a Kaggle file `..._training_challenges.json` with its `..._solutions.json`, or a folder of such files.
 
-    `source:training,evaluation` selects these subsets of a source.
+    `source:training,evaluation` selects the subsets "training" and "evaluation" of a source.
 
     The test pairs of the subsets in `evaluate` form the test split; all other subsets are used for training. If
     several sources contain a task, the last one wins, with a warning. A second warning lists training tasks that have
@@ -250,7 +250,7 @@ def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
 
 
 def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
-    """Warn about training copies of evaluated tasks, but keep them, since published metrics include one."""
+    """Warn about training copies of evaluated tasks, but keep them, since published results include such a copy."""
     evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
     for name, task in roles[False].items():
         if twin := evaluated.get(fingerprint([*task.train, *task.test])):
@@ -259,7 +259,7 @@ def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
 
 
 def fingerprint(pairs: Sequence[Pair]) -> bytes:
-    """Hash the pairs of a task or variant, independently of their order."""
+    """Hash the pairs of a task or variant, ignoring their order."""
     texts = [[b"" if grid is None else bytes(grid.shape) + grid.tobytes() for grid in pair] for pair in pairs]
     return b"".join(sorted(hashlib.sha256(b"|".join(pair)).digest() for pair in texts))
 
@@ -295,7 +295,7 @@ def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str,
 
 
 def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
-    """Return the generator of a task and purpose, seeded with sha256 as `hash()` depends on the process."""
+    """Return the random generator for a task and purpose, seeded with sha256 as `hash()` varies by process."""
     digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int.from_bytes(digest, "little")])))
 
@@ -308,12 +308,12 @@ def build_arc(
 ) -> tuple["datasets.DatasetDict", PuzzleInfo]:
     """Augment and encode tasks, streaming the rows to Arrow files so that memory use stays constant.
 
-    The train split has all pairs of training tasks and the train pairs of evaluated tasks. In every puzzle all pairs
-    but one are shifted by a random offset. The test split has the test pairs of evaluated tasks in all augmentations,
+    The train split has all pairs of training tasks and the train pairs of evaluated tasks. In each puzzle all pairs
+    but one are shifted by a random offset. The test split has all augmentations of the test pairs of evaluated tasks,
     without shifts. Identifiers number the sorted tasks and their augmentations from 1.
 
     Args:
-        tasks: From `read_tasks`. num_aug: Variants per task besides the original. seed: Seed of variants and offsets.
+        tasks: From `read_tasks`. num_aug: Variants per task in addition to the original. seed: Seed for all draws.
         cache_dir: Folder for the Arrow files. By default a folder in the `datasets` cache (HF_DATASETS_CACHE), deleted
             at exit. The full ARC data needs about 8 GB.
 
@@ -351,7 +351,7 @@ def build_arc(
 
 
 def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str, Any]:
-    """Return the options that `puzzle.json` records to identify a build."""
+    """Return the build options to record in `puzzle.json`, which identify a build."""
     if num_aug < 0 or seed < 0:
         raise ValueError(f"num_aug={num_aug}, seed={seed}: both must be >= 0")
     if not tasks:
@@ -368,7 +368,7 @@ def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str
 def save_arc_dataset(
     splits: "datasets.DatasetDict", info: PuzzleInfo, tasks: Sequence[ArcTask], out: str | Path
 ) -> Path:
-    """Save the data set, together with the evaluated tasks (`test_puzzles.json`), which voting needs."""
+    """Save the data set and, for voting, the evaluated tasks (`test_puzzles.json`)."""
     puzzles = {task.name: task_to_json(task) for task in tasks if task.evaluated}
     return save_puzzle_dataset(splits, info, out, {TEST_PUZZLES_FILE: json.dumps(puzzles)})
 
@@ -424,12 +424,12 @@ class _SplitWriter:
             self._flush()
 
     def end_group(self) -> None:
-        """End a task, which counts as a group if this split received any of its pairs."""
+        """End the current task, and count it as a group if this split received any of its pairs."""
         self.groups += self.puzzles > self.puzzles_at_last_group
         self.puzzles_at_last_group = self.puzzles
 
     def finish(self) -> "datasets.Dataset":
-        """Finish the file and return its rows, memory-mapped."""
+        """Close the file and return its rows as a memory-mapped data set."""
         from datasets import Dataset
 
         self._flush()
@@ -459,7 +459,7 @@ def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int,
 
 
 def card_context(config: Any, folder: Path) -> dict[str, str]:
-    """Return `known_task`, a task in the puzzle table, which the card of an ARC model uses as an example."""
+    """Return the values for an ARC model's card: `known_task`, an example task from the puzzle table."""
     file = folder / IDENTIFIERS_FILE
     names = json.loads(file.read_text(encoding="utf-8")) if config.task == "arc" and file.exists() else []
     return {"known_task": parse_identifier(names[1])[0] if len(names) > 1 else "task"}

@@ -1,4 +1,4 @@
-"""Symmetries of grids, for mazes and ARC, and encoding and augmentation of ARC grids.
+"""Symmetries of grids (for mazes and ARC), and the encoding and augmentation of ARC grids.
 
 Tokens: 0 is padding, 1 is end of grid, and color c is c + 2. A grid lies in a 30 x 30 frame; the row below it and the
 column to its right are filled with end-of-grid tokens. An augmentation can be undone from its name.
@@ -70,7 +70,7 @@ def encode_pair(
 
 
 def crop_prediction(tokens: np.ndarray) -> np.ndarray:
-    """Crop a prediction [900] to its grid, uint8 [rows, columns].
+    """Crop a predicted frame [900] to its grid, uint8 [rows, columns].
 
     The grid is the largest rectangle of colors in the top left corner. If two have the same area, the one with fewer
     rows wins, as in the original. If the first token is not a color, the grid has shape [0, 0].
@@ -86,7 +86,7 @@ def crop_prediction(tokens: np.ndarray) -> np.ndarray:
 
 
 def place_grid(grid: np.ndarray, offset: tuple[int, int], frame: np.ndarray) -> None:
-    """Write a grid and its end-of-grid row and column into a zeroed frame [30, 30], except their corner."""
+    """Write a grid and its end-of-grid row and column, without their corner, into a zeroed frame [30, 30]."""
     top, left = offset
     bottom, right = top + grid.shape[0], left + grid.shape[1]
     frame[top:bottom, left:right] = grid
@@ -105,7 +105,7 @@ def identifier_name(task: str, transform: int, colors: np.ndarray) -> str:
 def parse_identifier(name: str) -> tuple[str, int, np.ndarray]:
     """Split an identifier of TRM or HRM (`task_t3_0251346789`) into task, symmetry and color map.
 
-    The color map, uint8 [10], has the new color of each color. A task name alone stands for the unchanged task. Raise
+    The color map, uint8 [10], maps old to new colors. A task name alone means the unchanged task. Raise
     ValueError if the identifier is malformed, or its digits are not a permutation of 0..9.
     """
     match = TRM_IDENTIFIER.fullmatch(name) or HRM_IDENTIFIER.fullmatch(name)

@@ -39,7 +39,7 @@ GridKey = tuple[tuple[int, ...], bytes]
 
 
 class RankedAnswer(NamedTuple):
-    """Answer with its votes: colors uint8 [rows, columns], number of votes and mean sigmoid(q_halt)."""
+    """Answer (colors, uint8 [rows, columns]) with its number of votes and its mean sigmoid(q_halt)."""
 
     grid: np.ndarray
     votes: int
@@ -47,7 +47,7 @@ class RankedAnswer(NamedTuple):
 
 
 class ArcVoting:
-    """Voting over predictions on the test split of an ARC data set, scored as in HRM and TRM.
+    """Vote over predictions for the test split of an ARC data set, and score answers as HRM and TRM do.
 
         votes = ArcVoting(load_test_puzzles("data/arc1"), load_puzzle_info("data/arc1").identifiers)
         votes.update(input_ids, puzzle_identifiers, predictions, q_halt_logits)   # per batch, epoch or checkpoint
@@ -55,7 +55,7 @@ class ArcVoting:
 
     Each row predicts an answer to an augmented question. `update` undoes the augmentation and counts equal answers to
     a question as votes; `result` ranks answers by number of votes, then by mean sigmoid(q_halt). "hrm" counts a task
-    as solved if all its test inputs are correct; "trm" (and Kaggle) scores a task by its share of correct test inputs.
+    as solved if all its test inputs are correct; "trm" (and Kaggle) scores a task by its fraction of correct answers.
 
     Args:
         test_puzzles: `{task name: {"train": ..., "test": [{"input", "output"}, ...]}}`; outputs may be missing.
@@ -73,7 +73,7 @@ class ArcVoting:
     def update(
         self, input_ids: np.ndarray, puzzle_identifiers: np.ndarray, predictions: np.ndarray, q_halt_logits: np.ndarray
     ) -> int:
-        """Add the votes of n rows and return how many voted (rows with the blank identifier do not vote).
+        """Add the votes of n rows and return the number of votes (rows with the blank identifier do not vote).
 
         Args:
             input_ids, predictions: Tokens [n, 900]. puzzle_identifiers, q_halt_logits: Arrays [n].
@@ -101,7 +101,7 @@ class ArcVoting:
         return len(kept)
 
     def replace_votes(self, parts: Sequence[dict[str, dict[GridKey, dict[GridKey, list[float]]]]]) -> None:
-        """Replace the votes with the sum of `parts`, the `votes` of several objects for the same puzzles."""
+        """Replace the votes with those in `parts`, the `votes` of several `ArcVoting` objects for the same puzzles."""
         votes = {task: {question: {} for question in questions} for task, questions in self.votes.items()}
         for part in parts:
             for task, questions in part.items():
@@ -111,16 +111,16 @@ class ArcVoting:
         self.votes = votes
 
     def candidates(self, task: str, test_index: int) -> list[RankedAnswer]:
-        """Rank the answers to one test input by number of votes, then mean q, then a fixed order of the grids."""
+        """Rank the answers to one test input by number of votes, then mean q, then shape and colors."""
         tallies = self.votes[task][_key(self.test_puzzles[task]["test"][test_index]["input"])]
-        # fsum does not depend on the order of the votes, so it does not matter which process counted which vote.
+        # fsum is independent of the order of the votes, which depends on how they were divided among processes.
         found = [(len(qs), fsum(qs) / len(qs), answer) for answer, qs in tallies.items()]
         ranked = sorted(found, key=lambda one: (-one[0], -one[1], one[2]))
         grids = [np.frombuffer(cells, dtype=np.uint8).reshape(shape) for _, _, (shape, cells) in ranked]
         return [RankedAnswer(grid, count, mean_q) for grid, (count, mean_q, _) in zip(grids, ranked)]
 
     def result(self, ks: Sequence[int] = PASS_AT) -> dict[str, float]:
-        """Return hrm/pass@k and trm/pass@k of tasks with solutions, and the number of tasks and test inputs.
+        """Return hrm/pass@k and trm/pass@k for tasks with solutions, and the number of tasks and test inputs.
 
         A test input without votes counts as wrong.
 
@@ -155,7 +155,7 @@ class ArcVoting:
 
 
 def load_test_puzzles(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Read `test_puzzles.json` in the folder of an ARC data set."""
+    """Read `test_puzzles.json` from the folder of an ARC data set."""
     file = Path(path) / TEST_PUZZLES_FILE
     if not file.exists():
         raise FileNotFoundError(f"{file} is missing; build the data set with `hrm-hf data arc`, which writes it")
@@ -180,7 +180,7 @@ class ArcView:
         return self._map(tokens, apply_augmentation)
 
     def undo(self, tokens: np.ndarray) -> np.ndarray:
-        """Crop each of the frames [..., 900] to its grid and undo the augmentation."""
+        """Crop each frame [..., 900] to its grid and undo the augmentation."""
         return self._map(tokens, undo_augmentation)
 
     def _map(self, tokens: np.ndarray, change) -> np.ndarray:
@@ -192,7 +192,7 @@ class ArcTaskSolving(PuzzleTask):
     """Task "arc": puzzles are dicts `{"train": [...], "test": [...], "name": ...}` or paths of JSON files."""
 
     name = "arc"
-    has_rules = True  # the only rule: the answer is a grid
+    has_rules = True  # the only rule is that the answer is a grid
 
     def __init__(self, config, identifiers: Sequence[str] | None = None):
         super().__init__(config)
@@ -249,7 +249,7 @@ class ArcTaskSolving(PuzzleTask):
         return [ArcView(name, 0) for name, _ in variants]
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
-        """Rank answers as `ArcVoting` does for ARC scores: by number of votes, then by mean confidence."""
+        """Rank answers as `ArcVoting` does: by number of votes, then by mean confidence."""
         grid = crop_prediction(puzzle.questions[question])
         voting = ArcVoting({puzzle.name: {"test": [{"input": grid}]}}, [BLANK_IDENTIFIER, puzzle.name])
         count = len(candidates)
@@ -277,7 +277,7 @@ class ArcTaskSolving(PuzzleTask):
 
 
 def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
-    """Create the task of a model's config, for ARC with the names of the puzzle table's rows.
+    """Create the task named in a model's config. ARC also needs the names of the puzzle table's rows.
 
     Raises:
         ValueError: If the task is unknown, or the config's sizes do not fit the task.

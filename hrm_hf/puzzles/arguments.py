@@ -1,4 +1,4 @@
-"""Options of a puzzle training run: the data, and the training of models with a carry."""
+"""Options of a puzzle training run, for the data and for training models with a carry."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ DIFFICULTIES = ("uniform", "hard_first")
 class PuzzleDataArguments:
     """Options that select the puzzle data."""
 
-    data_path: str | None = HfArg(default=None, help="Puzzle data set: folder or OWNER/NAME.")
+    data_path: str | None = HfArg(default=None, help="Puzzle data set: a folder, or OWNER/NAME on the Hub.")
     build_data: str | None = HfArg(
         default=None, help="Arguments for `hrm-hf data` to build data_path if it does not exist."
     )
     train_split: str = HfArg(default="train", help="Split to train on.")
-    eval_split: str | None = HfArg(default="test", help="Split to evaluate on; empty for none.")
-    max_train_samples: int | None = HfArg(default=None, help="Train only on this many rows, from the first.")
-    max_eval_samples: int | None = HfArg(default=None, help="Evaluate only this many rows, from the first.")
+    eval_split: str | None = HfArg(default="test", help="Split to evaluate on; leave empty to disable evaluation.")
+    max_train_samples: int | None = HfArg(default=None, help="Train only on the first N rows.")
+    max_eval_samples: int | None = HfArg(default=None, help="Evaluate only the first N rows.")
     puzzle_embeddings: str = HfArg(
         default="keep", help="With --model_name_or_path: keep the puzzle table, reset it (new puzzles), or extend it."
     )
@@ -34,43 +34,43 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
 
     learning_rate: float = HfArg(default=1e-4, help="Base learning rate of the dense weights.")
     weight_decay: float = HfArg(default=1.0, help="Weight decay of all dense weights.")
-    warmup_steps: float = HfArg(default=2000, help="Steps of linear warm-up.")
+    warmup_steps: float = HfArg(default=2000, help="Number of linear warm-up steps.")
     max_grad_norm: float = HfArg(default=0.0, help="Maximum gradient norm for clipping; 0 disables clipping.")
     adam_atan2: bool = HfArg(default=True, help="Train the dense weights with AdamATan2; False uses --optim.")
     lr_min_ratio: float | None = HfArg(
-        default=1.0, help="Cosine decay ends at this share of the learning rate; 1 keeps it constant."
+        default=1.0, help="Final learning rate of the cosine decay as a fraction of the base rate; 1 for no decay."
     )
 
     puzzle_emb_lr: float = HfArg(default=1e-2, help="Learning rate of the puzzle table's rows (sign descent).")
-    puzzle_emb_weight_decay: float = HfArg(default=0.1, help="Weight decay of the table rows used in a step.")
+    puzzle_emb_weight_decay: float = HfArg(default=0.1, help="Weight decay of the puzzle table's rows used in a step.")
     augment: bool = HfArg(
         default=False,
-        help="Apply a new random symmetry to a row each time it is used: for Sudoku, mazes, and ARC models without a "
-        "puzzle table.",
+        help="Apply a new random symmetry to a row each time it is used. Valid for Sudoku, mazes, and ARC models "
+        "without a puzzle table.",
     )
     difficulty: str = HfArg(
         default="uniform",
         help='"hard_first": start with the hardest quarter of the rows and add the others gradually (see '
-        '--difficulty_ramp); ranked by the column "rating", else by the number of cells to fill. "uniform": all rows.',
+        '--difficulty_ramp), ranked by column "rating" or else the number of cells to fill. "uniform": use all rows.',
     )
     difficulty_ramp: float = HfArg(
-        default=0.5, help="Share of the steps after which --difficulty hard_first uses all rows."
+        default=0.5, help="Fraction of the training steps after which --difficulty hard_first uses all rows."
     )
     late_starts: float = HfArg(
         default=0.0,
-        help="Share of the rows that first run 1, 2, 4, ... or --late_start_max_steps ACT steps (drawn uniformly) "
-        "without gradient, so that the model learns to continue after many steps.",
+        help="Fraction of the rows that first run 1, 2, 4, ... or --late_start_max_steps ACT steps (drawn uniformly) "
+        "without gradient. This teaches the model to continue after many steps.",
     )
-    late_start_max_steps: int = HfArg(default=32, help="Maximum number of steps of --late_starts, a power of two.")
+    late_start_max_steps: int = HfArg(default=32, help="Maximum number of steps for --late_starts, a power of two.")
     drop_unplaced_rows: bool = HfArg(
         default=False,
-        help="Drop rows that come up while their slot is busy, as in the original; by default they wait.",
+        help="Drop rows whose slot is still busy, as the original does; by default they wait for the slot.",
     )
     eval_max_steps: int | None = HfArg(
         default=None,
-        help="Maximum number of ACT steps in evaluation and of the saved model; by default halt_max_steps.",
+        help="Maximum number of ACT steps in evaluation and in the saved model; by default halt_max_steps.",
     )
-    eval_halt: str = HfArg(default="fixed", help='"fixed": all steps, as in the original; "q": adaptive halting.')
+    eval_halt: str = HfArg(default="fixed", help='"fixed": run all steps, as in the original; "q": adaptive halting.')
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Find Sudoku boards in text with frames, comments, empty fields and various signs for blanks."""
+"""Find Sudoku boards in text with frames, comments, empty fields and various symbols for blanks."""
 
 import re
 import unicodedata
@@ -10,7 +10,7 @@ BOX_SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # (rows, columns) of a box by bo
 CELLS = frozenset("0123456789.")
 _FRAME = re.compile(r"[\s\ufeff\u200b|¦‖+=:;!,'\"`~<>/\\(){}\[\]\u2500-\u257f]")
 _COLUMN, _EDGES = re.compile(r"[,;\t|│┃║]"), re.compile(r"^\s*[|│┃║](.*)[|│┃║]\s*$")
-_BLANKS = "_?xX·□*-"  # signs for a blank in texts without `.` and 0
+_BLANKS = "_?xX·□*-"  # symbols for a blank in texts without `.` and 0
 _SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
 _NOTHING = re.compile(r"\b(null|None|nan)\b")  # a blank in JSON and Python
@@ -18,11 +18,11 @@ _PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.
 
 
 def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str]]:
-    """Split a text into boards of `size` rows: strings of cells, or dicts with puzzle and solution.
+    """Split a text into boards of `size` rows, returned as cell strings or dicts with puzzle and solution.
 
     A board is a single line, optionally followed by its solution and other words, or several lines of cells. Frames,
     comments and empty lines between bands are skipped. An empty line elsewhere ends an incomplete board. Without
-    `size`, all lines of cells form one board.
+    `size`, all lines with cells form one board.
     """
     text = _NOTHING.sub(".", _PROGRESS.sub("", unicodedata.normalize("NFKC", text)))
     cells_of_board = {rows * rows for rows in BOX_SHAPES} if size is None else {size * size}
@@ -49,7 +49,7 @@ def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str
 
 
 def _rows(text: str) -> list[str]:
-    """Return the cells in each line, with `.` for a blank, and "" for lines of frames and comments."""
+    """Return the cells in each line, with `.` for a blank, and "" for frame and comment lines."""
     lines, blank, rows = ["" if _is_comment(line) else line for line in text.splitlines()], ".", []
     if not any("." in line or "0" in line for line in lines):
         lines = list(_fill_empty_fields(lines))
@@ -63,7 +63,7 @@ def _rows(text: str) -> list[str]:
 
 
 def _fill_empty_fields(lines: list[str]) -> Iterator[str]:
-    """Yield lines with `.` in empty fields, between separators or in a grid of single characters."""
+    """Yield the lines with `.` in empty fields, in rows with separators or in a grid of single characters."""
     wide = max(map(len, lines), default=0)
     is_grid = (wide in BOX_SHAPES and len(lines) == wide) or (len(lines) == 1 and wide in {n * n for n in BOX_SHAPES})
     for line in lines:
@@ -73,7 +73,7 @@ def _fill_empty_fields(lines: list[str]) -> Iterator[str]:
 
 
 def _is_comment(line: str) -> bool:
-    """Check whether a line is a header, comment or prose (has a word, and mostly non-cell characters)."""
+    """Check whether a line is a header, comment or prose (it has a word and few cell characters)."""
     text = "".join(line.split())
     is_prose = _LETTERS.search(line) and sum(character in CELLS for character in text) < len(text) / 2
     return text.startswith(("#", "//")) or (text.startswith(";") and text.count(";") < 3) or bool(is_prose)

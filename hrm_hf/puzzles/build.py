@@ -15,7 +15,7 @@ from .options import BuildArc, BuildMaze, BuildPuzzles, BuildSudoku, ExportPuzzl
 
 
 def ensure_built(path: str | None, command: str | None) -> None:
-    """Build the data set at `path` with the arguments `command` of `hrm-hf data`, unless it exists."""
+    """Build the data set at `path` by running `hrm-hf data` with the arguments `command`, unless it exists."""
     if path is None:
         raise ValueError("data_path=None: a data set is required; use --data_path FOLDER or OWNER/NAME on the Hub")
     if (Path(path) / INFO_FILE).exists():
@@ -114,7 +114,7 @@ OPTIONS: dict[str, type[Options]] = {
 
 
 def _validate_place(out: Path, options: dict[str, Any]) -> None:
-    """Raise before a long build, rather than after it, if `out` has another data set."""
+    """Raise UsageError before a long build if `out` has a data set with different options."""
     if (out / INFO_FILE).exists() and load_info(out / INFO_FILE).get("options") != options:
         raise UsageError(f"{out} already has a puzzle data set with different options; choose another --out")
 

@@ -1,4 +1,4 @@
-"""Convert checkpoints of the original HRM, TRM, EqR and SE-RRM code to ours, and of HRM and TRM back.
+"""Convert original HRM, TRM, EqR and SE-RRM checkpoints to our layout, and HRM and TRM back.
 
     convert_original("locuslab/EqR-model/sudoku-extreme/eqr.pth", "eqr-sudoku", architecture="eqr")
     convert_to_original("hrm-sudoku", "back")
@@ -39,11 +39,11 @@ from .tasks import guess_task
 logger = logging.getLogger(__name__)
 
 STEP = re.compile(r"step_(\d+)")
-WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names of weights files
-ORIGINAL_PREFIX = "model.inner."  # from the loss head and the ACT wrapper
-# Prefixes from these two, torch.compile (which may also have wrapped a submodule) and DDP.
+WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names for weights files
+ORIGINAL_PREFIX = "model.inner."  # added by the loss head and the ACT wrapper
+# Prefixes added by these two modules, by torch.compile (which may also have wrapped a submodule) and by DDP.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
-BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # rows of a training batch, saved by some runs
+BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # the table rows of a batch, saved by some runs
 TENSOR_NAMES = {
     "embed_tokens.embedding_weight": "model.embed.tokens.weight",
     "embed_pos.embedding_weight": "model.embed.positions.weight",
@@ -52,7 +52,7 @@ TENSOR_NAMES = {
 ORIGINAL_NAMES = {ours: original for original, ours in TENSOR_NAMES.items()}
 HEADS = ("lm_head.", "q_head.")
 
-# SE-RRM: our tables, and the original's tensors that we concatenate to them in this order.
+# SE-RRM: our tables, and the original's tensors that we concatenate, in this order, to form each table.
 SE_RRM_TABLES = {
     "model.embed.tokens.weight": ("embed_special_tokens", "embed_symbol_tokens", "embed_symbols"),  # [1, V, 1, D]
     "model.embed.extra.weight": ("add_tokens_special", "add_tokens"),  # [1, V, add_tokens, D]
@@ -68,15 +68,15 @@ def our_name(original: str) -> str:
 
 
 def original_name(ours: str) -> str:
-    """Return the name under which the original saves one of our tensors (inverse of `our_name`)."""
+    """Return the original's name for one of our tensors (the inverse of `our_name`)."""
     return ORIGINAL_PREFIX + ORIGINAL_NAMES.get(ours, ours.removeprefix("model."))
 
 
 def se_rrm_tensors(state: dict[str, torch.Tensor], num_heads: int, pos_encodings: str) -> dict[str, torch.Tensor]:
-    """Convert tensors of SE-RRM, or their gradients, to our names and layout.
+    """Convert SE-RRM's tensors, or their gradients, to our names and layout.
 
     With "rope2d", SE-RRM's attention over positions (`num_heads` heads) rotates the quarters of a head by row, column,
-    row, column; ours by row, row, column, column. The rows of the query and key projections are reordered to match.
+    row, column. Ours rotates them by row, row, column, column, so the query and key projections' rows are reordered.
     """
     state = {WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
     ours = {}
@@ -100,7 +100,7 @@ def convert_original(
     src: str | Path, out: str | Path, architecture: str = "hrm", seq_len: int | None = None, step: int | None = None,
     vocab_size: int | None = None, config: str | Path | None = None, revision: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Convert a checkpoint of the original code to a folder for `from_pretrained`, and return a report.
+    """Convert an original checkpoint to a folder for `from_pretrained`, and return a report.
 
     For the arguments see `options.ConvertCheckpoint`. From the Hub, only the files listed above are downloaded.
 
@@ -142,7 +142,7 @@ def convert_original(
 
 
 def find_weights(src: Path, step: int | None = None) -> Path:
-    """Find the weights file: `src` itself, or the file that `_choose_weights` selects in the folder `src`."""
+    """Return the weights file: `src` itself, or the file that `_choose_weights` selects in the folder `src`."""
     if src.is_file():
         return src
     return src / _choose_weights([path.name for path in src.iterdir() if path.is_file()], str(src), step)
@@ -166,12 +166,12 @@ def _choose_weights(names: list[str], place: str, step: int | None = None) -> st
 
 
 def _config_names(weights: str) -> list[str]:
-    """List possible names of the configuration next to a weights file, the most likely one first."""
+    """List possible names for the configuration file next to a weights file, most likely first."""
     return [f"{Path(weights).stem}.yaml", f"{Path(weights).stem}.yml", original.CONFIG_FILE, "config.yaml"]
 
 
 def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
-    """Download weights, configuration and identifiers, and return the weights file and the commit."""
+    """Download weights, configuration and identifiers, and return the weights file and the commit hash."""
     weights = None
 
     def choose(names: list[str]) -> list[str]:
@@ -193,7 +193,7 @@ def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
 def _find_run(
     weights: Path, config: str | Path | None, stored: dict[str, Any] | None, architecture: str
 ) -> tuple[dict[str, Any], str | Path]:
-    """Find the run's configuration and its place: as given, next to the weights, or stored in their file."""
+    """Return the run's configuration (given, next to the weights, or in their file) and its location."""
     if config is not None and not Path(config).is_file():
         return {"arch": original.arch_of_preset(str(config), architecture)}, f"preset {config}"
     files = [weights.with_name(name) for name in _config_names(weights.name)] if config is None else [Path(config)]
@@ -209,7 +209,7 @@ def _find_run(
 
 
 def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -> Path | None:
-    """Find an identifiers.json that fits the table, next to the checkpoint or in its only data folder."""
+    """Find an identifiers.json that fits the table, next to the checkpoint or in the run's only data folder."""
     rows = config.num_puzzle_identifiers if config.puzzle_emb_ndim else 0
     for file in (place / IDENTIFIERS_FILE for place in (folder, *(data if len(data) == 1 else []))):
         if not file.is_file():
@@ -220,7 +220,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
         wrong = f"{file} names {count} puzzles, but the puzzle table of the checkpoint has {rows} rows"
         if file.parent == folder:
             raise ValueError(f"{wrong}; replace or remove the file")
-        logger.warning("%s; ignoring the file", wrong)  # on this machine the run's data path may have other data
+        logger.warning("%s; ignoring the file", wrong)  # the run's data path may have different data on this machine
     if rows > 1:
         logger.warning(
             "%s is missing in %s, so the %d rows of the puzzle table have no names. Copy the file from the run's data "
@@ -231,7 +231,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
     seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
-    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # there it tells only whether a table exists
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # which only indicates whether a table exists
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     board = (arch.get("board_height"), arch.get("board_width"))
@@ -245,7 +245,7 @@ def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str,
 
 
 def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture: str, files: str) -> torch.nn.Module:
-    """Load the tensors into a float32 model, or raise one ValueError with all tensors that do not fit."""
+    """Load the tensors into a float32 model, or raise a ValueError that lists all tensors that do not fit."""
     with torch.device("meta"):
         model = original.ARCHITECTURES[architecture].model(config)
     try:
@@ -255,7 +255,7 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
             ours = {our_name(name): tensor for name, tensor in state.items()}
         # Initial states are stored in forward_dtype; float32 represents them exactly, and the forward casts them back.
         model.load_state_dict({name: value.float().contiguous() for name, value in ours.items()}, assign=True)
-    except (RuntimeError, IndexError) as error:  # IndexError: from a tensor with too few dimensions
+    except (RuntimeError, IndexError) as error:  # IndexError: a tensor has too few dimensions
         raise ValueError(f"{files} do not fit each other: {error}") from error
     return model
 
@@ -264,10 +264,10 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
 
 
 def convert_to_original(src: str | Path, out: str | Path, step: int | None = None, architecture: str | None = None):
-    """Convert one of our checkpoints to the original's three files (see above), and return a report.
+    """Convert one of our checkpoints to the original's three files (see the module), and return a report.
 
-    As in the original, weights are float32 and the initial states have the forward's dtype. all_config.yaml has the
-    keys of the run that produced `src` (ours or the original's), and the original's defaults for all other keys.
+    As in the original, weights are float32 and initial states have the forward's dtype. The file all_config.yaml has
+    the keys of the run that produced `src` (ours or the original's), and the original's defaults for all other keys.
 
     Args:
         src: Folder of a puzzle model. out: Folder to write. step: N of `step_N`; by default the run's last step.
@@ -275,7 +275,7 @@ def convert_to_original(src: str | Path, out: str | Path, step: int | None = Non
 
     Raises:
         ModelError: If `src` is not a puzzle model.
-        ValueError: If it has another architecture, or the original cannot express its config.
+        ValueError: If the model has a different architecture, or the original cannot express its config.
     """
     from ..registry import AutoModelForPuzzleSolving
 

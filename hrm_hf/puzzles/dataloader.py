@@ -1,9 +1,9 @@
-"""Data loader for ACT training, in which each batch slot strides through one seeded order of the rows.
+"""Data loader for ACT training. Each batch slot strides through the same seeded order of the rows.
 
 With B slots over all processes, slot s takes the examples at positions s, s + B, s + 2B, ... of an endless sequence of
 shuffled epochs. A slot moves on only when its example has halted, so no example is dropped. A slot's next example does
 not depend on the other slots, so one process with B slots and two with B/2 see the same examples. The position of a
-slot is a single integer, so a resumed run continues exactly.
+slot is a single integer, so a resumed run continues exactly where it stopped.
 
 As in the original, an epoch has one puzzle per group (a task with its augmentations): groups are shuffled, one puzzle
 of each group is drawn, and the examples of that puzzle are shuffled.
@@ -23,9 +23,9 @@ from .sudoku_rules import DIGIT_OFFSET
 
 
 class PuzzleRows:
-    """Columns of a puzzle data set as arrays: grids [N, S] and numbers [N].
+    """Columns of a puzzle data set as arrays: token grids [N, S] and integers or ratings [N].
 
-    `puzzle_index`, `group_index` and `rating` are loaded on first use, since evaluation does not need them.
+    `puzzle_index`, `group_index` and `rating` are loaded on first access, since evaluation does not need them.
     """
 
     def __init__(self, dataset: Any):
@@ -53,14 +53,14 @@ class PuzzleRows:
         return _scalar_column(self._dataset, "rating", np.float64) if has_rating else None
 
     def _index(self, name: str) -> np.ndarray:
-        """Return an index column, or a separate number for each row if the column is missing."""
+        """Return an index column, or a different index for each row if the column is missing."""
         return _scalar_column(self._dataset, name) if name in self._dataset.column_names else np.arange(len(self))
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
     def validate_fits(self, config: Any) -> None:
-        """Raise ValueError unless the data fit the sizes in a puzzle model's config."""
+        """Raise ValueError unless the data fit the sizes given in a puzzle model's config."""
         if self.input_ids.shape[1] != config.seq_len:
             raise ValueError(f"the data have seq_len {self.input_ids.shape[1]}, but the model has {config.seq_len}")
         for name in ("input_ids", "labels"):
@@ -80,7 +80,7 @@ class PuzzleRows:
             )
 
     def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
-        """Return rows as int32 tensors for a puzzle model's forward."""
+        """Return the rows at `indices` as int32 tensors for a puzzle model's forward."""
         return {
             name: torch.from_numpy(getattr(self, name)[indices].astype(np.int32))
             for name in ("input_ids", "labels", "puzzle_identifiers")
@@ -88,7 +88,7 @@ class PuzzleRows:
 
 
 class PuzzleOrder:
-    """Endless order of rows, whose epochs depend only on (seed, epoch) and are drawn when first needed."""
+    """Endless order of rows. Each epoch depends only on (seed, epoch) and is drawn when first needed."""
 
     def __init__(self, rows: PuzzleRows, seed: int):
         self.seed = seed
@@ -105,10 +105,10 @@ class PuzzleOrder:
         self.group_starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
         self.group_ends = np.append(self.group_starts[1:], len(groups))
         self.mean_epoch_rows = len(self.group_starts) * len(rows) / len(self.puzzle_starts)
-        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0  # rows in memory, position; epoch
+        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0  # rows in memory, start; next epoch
 
     def row(self, position: int) -> int:
-        """Return the row at a position that is not freed yet, drawing epochs as needed."""
+        """Return the row at a position that has not been freed, drawing epochs as needed."""
         while position >= self._start + len(self._rows):
             self._rows = np.concatenate((self._rows, self._epoch(self._next)))
             self._next += 1
@@ -119,7 +119,7 @@ class PuzzleOrder:
         self._rows, self._start, self._next = self._rows[:0], 0, 0
         while position >= self._start + len(self._rows):
             self.forget_before(self._start + len(self._rows))
-            self.row(self._start)  # the next epoch
+            self.row(self._start)  # draws the next epoch
         self.forget_before(position)
 
     def forget_before(self, position: int) -> None:
@@ -141,10 +141,10 @@ class PuzzleOrder:
 
 
 class CarryDataLoader:
-    """Data loader for one process, in which slots marked in `halted` get a new row in the next batch.
+    """Data loader for one process. The slots marked in `halted` get a new row in the next batch.
 
     By default a slot's row waits until the slot is free. With `drop_unplaced_rows`, as in the original, every batch
-    takes B new rows, and rows that meet a busy slot are lost. `symmetries` apply a random symmetry to each row, `pool`
+    takes B new rows and drops those whose slot is busy. `symmetries` apply a random symmetry to each row, `pool`
     replaces rows depending on the run's `progress` in [0, 1], and `late_starts` adds `steps_ahead` [B] to the batch.
     """
 
@@ -165,7 +165,7 @@ class CarryDataLoader:
         self.slots, self.rank, self.world_size = slots_per_process, rank, world_size
         self.drop_unplaced_rows = drop_unplaced_rows
         self.symmetries, self.pool, self.late_starts, self.progress = symmetries, pool, late_starts, 0.0
-        self.dataset = rows  # transformers' Trainer counts the examples of this attribute
+        self.dataset = rows  # transformers' Trainer counts examples with this attribute
         self.batch_size = slots_per_process
         self.seed = seed
         self.halted = np.ones(slots_per_process, dtype=bool)
@@ -173,7 +173,7 @@ class CarryDataLoader:
         self._batch = rows.batch(np.zeros(slots_per_process, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch as in the original: mean rows per epoch / global batch."""
+        """Return the number of batches per epoch as the original does: mean rows per epoch / global batch."""
         return max(1, int(self.order.mean_epoch_rows / (self.slots * self.world_size)))
 
     def __iter__(self):
@@ -206,7 +206,7 @@ class CarryDataLoader:
         return {"taken": self.taken.tolist(), "seed": self.seed, "world_size": self.world_size, "slots": self.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the saved positions, or raise ValueError if seed, processes or slots differ."""
+        """Restore the saved positions, or raise ValueError if seed, number of processes or slots differ."""
         for name in ("seed", "world_size", "slots"):
             if state[name] != getattr(self, name):
                 raise ValueError(
@@ -237,14 +237,14 @@ def _scalar_column(dataset: Any, name: str, dtype: type = np.int64) -> np.ndarra
 # ---- symmetries ----
 
 Grids = tuple[np.ndarray, np.ndarray]
-SYMMETRY, LATE_START = range(2)  # purposes of random keys, so that their random streams differ
+SYMMETRY, LATE_START = range(2)  # purposes of random keys; each has its own random stream
 
 
 def random_keys(seed: int, purpose: int, positions: np.ndarray, count: int) -> np.ndarray:
-    """Compute random numbers, uint64 [len(positions), count], that depend only on the arguments.
+    """Compute random numbers, uint64 [len(positions), count], as hashes of the arguments.
 
-    The numbers are SplitMix64 hashes (Steele, Lea and Flood 2014) of seed, purpose, position and column. Creating a
-    generator for each position would cost more than applying the symmetry.
+    The hashes are SplitMix64 (Steele, Lea and Flood 2014) of seed, purpose, position and column. Creating a generator
+    for each position would take longer than applying the symmetry.
     """
     start = _mix(_mix(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(purpose))
     rows = _mix(start + np.asarray(positions).astype(np.uint64) * _GOLDEN)
@@ -261,12 +261,12 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class RandomSymmetries:
-    """Random symmetries, applied to the input and labels of each row of a batch.
+    """Apply random symmetries to the inputs and labels of a batch, a different one to each row.
 
     Sudoku: permutations of digits, bands, rows within a band, stacks and columns within a stack, and transposition.
     Mazes: rotations and reflections. ARC: the same, and permutations of the colors 1..9, for models without a puzzle
-    table. The symmetry depends only on the seed and the row's position in the training order, so the number of
-    processes and resuming do not change it.
+    table. The symmetry depends only on the seed and the row's position in the training order, so it does not change
+    with the number of processes or when a run resumes.
     """
 
     def __init__(self, board: Any, seed: int):
@@ -280,13 +280,13 @@ class RandomSymmetries:
         self.num_keys, self._apply = makers[board.task](board)
 
     def __call__(self, batch: dict[str, torch.Tensor], positions: np.ndarray) -> dict[str, torch.Tensor]:
-        """Apply to each row of `batch` [B, S] the symmetry drawn for its position, one of `positions` [B]."""
+        """Apply the symmetries drawn for `positions` [B] to the rows of `batch` [B, S]."""
         keys = random_keys(self.seed, SYMMETRY, positions, self.num_keys)
         drawn = self._apply((batch["input_ids"].numpy(), batch["labels"].numpy()), keys)
         return {**batch, **{name: torch.from_numpy(grids) for name, grids in zip(("input_ids", "labels"), drawn)}}
 
 
-Maker = tuple[int, Callable[[Grids, np.ndarray], Grids]]  # number of random keys per row, and the function using them
+Maker = tuple[int, Callable[[Grids, np.ndarray], Grids]]  # random keys needed per row, and the function that uses them
 
 
 def _sudoku_symmetries(board: Any) -> Maker:
@@ -299,7 +299,7 @@ def _sudoku_symmetries(board: Any) -> Maker:
     def apply(grids: Grids, keys: np.ndarray) -> Grids:
         digits, band, row, stack, column, turn = np.split(keys, np.cumsum(lengths)[:-1], axis=1)
         tokens = np.tile(np.arange(board.vocab_size, dtype=np.int32), (len(keys), 1))
-        first = 1 + DIGIT_OFFSET  # the token of digit 1
+        first = 1 + DIGIT_OFFSET  # token of digit 1
         tokens[:, first : first + n] = digits.argsort(axis=1) + first
         square = box_rows == box_columns
         transposed = (turn[:, 0] >> np.uint64(63)).astype(bool) & square
@@ -310,19 +310,19 @@ def _sudoku_symmetries(board: Any) -> Maker:
 
 
 def _lines(blocks: np.ndarray, lines: np.ndarray, size: int) -> np.ndarray:
-    """Order lines by random keys, keeping each block of `size` lines together, int [B, n]."""
+    """Return orders of lines by random keys, int [B, n], keeping each block of `size` lines together."""
     within = lines.reshape(*blocks.shape, size).argsort(axis=2)
     return (blocks.argsort(axis=1)[:, :, None] * size + within).reshape(lines.shape)
 
 
 def _map_tokens(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Map the tokens of grids [B, S] through each row's table [B, V], leaving ignored labels unchanged."""
+    """Look up the tokens of grids [B, S] in each row's table [B, V], leaving ignored labels unchanged."""
     ignored = grids == IGNORE_LABEL
     return np.where(ignored, grids, _take(tokens, np.where(ignored, 0, grids)))
 
 
 def _take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Compute `np.take_along_axis(values, index, axis=1)`, but twice as fast."""
+    """Compute `np.take_along_axis(values, index, axis=1)` in half the time."""
     return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]
 
 
@@ -355,7 +355,7 @@ def _arc_symmetries(board: Any) -> Maker:
 
 
 def _arc_view(inputs: np.ndarray, labels: np.ndarray, transform: int, colors: np.ndarray) -> Grids:
-    """Transform and recolor a pair of grids (tokens [900]) in place, or at the nearest place that fits."""
+    """Transform and recolor two grids (tokens [900]) at their current offset, or the nearest that fits."""
     found = [_arc_grid(tokens) for tokens in (inputs, labels)]
     views = [None if grid is None else dihedral(colors[grid], transform) for grid, _ in found]
     sides = np.max([view.shape for view in views if view is not None], axis=0)
@@ -364,7 +364,7 @@ def _arc_view(inputs: np.ndarray, labels: np.ndarray, transform: int, colors: np
 
 
 def _arc_grid(tokens: np.ndarray) -> tuple[np.ndarray | None, tuple[int, int]]:
-    """Find the grid in a frame and return its colors (None if there is no grid) and corner."""
+    """Return the colors (None if there is no grid) and the top left corner of the grid in a frame."""
     frame = tokens.reshape(FRAME, FRAME)
     rows, columns = np.nonzero(frame >= COLOR_OFFSET)
     if not len(rows):
@@ -376,16 +376,16 @@ def _arc_grid(tokens: np.ndarray) -> tuple[np.ndarray | None, tuple[int, int]]:
 # ---- curriculum ----
 
 
-FIRST_SHARE = 0.25  # share of the rows with which a "hard_first" run starts
+FIRST_SHARE = 0.25  # fraction of the rows that a "hard_first" run starts with
 
 
 class DifficultyPool:
-    """Curriculum that replaces rows of the training order with harder ones during the first part of a run.
+    """Curriculum that replaces rows in the training order with harder ones during the first part of a run.
 
     Rows are ranked by the column `rating`. Equal ratings, or rows without that column, are ranked by the number of
     cells that differ between puzzle and solution (81 minus the clues of a 9x9 Sudoku; the path of a maze). At progress
-    t, the pool is the share f(t) = min(1, 1/4 + 3/4 t / ramp) of the hardest rows. The row of rank floor(r f) replaces
-    the row of rank r, so all rows of the pool are used equally often. From t = ramp (> 0) on, no row is replaced.
+    t, the pool has the hardest f(t) = min(1, 1/4 + 3/4 t / ramp) of the rows. The row of rank floor(r f) replaces
+    the row of rank r, so all rows in the pool are used equally often. From t = ramp (> 0) on, no row is replaced.
     """
 
     def __init__(self, rows: PuzzleRows, ramp: float):
@@ -396,24 +396,24 @@ class DifficultyPool:
         self.ramp = ramp
 
     def __call__(self, rows: np.ndarray, progress: float) -> np.ndarray:
-        """Return the rows that replace `rows`, both int [B]."""
+        """Return the replacements for `rows`, both int [B]."""
         share = min(1.0, FIRST_SHARE + (1 - FIRST_SHARE) * progress / self.ramp)
         return self.rows[(self.ranks[rows] * share).astype(np.intp)]
 
 
 class LateStarts:
-    """Random numbers of ACT steps that rows run without gradient before training starts on them.
+    """Draw how many ACT steps each row runs without gradient before training starts on it.
 
-    A share of the rows, chosen by their position in the order, starts 2^k steps late; k is uniform from 0 to
+    A fraction of the rows, chosen by their position in the order, starts 2^k steps late, where k is uniform from 0 to
     log2(max_steps). Source: Sotaku v2 runs 32 to 512 iterations without gradient before the supervised ones in a fifth
-    of its batches. Here rows are chosen instead of batches, since slots start at different times.
+    of its batches. We choose rows instead of batches, since slots start at different times.
     """
 
     def __init__(self, seed: int, share: float, max_steps: int):
         self.seed, self.share, self.max_power = seed, share, max_steps.bit_length() - 1
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
-        """Return the steps, int32 [B], of the rows at `positions` [B], with 0 for rows that start normally."""
+        """Return the steps, int32 [B], for the rows at `positions` [B]. Rows that start normally get 0."""
         chosen, power = random_keys(self.seed, LATE_START, positions, 2).T
         late = (chosen >> np.uint64(11)) * 2.0**-53 < self.share
         return np.where(late, 1 << (power % np.uint64(self.max_power + 1)).astype(np.int32), 0).astype(np.int32)

@@ -35,7 +35,7 @@ ROW_COLUMNS = ("input_ids", "labels", "puzzle_identifiers", "puzzle_index", "gro
 
 @dataclass
 class PuzzleInfo:
-    """Description of a puzzle data set, which models need.
+    """Description of a puzzle data set: task, board, vocabulary, puzzle identifiers and build options.
 
     Attributes:
         task: "sudoku", "maze", "arc" or any other name; it selects how answers are decoded and checked.
@@ -70,11 +70,11 @@ class PuzzleInfo:
         return len(self.identifiers)
 
     def identifiers_json(self) -> str:
-        """Return the content of `identifiers.json`, which is saved with a checkpoint to name its table's rows."""
+        """Return the content of `identifiers.json`. It names the table's rows in a checkpoint."""
         return json.dumps(self.identifiers)
 
     def config_fields(self) -> dict[str, Any]:
-        """Return the fields of a puzzle model's config that the data determine."""
+        """Return the fields of a puzzle model's config that are determined by the data."""
         return {
             "task": self.task,
             "grid_shape": list(self.grid_shape),
@@ -92,9 +92,9 @@ def _two_sides(name: str, sides: Any) -> tuple[int, int]:
 
 
 def puzzle_features(seq_len: int, **extra: str) -> "datasets.Features":
-    """Return the features of a puzzle row: token grids as int8 lists, and the indices that group the rows.
+    """Return the `datasets` features of a puzzle row: token grids as int8 lists, and grouping indices.
 
-    `labels` is -100 in cells that are not predicted. `extra` has the dtypes of additional scalar columns, for example
+    `labels` is -100 in cells that are not predicted. `extra` gives the dtypes of additional scalar columns, e.g.
     `rating="float32"`.
     """
     from datasets import Features, List, Value
@@ -107,9 +107,9 @@ def puzzle_features(seq_len: int, **extra: str) -> "datasets.Features":
 def save_puzzle_dataset(
     splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path, more: dict[str, str] | None = None
 ) -> Path:
-    """Save `splits` and `info` to a folder in the format described above, and return its path.
+    """Save `splits` and `info` to the folder `out` in the format of this module, and return its path.
 
-    `more` has the names and texts of additional files. Raise FileExistsError if `out` already has a puzzle data set
+    `more` maps names of additional files to their text. Raise FileExistsError if `out` already has a puzzle data set
     built with different options.
     """
     out = Path(out)
@@ -125,7 +125,7 @@ def save_puzzle_dataset(
         write_text(out / name, text)
     write_text(out / "README.md", _data_card(splits, info))
     new_info |= checksums_in(out, [*texts, *(f"data/{name}-00000.parquet" for name in splits)])
-    write_text(info_path, json.dumps(new_info, indent=1))  # last: its presence marks a complete folder
+    write_text(info_path, json.dumps(new_info, indent=1))  # written last, since its presence marks a complete folder
     return out
 
 
@@ -154,7 +154,7 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
 
 
 def load_identifiers(model: str) -> list[str] | None:
-    """Load the names of a puzzle table's rows from a local or Hub checkpoint, or None without the file."""
+    """Load the row names of a checkpoint's puzzle table (local or Hub), or None if it has no such file."""
     from transformers.utils import cached_file
 
     file = model and cached_file(model, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
@@ -162,7 +162,7 @@ def load_identifiers(model: str) -> list[str] | None:
 
 
 def match_identifiers(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
-    """Return the position of each name in `known`, or None, and raise ValueError for duplicate names."""
+    """Return each name's position in `known`, or None if unknown. Raise ValueError for duplicate names."""
     places = {name: number for number, name in enumerate(known)}
     if len(places) < len(known) or len(set(names)) < len(names):
         raise ValueError(f"{IDENTIFIERS_FILE}: a name occurs twice; names must be unique, as they select table rows")
@@ -176,7 +176,7 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
     fields = asdict(info)
-    if not info.repeated:  # keeps the file format of data sets without removed rows
+    if not info.repeated:  # omitted if empty, so files of data sets without removed rows stay the same
         del fields["repeated"]
     del fields["identifiers"]  # saved in a separate file, as in the original layout
     return fields

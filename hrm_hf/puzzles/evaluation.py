@@ -1,9 +1,9 @@
 """Evaluate puzzle models: accuracy per ACT step, halting, calibration of q_halt, valid answers.
 
-An evaluation is one pass over the data in one halting mode. With halt="fixed", the accuracy per step is that of the
-model at each step. With halt="q", finished puzzles keep their answers, and the average number of steps is the cost of
-adaptive computation. Every share of puzzles comes with its 95% Wilson interval, NAME_interval: [low, high]. Cell
-accuracy has no interval, because the cells of a puzzle are not independent trials.
+An evaluation is one pass over the data in one halting mode. With halt="fixed", all puzzles run all ACT steps, and
+the accuracy is measured after each. With halt="q", finished puzzles keep their answers, and the average number of
+steps is the cost of adaptive computation. Each fraction of puzzles has a 95% Wilson interval, NAME_interval: [low,
+high]. Cell accuracy has no interval, because the cells of a puzzle are not independent trials.
 """
 
 import math
@@ -86,10 +86,10 @@ def evaluate_puzzles(
     Returns:
         count, cell_accuracy, exact_accuracy (see `accuracies`);
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], number of puzzles by steps;
-        q_halt_accuracy: how often q_halt >= 0 agrees with whether the answer is correct;
+        q_halt_accuracy: fraction of puzzles for which q_halt >= 0 correctly tells whether the answer is correct;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
         average_steps_of_all_runs, with restarts;
-        valid_fraction, for Sudoku and mazes: share of answers that obey the rules;
+        valid_fraction, for Sudoku and mazes: fraction of answers that obey the rules;
         search_exact_accuracy, and the mean and maximum number of search nodes with and without the model, with search;
         puzzles_per_second (only the time for solving, over all processes); by_difficulty, a table from
         `accuracy_by_difficulty` for each measure; and the halting settings, and other settings that are not defaults.
@@ -106,7 +106,7 @@ def evaluate_puzzles(
     if options.search:
         validate_searchable(model.config.task)
     arrays = _validate_arrays(model.config, input_ids, labels, puzzle_identifiers)
-    # Rules are checked for Sudoku and mazes only; ARC's only rule, that the answer is a grid, is not informative.
+    # Check rules only for Sudoku and mazes. ARC's only rule, that the answer is a grid, is not informative.
     task = (puzzle_task if model.config.task in ("sudoku", "maze") else PuzzleTask)(model.config)
     batch_size = batch_size or model.boards_per_call
     starts = range(0, len(arrays[0]), batch_size)
@@ -120,10 +120,10 @@ def evaluate_puzzles(
             rows = [torch.as_tensor(np.array(each[start : start + batch_size])).long() for each in arrays]
             batch, _, identifiers = rows
             started = time.perf_counter()
-            with seeded(model.device, options.seed, start):  # the same noise in any process
+            with seeded(model.device, options.seed, start):  # same noise regardless of the process
                 boards = (batch.to(model.device), identifiers.to(model.device))
                 solution = model.solve(*boards, return_trajectory=True, **options.solve_arguments(task))
-            solution.steps.cpu()  # synchronizes with the device, so that the measured time includes its work
+            solution.steps.cpu()  # wait for the device, so the measured time includes its work
             seconds += time.perf_counter() - started
             parts.append(_columns(task, options, rows, solution))
             if on_batch is not None:
@@ -137,11 +137,11 @@ def evaluate_puzzles(
 
 
 def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: PuzzleSolution) -> dict[str, np.ndarray]:
-    """Return the columns [n, ...] from which the metrics of a batch are computed."""
+    """Return the columns [n, ...] needed to compute the metrics of a batch."""
     batch, labels, _ = rows
     predictions = solution.predictions.cpu()
     num_correct, num_labels = correct_cells(predictions, labels)
-    # A batch may stop early; its answers then stay the same, so repeat them up to max_steps.
+    # A batch may stop early. Its answers then stay the same, so repeat the last answers up to max_steps.
     per_step, _ = correct_cells(solution.trajectory.cpu(), labels)
     per_step = torch.cat((per_step, per_step[-1:].expand(options.max_steps - len(per_step), -1)))
     columns = {
@@ -163,7 +163,7 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
 
 
 def _search_both(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
-    """Search with and without the model and return (solved, nodes, plain nodes), or zeros without labels."""
+    """Search with and without the model. Return (solved, nodes, plain nodes), or zeros if there are no labels."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
     found, plain = search_sudoku(question, scores), search_sudoku(question)
@@ -172,7 +172,7 @@ def _search_both(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -
 
 
 def _gather(parts: list[dict], seconds: float, count: int, processes: int) -> tuple[dict[str, np.ndarray], float]:
-    """Gather the columns of all rows from all processes, and the time of the slowest process."""
+    """Gather the columns of all rows from all processes. Also return the time of the slowest process."""
     by_process, times = [parts], [seconds]
     if processes > 1:
         by_process, times = (gather_object([value]) for value in (parts, seconds))
@@ -229,7 +229,7 @@ def _validate_arrays(config, input_ids, labels, puzzle_identifiers) -> list[np.n
 
 
 def correct_cells(predictions: Any, labels: Any) -> tuple[Any, Any]:
-    """Count correct and labeled cells of token ids [..., S] in arrays or tensors, ignoring labels of -100."""
+    """Count correct and labeled cells in token ids [..., S] (arrays or tensors), ignoring labels of -100."""
     labeled = labels != IGNORE_LABEL
     return ((predictions == labels) & labeled).sum(-1), labeled.sum(-1)
 
@@ -237,8 +237,8 @@ def correct_cells(predictions: Any, labels: Any) -> tuple[Any, Any]:
 def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int] | np.ndarray) -> dict[str, float]:
     """Compute cell_accuracy, exact_accuracy and the number of rows from the counts [N] of `correct_cells`.
 
-    As in the original, cell accuracy is the mean over rows of the row's share of correct cells. Rows without labels
-    are ignored; raise ValueError if there are no others.
+    As in the original, cell accuracy is the mean over rows of each row's fraction of correct cells. Rows without
+    labels are ignored. Raise ValueError if no row has labels.
     """
     num_correct, num_labels = np.asarray(num_correct), np.asarray(num_labels)
     kept = num_labels > 0
@@ -253,7 +253,7 @@ def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int
 
 
 def share_of(name: str, flags: Any) -> dict[str, Any]:
-    """Return `{name: share of True values, name_interval: [low, high]}` for bool `flags` [N], N >= 1."""
+    """Return `{name: fraction of True values, name_interval: [low, high]}` for bool `flags` [N], N >= 1."""
     right = int(np.sum(flags))
     return {name: right / len(flags), f"{name}_interval": list(wilson_interval(right, len(flags)))}
 
@@ -261,13 +261,14 @@ def share_of(name: str, flags: Any) -> dict[str, Any]:
 def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
     """Compute the exact accuracy in bins of a difficulty measure, in ascending order of the measure.
 
-    Up to `MOST_VALUES` values get one bin each; more get at most `NUM_BINS` bins with similar numbers of puzzles.
+    If there are at most `MOST_VALUES` distinct values, each gets one bin; otherwise there are at most `NUM_BINS` bins
+    with similar numbers of puzzles.
 
     Args:
         difficulty: Difficulty of each puzzle [N]. right: Whether each puzzle was solved, bool [N].
 
     Returns:
-        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`; low and high are in the bin.
+        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`; low and high are inclusive.
     """
     difficulty = np.asarray(difficulty, dtype=float)
     lowest = np.unique(difficulty)
@@ -282,13 +283,13 @@ def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[di
 
 
 def with_bounds(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Add exact_accuracy_low and exact_accuracy_high to metrics, since logs and cards accept only numbers."""
+    """Split exact_accuracy's interval into two numbers, since logs and cards accept only numbers."""
     bounds = metrics.get("exact_accuracy_interval") or ()
     return metrics | dict(zip(("exact_accuracy_low", "exact_accuracy_high"), bounds))
 
 
 def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = CALIBRATION_BINS) -> dict[str, Any]:
-    """Compute a reliability table and the expected calibration error of confidences [N].
+    """Compute a reliability table and the expected calibration error for confidences [N].
 
     `right`, bool [N], tells whether each answer is correct. The result is
     `{"reliability": [{"low", "high", "count", "confidence", "accuracy", "accuracy_interval"}, ...], "ece": ...}`;
@@ -311,13 +312,13 @@ def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = CALIB
 
 
 def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[str, Any]:
-    """Evaluate a saved model on a data set (ARC: with pass@k) and return the content of results.json.
+    """Evaluate a saved model on a data set (ARC: also pass@k) and return the content of results.json.
 
     With `shared`, all processes started by torchrun call this and share the rows; only the first one writes files.
 
     Raises:
         UsageError: If the device is missing or shared by all processes, or the data have no measure of difficulty.
-        ModelError: If the model is of another kind.
+        ModelError: If the model does not solve puzzles.
         ValueError: If the model does not fit the data, or the split has no puzzles.
     """
     config = load_config(options.model, PUZZLE_SOLVER)
@@ -384,7 +385,7 @@ def _write_files(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, 
 
 @contextmanager
 def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
-    """Yield this process's device and whether it is the main one, and clean up a new process group."""
+    """Yield the device and whether this is the main process. Destroy the process group if created here."""
     if not shared:
         yield device, True
         return
@@ -400,7 +401,7 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _validate_fit(config, info: PuzzleInfo, known: list[str] | None, options: EvaluatePuzzles) -> None:
-    """Raise ValueError unless model and data fit (`known`: names of the rows of the model's table)."""
+    """Raise ValueError unless model and data fit. `known` are the row names of the model's table."""
     names = ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []
     names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim and known is None else []
@@ -413,7 +414,7 @@ def _validate_fit(config, info: PuzzleInfo, known: list[str] | None, options: Ev
 def _match_rows(
     identifiers: np.ndarray, names: list[str], known: list[str] | None, model: str
 ) -> tuple[np.ndarray, list[str]]:
-    """Map data identifiers to rows of the model's table by name, and return them and the rows' names."""
+    """Map the data's identifiers to table rows by name, and return the mapped identifiers and the row names."""
     if known is None or known == names:
         return identifiers, names
     places, named = dict(enumerate(match_identifiers(names, known))), dict(enumerate(names))
@@ -426,7 +427,7 @@ def _match_rows(
 
 
 def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
-    """Load the info and one split of a data set, in our layout or the original's."""
+    """Load the info and one split of a data set in our layout or the original's."""
     if not is_original(data):
         info = load_puzzle_info(data)
         return info, load_puzzle_dataset(data, split)
@@ -437,7 +438,7 @@ def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
 
 
 def _difficulty(dataset, rows: PuzzleRows, info: PuzzleInfo, place: str) -> dict[str, Any]:
-    """Return the columns that measure the difficulty of each row, or raise UsageError if there are none."""
+    """Return the columns that measure each row's difficulty, or raise UsageError if there are none."""
     found = {name: np.asarray(dataset[name][:]) for name in DIFFICULTY_COLUMNS if name in dataset.column_names}
     if info.task == "sudoku":
         found["clues"] = (rows.input_ids > BLANK).sum(axis=1)

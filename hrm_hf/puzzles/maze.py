@@ -1,4 +1,4 @@
-"""Mazes: generate them, validate paths, and build data sets from a generator or a source.
+"""Generate mazes, validate paths, and build data sets from a generator or a source.
 
 A maze is a grid of walls `#`, open cells (spaces), a start `S` and a goal `G`; its solution marks a shortest path with
 `o`. Tokens are those of the original HRM: PAD is 0, and the characters of `CHARSET` start at 1. The length of a path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CHARSET = "# SGo"
 PAD, WALL, OPEN, START, GOAL, PATH = range(6)
 VOCAB_SIZE = 1 + len(CHARSET)
-MAX_TRIES = 200  # attempts per puzzle before its path length is considered unreachable
+MAX_TRIES = 200  # attempts per maze before its path length is considered unreachable
 STARTS_PER_MAZE = 4
 DEFAULT_OPENINGS = 0.05
 
@@ -39,7 +39,7 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
 
     Args:
         maze: Cells as characters of `CHARSET` or as tokens.
-        grid_shape: Rows and columns; required if the maze is a single line or flat tokens, and not square.
+        grid_shape: Rows and columns; required for non-square mazes given as a single line or flat tokens.
 
     Returns:
         Tokens, int8 [rows, columns]. Raise ValueError if the number of cells, a character or a token is invalid.
@@ -73,7 +73,7 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> str:
-    """Return the characters of a token array row by row, without line breaks and with `?` for PAD."""
+    """Decode tokens to one string of characters, row by row without line breaks, with `?` for PAD."""
     flat = np.asarray(tokens).reshape(-1)
     for position in np.flatnonzero((flat < PAD) | (flat >= VOCAB_SIZE))[:1]:
         raise ValueError(f"token {flat[position]} at position {position + 1}; expected 0 to {VOCAB_SIZE - 1}")
@@ -81,15 +81,15 @@ def decode(tokens: Sequence[int] | np.ndarray) -> str:
 
 
 def distances(open_cells: np.ndarray, start: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Run a breadth-first search with horizontal and vertical steps.
+    """Compute distances and count shortest paths from `start` by breadth-first search.
 
     Args:
         open_cells: Cells that a path may use, bool [rows, columns].
         start: Row and column of the first cell, which counts as open.
 
     Returns:
-        The number of steps from `start` to each cell, int32 [rows, columns], -1 if unreachable; and the number of
-        shortest paths to it, int32 [rows, columns], where 2 means two or more.
+        The number of horizontal and vertical steps to each cell, int32 [rows, columns], -1 if unreachable; and the
+        number of shortest paths to it, int32 [rows, columns], capped at 2.
     """
     rows, columns = open_cells.shape
     width = columns + 2  # a border of walls makes bounds checks unnecessary
@@ -100,7 +100,7 @@ def distances(open_cells: np.ndarray, start: tuple[int, int]) -> tuple[np.ndarra
     first = (start[0] + 1) * width + start[1] + 1
     steps[first], paths[first] = 0, 1
     queue = [first]
-    for cell in queue:  # grows during the loop
+    for cell in queue:  # the loop appends to this list
         for neighbor in (cell - width, cell - 1, cell + 1, cell + width):
             if not walkable[neighbor]:
                 continue
@@ -116,7 +116,7 @@ def distances(open_cells: np.ndarray, start: tuple[int, int]) -> tuple[np.ndarra
 def mark_shortest_path(maze: np.ndarray) -> np.ndarray | None:
     """Mark a shortest path from S to G in tokens [rows, columns], or return None if there is no path.
 
-    Ties are broken backward from G: each step comes from the cell above if possible, else left, right or below.
+    Ties are broken while tracing the path back from G: the cell above is preferred, then left, right and below.
     """
     (start,), (goal,) = (list(zip(*np.nonzero(maze == token))) for token in (START, GOAL))
     steps, _ = distances(maze != WALL, start)
@@ -138,10 +138,10 @@ def _mark(maze: np.ndarray, steps: np.ndarray, goal: tuple[int, int]) -> np.ndar
 def validate_solution(
     puzzle: Maze, solution: Maze, grid_shape: tuple[int, int] | None = None, shortest: bool = True
 ) -> list[str]:
-    """List the rule violations of `solution` to `puzzle`, both in any form that `encode` accepts.
+    """List the rules that `solution` to `puzzle` violates (both in any form that `encode` accepts).
 
-    With `shortest`, the path must be a shortest one, and no other cell may be marked. Raise ValueError as `encode`, or
-    if the puzzle does not have one S and one G.
+    With `shortest`, the path must be a shortest path, and no other cell may be marked. Raise ValueError if `encode`
+    does, or if the puzzle does not have exactly one S and one G.
     """
     maze, answer = encode(puzzle, grid_shape), encode(solution, grid_shape)
     if maze.shape != answer.shape:
@@ -152,7 +152,7 @@ def validate_solution(
         f"row {row + 1}, column {column + 1}: {decode(maze[row, column])!r} became {decode(answer[row, column])!r}"
         for row, column in np.argwhere(changed)
     ]
-    # A path uses only the puzzle's open cells: an answer must not go through walls that it removed.
+    # The path may use only the puzzle's open cells, so an answer cannot go through walls that it removed.
     marked = ((answer == PATH) | (maze == START) | (maze == GOAL)) & (maze != WALL)
     length = distances(marked, start)[0][goal]
     if length < 0:
@@ -167,7 +167,7 @@ def validate_solution(
 
 
 def endpoints(maze: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return (row, column) of S and of G, or raise ValueError unless there is one of each."""
+    """Return the (row, column) of S and of G, or raise ValueError if there is not exactly one of each."""
     starts, goals = (np.argwhere(maze == token) for token in (START, GOAL))
     if len(starts) != 1 or len(goals) != 1:
         raise ValueError(f"the puzzle has {len(starts)} S and {len(goals)} G; expected one of each")
@@ -195,7 +195,7 @@ def generate(
         height, width: Rows and columns, at least 3.
         seed: Seed of a Philox generator, or a sequence of seeds.
         min_path_length: Minimum number of steps from S to G; 110 in 30x30 mazes resembles the Hub's hard mazes.
-        openings: Share of the remaining walls between adjacent rooms to open, from 0 (a perfect maze) to 1.
+        openings: Fraction of the remaining walls between adjacent rooms to open, from 0 (a perfect maze) to 1.
         exclude: Keys (`symmetry_key`) of mazes to avoid; the keys of new mazes are added to this set.
 
     Raises:
@@ -218,16 +218,16 @@ def generate(
 
 
 def symmetry_key(maze: np.ndarray) -> bytes:
-    """Return a key shared by the eight symmetric copies of a maze and by no other maze of the same size."""
+    """Return a key that identifies a maze up to its eight symmetries (among mazes of the same size)."""
     return min(dihedral(maze, transform).tobytes() for transform in range(NUM_DIHEDRAL))
 
 
 def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generator) -> np.ndarray:
-    """Return a maze without start and goal, tokens int8 [rows, columns]."""
+    """Generate a maze without start and goal, tokens int8 [rows, columns]."""
     rooms = [(side + 1) // 2 for side in grid_shape]
     joined, walls = _join_rooms(*rooms, rng)
     opened = rng.permutation(len(walls))[: round(openings * len(walls))]
-    # An even side has one extra line, which becomes a wall before the first or after the last room.
+    # With an even side, one line is left over. It becomes a wall before the first or after the last room.
     shift = [int(rng.integers(side - 2 * count + 2)) for side, count in zip(grid_shape, rooms)]
     maze = np.full(grid_shape, WALL, dtype=np.int8)
     maze[shift[0] :: 2, shift[1] :: 2][: rooms[0], : rooms[1]] = OPEN
@@ -237,12 +237,12 @@ def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generato
 
 
 def _join_rooms(rows: int, columns: int, rng: np.random.Generator):
-    """Join rooms to a tree by a random depth-first walk, and return the joined pairs and the other pairs."""
+    """Connect rooms into a tree by a random depth-first walk. Return the connected pairs and the other pairs."""
     visited = np.zeros((rows, columns), dtype=bool).tolist()
     first = (int(rng.integers(rows)), int(rng.integers(columns)))
     visited[first[0]][first[1]] = True
     stack, joined = [first], []
-    choices = iter(rng.random(rows * columns).tolist())  # one random number per new room
+    choices = iter(rng.random(rows * columns).tolist())  # one random number for each new room
     while stack:
         row, column = stack[-1]
         around = ((row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column))
@@ -261,7 +261,7 @@ def _join_rooms(rows: int, columns: int, rng: np.random.Generator):
 
 
 def _place_endpoints(maze: np.ndarray, min_path_length: int, rng: np.random.Generator):
-    """Return puzzle and solution with a long enough unique shortest path, or (None, None)."""
+    """Choose S and G with a long enough unique shortest path. Return puzzle and solution, or (None, None)."""
     cells = np.argwhere(maze == OPEN)
     for start in cells[rng.permutation(len(cells))[:STARTS_PER_MAZE]]:
         steps, paths = distances(maze == OPEN, tuple(start))
@@ -285,7 +285,7 @@ def generated_mazes(
     aug: bool = False,
     seed: int = 0,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generate a data set of mazes without symmetric copies between splits (see `options.BuildMaze`)."""
+    """Generate a data set with no symmetric copies of mazes across splits (see `options.BuildMaze`)."""
     if aug:
         _validate_square((height, width))
     parts, seen = {}, set()
@@ -308,8 +308,8 @@ def mazes_from_source(
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
     """Read a maze data set from a file, a folder or the Hub (see `readers` and `options.BuildMaze`).
 
-    A solution must have the puzzle's walls, S and G, and its marked cells must connect S and G; the path need not be a
-    shortest one. `min_path_length` refers to the marked path and applies to both splits.
+    A solution must have the puzzle's walls, S and G, and its marked cells must connect S and G; the path need not be
+    the shortest. `min_path_length` applies to the marked path, in both splits.
 
     Raises:
         FileNotFoundError, ValueError: As in `read_unique`, or if a row is invalid or an option removes all rows.

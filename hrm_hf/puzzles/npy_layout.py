@@ -1,4 +1,4 @@
-"""Read and write data sets in the original HRM/TRM layout, a folder of .npy arrays.
+"""Read and write data sets in the layout of the original HRM and TRM code, a folder of .npy arrays.
 
     identifiers.json                       list of names; position = puzzle identifier, position 0 "<blank>"
     {train,test}/dataset.json              pad_id, ignore_label_id, vocab_size, seq_len, sets, counts
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 META_FILE = "dataset.json"
 FOLDERS = ("train", "test")
 DEFAULT_SET = "all"
-# Array names and the dtypes that the original builders write.
+# Names and dtypes of the arrays that the original builders write.
 ARRAYS = {"inputs": "uint8", "labels": "uint8", "puzzle_identifiers": "int32", "puzzle_indices": "int32",
           "group_indices": "int32"}  # fmt: skip
-MAX_TOKEN = 127  # our grids are int8
+MAX_TOKEN = 127  # our token grids are int8
 
 
 def is_original(path: str | Path) -> bool:
-    """Check whether a folder has a data set in the original's layout and none in ours."""
+    """Check whether a folder has a data set in the original's layout but not in ours."""
     return not Path(path, INFO_FILE).is_file() and any(Path(path, name, META_FILE).is_file() for name in FOLDERS)
 
 
@@ -77,7 +77,7 @@ def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.
 
 
 def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path) -> Path:
-    """Write `splits` in the original layout, without columns other than `ROW_COLUMNS`, and return `out`.
+    """Write the columns `ROW_COLUMNS` of `splits` in the original layout, and return `out`.
 
     Raises:
         FileExistsError: If `out` already holds such a data set.
@@ -132,7 +132,7 @@ def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np
         file = f"{prefix}{name}.npy"
         try:
             arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:  # pickled objects, which could run code, or corrupted files
+        except ValueError as error:  # the file is corrupted or contains pickled objects, which could run code
             raise ValueError(f"{file} is not a plain .npy array of integers: {error}") from error
         if arrays[name].dtype.kind not in "iu":
             raise ValueError(f"{file} has dtype {arrays[name].dtype}; expected integers")
@@ -168,7 +168,7 @@ def _rows_of_set(arrays: dict[str, np.ndarray], meta: dict[str, Any], split: str
 
 
 def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: int | None) -> dict[str, np.ndarray]:
-    """Return the five arrays of one set, or raise ValueError for rows that the layout cannot represent."""
+    """Return the five arrays of a set, or raise ValueError for rows that the layout cannot represent."""
     table = split.with_format("arrow")[:]
     tokens = (table[column].combine_chunks().flatten() for column in ("labels", "input_ids"))
     labels, inputs = (flat.to_numpy(zero_copy_only=False).reshape(len(table), seq_len) for flat in tokens)

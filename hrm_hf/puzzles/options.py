@@ -1,4 +1,4 @@
-"""Torch-free options of the puzzle commands (data, convert, solve, eval, demo), and shipped models."""
+"""Options of the puzzle commands (data, convert, solve, eval, demo), and paths of the shipped models."""
 
 import os
 import re
@@ -29,13 +29,13 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx")
 
 @dataclass(kw_only=True)
 class BoardOptions(Options, SolveSettings):
-    """Options for solving boards: the settings of `model.solve`, and those that use the rules of the task."""
+    """Options for solving boards: the settings of `model.solve`, and options that use the task's rules."""
 
-    search: bool = option("Sudoku only: backtracking search in which the model orders the guesses.", False)
-    seed: int = option("Seed of the noise and the symmetric views.", 0, min=0)
+    search: bool = option("Sudoku only: backtracking search that tries digits in the order the model prefers.", False)
+    seed: int = option("Seed for the noise and the symmetric views.", 0, min=0)
 
     def solve_arguments(self, task: Any, prefer_valid: bool = False) -> dict[str, Any]:
-        """Return the keyword arguments of `model.solve` for boards of a `PuzzleTask`.
+        """Return the keyword arguments of `model.solve` for solving boards of a `PuzzleTask`.
 
         choose="rules" needs a task in which every valid answer is correct (Sudoku, mazes); other tasks fall back to
         "q". With `prefer_valid`, answers that obey the rules rank above all others.
@@ -54,7 +54,7 @@ def _obeys_rules(task: Any, boards: "torch.Tensor", answers: "torch.Tensor") -> 
 
 @dataclass(kw_only=True)
 class SolveOptions(BoardOptions):
-    """Options of the pipeline "puzzle-solving", for its constructor and calls.
+    """Options of the pipeline "puzzle-solving", accepted by its constructor and by each call.
 
     Notes:
         votes: Sudoku views are the puzzle and random permutations of its digits, rows, columns, bands and stacks; maze
@@ -67,8 +67,8 @@ class SolveOptions(BoardOptions):
         search: An answer found by search is always correct, but it is *not the model's answer*.
     """
 
-    votes: int = option("Number of symmetric views that vote.", 1, min=1)
-    prefer_valid: bool = option("Prefer answers that obey the rules; this uses the rules.", False)
+    votes: int = option("Number of symmetric views of each puzzle that vote on the answer.", 1, min=1)
+    prefer_valid: bool = option("Prefer answers that obey the rules, which the model does not know.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +77,7 @@ class SolveOptions(BoardOptions):
 
 
 def is_file_name(text: str) -> bool:
-    """Check whether a text is the name of a file, which need not exist, rather than a board."""
+    """Check whether a text is a file name rather than a board. The file need not exist."""
     named = "/" in text or "\\" in text or re.search(r"\.[A-Za-z]{2}\w*(\.gz)?$", text)
     return "\n" not in text and bool(named or os.path.isfile(text))
 
@@ -112,7 +112,7 @@ class SolvePuzzles(SolveOptions):
     )
     batch_size: int = option("Puzzles per batch.", 32, min=1)
     out: Path | None = option(
-        "File to write: .json for the results; .png or .gif for the ACT steps of a single puzzle.", None
+        "Output file: .json for the results; .png or .gif to plot the ACT steps of a single puzzle.", None
     )
     device: str | None = option("cpu, cuda, mps, ...; by default the best available.", None)
 
@@ -126,7 +126,7 @@ class SolvePuzzles(SolveOptions):
 
     @property
     def plot(self) -> Path | None:
-        """Return `out` if it is a plot file."""
+        """Return `out` if it is the name of a plot file."""
         return self.out if self.out and self.out.suffix in PICTURES else None
 
     @property
@@ -143,7 +143,7 @@ class SolvePuzzles(SolveOptions):
 
     @property
     def puzzles(self) -> list[str]:
-        """Return the arguments after the model."""
+        """Return the arguments that follow the model."""
         words = self.words or []
         return words[1:] if words and not is_puzzle(words[0]) else words
 
@@ -152,10 +152,10 @@ class SolvePuzzles(SolveOptions):
 class EvaluatePuzzles(EvaluationOptions, BoardOptions):
     """Options of `hrm-hf eval puzzles` and `evaluate_checkpoint`."""
 
-    data: str = option("Puzzle data set: folder in our or the original's layout, or on the Hub.", argument=True)
+    data: str = option("Puzzle data set: a folder in our layout or the original's, or OWNER/NAME.", argument=True)
     split: str = option("Split to evaluate.", "test")
-    batch_size: int | None = option("Puzzles per batch; by default as many as fit a CPU's cache.", None, min=1)
-    limit: int | None = option("Evaluate only this many rows of the split, from the first.", None, min=1)
+    batch_size: int | None = option("Puzzles per batch; by default as many as fit into a CPU's cache.", None, min=1)
+    limit: int | None = option("Evaluate only the first N rows of the split.", None, min=1)
     by_difficulty: bool = option("Also report accuracy by rating, path length or number of clues (Sudoku).", False)
 
     def __post_init__(self) -> None:
@@ -170,29 +170,29 @@ class RunDemo(Options):
     """Options of `hrm-hf demo` and `run_demo`."""
 
     model: Literal["units", "trm", "eqr", "hrm", "se_rrm"] = option(
-        "Model to train; units has a symbol axis.", "units"
+        "Model to train; units is our model with a symbol axis.", "units"
     )
-    out: Path | None = option("Folder of the run. [default: runs/sudoku_demo]", None)
+    out: Path | None = option("Folder for the run. [default: runs/sudoku_demo]", None)
     extra: str = option("Additional flags for run_puzzle.py, e.g. '--max_steps 50'.", "")
 
 
-GENERATE = "generate"  # given instead of a source
+GENERATE = "generate"  # value of `source` that generates puzzles
 DEFAULT_CLUES = {4: 8, 6: 14, 9: 30}
 
 
 @dataclass(kw_only=True)
 class BuildPuzzles(Options):
-    """Options shared by the Sudoku and maze builders, which generate puzzles or read them from a source."""
+    """Options of both the Sudoku and the maze builder, which generate puzzles or read them from a source."""
 
     source: str = option("generate, a file or folder (CSV, JSONL, Parquet), or hub:OWNER/NAME.", GENERATE)
     out: Path = option("Folder to write.")
     num_train: int | None = option("generate: number of training puzzles. [default: 1000]", None, min=0)
     num_test: int | None = option("generate: number of test puzzles. [default: 1000]", None, min=0)
-    test_size: int | None = option("Source without a test split: use this many last rows for testing.", None, min=1)
+    test_size: int | None = option("Source without a test split: number of last rows to use for testing.", None, min=1)
     test_share: float | None = option(
-        "Source (or --mix) without a test split: use this share for testing, selected by a hash of the puzzle.", None
+        "Source (or --mix) without a test split: fraction of the rows for testing, selected by puzzle hash.", None
     )
-    seed: int = option("Seed of generation, sampling and augmentation.", 0, min=0)
+    seed: int = option("Seed for generation, sampling and augmentation.", 0, min=0)
 
     generate_only: ClassVar[tuple[str, ...]] = ("num_train", "num_test")
     source_only: ClassVar[tuple[str, ...]] = ("test_size", "test_share")
@@ -222,12 +222,12 @@ class BuildPuzzles(Options):
 class BuildSudoku(BuildPuzzles):
     """Options of `hrm-hf data sudoku`."""
 
-    size: int | None = option("4, 6 or 9. [default: 9 for generate, otherwise the size in the source]", None)
+    size: int | None = option("Board size: 4, 6 or 9. [default: 9 for generate, else the source's]", None)
     clues: str | None = option("generate: number of clues, e.g. 8 or 7-10. [default: 8, 14, 30 by size]", None)
-    num_aug: int = option("Number of symmetric copies added for each training puzzle.", 0, min=0)
+    num_aug: int = option("Number of symmetric copies to add for each training puzzle.", 0, min=0)
     subsample_size: int | None = option("Source: number of training puzzles to sample.", None, min=1)
     min_difficulty: float | None = option("Source: lowest rating to keep.", None)
-    mix: str | None = option("generate: source to add; its test puzzles become the split test_mixed.", None)
+    mix: str | None = option("generate: source to mix in; its test puzzles become the split test_mixed.", None)
     workers: int | None = option("generate: number of processes. [default: one per processor]", None, min=1)
 
     generate_only = ("clues", "num_train", "num_test", "mix", "workers")
@@ -257,9 +257,9 @@ class BuildSudoku(BuildPuzzles):
 class BuildMaze(BuildPuzzles):
     """Options of `hrm-hf data maze`."""
 
-    height: int | None = option("Rows. [default: 30 for generate; mazes of a source must be square]", None, min=3)
+    height: int | None = option("Rows. [default: 30 for generate, else inferred from square mazes]", None, min=3)
     width: int | None = option("Columns; same default as --height.", None, min=3)
-    openings: float | None = option("generate: share of inner walls to open. [default: 0.05]", None, min=0, max=1)
+    openings: float | None = option("generate: fraction of inner walls to open. [default: 0.05]", None, min=0, max=1)
     min_path_length: int = option("Minimum number of steps from S to G; 110 makes 30x30 mazes hard.", 1, min=1)
     aug: bool = option("Add the 7 other symmetries of each training maze.", False)
 
@@ -281,7 +281,7 @@ class BuildArc(Options):
     sources: list[str] = option("Bundles, folders or Kaggle files; PATH:SUBSET,SUBSET selects subsets.", argument=True)
     out: Path = option("Folder to write.")
     num_aug: int = option("Augmentations per task in addition to the original.", 1000, min=0)
-    seed: int = option("Seed of augmentations and offsets.", 42, min=0)
+    seed: int = option("Seed for augmentations and offsets.", 42, min=0)
     evaluate: str = option("Subsets whose test pairs form the test split, comma-separated.", "evaluation")
     train_only: bool = option("Train on all pairs, without a test split.", False)
 
@@ -290,7 +290,7 @@ class BuildArc(Options):
 class ImportPuzzles(Options):
     """Options of `hrm-hf data import`."""
 
-    source: Path = option("Folder in the original layout: identifiers.json, train/, test/.", argument=True)
+    source: Path = option("Folder in the original's layout: identifiers.json, train/, test/.", argument=True)
     out: Path = option("Folder to write.")
 
 
@@ -298,12 +298,12 @@ class ImportPuzzles(Options):
 class ExportPuzzles(Options):
     """Options of `hrm-hf data export`."""
 
-    source: str = option("Puzzle data set: folder in our layout, or data set on the Hub.", argument=True)
+    source: str = option("Puzzle data set: a folder in our layout, or a data set on the Hub.", argument=True)
     out: Path = option("Folder to write.")
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
-TEXT = {  # language models, and what their conversion does
+TEXT = {  # language models, and the description of their conversion
     "rlm_mhc": "it converts a folder of weights to our model",
     "hrm_lm": "it converts HRMText1 weights to initialize training",
 }
@@ -318,17 +318,17 @@ class ConvertCheckpoint(Options):
     src: str = option(
         "Folder with step_N and all_config.yaml (rlm_mhc: model.safetensors and config.yaml; hrm_lm: "
         "pytorch_model.bin and config.json), or the weights file; or the same on the Hub: OWNER/NAME, "
-        "OWNER/NAME/FILE, or its address. With --to-original, a checkpoint of ours.",
+        "OWNER/NAME/FILE, or its address. With --to-original, one of our checkpoints.",
         argument=True,
     )
     out: Path = option("Folder to write.")
     to_original: bool = option("Convert from our layout to the original's.", False)
     config: str | None = option(
-        "The run's configuration, if it is not next to the weights; or one of our presets.", None, metavar="FILE"
+        "Configuration of the run if it is not next to the weights, or one of our presets.", None, metavar="FILE"
     )
     revision: str | None = option("Branch, tag or sha on the Hub. [default: main]", None)
-    seq_len: int | None = option("Cells per puzzle, if neither the weights nor the data folder tell.", None, min=1)
-    vocab_size: int | None = option("Vocabulary size with padding and empty, if not in the files.", None, min=1)
+    seq_len: int | None = option("Cells per puzzle, if not in the weights or the data folder.", None, min=1)
+    vocab_size: int | None = option("Vocabulary size including padding and blank, if not in the files.", None, min=1)
     step: int | None = option(
         "N of step_N to read (default: largest), or to write with --to-original (default: the run's).", None, min=0
     )
@@ -347,7 +347,7 @@ class ConvertCheckpoint(Options):
 
 
 def values_of(options: Any, kind: type) -> dict[str, Any]:
-    """Return the values in `options` of the fields of the dataclass `kind`."""
+    """Return the values in `options` for the fields that the dataclass `kind` has."""
     return {each.name: getattr(options, each.name) for each in fields(kind)}
 
 

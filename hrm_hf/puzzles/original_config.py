@@ -1,4 +1,4 @@
-"""Convert configurations of the original HRM, TRM, EqR and SE-RRM to ours, and HRM and TRM back.
+"""Convert original HRM, TRM, EqR and SE-RRM configurations to ours, and HRM and TRM back.
 
 Accepted inputs: the all_config.yaml that a run saves, with the architecture under `arch`; only that section, as in the
 originals' config/arch/*.yaml; either of them nested under another key, or under `arch.value` as W&B writes it.
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 State = dict[str, torch.Tensor]
 CONFIG_FILE = "all_config.yaml"
-# Fields of `arch`: the required ones with example values, the others with the original's defaults.
+# Fields of `arch`: required fields with example values, optional fields with the original's defaults.
 REQUIRED = {
     "H_cycles": 2, "L_cycles": 2, "H_layers": 4, "L_layers": 4, "hidden_size": 512, "num_heads": 8, "expansion": 4.0,
     "pos_encodings": "rope", "halt_max_steps": 16, "halt_exploration_prob": 0.1,
@@ -42,16 +42,16 @@ OUR_NAMES = {
     "num_heads": "num_attention_heads", "lambda_": "update_rate", "num_heads_t": "symbol_num_heads",
     "head_dim_t": "symbol_head_dim", "dropout": "attention_dropout",
 }  # fmt: skip
-# Fields that are read elsewhere or that a model does not need.
+# Fields that other code reads or that a model does not need.
 READ_ELSEWHERE = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
-# Bounds of numbers that our config lacks, or that are used before our config is validated; some may be null.
+# Bounds for numbers that our config lacks or that are used before it is validated. Some may be null.
 NULLABLE = ("head_dim", "board_height", "board_width", "seq_len", "vocab_size")
 BOUNDS = dict.fromkeys(("hidden_size", "num_heads", *NULLABLE), COUNT)
 BOUNDS |= {"puzzle_emb_ndim": SOME, "puzzle_emb_len": SOME, "rope_theta": number(1e-6)}
-LOSS_NAME = "losses@ACTLossHead"  # the same in all four
+LOSS_NAME = "losses@ACTLossHead"  # the same in all four original repositories
 LOSS_SUFFIX = "_cross_entropy"
 DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
 REFERENCE = re.compile(r"\$\{(?:\.|arch\.)?(\w+)\}")  # reference to another field, such as "${.hidden_size}"
@@ -82,12 +82,12 @@ RUN_KEYS = {
 
 
 class Architecture(NamedTuple):
-    """Original architecture: our classes, its `arch.name` (`module@class`), and its fields.
+    """An original architecture: our classes for it, its `arch.name` (`module@class`), and its fields.
 
     Attributes:
         positions: Valid `pos_encodings`; others are treated as `other_positions`, or rejected if that is None.
         optional: Fields of `arch` other than `REQUIRED`, with their defaults.
-        implied: Fields of our config that are the same for all its models.
+        implied: Fields of our config with the same value for all models of this architecture.
     """
 
     config: type[HrmPuzzleConfig]
@@ -104,7 +104,7 @@ ARCHITECTURES = {
         HrmPuzzleConfig, HrmPuzzleForSolving, "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1",
         ("rope", "learned"), OPTIONAL, {},
     ),
-    "trm": Architecture(  # one network for both states; the original ignores H_layers
+    "trm": Architecture(  # one network updates both states; the original ignores H_layers
         TrmPuzzleConfig, TrmPuzzleForSolving, "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1",
         ("rope", "learned", "none"), OPTIONAL | TRM_FIELDS, {"H_layers": 0}, other_positions="none",
     ),
@@ -120,7 +120,7 @@ ARCHITECTURES = {
 
 
 def with_arch(run: Any, place: str) -> dict[str, Any]:
-    """Move a configuration's architecture to `arch`, and resolve references and numbers given as text.
+    """Move a configuration's architecture section to `arch`, and resolve references and numbers in text form.
 
     Raises:
         ValueError: If there is no architecture, or a referenced field is missing; the message names `place`.
@@ -143,7 +143,7 @@ def with_arch(run: Any, place: str) -> dict[str, Any]:
 
 
 def data_folders(run: dict[str, Any]) -> list[Path]:
-    """Return the data folders in a configuration: `data_path`, `data_paths` or (EqR) `dataset.data_path`."""
+    """Return the data folders named in a configuration: `data_path`, `data_paths` or (EqR) `dataset.data_path`."""
     dataset = run["dataset"] if isinstance(run.get("dataset"), dict) else {}
     named = run.get("data_paths") or run.get("data_path") or dataset.get("data_path") or []
     return [Path(str(path)) for path in (named if isinstance(named, (list, tuple)) else [named])]
@@ -152,7 +152,7 @@ def data_folders(run: dict[str, Any]) -> list[Path]:
 def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) -> dict[str, Any]:
     """Convert the original's `arch` section to fields of our config.
 
-    `puzzle_emb_ndim` is copied; for SE-RRM it tells only whether there is a puzzle table. Errors name `place`.
+    `puzzle_emb_ndim` is copied; for SE-RRM it only indicates whether there is a puzzle table. Errors name `place`.
 
     Raises:
         ValueError: If fields are missing or malformed, or the architecture or mode is not supported.
@@ -176,14 +176,14 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
 
 
 def presets_of(architecture: str) -> list[str]:
-    """List our presets of an original architecture (TRM and EqR share a config class, but not presets)."""
+    """List our presets for an original architecture (TRM and EqR share a config class, but not presets)."""
     config, implied = ARCHITECTURES[architecture].config, ARCHITECTURES[architecture].implied
     drawn = {name: getattr(config.from_preset(name), "random_initial_states", False) for name in config.presets()}
     return [name for name in drawn if drawn[name] == implied.get("random_initial_states", False)]
 
 
 def arch_of_preset(name: str, architecture: str) -> dict[str, Any]:
-    """Return the `arch` section of one of our presets, for weights without a configuration."""
+    """Return the `arch` section for one of our presets, used if weights have no configuration."""
     if name not in presets_of(architecture):
         raise ValueError(f"config={name}: must be a file or a preset ({', '.join(presets_of(architecture))})")
     config = ARCHITECTURES[architecture].config.from_preset(name)
@@ -197,7 +197,7 @@ def _fields_of(architecture: str) -> dict[str, Any]:
 
 
 def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -> None:
-    """Raise ValueError if `arch.name` is another known architecture, and warn if it is unknown."""
+    """Raise ValueError if `arch.name` is a different known architecture, and warn if it is unknown."""
     known = {family.original_name.split("@")[1]: key for key, family in ARCHITECTURES.items()}
     class_name = str(arch.get("name", "")).split("@")[-1]
     key = known.get(class_name)
@@ -226,7 +226,7 @@ def find_sizes(
     seq_len: int | None, vocab_size: int | None, state: State, fields: dict[str, Any], run: dict[str, Any],
     architecture: str,
 ) -> tuple[int, int, str]:  # fmt: skip
-    """Return seq_len, vocab_size, and the source of seq_len.
+    """Return seq_len, vocab_size, and a description of where seq_len came from.
 
     The sizes come from the arguments, else the weights, the configuration, its data folder, or the only task that
     matches. A task inferred from the vocabulary alone is a guess and gives a warning: 12 tokens need not be ARC's 900
@@ -274,7 +274,7 @@ def find_sizes(
 
 
 def _sizes_of_weights(state: State, fields: dict[str, Any], architecture: str) -> tuple[int | None, int | None, str]:
-    """Return seq_len, vocab_size and the tensor with seq_len, or None for sizes without a tensor (RoPE)."""
+    """Return seq_len, vocab_size (None if no tensor has the size) and the name of the tensor with seq_len."""
 
     def size(name: str, axis: int) -> int | None:
         return state[name].shape[axis] if name in state else None
@@ -300,7 +300,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         ValueError: If the original cannot express a field.
     """
     family = ARCHITECTURES[architecture]
-    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # other values mean EqR
+    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # other values are specific to EqR
     obstacles = [name for name, value in plain.items() if getattr(config, name, value) != value]
     if config.rope_parameters.get("rope_type", "default") != "default":
         obstacles.append("rope_parameters")
@@ -318,7 +318,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
 
 
 def saved_run(src: Path) -> dict[str, Any]:
-    """Return the original's keys (without `arch`) of the run that produced the model in `src`, and `step`."""
+    """Return `step` and the original's keys (without `arch`) for the run that produced the model in `src`."""
     state_file, run_file = src / "trainer_state.json", src / CONFIG_FILE
     state = load_json(state_file) if state_file.is_file() else {}
     for file in (src / "recipe.yaml", *([src.parent / "recipe.yaml"] if state else [])):
@@ -329,7 +329,7 @@ def saved_run(src: Path) -> dict[str, Any]:
 
 
 def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Translate a recipe of run_puzzle.py and the trainer's state, which gives epochs, to original keys."""
+    """Translate a recipe of run_puzzle.py, and the epochs in the trainer's state, to the original's keys."""
     rows = recipe.get("per_device_train_batch_size", 8) * recipe.get("gradient_accumulation_steps", 1)
     run = {"global_batch_size": rows, "run_name": recipe.get("run_name"), "checkpoint_path": recipe.get("output_dir")}
     run |= {name: recipe[ours] for name, (_, ours) in RUN_KEYS.items() if recipe.get(ours) is not None}
@@ -337,7 +337,7 @@ def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, A
     run["data_path"] = words[1] if words[:1] == ["import"] else recipe.get("data_path", "data")
     run["checkpoint_every_eval"] = recipe.get("save_strategy") == "steps"
     steps, warmup, run["step"] = state.get("max_steps", 0), run.get("lr_warmup_steps", 0), state.get("global_step", 0)
-    run["lr_warmup_steps"] = int(warmup if warmup >= 1 else warmup * steps)  # a value below 1 is a share of the run
+    run["lr_warmup_steps"] = int(warmup if warmup >= 1 else warmup * steps)  # a value below 1 is a fraction of the run
     if steps > 0 and run["step"] > 0:
         between = recipe.get("eval_steps") if recipe.get("eval_strategy") == "steps" else None
         evaluations = max(1, round(steps / between)) if between and between >= 1 else 1

@@ -1,4 +1,4 @@
-"""Pipeline "puzzle-solving": solves puzzles and validates the answers, with test-time scaling.
+"""Pipeline "puzzle-solving", which solves puzzles and validates answers, with test-time scaling.
 
     solve = pipeline("puzzle-solving")  # uses the shipped 9x9 Sudoku solver; or model="org/hrm-sudoku"
     solve("53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79")["text"]
@@ -6,10 +6,10 @@
 Three options spend more compute on a puzzle at inference time:
 
 - `max_steps` allows more ACT steps than in training.
-- `votes` shows the puzzle in several symmetric views, maps the answers back, and lets them vote.
+- `votes` solves several symmetric views of the puzzle, maps the answers back, and lets them vote.
 - `restarts` repeats the run with noise on the latent states; `choose` selects the best run (of each view).
 
-`search`, for Sudoku, is different: its answer is no longer the model's own.
+`search`, for Sudoku, is different: its answer is not the model's own.
 """
 
 import json
@@ -34,7 +34,7 @@ from .tasks import QUESTION_NAMES, Candidate, Puzzle, PuzzleTask, search_answer,
 
 
 FILE_KINDS = ".csv or .jsonl with a puzzle column, .json, or text with boards (optionally with .gz)"
-NOISE_STREAM = 1  # keeps the noise independent of the views, which use the same seed
+NOISE_STREAM = 1  # makes the noise independent of the views, which use the same seed
 
 
 class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
@@ -88,7 +88,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return views, options if return_trajectory is None else {**options, "return_trajectory": return_trajectory}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Solve a puzzle, or a list, file, generator or `Dataset` of puzzles (for parameters see the class)."""
+        """Solve one puzzle, or a list, file, generator or `Dataset` of puzzles. Parameters are those of the class."""
         if isinstance(inputs, (np.ndarray, torch.Tensor)):
             inputs = inputs.tolist()
         if isinstance(inputs, (str, Path)) and (rows := read_puzzle_file(inputs, self.puzzle_task)) is not None:
@@ -102,7 +102,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return super().__call__(inputs, **kwargs)
 
     def read_puzzle(self, item: Any, place: str = "") -> Puzzle:
-        """Read a puzzle in any form listed above, or pass on a `Puzzle`, naming `place` in errors."""
+        """Read a puzzle in any form that the class accepts, or return a `Puzzle` as is. Errors name `place`."""
         if isinstance(item, Puzzle):
             return item
         try:
@@ -111,7 +111,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             raise ValueError(f"{place}{error}") from error
 
     def preprocess(self, input_: Any, votes: int = 1, seed: int = 0) -> dict[str, Any]:
-        """Read a puzzle and return its views: "input_ids", int64 [views * Q, S], and "puzzle_identifiers"."""
+        """Read a puzzle and return its views as "input_ids", int64 [views * Q, S], and "puzzle_identifiers"."""
         puzzle = self.read_puzzle(input_)
         views = self.puzzle_task.views(puzzle, votes, np.random.default_rng(seed))
         shown = np.concatenate([view.show(puzzle.questions) for view in views])
@@ -138,7 +138,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             start = stop
 
     def _solve_rows(self, rows: dict[str, torch.Tensor], arguments: dict[str, Any]) -> list[Candidate]:
-        """Solve the views in chunks that are fast and fit in memory."""
+        """Solve the views in chunks that run fast and fit into memory."""
         count = self.model.boards_per_call
         candidates: list[Candidate] = []
         for start in range(0, len(rows["input_ids"]), count):
@@ -168,7 +168,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     def postprocess(
         self, model_outputs: dict[str, Any], prefer_valid: bool = False, search: bool = False
     ) -> dict[str, Any]:
-        """Map the answers back from their views and let them vote, or order the guesses of a `search`."""
+        """Map the answers back to the original puzzle and count votes, or use them to order a search's guesses."""
         puzzle, views = model_outputs["puzzle"], model_outputs["views"]
         num_questions = len(puzzle.questions)
         chosen: list[list[Candidate]] = [[] for _ in range(num_questions)]
@@ -188,7 +188,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
 
 
 def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[Any] | None:
-    """Read the puzzles in a file, or return None if `path` is a puzzle or the file of a single ARC task.
+    """Read the puzzles in a file, or return None if `path` is a puzzle or a file with a single ARC task.
 
     Raises:
         FileNotFoundError: If `path` is named like a file, but there is no such file.
@@ -208,7 +208,7 @@ def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[A
     elif kind == ".json":
         content = load_json(path)
         if task.name == "arc" and isinstance(content, dict) and "test" in content:
-            return None  # the task is named after the file
+            return None  # so that the task is named after the file
         rows = _puzzles_of_json(content, task)
     else:
         rows = puzzles_of_text(b"".join(line for _, line in read_lines(path)), task, str(path))
@@ -230,7 +230,7 @@ def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
     try:
         return _puzzles_of_json(json.loads(text), task)
     except (ValueError, RecursionError) as error:
-        if '"' not in text:  # an array as numpy, Python or C prints it
+        if '"' not in text:  # an array as printed by numpy, Python or C
             return task.split(text)
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) > 1 and all(line.lstrip().startswith("{") for line in lines):
@@ -239,7 +239,7 @@ def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
 
 
 def _puzzles_of_json(content: Any, task: PuzzleTask) -> list[Any]:
-    """Return the puzzles in a JSON value: a list, a single puzzle, or ARC tasks by name."""
+    """Return the puzzles in a JSON value, which is a list, a single puzzle, or ARC tasks by name."""
     if isinstance(content, dict) and task.name == "arc" and "test" not in content:
         return [{"name": name, **arc_task} for name, arc_task in content.items()]
     return [content] if task.is_single(content) else content

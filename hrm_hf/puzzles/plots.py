@@ -21,7 +21,7 @@ from .tasks import PuzzleTask
 
 CHANGED, WRONG, INK, PREDICTED, CLUE_CELL = "#ffe08a", "#f6b3ab", "#1f2933", "#2563a8", "#eef1f4"
 MAZE_COLORS = ("#9aa5b1", "#2f3b47", "#ffffff", "#2a9d4a", "#c8372d", "#5aa9e6")  # PAD # space S G o
-# Colors of padding and end of grid, then the palette of the ARC interface.
+# Colors for padding and end of grid, then the palette of the ARC interface.
 ARC_COLORS = (
     "#ffffff", "#e9edf0", "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00",
     "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
@@ -63,7 +63,7 @@ def plot_trajectory(
 
 
 class _Boards:
-    """Drawing of the steps of a trajectory on matplotlib axes, with the puzzle as step 0."""
+    """Draw the steps of a trajectory on matplotlib axes, with the puzzle as step 0."""
 
     def __init__(self, puzzle, trajectory, config, solution, confidences):
         self.puzzle, self.solution, self.confidences = puzzle, solution, confidences
@@ -111,7 +111,7 @@ class _Boards:
         rows, columns = self.shape
         is_sudoku = self.task_name == "sudoku"
         clues = self.task.given(self.puzzle)
-        size = 118 / max(rows, columns)  # points: a board is about 2.2 inches wide
+        size = 118 / max(rows, columns)  # in points; a board is about 2.2 inches wide
         for cell, token in enumerate(tokens.tolist()):
             row, column = divmod(cell, columns)
             color = WRONG if wrong[cell] else CHANGED if changed[cell] else CLUE_CELL if clues[cell] else "white"
@@ -152,7 +152,7 @@ class _Boards:
 
 
 def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray:
-    """Return the cells, bool [S], that a step changed in `states` [1 + steps, S], the puzzle and answers.
+    """Return the cells, bool [S], that a step changed. `states` [1 + steps, S] are the puzzle and answers.
 
     No cell counts as changed in the first step, which fills in the complete board. Given cells never count as changed.
     """
@@ -162,7 +162,7 @@ def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray
 
 
 def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the cells of an answer (tokens [S]) that violate the rules of the task, bool [S]."""
+    """Return the cells of an answer (tokens [S]) that violate the task's rules, bool [S]."""
     if task.name == "sudoku":
         return _clashes(tokens, puzzle, task.board)
     if task.name == "maze":
@@ -171,7 +171,7 @@ def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.
 
 
 def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.ndarray:
-    """Return the cells that change a clue, have no digit, or repeat a digit of their unit, bool [S]."""
+    """Return the cells that change a clue, have no digit, or repeat a digit in their unit, bool [S]."""
     clue = puzzle > BLANK
     wrong = (clue & (tokens != puzzle)) | (tokens <= BLANK) | (tokens >= board.vocab_size)
     for _, cells in board.units:
@@ -182,7 +182,7 @@ def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.n
 
 
 def used_window(states: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the number of rows and columns that any state uses, so that small ARC grids are drawn large."""
+    """Return the rows and columns used by any state. Plots are cropped to them, which enlarges ARC grids."""
     used = ((states != 0) & (states != EOS_ID) & (states < COLOR_OFFSET + NUM_COLORS)).any(axis=0).reshape(shape)
     if not used.any():
         return shape
@@ -223,7 +223,7 @@ def _save_animation(boards: _Boards, path: Path, title: str) -> None:
         boards.draw(axes, step)
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=150, format="png")
-        # A separate palette for each frame keeps its few colors exact.
+        # Each frame has few colors, so its own palette keeps them exact.
         frames.append(Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE))
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0)

@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 SCRIPT = ROOT / "training" / "run_puzzle.py"
 ARCH_NAME = original.ARCHITECTURES["hrm"].original_name
-# None stands for the hidden size (puzzle_emb_ndim), and for bfloat16 if the machine supports it (forward_dtype).
+# None means the hidden size (puzzle_emb_ndim), or bfloat16 if the machine supports it (forward_dtype).
 ARCH = original.REQUIRED | original.OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None, "name": ARCH_NAME}
 ARCH |= {"rope_theta": 10000.0, "loss.name": original.LOSS_NAME, "loss.loss_type": original.DEFAULT_LOSS}
 DEFAULTS = {name: default for name, (default, _) in original.RUN_KEYS.items()}
 DEFAULTS |= {f"arch.{key}": value for key, value in ARCH.items()}
 OPTIONAL_KEYS = {"eval_interval", *(name for name, default in DEFAULTS.items() if default is None)}
 POSITIVE = ("global_batch_size", "epochs", "eval_interval", "lr", "puzzle_emb_lr")
-# Options of run_puzzle.py that a key of the original sets.
+# Options of run_puzzle.py that are set by keys of the original.
 DECIDED_BY_KEY = {"output_dir": "checkpoint_path", "data_path": "data_path", "recipe": "the keys themselves"}
 
-# Arguments that build the data sets named in the original's guides; "small" is 16 hard Sudokus of ours.
+# Arguments that build the data sets named in the original's guides. "small" has 16 hard Sudokus made by us.
 BUILDERS = {
     "sudoku-extreme-small": "sudoku --source {root}training/recipes/data/sudoku_hard_small.csv --test-size 500",
     "sudoku-extreme-1k-aug-1000": "sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000",
@@ -60,7 +60,7 @@ class DataSize(NamedTuple):
 
     groups: int
     mean_examples: float  # per puzzle
-    fingerprint: str | None = None  # changes when the files in the original's layout change; None in our layout
+    fingerprint: str | None = None  # changes with the files in the original's layout; None in our layout
 
 
 def arguments(recipe: dict[str, Any]) -> list[str]:
@@ -74,12 +74,12 @@ def arguments(recipe: dict[str, Any]) -> list[str]:
 
 
 def project_name(options: dict[str, Any]) -> str:
-    """Return the W&B project of a run, which is also the name of a folder of its checkpoints."""
+    """Return the W&B project of a run, which is also part of its checkpoint path."""
     return options["project_name"] or f"{Path(options['data_path']).name.capitalize()} ACT-torch"
 
 
 def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Parse `key=value` (or `+key=value`) arguments to options with all original keys, and flags.
+    """Parse `key=value` (or `+key=value`) arguments and flags, and fill in the original's defaults.
 
     If a key is given twice, the last value counts, as in Hydra.
 
@@ -112,7 +112,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: float, batch: int) -> tuple[int, int]:
-    """Return the number of steps of the complete run and between two evaluations, in full batches.
+    """Return the number of training steps in the run and between evaluations, counting full batches.
 
     Raises:
         ValueError: If the interval does not divide the epochs, or does not fill one batch.
@@ -145,7 +145,7 @@ def data_size(path: str | Path) -> DataSize:
 
 
 def build_command(path: Path) -> str:
-    """Return the `hrm-hf data` command to build the data set expected at `path`."""
+    """Return the `hrm-hf data` command that builds the data set expected at `path`."""
     root = "" if typed_path(ROOT) == "." else f"{typed_path(ROOT)}/"
     arguments = BUILDERS.get(path.name, "sudoku|maze|arc ...").format(root=root)
     return f"hrm-hf data {arguments} --out {shlex.quote(str(path))}"
@@ -171,7 +171,7 @@ def machine(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) -> dict[str, Any]:
-    """Translate a run of the original to a recipe for run_puzzle.py.
+    """Translate an original run to a recipe for run_puzzle.py.
 
     Args:
         options: From `parse_command`. size: Sizes of the train split. here: From `machine`.
@@ -182,7 +182,7 @@ def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) 
     batch = options["global_batch_size"]
     steps, between = epoch_steps(options["epochs"], options["eval_interval"], size.groups, size.mean_examples, batch)
     data = Path(options["data_path"])
-    # The name depends only on the command, so that a run resumes in its folder and all processes use the same one.
+    # The name depends only on the command, so a run resumes in its folder and all processes use the same folder.
     run_name = options["run_name"] or f"{ARCH_NAME.split('@')[1]} {_digest(options)}"
     folder = Path(options["checkpoint_path"] or Path("checkpoints", project_name(options), run_name))
     changed, recipe = _architecture(options), {"model_type": HrmPuzzleConfig.model_type, "data_path": str(data)}
@@ -210,7 +210,7 @@ def keys_help() -> str:
 
 
 def evaluation_arguments(words: Sequence[str]) -> list[str]:
-    """Translate `checkpoint=... [--flags]` to `hrm-hf` arguments, converting an original checkpoint.
+    """Translate `checkpoint=... [--flags]` to `hrm-hf` arguments, and convert an original checkpoint.
 
     `checkpoint` is one of our run folders (or a checkpoint-N in it), or the original's `step_N` or its folder. The
     run's recipe.yaml or all_config.yaml has the data path. As in the original, all ACT steps run (`--halt fixed`).
@@ -234,14 +234,14 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
         model = weights.with_name(f"hrm_hf-{weights.name}")
         convert_original(weights, model, "hrm")
         for data in original.data_folders(load_yaml(weights.with_name(original.CONFIG_FILE)))[:1]:
-            data_size(data)  # raises with the command that builds it
+            data_size(data)  # raises an error that names the command to build it
     if data is None:
         raise FileNotFoundError(f"checkpoint={checkpoint}: data path unknown; use hrm-hf eval puzzles MODEL DATA")
     return ["eval", "puzzles", str(model), str(data), "--halt", "fixed", *flags]
 
 
 def _architecture(options: dict[str, Any]) -> dict[str, Any]:
-    """Validate the architecture by building its config, and return the fields that are not defaults."""
+    """Validate the architecture by building its config, and return the fields that differ from defaults."""
     arch = {key: options[f"arch.{key}"] for key in ARCH if not key.startswith("loss.")}
     arch["loss"] = {"loss_type": options["arch.loss.loss_type"]}
     arch["puzzle_emb_ndim"] = arch["hidden_size"] if arch["puzzle_emb_ndim"] is None else arch["puzzle_emb_ndim"]
@@ -255,7 +255,7 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_flags(words: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Split arguments in any order into `key=value` words (the original's) and flags with values (ours).
+    """Split arguments into `key=value` words (the original's) and flags with values (ours), in any order.
 
     After a flag, `a=b` is its value unless `a` is in `keys`; only values of --optim_args may have such names.
     """
@@ -269,7 +269,7 @@ def _split_flags(words: Sequence[str], keys: Collection[str]) -> tuple[list[str]
 
 
 def _value(name: str, text: str) -> Any:
-    """Parse a key's value by the type of its default, since YAML would parse 1e-4 as text."""
+    """Parse a key's value according to the type of its default, since YAML would parse 1e-4 as text."""
     kind = int if name == "arch.puzzle_emb_ndim" else type(DEFAULTS[name])
     if text.lower() in ("null", "none", "~", ""):
         if name in OPTIONAL_KEYS:

@@ -1,13 +1,13 @@
-"""Read files of puzzles and solutions for the Sudoku and maze builders, and create data set rows.
+"""Read puzzles and solutions from files for the Sudoku and maze builders, and create data set rows.
 
 A source is a file (`.csv`, `.jsonl`, `.json`, also as `.gz`; `.parquet`), a folder with `train.*` and `test.*`, or
 `hub:OWNER/NAME`, a data set on the Hub. It has one string column with puzzles and one with solutions, named as in
 `COLUMN_NAMES`, and optionally a number column `rating`.
 
-`read_unique` also removes duplicates, so that no puzzle occurs twice. Puzzles are equal if they have the same clues
-(Sudoku), or the same walls, S and G (mazes). It keeps the first of equal puzzles, but prefers the test split over
-training, and raises an error if their solutions differ. It also removes training puzzles with a symmetric copy in the
-test split; symmetric copies within a split are kept.
+`read_unique` also removes duplicates, so no puzzle occurs twice. Puzzles are equal if they have the same clues
+(Sudoku), or the same walls, S and G (mazes). It keeps the first of several equal puzzles, but prefers the test split
+over training, and raises an error if their solutions differ. It also removes training puzzles with a symmetric copy in
+the test split; symmetric copies within a split are kept.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ from .dataset import ROW_COLUMNS, puzzle_features
 if TYPE_CHECKING:
     import datasets
 
-# Used by the HRM authors' data sets on the Hub, by our own files, and by common Kaggle files.
+# Column names in the HRM authors' data sets on the Hub, in our own files, and in common Kaggle files.
 COLUMN_NAMES = (("question", "answer"), ("puzzle", "solution"), ("quizzes", "solutions"))
 RATING_COLUMN = "rating"
 FILE_KINDS = (".csv", ".jsonl", ".json", ".parquet")
-COMPARED_ROWS = 4096  # rows per comparison, which copies them
+COMPARED_ROWS = 4096  # rows per comparison; limits the memory for copies
 
 
 @dataclass
 class PuzzleTable:
-    """Puzzles and solutions as text, with the places of their rows for error messages.
+    """Puzzles and solutions as text, with the location of each row for error messages.
 
     Attributes:
         name: File name or `hub:NAME`, for error messages.
@@ -57,13 +57,13 @@ class PuzzleTable:
         return len(self.questions)
 
     def place(self, row: int, column: int | str | None = None) -> str:
-        """Describe the place of a row (its line in a text file, otherwise its index from 0) and a column."""
+        """Describe the location of a row (line number in a text file, otherwise 0-based index) and column."""
         where = f"{self.name}, row {row}" if self.lines[row] is None else f"{self.name}, line {self.lines[row]}"
         column = self.columns[column] if isinstance(column, int) else column
         return where if column is None else f"{where}, column {column!r}"
 
     def encode(self, column: int, length: int, alphabet: dict[str, int]) -> np.ndarray:
-        """Encode a column as uint8 [rows, length], or raise ValueError for other lengths or characters.
+        """Encode a column as uint8 [rows, length], or raise ValueError for wrong lengths or characters.
 
         Args:
             column: 0 for puzzles, 1 for solutions.
@@ -78,7 +78,7 @@ class PuzzleTable:
         lookup = np.full(256, 255, dtype=np.uint8)
         for character, number in alphabet.items():
             lookup[ord(character)] = number
-        # Characters outside ASCII become "?", which is in no alphabet; the error message shows the original character.
+        # Non-ASCII characters become "?", which no alphabet contains. The error message shows the original character.
         raw = np.frombuffer("".join(texts).encode("ascii", "replace"), dtype=np.uint8)
         numbers = lookup[raw].reshape(len(texts), length)
         for row, position in np.argwhere(numbers == 255)[:1]:
@@ -103,7 +103,7 @@ def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
 
 
 def read_table(path: str | Path) -> PuzzleTable:
-    """Read one file, with the same errors as `read_splits`."""
+    """Read one file. Raises the same errors as `read_splits`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected a file, a folder with train.* files, or hub:NAME")
@@ -129,19 +129,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PuzzleRules:
-    """Functions with which a task reads its tables.
+    """Functions of a task for reading tables of its puzzles.
 
     Attributes:
-        parse: Returns the puzzles and solutions of a table, [rows, cells] each; raises ValueError for an invalid row.
+        parse: Returns the puzzles and solutions in a table, [rows, cells] each; raises ValueError for an invalid row.
         canonical_forms: Returns the canonical forms of puzzles and solutions [rows, cells]. Two puzzles have equal
-            forms exactly if they are symmetric copies.
+            forms if and only if they are symmetric copies.
     """
 
     parse: Callable[[PuzzleTable], tuple[np.ndarray, np.ndarray]]
     canonical_forms: Callable[[np.ndarray, np.ndarray], Iterable]
 
     def forms_of(self, split: "PuzzleSplit") -> list[bytes]:
-        """Return the canonical forms of a split's puzzles, which are computed once."""
+        """Return the canonical forms of a split's puzzles, and cache them in the split."""
         if split.forms is None:
             split.forms = [bytes(form) for form in self.canonical_forms(split.questions, split.answers)]
         return split.forms
@@ -149,10 +149,10 @@ class PuzzleRules:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows to hold out if a source has no test split: the last `size`, or a `share` by `place_of_form`.
+    """Rows to hold out if a source has no test split: the last `size`, or a fraction `share`.
 
-    Selection by share does not depend on the order or number of the rows. A smaller share is a subset of a larger one,
-    and symmetric copies go to the same split.
+    Selection by share uses `place_of_form`, so it does not depend on the order or number of rows. A smaller share
+    selects a subset of a larger one, and symmetric copies go to the same split.
     """
 
     size: int | None = None
@@ -161,7 +161,7 @@ class HeldOut:
 
 @dataclass
 class PuzzleSplit:
-    """Split of a source: the table of its rows, and their tokens or digits, [rows, cells]."""
+    """One split of a source: the table of its rows, and their tokens or digits, [rows, cells]."""
 
     table: PuzzleTable
     questions: np.ndarray
@@ -177,7 +177,7 @@ class PuzzleSplit:
 
     def take(self, rows: np.ndarray) -> "PuzzleSplit":
         ratings = self.table.ratings
-        # The table keeps all rows to name their places; the ratings are those of the selected rows.
+        # The table keeps all rows, for error messages. The ratings are reduced to the selected rows.
         table = replace(self.table, ratings=None if ratings is None else ratings[rows])
         forms = self.forms and [self.forms[row] for row in rows]
         return PuzzleSplit(table, self.questions[rows], self.answers[rows], self.places[rows], forms)
@@ -186,12 +186,12 @@ class PuzzleSplit:
 def read_unique(
     source: str | Path, held_out: HeldOut, rules: Callable[[PuzzleTable], "PuzzleRules"]
 ) -> tuple[dict[str, PuzzleSplit], dict[str, int]]:
-    """Read the splits of a source without duplicates, and return the number of removed rows by reason.
+    """Read the splits of a source and remove duplicates. Also return the number of removed rows by reason.
 
     Args:
         source: Source as in `read_splits`.
         held_out: Rows to hold out if the source has no test split.
-        rules: Function that returns the rules for the training table, whose first puzzle may determine the size.
+        rules: Function from the training table to its rules. It may infer the size from the first puzzle.
 
     Raises:
         FileNotFoundError, ValueError: As in `read_splits`, or if equal puzzles have different solutions.
@@ -212,8 +212,8 @@ def read_unique(
 
 
 def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> None:
-    """Remove repeated puzzles, keeping those in test, and raise ValueError if their solutions differ."""
-    names = sorted(splits)  # test before train
+    """Remove equal puzzles, preferring those in test. Raise ValueError if their solutions differ."""
+    names = sorted(splits)  # "test" sorts before "train"
     parts = [splits[name] for name in names]
     starts = np.cumsum([0, *(len(part.questions) for part in parts)])
     first = _first_equal(np.concatenate([part.questions for part in parts]))
@@ -229,7 +229,7 @@ def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> N
     for index, name in enumerate(names):
         inside = part_of_row == index
         within_split = part_of_first[inside] == index
-        for same in dict.fromkeys(within_split.tolist()):  # in the order of the rows
+        for same in dict.fromkeys(within_split.tolist()):  # in row order
             reason = f"equal to another in {name}" if same else "in train and equal to one in test"
             repeated[f"{reason}, left out"] = int((within_split == same).sum())
         if inside.any():
@@ -238,7 +238,7 @@ def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> N
 
 
 def _first_equal(rows: np.ndarray) -> np.ndarray:
-    """Return for each of `rows` [N, S] the index of the first equal row, int [N]."""
+    """Return the index of the first equal row for each of `rows` [N, S], int [N]."""
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).reshape(-1)
     order = keys.argsort(kind="stable")
     is_first = np.ones(len(rows), dtype=bool)
@@ -280,7 +280,7 @@ def _hold_out(splits: dict[str, PuzzleSplit], held_out: HeldOut, rules: PuzzleRu
 
 
 def _remove_copies(splits: dict[str, PuzzleSplit], rules: PuzzleRules, repeated: dict[str, int]) -> None:
-    """Remove training puzzles with a symmetric copy in the test split."""
+    """Remove training puzzles that have a symmetric copy in the test split."""
     known = set(rules.forms_of(splits["test"]))
     stays = np.array([form not in known for form in rules.forms_of(splits["train"])])
     if not stays.all():
@@ -355,7 +355,7 @@ def _find_columns(names: list[str], place: str) -> tuple[str, str]:
 
 
 def csv_dicts(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line number and a dict of the fields of each row of a CSV file."""
+    """Yield the line number of each row in a CSV file and a dict of its fields."""
     rows = csv_rows(path)
     header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     for number, row in rows:
@@ -370,7 +370,7 @@ def _from_arrow(arrow_table, name: str) -> PuzzleTable:
 
 
 def _table(name: str, rows: Iterable[tuple[int | None, dict[str, Any]]]) -> PuzzleTable:
-    """Create a table from rows and their line numbers, which are None in sources without lines."""
+    """Create a table from rows and their line numbers (None for sources without lines)."""
     table, ratings, rated = PuzzleTable(name, ("", ""), [], [], lines=[]), [], False
     for number, (line, row) in enumerate(rows):
         table.lines.append(line)

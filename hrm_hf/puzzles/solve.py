@@ -1,4 +1,4 @@
-"""Solve puzzles given as arguments, in files or on stdin, and run the Sudoku demo."""
+"""Solve puzzles from arguments, files or stdin, and run the Sudoku demo."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
 
     Raises:
         UsageError: If there are several puzzles to plot.
-        ModelError: If the model is missing or of another kind.
-        ValueError: If there is no puzzle, or one is unreadable; the message has its number.
+        ModelError: If the model is missing or does not solve puzzles.
+        ValueError: If there is no puzzle, or a puzzle is unreadable; the message gives its number.
     """
     load_config(options.model, PUZZLE_SOLVER, adapters=True)
-    from transformers import pipeline  # takes seconds, so import it after the check above
+    from transformers import pipeline  # the import takes seconds, so check the model first
 
     from ..registry import AutoModelForPuzzleSolving
 
@@ -73,7 +73,7 @@ def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
 
 
 def text_board(grid: list[list], config) -> str:
-    """Format a board as text: Sudoku with box lines, mazes and ARC as plain grids, tokens in columns."""
+    """Format a board as text: Sudoku with box lines, mazes and ARC as plain grids, other tokens in columns."""
     if config.task != "sudoku":
         width = max((len(str(cell)) for row in grid for cell in row), default=1)
         separator = "" if config.task == "maze" else " "
@@ -96,7 +96,7 @@ def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
     """Train, evaluate and use a small Sudoku solver on the CPU, and return a report.
 
     Args:
-        stream: Stream for its output and that of the processes it starts; standard output if None.
+        stream: Stream for the output, including that of child processes; standard output if None.
 
     Returns:
         The folder, the exact accuracy on held-out boards, the exact accuracy of the reloaded model in a new process,
@@ -104,7 +104,7 @@ def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
     """
     training = resource("training")
     recipe = training / "recipes" / f"sudoku_demo_{options.model}.yaml"
-    tell = partial(print, file=stream, flush=True)  # in order with the output of the processes
+    tell = partial(print, file=stream, flush=True)  # keeps the order with the output of the child processes
     run = partial(run_process, out=stream)
     fields = yaml.safe_load(recipe.read_text())
     folder, data = str(options.out or fields["output_dir"]), fields["data_path"]
@@ -133,7 +133,7 @@ def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
 
 def _compiler_flags(tell: Callable[[str], None]) -> list[str]:
     """Return the flags that disable torch.compile on a machine without a compiler."""
-    import torch  # takes seconds, so import it after the first lines are printed
+    import torch  # the import takes seconds, so print the first lines before it
 
     from ..trainer import validate_compiler
 

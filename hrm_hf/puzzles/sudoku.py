@@ -1,4 +1,4 @@
-"""Build Sudoku data sets of size 4, 6 and 9, generated or read from a source, and augment them.
+"""Generate Sudoku data sets of size 4, 6 or 9, or read them from a source, and augment them.
 
 Tokens, options and the order of random draws in augmentation are those of the original HRM. Deliberate differences:
 all random draws are seeded, source rows are validated, and an augmented training puzzle never has the solution of a
@@ -23,15 +23,15 @@ from .sudoku_solver import rate_boards
 if TYPE_CHECKING:
     import datasets
 
-TEST_FRACTION = 1 / 6  # share of the 288 4x4 grids, and of the 4x4 canonical forms, reserved for the test split
-MAX_DRAWS = 1000  # symmetries to try per training puzzle before assuming that all have solutions of test puzzles
+TEST_FRACTION = 1 / 6  # fraction of the 288 4x4 grids, and of the 4x4 canonical forms, reserved for the test split
+MAX_DRAWS = 1000  # symmetries to try per training puzzle before assuming that all give solutions of test puzzles
 
 # Independent random streams derived from one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)
 
 
 def random_symmetries(shape: SudokuShape, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `count` symmetries: new digits, uint8 [count, size + 1], and source cells, int [count, cells].
+    """Draw `count` symmetries as new digits, uint8 [count, size + 1], and source cells, int [count, cells].
 
     The draws, in the original's order: a permutation of the digits; transposition with probability 1/2 (only if boxes
     are square); the order of bands and of rows within a band; the order of stacks and of columns within a stack. The
@@ -55,21 +55,21 @@ def augment(
 
 
 def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
-    """Return the source of each cell of symmetric copies, int [count, n * n], from line orders [count, n]."""
+    """Convert line orders [count, n] to the source cell of each cell of the copies, int [count, n * n]."""
     n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
     source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
     return source.reshape(len(source), n * n)
 
 
 def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw random orders of `n` lines that keep the lines of a band together, int [count, n]."""
+    """Draw random orders of `n` lines, int [count, n], that keep the lines of each band together."""
     bands = rng.permuted(np.tile(np.arange(n // box), (count, 1)), axis=1)
     within = rng.permuted(np.tile(np.arange(box), (count * (n // box), 1)), axis=1).reshape(count, n // box, box)
     return (bands[:, :, None] * box + within).reshape(count, n)
 
 
 def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[bytes]):
-    """Add `num_aug` symmetric copies after each puzzle, with solutions that are not in `forbidden`."""
+    """Insert `num_aug` symmetric copies after each puzzle. None has a solution in `forbidden`."""
     rng = rng_of((seed, _AUGMENT_STREAM))
     rows, cells = boards.shape
     new_boards, new_solutions = np.empty((2, rows, num_aug + 1, cells), dtype=np.uint8)
@@ -100,7 +100,7 @@ def generated_sudoku(
     seed: int = 0,
     workers: int = 1,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generate a data set in which train and test share neither solution grids nor symmetric copies.
+    """Generate a data set. Train and test share no solution grids and no symmetric copies.
 
     For the arguments see `options.BuildSudoku`; for clues, workers and errors also see `generate_portions`. No
     generated puzzle is a symmetric copy of a puzzle in `mix`.
@@ -108,7 +108,7 @@ def generated_sudoku(
     clues = DEFAULT_CLUES[sudoku_shape(size).size] if clues is None else clues
     train_how, test_how, grids = {}, {}, None
     if size == 4:
-        # There are so few distinct 4x4 puzzles that a large test split could use them all; so divide them in advance.
+        # There are so few distinct 4x4 puzzles that a large test split could use them all, so divide them in advance.
         order = rng_of((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
         grids, others = np.split(order, [round(len(order) * TEST_FRACTION)])
         test_how = {"grids": grids, "share": (0.0, TEST_FRACTION)}
@@ -183,7 +183,7 @@ def _rules(size: int) -> PuzzleRules:
 
 
 def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
-    """Parse boards and solutions, uint8 [rows, cells], and validate every row against the rules."""
+    """Parse boards and solutions, uint8 [rows, cells], and check each row against the Sudoku rules."""
     alphabet = {".": 0} | {str(digit): digit for digit in range(shape.size + 1)}
     boards, solutions = (table.encode(column, shape.cells, alphabet) for column in (0, 1))
     for row in np.flatnonzero(~obey_rules(boards, solutions))[:1]:
@@ -194,7 +194,7 @@ def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarr
 
 
 def _select(split: PuzzleSplit, min_difficulty: float | None, subsample_size: int | None, seed: int):
-    """Filter by rating, draw a sample, and return boards, solutions and ratings, float32 [rows]."""
+    """Filter by rating and draw a sample. Return boards, solutions and ratings, float32 [rows]."""
     boards, solutions, table = split.questions, split.answers, split.table
     ratings, rows = table.ratings, np.arange(len(boards))
     if min_difficulty is not None:

@@ -1,4 +1,4 @@
-"""Generate Sudoku puzzles with a proven unique solution, in portions that several processes can share.
+"""Generate Sudoku puzzles with a proven unique solution, in portions that can run in parallel.
 
 A portion is a batch of attempts with a random stream that depends only on the seed and the portion's number. The
 puzzles are therefore the same for any number of processes.
@@ -21,11 +21,11 @@ from .sudoku_solver import dig, random_grids, rate_boards, search
 
 # Minimum number of clues for a unique solution (9x9: McGuire et al., 2012).
 MIN_CLUES = {4: 4, 6: 8, 9: 17}
-MAX_TRIES = 1000  # attempts per puzzle before its number of clues is considered unreachable
-# Attempts in the first portions: they start small, so that a few puzzles do not take long, and grow to cut overhead.
+MAX_TRIES = 1000  # attempts without a new puzzle before the number of clues is considered unreachable
+# Attempts in the first portions. Small portions generate a few puzzles quickly; larger ones have less overhead.
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
-POOL_PAYS = 2 * PORTION  # expected attempts above which starting processes, which takes seconds, pays off
+POOL_PAYS = 2 * PORTION  # expected attempts above which it pays to start processes, which takes seconds
 
 
 class Puzzles(NamedTuple):
@@ -38,7 +38,7 @@ class Puzzles(NamedTuple):
 
 
 def rng_of(seed: int | Sequence[int], *key: int) -> np.random.Generator:
-    """Return the random generator of a seed, or of one of its substreams (`key`)."""
+    """Return the random generator for a seed, or for the substream `key` of the seed."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
 
 
@@ -62,7 +62,7 @@ def generate_portions(
     share: tuple[float, float] = (0.0, 1.0),
     workers: int = 1,
 ) -> Iterator[Puzzles]:
-    """Yield rated puzzles with a proven unique solution, which depend only on the arguments.
+    """Yield rated puzzles with a proven unique solution, determined only by the arguments.
 
     Cells of a solved grid are emptied in random order, each only if the solution stays unique, until the number of
     clues is reached. All puzzles are distinct, and the same on every machine. Solutions of 4x4 puzzles come from
@@ -76,13 +76,13 @@ def generate_portions(
         grids: Solutions to draw from, digits [G, 16], for 4x4 only; all 288 if None.
         exclude: Solutions (bytes of a uint8 board) to avoid.
         exclude_forms: Canonical forms (bytes) of puzzles to avoid, together with their symmetric copies.
-        share: Half-open range of the `place_of_form` of the puzzles to keep.
-        workers: Number of processes, started only if there is enough work; 1 is this process. A program that uses
-            more needs `if __name__ == "__main__"`.
+        share: Keep only puzzles with `place_of_form` in this half-open range.
+        workers: Number of processes, started only if there is enough work; 1 uses this process. A program that uses
+            more than one needs `if __name__ == "__main__"`.
 
     Raises:
         ValueError: If the number of clues is impossible.
-        RuntimeError: If `MAX_TRIES` attempts give no new puzzle with this number of clues.
+        RuntimeError: If `MAX_TRIES` attempts in a row yield no new puzzle with this number of clues.
     """
     low, high = (clues, clues) if isinstance(clues, int) else clues
     least, most = MIN_CLUES[sudoku_shape(size).size], size**2
@@ -109,7 +109,7 @@ def _generate(stream: "_Stream", num_puzzles: int, is_new: Callable[..., bool], 
     missing, fruitless, tried, number, pool = num_puzzles, 0, 0, 0, None
     with contextlib.ExitStack() as stack:
         while missing:
-            ahead = missing * tried / max(num_puzzles - missing, 1)  # expected attempts, by the yield so far
+            ahead = missing * tried / max(num_puzzles - missing, 1)  # expected attempts, from the success rate so far
             if pool is None and workers > 1 and ahead > POOL_PAYS and number >= len(FIRST_PORTIONS):
                 pool = stack.enter_context(worker_pool(workers, __name__))
             numbers = range(number, number + (min(workers, math.ceil(ahead / PORTION)) if pool else 1))
@@ -130,14 +130,14 @@ def _generate(stream: "_Stream", num_puzzles: int, is_new: Callable[..., bool], 
 
 @lru_cache
 def all_grids_4x4() -> np.ndarray:
-    """Return all solved 4x4 boards, uint8 [288, 16], read-only."""
+    """Return all solved 4x4 boards as a read-only array, uint8 [288, 16]."""
     grids = search(np.zeros((1, 16), dtype=np.uint8), limit=288).solutions[0]
     grids.flags.writeable = False
     return grids
 
 
 class _Stream(NamedTuple):
-    """Settings that determine the puzzles of a random stream."""
+    """Settings of a random stream, which determine its puzzles."""
 
     size: int
     low: int
@@ -146,7 +146,7 @@ class _Stream(NamedTuple):
     grids: np.ndarray | None
 
     def draw(self, number: int) -> tuple[int, Puzzles]:
-        """Draw one portion, and return its number of attempts and its puzzles."""
+        """Generate a portion. Return the number of attempts and the puzzles found."""
         attempts = FIRST_PORTIONS[number] if number < len(FIRST_PORTIONS) else PORTION
         rng = rng_of(self.seed, number)
         if self.grids is None:
@@ -161,17 +161,17 @@ class _Stream(NamedTuple):
         return attempts, Puzzles(boards, solutions, ratings, forms)
 
 
-BATCH = 1024  # puzzles per batch; dozens of arrangements of each puzzle are in memory
+BATCH = 1024  # puzzles per batch; memory holds dozens of arrangements of each puzzle
 
 
 def canonical_forms(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-    """Return the canonical form of each puzzle, which is equal exactly for symmetric copies.
+    """Return each puzzle's canonical form. Puzzles have equal forms only if they are symmetric copies.
 
     The symmetries permute digits, bands, stacks and the lines within them, and transpose boards with square boxes:
-    2 * 6^8 * 9! for 9x9. The canonical form is the copy with the smallest solution, read row by row, and among these
-    the one whose clues come last. It is found without trying all symmetries: the first row of the smallest solution is
-    1 2 3 ..., and its second row depends only on how two rows of a band permute the columns, which has few kinds
-    (`_pairs_of_rows`). Only row pairs of the smallest kind are expanded. Arrays are uint8 [puzzles, cells].
+    2 * 6^8 * 9! for 9x9. The canonical form is the copy with the smallest solution, read row by row. Ties are broken
+    by the smallest clue mask. There is no need to try all symmetries: the first row of the smallest solution is
+    1 2 3 ..., and its second row depends only on how two rows of a band permute the columns. There are few kinds of
+    such permutations (`_pairs_of_rows`), and only the smallest is expanded. Arrays are uint8 [puzzles, cells].
     """
     boards, solutions = np.asarray(boards, dtype=np.uint8), np.asarray(solutions, dtype=np.uint8)
     if not len(boards):
@@ -186,13 +186,13 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
     pairs = _pairs_of_rows(n)
     grids = (solutions - 1).reshape(-1, n, n)
     given = (boards != 0).reshape(-1, n, n)
-    if box_rows == n // box_rows:  # square boxes: the transposed board is a copy too
+    if box_rows == n // box_rows:  # with square boxes, the transposed board is also a copy
         grids, given = (np.stack([some, some.swapaxes(1, 2)], axis=1) for some in (grids, given))
     else:
         grids, given = grids[:, None], given[:, None]
     columns_of = np.argsort(grids, axis=-1)  # [puzzles, views, rows, digits]: column of each digit
 
-    # All pairs of rows of a band, in both orders.
+    # All pairs of rows within a band, in both orders.
     first = np.repeat(np.arange(n), box_rows - 1)
     second = np.array([row // box_rows * box_rows + other for row in range(n) for other in range(box_rows)
                        if other != row % box_rows])  # fmt: skip
@@ -209,7 +209,7 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
     names = np.argsort(order, axis=1)[np.arange(len(order))[:, None], columns_of[puzzle, view, row]].astype(np.uint8)
     turned = np.take_along_axis(grids[puzzle, view], order[:, None, :], axis=2).reshape(len(order), -1)
     turned = np.take_along_axis(names, turned.astype(np.intp), axis=1).reshape(-1, n, n)
-    # Sort the rows of each band and the bands by their first cells, which keeps the chosen first and second rows.
+    # Sort the rows within each band, and the bands, by first cell. This keeps the chosen first and second rows.
     start = turned[:, :, 0].astype(np.intp)
     of_band = np.repeat(start.reshape(len(start), -1, box_rows).min(axis=2), box_rows, axis=1)
     rows = np.argsort(of_band * n + start, axis=1)[:, :, None]
@@ -224,12 +224,12 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
 
 
 class _Pairs(NamedTuple):
-    """Table of the pairs of rows of a band: kinds, and column orders that make the second row smallest.
+    """Table of pairs of rows within a band: kinds, and column orders that make the second row smallest.
 
-    A pair is a permutation of the columns: it maps each column to the one where the first row has the second's digit.
+    A pair is a permutation that maps each column to the column where the first row has the second row's digit.
     """
 
-    codes: np.ndarray  # code of each pair: scalar product of its permutation with `powers`, int64 [pairs], ascending
+    codes: np.ndarray  # code of each pair: dot product of its permutation and `powers`, int64 [pairs], ascending
     kinds: np.ndarray  # kind of each pair: rank of the smallest second row that it can be mapped to [pairs]
     starts: np.ndarray  # first entry of each pair in `orders` [pairs]
     counts: np.ndarray  # number of entries of each pair [pairs]
@@ -251,7 +251,7 @@ def _pairs_of_rows(size: int) -> _Pairs:
     for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no column stays in its stack
         if int(smallest @ powers) in found:
             continue
-        # All pairs that map to this one, which is the smallest of them, since permutations are in ascending order.
+        # Find all pairs that map to this one. It is the smallest of them, since permutations are in ascending order.
         turned = np.take_along_axis(orders, smallest[np.argsort(orders, axis=1)], axis=1)
         codes.append(turned @ powers)
         kinds.append(np.full(len(orders), len(kinds)))

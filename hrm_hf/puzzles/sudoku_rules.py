@@ -1,9 +1,9 @@
-"""Rules of Sudoku: geometry, notation, and validation of answers.
+"""Sudoku rules: geometry, notation, and validation of answers.
 
-There are two notations. A *board* is an array of digits, 0 for a blank. *Tokens* are the input of models, as in the
+There are two notations. A *board* is an array of digits, with 0 for a blank. *Tokens* are the model inputs, as in the
 original HRM: PAD is 0, blank is 1, and digit d is d + 1.
 
-Boards in text files may have frames, comments and various signs for blanks; `board_text.py` reads those.
+Boards in text files may have frames, comments and various symbols for blanks; `board_text.py` reads them.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def sudoku_shape(size: int) -> SudokuShape:
 
 
 def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
-    """Read a board from a string (`.` or `0` is blank, frames are skipped), rows of digits, or flat list.
+    """Read a board from a string (`.` or `0` is blank, frames are skipped), rows of digits, or a flat list.
 
     Return uint8 [size * size], 0 for a blank. Raise ValueError if the number of cells is not 16, 36 or 81 (or that of
     `size`), a character is illegal, or a digit exceeds the size.
@@ -92,9 +92,9 @@ def encode(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> str:
-    """Return the board of a token array as a string, `.` for a blank.
+    """Decode tokens to a board as a string, with `.` for a blank.
 
-    PAD, which a model may predict, is shown as a blank, too; `validate_solution` then reports the cell.
+    PAD, which a model may predict, also becomes a blank; `validate_solution` then reports the cell.
     Raise ValueError if the number of cells is wrong or a token is outside the vocabulary.
     """
     flat = np.asarray(tokens).reshape(-1)
@@ -108,7 +108,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> str:
 
 
 def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
-    """List the rule violations of `solution` to `puzzle`, both in any form that `to_board` accepts."""
+    """List the rules that `solution` to `puzzle` violates (both in any form that `to_board` accepts)."""
     clues = to_board(puzzle)
     shape = sudoku_shape(int(len(clues) ** 0.5))
     answer = to_board(solution, shape.size)
@@ -122,7 +122,7 @@ def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
 
 
 def obey_rules(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-    """Check which `solutions` obey the rules and clues of `boards` (digits [rows, cells]), bool [rows].
+    """Check which `solutions` obey the rules and the clues in `boards` (digits [rows, cells]), bool [rows].
 
     Numbers that are not digits count as blanks.
     """

@@ -1,4 +1,4 @@
-"""Batched Sudoku solver in numpy, for solving, rating and generating puzzles with a unique solution.
+"""Batched Sudoku solver in numpy. It solves, rates and generates puzzles with a unique solution.
 
 Candidates are bit masks (bit d - 1 is digit d), uint16 [cells, boards], so one numpy call advances all boards. A round
 of `propagate` applies naked and hidden singles; `Lanes` guesses and backtracks. All arithmetic uses integers, so
@@ -13,7 +13,7 @@ from .sudoku_rules import SudokuShape, sudoku_shape
 
 
 BATCH = 2048  # boards per batch: smaller batches have more numpy overhead, larger ones exceed the processor's cache
-COMPACT = 0.75  # idle lanes are removed when less than this share of the lanes is busy
+COMPACT = 0.75  # idle lanes are removed when less than this fraction of the lanes is busy
 
 
 class Found(NamedTuple):
@@ -37,14 +37,14 @@ class Found(NamedTuple):
 def search(
     boards: np.ndarray, limit: int = 1, scores: np.ndarray | None = None, max_nodes: int | None = None
 ) -> Found:
-    """Find up to `limit` solutions of each of the boards, uint8 [boards, cells], by depth-first search.
+    """Find up to `limit` solutions for each board, uint8 [boards, cells], by depth-first search.
 
     The search applies naked and hidden singles until nothing changes, then guesses at the first cell (row by row) with
-    the fewest candidates. The next digit of a cell is tried on the board as it was before the guess.
+    the fewest candidates. If a guess fails, the next digit is tried on the board before the guess.
 
     Args:
         scores: [boards, cells, digits]; digits are tried in descending order of score, or ascending if None.
-        max_nodes: Number of nodes at which the search of a board stops.
+        max_nodes: Number of nodes after which the search on a board stops.
     """
     if len(boards) > BATCH:
         chunks = [slice(at, at + BATCH) for at in range(0, len(boards), BATCH)]
@@ -67,7 +67,7 @@ def search(
         lanes.busy[ended] = False
         guessing = np.concatenate([stuck, again])
         cell = np.concatenate([lanes.open_cells(stuck), lanes.guessed[lanes.depth[again], again]])
-        # If a cell's last digit failed, it has no candidates left, and the next round detects the contradiction.
+        # A cell whose last digit failed has no candidates left. The next round detects this contradiction.
         some = lanes.masks[cell, guessing] > 0
         guessing, cell = guessing[some], cell[some]
         if max_nodes is not None:
@@ -83,7 +83,7 @@ def search(
 
 
 def _first_digit(masks: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
-    """Return the bit of the next digit to try, uint16 [k]: the lowest, or that with the highest score."""
+    """Return the bit of the next digit to try, uint16 [k]: the lowest digit or the one with the highest score."""
     if scores is None:
         return masks & -masks
     allowed = (masks[:, None] >> np.arange(scores.shape[1], dtype=np.uint16)) & 1
@@ -91,13 +91,13 @@ def _first_digit(masks: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
 
 
 def rate_boards(boards: np.ndarray) -> np.ndarray:
-    """Rate boards, uint8 [boards, cells], by failed guesses before the solution (-1 if there is none)."""
+    """Rate boards, uint8 [boards, cells], by the number of failed guesses (-1 if there is no solution)."""
     found = search(boards)
     return np.where(found.counts, found.failed, -1)
 
 
 def candidates(boards: np.ndarray) -> np.ndarray:
-    """Convert boards, uint8 [boards, cells], to masks, uint16 [cells, boards], with all digits in blanks."""
+    """Convert boards, uint8 [boards, cells], to candidate masks, uint16 [cells, boards]."""
     size = int(boards.shape[1] ** 0.5)
     masks = np.where(boards == 0, (1 << size) - 1, 1 << (boards.astype(np.int64) - 1).clip(0))
     return np.ascontiguousarray(masks.T.astype(np.uint16))
@@ -109,7 +109,7 @@ def to_digits(masks: np.ndarray) -> np.ndarray:
 
 
 def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Apply one round of naked and hidden singles to candidates, uint16 [cells, boards].
+    """Apply one round of naked and hidden singles to candidate masks, uint16 [cells, boards].
 
     Return the remaining candidates, which boards are contradictory, and which had undecided cells, bool [boards] each.
     """
@@ -117,7 +117,7 @@ def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.nda
     once, twice = _once_and_twice(masks, shape)
     hidden = np.bitwise_or.reduce((once & ~twice)[shape.units_of_cell], axis=0)
     decided = np.where(several == 0, masks, masks & hidden)
-    # Two digits in a cell, or a digit twice in a unit, is a contradiction.
+    # Two digits in a cell, or the same digit twice in a unit, are a contradiction.
     taken, twice = _once_and_twice(decided, shape)
     seen = np.bitwise_or.reduce(taken[shape.units_of_cell], axis=0)
     left = np.where(decided == 0, masks & ~seen, decided)
@@ -138,17 +138,17 @@ def _once_and_twice(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, 
 
 
 class Lanes:
-    """Lockstep depth-first search, in which each lane has a board and a stack of alternatives to try.
+    """Depth-first search on many boards in lockstep. Each lane has a board and a stack of alternatives.
 
-    `advance` propagates once and returns the lanes that reached the end of a branch. Callers then `guess`,
-    `back_track`, load another board or retire the lane; this is where searching, filling and digging differ.
+    `advance` propagates once and returns the lanes that need a decision. Callers then `guess`, `back_track`, load
+    another board or retire the lane. These decisions differ between searching, filling and digging.
 
     Attributes:
         masks: Candidates, uint16 [cells, lanes].
         board: Index of each lane's board, int64 [lanes].
-        busy: False for a lane whose board is done; such lanes are removed when there are many.
+        busy: False for a lane with a finished board; such lanes are removed when there are many.
         depth: Number of guesses on the lane's current branch.
-        guessed: Cells of these guesses [depth, lanes].
+        guessed: Cells guessed on that branch [depth, lanes].
     """
 
     def __init__(self, masks: np.ndarray):
@@ -156,7 +156,7 @@ class Lanes:
         self.masks, self.shape = masks, sudoku_shape(int(cells**0.5))
         self.board, self.busy = np.arange(lanes), np.ones(lanes, dtype=bool)
         self.depth = np.zeros(lanes, dtype=np.intp)
-        self.guessed = np.empty((cells, lanes), dtype=np.intp)  # each guess decides a cell
+        self.guessed = np.empty((cells, lanes), dtype=np.intp)  # each guess fills a cell, so depth <= cells
         self.stack = np.empty((cells, lanes, cells), dtype=np.uint16)
 
     def advance(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -169,12 +169,12 @@ class Lanes:
         return np.flatnonzero(dead & self.busy), np.flatnonzero(at_rest & ~is_open), np.flatnonzero(at_rest & is_open)
 
     def open_cells(self, lanes: np.ndarray) -> np.ndarray:
-        """Return for each lane the first cell with the fewest candidates among cells with more than one [k]."""
+        """Return each lane's undecided cell with the fewest candidates (the first if there are several), [k]."""
         counts = np.bitwise_count(self.masks[:, lanes])
         return np.where(counts > 1, counts, 255).argmin(axis=0)
 
     def guess(self, lanes: np.ndarray, cells: np.ndarray, bits: np.ndarray) -> None:
-        """Set a cell of each lane to a digit, and push the board without that candidate on the stack."""
+        """Set a cell in each lane to a digit, and push the board without that candidate onto the stack."""
         depth = self.depth[lanes]
         self.masks[cells, lanes] ^= bits
         self.stack[depth, lanes], self.guessed[depth, lanes] = self.masks[:, lanes].T, cells
@@ -182,7 +182,7 @@ class Lanes:
         self.depth[lanes] += 1
 
     def back_track(self, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pop the lanes' stacks, and return the lanes that continue and those with nothing left to try."""
+        """Pop the lanes' stacks. Return the lanes that continue and those with no alternatives left."""
         goes_on = self.depth[lanes] > 0
         lanes, ended = lanes[goes_on], lanes[~goes_on]
         self.depth[lanes] -= 1
@@ -200,7 +200,7 @@ class Lanes:
 
 
 def random_grids(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Generate solved boards, uint8 [count, cells], from random boxes on the diagonal and random guesses.
+    """Generate solved boards, uint8 [count, cells], from random diagonal boxes and random guesses.
 
     Boxes on the diagonal share no row or column. On 6x6 and 9x9 boards, every filling of them can be completed.
     """
@@ -226,16 +226,16 @@ def random_grids(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Empty cells of solved boards in order, if the solution stays unique, down to a number of clues.
+    """Empty cells of solved boards in a given order, each only if the solution stays unique.
 
-    A cell can be emptied exactly if no other digit in it leads to a solution.
+    A cell can be emptied if and only if no other digit in it leads to a solution.
 
     Args:
         solutions: uint8 [boards, cells]. orders: Cells in the order to try them [boards, cells].
-        targets: Target numbers of clues [boards].
+        targets: Number of clues [boards] at which to stop.
 
     Returns:
-        Boards, uint8 [boards, cells], 0 for a blank; and which boards reached their target, bool [boards].
+        Boards, uint8 [boards, cells], with 0 for a blank; and which boards reached their target, bool [boards].
     """
     number, cells = solutions.shape
     left = candidates(solutions)  # candidates of the current board
@@ -244,7 +244,7 @@ def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple
     lanes = Lanes(left.copy())
 
     def start(idle: np.ndarray) -> None:
-        """Start testing the next cell on the boards of these lanes."""
+        """Start testing the next cell on these lanes' boards."""
         board = lanes.board[idle]
         ended = (surplus[board] == 0) | (surplus[board] > cells - position[board])
         lanes.busy[idle[ended]] = False

@@ -1,4 +1,4 @@
-"""Tasks of puzzle models: read puzzles, format answers, check rules, and apply symmetries.
+"""Tasks for puzzle models, which read puzzles, format answers, check rules and apply symmetries.
 
 ARC and `puzzle_task(config)` are in `arc_pipeline.py`. This module handles only tokens, not models. In shapes, S is
 the number of cells, V the vocabulary size, and Q the number of questions.
@@ -23,12 +23,12 @@ from .sudoku_solver import search
 
 
 QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
-# seq_len and vocab_size of the tasks in the original repositories.
+# seq_len and vocab_size of each task in the original repositories.
 TASKS = {"sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
 
 
 def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
-    """Guess task, grid shape and box shape ("generic" boards are square if possible, else 1 x seq_len)."""
+    """Guess the task, grid shape and box shape. A "generic" board is square if possible, else 1 x seq_len."""
     task = next((task for task, sizes in TASKS.items() if sizes == (seq_len, vocab_size)), "generic")
     side = math.isqrt(seq_len)
     return task, (side, side) if side * side == seq_len else (1, seq_len), (3, 3) if task == "sudoku" else None
@@ -61,7 +61,7 @@ class View:
 
 @dataclass
 class Puzzle:
-    """Puzzle as tokens, with Q > 1 only for ARC tasks with several test inputs.
+    """Puzzle as tokens. Q > 1 only for ARC tasks with several test inputs.
 
     Attributes:
         questions: Tokens, int64 [Q, S]. solutions: Tokens [S] for each question, or None if unknown.
@@ -80,7 +80,7 @@ class Candidate:
     """Candidate answer to a question, in the puzzle's original orientation.
 
     Attributes:
-        tokens: int [S]. steps: ACT steps used. q_halt: Logit of the answer being correct.
+        tokens: int [S]. steps: ACT steps used. q_halt: Logit for the answer being correct.
         trajectory: Tokens [steps, S] after each step, if requested. q_trajectory: q_halt [steps], if requested.
         probabilities: Probabilities of the tokens [S, V], if a search needs them.
     """
@@ -113,11 +113,11 @@ class Ballot:
 
 
 class PuzzleTask:
-    """Task "generic" (token lists without rules or symmetries), whose methods other tasks override."""
+    """Task "generic" (token lists without rules or symmetries) and base class of the other tasks."""
 
     name = "generic"
     has_rules = False
-    rules_prove = False  # whether every answer that obeys the rules is correct
+    rules_prove = False  # True if every answer that obeys the rules is correct
 
     def __init__(self, config):
         self.config = config
@@ -127,13 +127,13 @@ class PuzzleTask:
     # reading
 
     def is_single(self, item: Any) -> bool:
-        """Check whether `item` is one puzzle (its elements have fewer than S cells) or a list of puzzles."""
+        """Check whether `item` is a single puzzle (its elements have fewer than S cells), not a list of puzzles."""
         if not isinstance(item, (list, tuple)):
             return True
         return all(not isinstance(part, (dict, Puzzle)) and _length(part) < max(2, self.seq_len) for part in item)
 
     def read(self, item: Any) -> Puzzle:
-        """Read a puzzle: cells in a form that `encode` accepts, or a dict with a puzzle and its solution."""
+        """Read a puzzle, given as cells in a form that `encode` accepts or a dict with puzzle and solution."""
         if not isinstance(item, dict):
             return Puzzle(self.encode(item)[None], [None])
         question = [item[name] for name in QUESTION_NAMES if name in item]
@@ -148,13 +148,13 @@ class PuzzleTask:
         return Puzzle(self.encode(question[0])[None], solutions, identifier)
 
     def split(self, text: str) -> list[Any]:
-        """Split a text into puzzles, which are blocks of lines separated by empty lines.
+        """Split a text into puzzles, given as blocks of lines separated by empty lines.
 
         If every line of a block has all cells of a puzzle, each line is a puzzle; otherwise the block is one puzzle.
         """
         blocks, block = [], []
         for line in [*text.splitlines(), ""]:
-            if line:  # a line of spaces is not empty: it may be an open row of a maze
+            if line:  # a line of spaces does not separate blocks, since it may be an open row of a maze
                 block.append(line)
             elif block:
                 blocks += block if all(len(line) >= self.seq_len for line in block) else ["\n".join(block)]
@@ -184,11 +184,11 @@ class PuzzleTask:
         return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
 
     def given(self, question: np.ndarray) -> np.ndarray:
-        """Return the cells of a question [S] that an answer must keep (clues, walls), bool [S]."""
+        """Return the cells of a question (tokens [S]) that an answer must keep (clues, walls), bool [S]."""
         return np.zeros(len(question), dtype=bool)
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        """List the rule violations of `answer` to `question` (both tokens [S])."""
+        """List the rules that `answer` to `question` violates (both tokens [S])."""
         return []
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
@@ -198,17 +198,17 @@ class PuzzleTask:
     # voting
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
-        """Return `votes` views of the puzzle, of which the first leaves it unchanged."""
+        """Return `votes` views of the puzzle. The first view is the puzzle itself."""
         if votes > 1:
             raise ValueError(f'votes={votes}: task="{self.name}" has no known symmetries; use restarts instead')
         return [View(np.arange(self.seq_len), np.arange(self.vocab_size), puzzle.identifier)]
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
-        """Group equal answers and sort the groups by sum of confidences, then by first view, best first."""
+        """Group equal answers and sort the groups by descending sum of confidences, then by first view."""
         return sorted(ballots(candidates).values(), key=lambda ballot: -ballot.weight)
 
     def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:
-        """Return the pipeline's result for a puzzle, given a list of candidates for each question."""
+        """Build the pipeline's result for a puzzle from the list of candidates for each question."""
         return self._answer(puzzle, 0, candidates[0], prefer_valid)
 
     def _answer(self, puzzle: Puzzle, index: int, candidates: list[Candidate], prefer_valid: bool) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class PuzzleTask:
         return result
 
     def _legal(self, tokens: np.ndarray) -> np.ndarray:
-        """Replace tokens that the task does not use, from a larger vocabulary, with padding."""
+        """Replace tokens that the task does not use with padding, if the model's vocabulary is larger."""
         return np.where(tokens < self.num_tokens, tokens, PAD_ID)
 
 
@@ -280,7 +280,7 @@ class SudokuTask(PuzzleTask):
         return sudoku_rules.validate_solution(self.text(question), self.text(answer))
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Check the same rules as `violations`, but fast enough to be called after every step."""
+        """Check the same rules as `violations`, but fast enough to call after each ACT step."""
         return sudoku_rules.obey_rules(questions.astype(int) - DIGIT_OFFSET, answers.astype(int) - DIGIT_OFFSET)
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
@@ -350,7 +350,7 @@ class MazeTask(PuzzleTask):
 
 
 def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:
-    """Group equal answers by the bytes of their tokens as int64."""
+    """Group equal answers, keyed by the bytes of their tokens as int64."""
     groups: dict[bytes, Ballot] = {}
     for candidate in candidates:
         groups.setdefault(candidate.tokens.astype(np.int64).tobytes(), Ballot()).members.append(candidate)
@@ -358,7 +358,7 @@ def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:
 
 
 def sigmoid(logits: np.ndarray | float) -> np.ndarray:
-    """Compute 1 / (1 + exp(-x)) in float64, without overflow."""
+    """Compute 1 / (1 + exp(-x)) in float64 without overflow."""
     return np.exp(-np.logaddexp(0.0, -np.asarray(logits, dtype=np.float64)))
 
 
@@ -369,12 +369,12 @@ def _length(part: Any) -> int:
     return len(part) if isinstance(part, str) else 1
 
 
-MAX_NODES = 100_000  # takes a few minutes
+MAX_NODES = 100_000  # a search with this many nodes takes a few minutes
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search: solution (int64 [S] or None), boards visited, and False if it was cut off."""
+    """Result of a search: solution (int64 [S] or None), boards visited, and whether the search was complete."""
 
     tokens: np.ndarray | None
     nodes: int
@@ -382,10 +382,10 @@ class SearchResult:
 
 
 def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES) -> SearchResult:
-    """Search for the first solution of a Sudoku, tokens [S], which is not the model's own answer.
+    """Find the first solution of a Sudoku, tokens [S], by search. It is not the model's own answer.
 
     The search tries the digits of a cell in descending order of `scores` [S, V], or in ascending order if None. Scores
-    change only the number of nodes; compare it with and without scores to judge the model.
+    change only the number of nodes. Compare the number with and without scores to judge the model.
     """
     board = to_board(decode(question))
     first = 1 + DIGIT_OFFSET  # the token of digit 1
@@ -396,14 +396,14 @@ def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_no
 
 
 def validate_searchable(task_name: str) -> None:
-    """Raise ValueError for a task that `search_sudoku` cannot solve."""
+    """Raise ValueError if `search_sudoku` cannot solve the task."""
     if task_name != "sudoku":
         hint = "; use hrm_hf.puzzles.maze.mark_shortest_path" if task_name == "maze" else ""
         raise ValueError(f"search works only for Sudoku, but this model's task is {task_name!r}{hint}")
 
 
 def search_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
-    """Search with the model's probabilities [S, V], and return the entries to update in the result."""
+    """Search with the model's probabilities [S, V]. Return the entries to update in the pipeline's result."""
     question, solution = puzzle.questions[0], puzzle.solutions[0]
     found, plain = search_sudoku(question, scores), search_sudoku(question)
     report = {
@@ -412,7 +412,7 @@ def search_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[
         "nodes": found.nodes,
         "nodes_without_model": plain.nodes,
     }
-    if found.tokens is None:  # keep the model's answer with its violations
+    if found.tokens is None:  # keep the model's answer and its violations
         return {"search": report}
     answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
     if solution is not None:

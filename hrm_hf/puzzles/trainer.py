@@ -1,4 +1,4 @@
-"""Train puzzle models: `PuzzleTrainer`, and `PuzzleRun` for `training/run_puzzle.py`.
+"""Train puzzle models with `PuzzleTrainer`, or with `PuzzleRun` from `training/run_puzzle.py`.
 
 An optimizer step is one ACT step on a carry that persists between batches; each process has its own carry.
 `CarryDataLoader` gives a slot its next example when the current one has halted. The rows of the puzzle table are
@@ -32,9 +32,9 @@ from .evaluation import evaluate_puzzles, with_bounds
 
 
 class PuzzleTrainer(HrmTrainer):
-    """Trainer for models with `initial_carry`, `optimizer_groups` and `compile_act_step`.
+    """Trainer for models that have `initial_carry`, `optimizer_groups` and `compile_act_step`.
 
-    See `HrmTrainer` for the behavior that all trainers share.
+    `HrmTrainer` implements the behavior that all trainers share.
     """
 
     arguments_class = PuzzleTrainingArguments
@@ -55,7 +55,7 @@ class PuzzleTrainer(HrmTrainer):
         """Apply --bf16 and --torch_compile to the model, without accelerate.
 
         The model casts its weights to the dtype of the activations, so autocast would only change the arithmetic. Only
-        the ACT step is compiled, without its random draws and sparse rows.
+        the ACT step is compiled, excluding random draws and the sparse table rows.
         """
         if args.fp16:
             raise ValueError("fp16=True: not supported for models with a carry; use --bf16 or float32")
@@ -66,24 +66,24 @@ class PuzzleTrainer(HrmTrainer):
             self.compile_part(model.compile_act_step, args)
 
     def validate_arguments(self) -> None:
-        """Also reject gradient accumulation."""
+        """Validate as the base class does, and reject gradient accumulation."""
         if self.args.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps={self.args.gradient_accumulation_steps}: must be 1, since an optimizer "
                 "step is one ACT step on the carry; increase per_device_train_batch_size instead"
             )
         super().validate_arguments()
-        self.args.ignore_data_skip = True  # the data loader restores its own position
+        self.args.ignore_data_skip = True  # the data loader restores its position itself
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """Combine AdamATan2 (or the library's optimizer) and sign descent on the sparse rows in one optimizer."""
+        """Create one optimizer from AdamATan2 (or the library's optimizer) and sign descent for sparse rows."""
         if self.optimizer is not None:
             return self.optimizer
         args = self.args
         groups = [dict(group) for group in self.model.optimizer_groups()]
         sparse = [group for group in groups if group.get("sparse_rows")]
         dense = [{"weight_decay": args.weight_decay, **group} for group in groups if not group.get("sparse_rows")]
-        # DoRA's magnitudes replace the norms of the weights, so weight decay on them would pull the weights to zero.
+        # DoRA's magnitudes set the norms of the weights, so weight decay on them would pull the weights to zero.
         magnitudes = dict.fromkeys(p for name, p in self.model.named_parameters() if MAGNITUDE in name)
         dense = [{**group, "params": [p for p in group["params"] if p not in magnitudes]} for group in dense]
         dense += [{"params": [p for p in magnitudes if p.requires_grad], "weight_decay": 0.0}] if magnitudes else []
@@ -119,28 +119,28 @@ class PuzzleTrainer(HrmTrainer):
         return self.stream
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """Return one batch and no token count, since the loss is already a mean over the slots."""
+        """Return one batch without a token count, since the loss is already a mean over the slots."""
         self.stream.progress = self.progress
         batch = next(epoch_iterator, None)
         return ([] if batch is None else [batch]), None
 
     @property
     def progress(self) -> float:
-        """Share of the run's steps that are done, in [0, 1]."""
+        """Fraction of the run's steps completed so far, in [0, 1]."""
         return self.state.global_step / max(self.state.max_steps, 1)
 
     def floating_point_ops(self, inputs) -> int:
-        """Return 0, since the formula for dense transformers would be wrong."""
+        """Return 0, since the library's formula for dense transformers would be wrong."""
         return 0
 
     # ---- one step ----
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """Run one ACT step and its backward pass, and check that both are finite."""
-        if self._resume_from is not None:  # as late as possible, so that nothing draws random numbers in between
+        """Run one ACT step and its backward pass, and check that loss and gradients are finite."""
+        if self._resume_from is not None:  # as late as possible, so nothing else draws random numbers before the step
             self._load_rng_state(self._resume_from)
             self._resume_from = None
-        elif self.carry is None:  # each process draws its own exploration
+        elif self.carry is None:  # each process explores with different random numbers
             torch.manual_seed(self.args.seed + self.args.process_index)
         model.train()
         inputs = self._prepare_inputs(inputs)
@@ -162,11 +162,11 @@ class PuzzleTrainer(HrmTrainer):
         return loss
 
     def _get_learning_rate(self) -> float:
-        """Return the learning rate of the dense weights, which are the last group."""
+        """Return the learning rate of the dense weights, which are the last parameter group."""
         return self.optimizer.param_groups[-1]["lr"]
 
     def puzzles_begun(self) -> int | None:
-        """Count the puzzles started in all processes (a collective call), or None with `drop_unplaced_rows`."""
+        """Return the number of puzzles started in all processes (collective), or None with `drop_unplaced_rows`."""
         if self.args.drop_unplaced_rows:
             return None
         begun = torch.tensor(int(self.stream.taken.sum()), device=self.args.device)
@@ -175,13 +175,13 @@ class PuzzleTrainer(HrmTrainer):
     # ---- logging ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the correct epoch, which the library resets in a resumed run."""
+        """Log with the correct epoch, since the library resets the epoch in a resumed run."""
         if "loss" in logs:
             self.state.epoch = self.state.global_step / len(self.stream)
         super().log(logs, start_time)
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
-        """Return the mean loss components of a step, accuracies of the examples that halted, and speed."""
+        """Return the mean loss terms per step, metrics of the examples that halted, and speed."""
         count = sums.pop("count", 0.0)
         logs = {n: v / max(steps, 1) / self.args.world_size for n, v in sums.items() if n.endswith("_loss")}
         if count:
@@ -192,7 +192,7 @@ class PuzzleTrainer(HrmTrainer):
     # ---- evaluation ----
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Run `evaluate_puzzles` on all processes, with averaged weights if there are any."""
+        """Run `evaluate_puzzles` on all processes, using averaged weights if available."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("eval_dataset=None: evaluation needs data; set it (--eval_split in run_puzzle.py)")
@@ -221,7 +221,7 @@ class PuzzleTrainer(HrmTrainer):
         return super()._prepare_for_training(*args)
 
     def _restore_data_position(self, folder: Path) -> None:
-        """Load the carry of this process and the position of each of its slots."""
+        """Load this process's carry and the data positions of its slots."""
         file = folder / CARRY_FILE.format(self.args.process_index)
         if not file.exists():
             saved = len(list(folder.glob(CARRY_FILE.format("*"))))
@@ -236,7 +236,7 @@ class PuzzleTrainer(HrmTrainer):
         self._resume_from = str(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Also save the carry and the data position of this process."""
+        """Save the random state, and this process's carry and data positions."""
         super()._save_rng_state(output_dir)
         if self.carry is not None:
             state = {"carry": self.carry.to_tensors(), "stream": self.stream.state_dict()}
@@ -246,7 +246,7 @@ class PuzzleTrainer(HrmTrainer):
 @torch.no_grad()
 @uncompiled
 def run_ahead(model: Any, carry: ActCarry, steps_ahead: torch.Tensor, batch: dict[str, torch.Tensor]) -> ActCarry:
-    """Run new rows for some ACT steps without gradient, and return the carry with their step count at 0.
+    """Run new rows for some ACT steps without gradient, and return the carry with their steps reset to 0.
 
     `steps_ahead` is int [B], 0 for rows that start normally in the next call of the model; rows of busy slots do not
     run. This is not compiled, since the number of rows varies. `batch` has the arguments of the model's forward.
@@ -260,7 +260,7 @@ def run_ahead(model: Any, carry: ActCarry, steps_ahead: torch.Tensor, batch: dic
     x, rotary = model.model.embed(data["input_ids"], puzzle_rows, model.compute_dtype)
     z_H, z_L = (z.clone() for z in model.model.fresh_states(x))
     for step in range(int(wanted[rows[0]])):
-        n = int((wanted > step).sum())  # the first n rows continue
+        n = int((wanted > step).sum())  # only the first n rows continue
         z_H[:n], z_L[:n] = model.model.reason(x[:n], rotary, z_H[:n], z_L[:n])
     return ActCarry(
         carry.z_H.index_copy(0, rows, z_H),
@@ -311,7 +311,7 @@ class PuzzleRun(TrainingRun):
         return model
 
     def _adapt_table(self, model: PreTrainedModel) -> None:
-        """Adapt the puzzle table of saved weights to the data, keeping rows of puzzles by name."""
+        """Adapt a loaded model's puzzle table to the data, matching rows by puzzle name."""
         names, how, adapter = self.info.identifiers, self.data_args.puzzle_embeddings, self.tuning_args.adapter
         there, has_table = model.config.num_puzzle_identifiers, model.config.puzzle_emb_ndim
         known = load_identifiers(self.model_args.model_name_or_path) if has_table else None
@@ -354,7 +354,7 @@ class PuzzleRun(TrainingRun):
         return PuzzleTrainer(model, self.args, train_dataset=self.train, eval_dataset=self.validation)
 
     def before_saving(self, trainer: PuzzleTrainer) -> None:
-        """Save eval_max_steps as the model's halt_max_steps, so that other evaluations agree with this run's."""
+        """Save eval_max_steps as the model's halt_max_steps, so other evaluations agree with this run's."""
         if self.args.eval_max_steps is not None:
             trainer.model.config.halt_max_steps = self.args.eval_max_steps
 

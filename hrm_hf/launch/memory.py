@@ -30,7 +30,7 @@ from ..registry import ARCHITECTURES, load_function
 MIB, GIB = 2**20, 2**30
 FREE_SHARE = 0.1  # fraction of device memory reserved for fragmentation and attention workspace
 
-# Bytes that autograd saves per token and layer visit for each unit of width of the (residual stream, queries, keys,
+# Bytes that autograd saves per token and layer visit, as a multiple of each width (residual stream, queries, keys,
 # feed-forward), in float32 and under bfloat16 autocast (where norms and the residual stream stay float32).
 LLAMA_LAYER = {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)}
 GPT2_LAYER = {"float32": (24, 8, 8, 20), "bfloat16": (16, 4, 4, 10)}

@@ -60,7 +60,7 @@ GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2
 
 @dataclass(frozen=True)
 class Device:
-    """GPU or CPU for one process. `memory` is in bytes, `capability` is CUDA's, or (0, 0) for a CPU."""
+    """GPU, or one process's part of a CPU. `memory` is in bytes, `capability` is CUDA's, or (0, 0) for a CPU."""
 
     name: str
     memory: int
@@ -163,7 +163,7 @@ def free_port() -> int:
 
 
 def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of run_clm.py that the model's recipe sets, and those that the flags set.
+    """Return the options of run_clm.py set by the model's recipe, and those set by the flags.
 
     `model` names a recipe (hrm-lm-50m is training/recipes/hrm_lm_50m.yaml), a preset of one of our configs, or a model
     type of transformers. The flag --recipe replaces it.
@@ -257,7 +257,7 @@ def plan_launch(
     batch, accumulation = _batch(options, given, reference, processes, most)
     effective = batch * processes * accumulation
     base = rate = float(values.get("learning_rate", LmTrainingArguments.learning_rate))
-    if "learning_rate" not in given:  # square-root scaling as in the original launcher, which starts at 16 sequences
+    if "learning_rate" not in given:  # square-root scaling as in the original launcher (its reference is 16)
         rate *= math.sqrt(max(1.0, effective / reference))
     decided = {
         "per_device_train_batch_size": batch,
@@ -269,7 +269,7 @@ def plan_launch(
     }
     if options.cpu or "use_cpu" in values:
         decided["use_cpu"] = str(options.cpu).lower()
-    if "global_batch_size" in values:  # the recipe's value would override the batch per device
+    if "global_batch_size" in values:  # or the recipe's value would override the batch per device
         decided["global_batch_size"] = effective
     port = free_port() if options.port is None else options.port
     return LaunchPlan(
@@ -349,7 +349,7 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """Return the choice in flags or recipe, else use checkpointing for large models or to save memory.
+    """Decide on checkpointing: follow flags or recipe, else use it for large models or to save memory.
 
     TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """

@@ -29,7 +29,7 @@ COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_singl
 
 
 class GuideRow(NamedTuple):
-    """Row of the guide's memory table. `epochs` are the total number and the number between evaluations.
+    """Row of the guide's memory table. `epochs` is (total, between evaluations).
 
     The guide does not give the number of heads for hidden size 64; we use two, which gives 32 per head.
     """
@@ -149,7 +149,7 @@ def _measured(task: str, usable: int) -> tuple[list[Row], str]:
 
 
 def _language_models(device: Device) -> tuple[list[Row], str]:
-    """Estimate a row for each of our language models, smallest first, and name the method."""
+    """Return memory estimates for our language models, smallest first, and a description of their source."""
     rows, usable = [], usable_memory(device.memory, device.kind)
     for name in known_models():
         recipe, given = run_values(name)

@@ -295,7 +295,7 @@ def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str,
 
 
 def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
-    """Return the random generator for a task and purpose, seeded with sha256 as `hash()` varies by process."""
+    """Return the random generator for a task and purpose, seeded with sha256 because `hash()` varies by process."""
     digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int.from_bytes(digest, "little")])))
 
@@ -351,7 +351,7 @@ def build_arc(
 
 
 def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str, Any]:
-    """Return the build options to record in `puzzle.json`, which identify a build."""
+    """Return the options that identify a build, as recorded in `puzzle.json`."""
     if num_aug < 0 or seed < 0:
         raise ValueError(f"num_aug={num_aug}, seed={seed}: both must be >= 0")
     if not tasks:

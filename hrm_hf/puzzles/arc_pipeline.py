@@ -47,7 +47,7 @@ class RankedAnswer(NamedTuple):
 
 
 class ArcVoting:
-    """Vote over predictions for the test split of an ARC data set, and score answers as HRM and TRM do.
+    """Vote counter for the test split of an ARC data set, with scores as in HRM and TRM.
 
         votes = ArcVoting(load_test_puzzles("data/arc1"), load_puzzle_info("data/arc1").identifiers)
         votes.update(input_ids, puzzle_identifiers, predictions, q_halt_logits)   # per batch, epoch or checkpoint

@@ -1,4 +1,4 @@
-"""Convert original HRM, TRM, EqR and SE-RRM checkpoints to our layout, and HRM and TRM back.
+"""Convert original HRM, TRM, EqR and SE-RRM checkpoints to ours, and our HRM and TRM checkpoints back.
 
     convert_original("locuslab/EqR-model/sudoku-extreme/eqr.pth", "eqr-sudoku", architecture="eqr")
     convert_to_original("hrm-sudoku", "back")
@@ -231,7 +231,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
     seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
-    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # which only indicates whether a table exists
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # nonzero only means that a table exists
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     board = (arch.get("board_height"), arch.get("board_width"))

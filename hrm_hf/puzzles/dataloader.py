@@ -105,7 +105,7 @@ class PuzzleOrder:
         self.group_starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
         self.group_ends = np.append(self.group_starts[1:], len(groups))
         self.mean_epoch_rows = len(self.group_starts) * len(rows) / len(self.puzzle_starts)
-        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0  # rows in memory, start; next epoch
+        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0  # rows, their start, next epoch
 
     def row(self, position: int) -> int:
         """Return the row at a position that has not been freed, drawing epochs as needed."""
@@ -261,7 +261,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class RandomSymmetries:
-    """Apply random symmetries to the inputs and labels of a batch, a different one to each row.
+    """Callable that applies a random symmetry to the inputs and labels of each row in a batch.
 
     Sudoku: permutations of digits, bands, rows within a band, stacks and columns within a stack, and transposition.
     Mazes: rotations and reflections. ARC: the same, and permutations of the colors 1..9, for models without a puzzle
@@ -402,7 +402,7 @@ class DifficultyPool:
 
 
 class LateStarts:
-    """Draw how many ACT steps each row runs without gradient before training starts on it.
+    """Sampler for the number of ACT steps that each row runs without gradient before training starts on it.
 
     A fraction of the rows, chosen by their position in the order, starts 2^k steps late, where k is uniform from 0 to
     log2(max_steps). Source: Sotaku v2 runs 32 to 512 iterations without gradient before the supervised ones in a fifth

@@ -70,7 +70,7 @@ class PuzzleInfo:
         return len(self.identifiers)
 
     def identifiers_json(self) -> str:
-        """Return the content of `identifiers.json`. It names the table's rows in a checkpoint."""
+        """Return the content of `identifiers.json`, which names the rows of a checkpoint's puzzle table."""
         return json.dumps(self.identifiers)
 
     def config_fields(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def evaluate_puzzles(
         progress: Whether to show a progress bar; None shows it only on a terminal.
         on_batch: Function called with the input_ids, puzzle_identifiers and `PuzzleSolution` of every batch.
         shared: If True, all processes of the group must call this with the same arguments. Each process solves its
-            share of the batches (and calls `on_batch` for them), and all return the metrics of all rows.
+            share of the batches (and calls `on_batch` for them), and all return the metrics for all rows.
         difficulty: Measures of difficulty by name, with a number for each row [N].
         options: Fields of `BoardOptions`. Note that choose="rules" reveals which of the model's answers are correct.
 

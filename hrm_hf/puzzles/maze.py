@@ -152,7 +152,7 @@ def validate_solution(
         f"row {row + 1}, column {column + 1}: {decode(maze[row, column])!r} became {decode(answer[row, column])!r}"
         for row, column in np.argwhere(changed)
     ]
-    # The path may use only the puzzle's open cells, so an answer cannot go through walls that it removed.
+    # The path may use only the puzzle's open cells, so an answer cannot remove walls and go through them.
     marked = ((answer == PATH) | (maze == START) | (maze == GOAL)) & (maze != WALL)
     length = distances(marked, start)[0][goal]
     if length < 0:
@@ -199,7 +199,7 @@ def generate(
         exclude: Keys (`symmetry_key`) of mazes to avoid; the keys of new mazes are added to this set.
 
     Raises:
-        RuntimeError: If no new maze with such a path is found.
+        RuntimeError: If no new maze with a sufficiently long unique path is found.
     """
     grid_shape, seen = (height, width), set() if exclude is None else exclude
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))

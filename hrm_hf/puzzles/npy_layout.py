@@ -81,8 +81,8 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
 
     Raises:
         FileExistsError: If `out` already holds such a data set.
-        ValueError: If a split has another name, rows of a puzzle or group are not adjacent, or a label to be
-            predicted equals `ignore_label_id`.
+        ValueError: If a split's name does not start with train or test, the rows of a puzzle or group are not
+            adjacent, or a label to be predicted equals `ignore_label_id`.
     """
     out = Path(out)
     if any((out / name / META_FILE).exists() for name in FOLDERS):

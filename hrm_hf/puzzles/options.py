@@ -61,7 +61,7 @@ class SolveOptions(BoardOptions):
             views are up to 8 symmetries of the square; ARC views are the task's augmentations in `identifiers.json`,
             which have rows in the puzzle table. Votes are weighted by sigmoid(q_halt); ARC answers are ranked by
             number of votes first, as in the ARC scores.
-        noise: The noise added to a puzzle depends on the other puzzles of the batch.
+        noise: The noise added to a puzzle depends on the other puzzles in the batch.
         prefer_valid, choose="rules": These *use the rules* of the task, which the model does not know; mention this in
             reports.
         search: An answer found by search is always correct, but it is *not the model's answer*.
@@ -317,8 +317,8 @@ class ConvertCheckpoint(Options):
     architecture: Architecture = option("Architecture of the checkpoint.", argument=True)
     src: str = option(
         "Folder with step_N and all_config.yaml (rlm_mhc: model.safetensors and config.yaml; hrm_lm: "
-        "pytorch_model.bin and config.json), or the weights file; or the same on the Hub: OWNER/NAME, "
-        "OWNER/NAME/FILE, or its address. With --to-original, one of our checkpoints.",
+        "pytorch_model.bin and config.json), or the weights file; or its place on the Hub: OWNER/NAME, "
+        "OWNER/NAME/FILE, or a URL. With --to-original, one of our checkpoints.",
         argument=True,
     )
     out: Path = option("Folder to write.")

@@ -189,7 +189,7 @@ def arch_of_preset(name: str, architecture: str) -> dict[str, Any]:
     config = ARCHITECTURES[architecture].config.from_preset(name)
     arch = {each: getattr(config, OUR_NAMES.get(each, each)) for each in _fields_of(architecture)}
     arch |= {"seq_len": config.seq_len, "vocab_size": config.vocab_size, "loss": {"loss_type": config.loss_type}}
-    return {each: value for each, value in arch.items() if value is not None}  # forward_dtype: the original's default
+    return {each: value for each, value in arch.items() if value is not None}  # None: the original's default applies
 
 
 def _fields_of(architecture: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         attempts: For ARC, the two best grids. tests: For ARC tasks with several test inputs, a dict for each input.
         correct: Whether the answer is correct, if a solution was given (ARC: whether one of the attempts is).
         search: With `search`, {"solved", "complete", "nodes", "nodes_without_model"}: the number of boards visited,
-            and that of the same search with ascending digits. Steps and confidence refer to the model's answer.
+            and by the same search with digits in ascending order. Steps and confidence refer to the model's answer.
     """
 
     def __init__(self, model, *args: Any, identifiers: list[str] | str | Path | None = None, **kwargs: Any):

@@ -63,7 +63,7 @@ def plot_trajectory(
 
 
 class _Boards:
-    """Draw the steps of a trajectory on matplotlib axes, with the puzzle as step 0."""
+    """Plotter that draws the steps of a trajectory on matplotlib axes, with the puzzle as step 0."""
 
     def __init__(self, puzzle, trajectory, config, solution, confidences):
         self.puzzle, self.solution, self.confidences = puzzle, solution, confidences

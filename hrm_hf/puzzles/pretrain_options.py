@@ -4,8 +4,8 @@
     recipe = original_run(options, data_size(options["data_path"]), machine(os.environ))
     arguments(recipe)   of run_puzzle.py
 
-The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch has one puzzle of
-every group. Features of Hydra (composition, sweeps, interpolation) are not supported.
+The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch has one puzzle from
+each group. Features of Hydra (composition, sweeps, interpolation) are not supported.
 """
 
 import hashlib
@@ -216,7 +216,7 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
     run's recipe.yaml or all_config.yaml has the data path. As in the original, all ACT steps run (`--halt fixed`).
 
     Raises:
-        ValueError: If a key is not `checkpoint`, or there is none.
+        ValueError: If there is a key other than `checkpoint`, or no `checkpoint`.
         FileNotFoundError: If the checkpoint or its data set does not exist.
     """
     own, flags = _split_flags(words, {"checkpoint"})

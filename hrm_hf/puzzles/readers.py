@@ -129,7 +129,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PuzzleRules:
-    """Functions of a task for reading tables of its puzzles.
+    """Task-specific functions for reading puzzle tables.
 
     Attributes:
         parse: Returns the puzzles and solutions in a table, [rows, cells] each; raises ValueError for an invalid row.

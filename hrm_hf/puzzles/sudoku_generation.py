@@ -165,7 +165,7 @@ BATCH = 1024  # puzzles per batch; memory holds dozens of arrangements of each p
 
 
 def canonical_forms(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-    """Return each puzzle's canonical form. Puzzles have equal forms only if they are symmetric copies.
+    """Return the canonical form of each puzzle. Two forms are equal iff the puzzles are symmetric copies.
 
     The symmetries permute digits, bands, stacks and the lines within them, and transpose boards with square boxes:
     2 * 6^8 * 9! for 9x9. The canonical form is the copy with the smallest solution, read row by row. Ties are broken

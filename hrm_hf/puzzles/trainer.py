@@ -1,4 +1,4 @@
-"""Train puzzle models with `PuzzleTrainer`, or with `PuzzleRun` from `training/run_puzzle.py`.
+"""Trainer for puzzle models, and `PuzzleRun`, the training run that `training/run_puzzle.py` starts.
 
 An optimizer step is one ACT step on a carry that persists between batches; each process has its own carry.
 `CarryDataLoader` gives a slot its next example when the current one has halted. The rows of the puzzle table are

@@ -42,7 +42,7 @@ FOR_REWARDS = ("reference", "tests")  # optional GRPO columns that are passed to
 def load_answers(
     sources: Sequence[str], kind: str, *, split: str = "train", limit: int | None = None, cache_dir: str | None = None
 ) -> "Dataset":
-    """Load up to `limit` rows of a format of `kind` ("sft", "dpo" or "grpo") from all sources.
+    """Load up to `limit` rows for training of `kind` ("sft", "dpo" or "grpo") from all sources.
 
     Raises:
         FileNotFoundError: a file, folder or Hub data set does not exist.
@@ -65,12 +65,12 @@ def load_answers(
 
 
 def is_conversation(rows: "Dataset") -> bool:
-    """Check whether the values are lists of messages."""
+    """Check whether rows contain lists of messages instead of strings."""
     return not isinstance(next(iter(rows[0].values())), str)
 
 
 def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of one source, each with its place for error messages."""
+    """Yield the rows of one source, each with its location for error messages."""
     if is_hub_source(source):
         yield from _numbered(open_hub(source, split, False, cache_dir), f"{source}, split {split}")
         return
@@ -80,7 +80,7 @@ def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[s
         elif file_kind(path) in JSON_KINDS:
             for place, line in numbered_lines(path):
                 yield place, json_object(line, place)
-        elif not Path(source).expanduser().is_dir():  # in a folder it is a README
+        elif not Path(source).expanduser().is_dir():  # in a folder, it may be a README
             raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (also .gz) or {PARQUET}")
 
 

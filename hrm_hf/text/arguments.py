@@ -8,7 +8,7 @@ from transformers.hf_argparser import HfArg
 from ..trainer.recipes import CarrylessTrainingArguments, split_names
 
 
-# Parameter groups, and the default factors by which their learning rates differ from --learning_rate.
+# Parameter groups, and the default factor that multiplies --learning_rate for each group.
 LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared": 1.0}
 
 
@@ -21,13 +21,13 @@ class AnswerDataArguments:
     )
     eval_data: list[str] = HfArg(default_factory=list, help="Held-out data, in the same format as --train_data.")
     train_split: str = HfArg(default="train", help="Split of Hub data sets to train on.")
-    eval_split: str = HfArg(default="validation", help="Split of Hub data sets in --eval_data.")
-    max_train_samples: int | None = HfArg(default=None, help="Train only on this many documents.")
+    eval_split: str = HfArg(default="validation", help="Split of Hub data sets to evaluate on.")
+    max_train_samples: int | None = HfArg(default=None, help="Train only on the first N documents.")
     max_eval_samples: int | None = HfArg(
-        default=None, help="Evaluate only on this many documents; with --streaming, hold them out of the stream."
+        default=None, help="Evaluate only on the first N documents; with --streaming, hold them out of the stream."
     )
     tokenizer_name: str | None = HfArg(
-        default=None, help="byte, or a tokenizer (Hub name or folder); by default the tokenizer of the weights."
+        default=None, help="byte, or a tokenizer's Hub name or folder; by default the one saved with the weights."
     )
     data_cache_dir: str | None = HfArg(default=None, help="Cache folder for converted data.")
 
@@ -50,16 +50,16 @@ class LmDataArguments(AnswerDataArguments):
     )
     mix_stopping: str = HfArg(
         default="first_exhausted",
-        help="Stop mixing at the end of the first source, or (all_exhausted) repeat sources until all are used up.",
+        help="first_exhausted: stop when one source ends; all_exhausted: repeat sources until all have ended.",
     )
     text_column: str = HfArg(default="text", help="JSON key or column that holds the text.")
     document_separator: str | None = HfArg(
         default=None, help="Line that separates documents in plain text files, e.g. <|endoftext|>."
     )
-    on_bad_line: str = HfArg(default="stop", help="Unreadable lines: stop, or skip and count them.")
+    on_bad_line: str = HfArg(default="stop", help="What to do with unreadable lines: stop, or skip and count them.")
     min_text_length: int | None = HfArg(default=None, help="Drop documents with fewer characters.")
     max_text_length: int | None = HfArg(default=None, help="Maximum length of a document in characters.")
-    long_texts: str = HfArg(default="drop", help="Documents above --max_text_length: drop or cut them.")
+    long_texts: str = HfArg(default="drop", help="What to do with longer documents: drop or cut them.")
     deduplicate: str = HfArg(
         default="none", help="Remove documents seen before: none, exact, or near (needs datasketch)."
     )
@@ -68,15 +68,15 @@ class LmDataArguments(AnswerDataArguments):
     )
     streaming: bool = HfArg(default=False, help="Stream the training data; needs --max_steps.")
     shuffle_buffer: int = HfArg(default=1000, help="Size of a stream's shuffle buffer in rows; 0 to disable.")
-    block_size: int = HfArg(default=1024, help="Tokens per row.")
-    chunk_overlap: int = HfArg(default=0, help="Tokens of the previous row that a row repeats as context.")
+    block_size: int = HfArg(default=1024, help="Number of tokens per row.")
+    chunk_overlap: int = HfArg(default=0, help="Number of tokens that a row repeats from the previous row.")
     drop_last_block: bool = HfArg(default=False, help="Drop the last row if it is not full.")
     document_mask: bool = HfArg(
         default=False, help="Mask attention between documents in one row (models with position_ids)."
     )
     preprocessing_num_workers: int | None = HfArg(default=None, help="Number of processes for tokenization.")
     prompt: str | None = HfArg(default=None, help="Generate a continuation of this text at the end of the run.")
-    prompt_new_tokens: int = HfArg(default=200, help="Maximum number of tokens in that continuation.")
+    prompt_new_tokens: int = HfArg(default=200, help="Maximum number of tokens to generate after --prompt.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -135,25 +135,25 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     weight_decay: float = HfArg(
         default=0.1, help="Weight decay for matrices and embeddings; biases, norms and scales are not decayed."
     )
-    warmup_steps: float = HfArg(default=1000, help="Linear warm-up steps; below 1, a fraction of the run.")
+    warmup_steps: float = HfArg(default=1000, help="Linear warm-up steps; a value below 1 is a fraction of the run.")
 
     lr_multipliers: str | None = HfArg(
         default=None,
         help="Learning-rate multipliers of a model's parameter groups, e.g. planner=1.2,generator=0.8; other "
-        "groups use 1. By default planner 1.2 and generator 0.8, for models with these groups.",
+        "groups use 1. The default is planner=1.2,generator=0.8 for models with these groups.",
     )
     bp_warmup_ratio: float = HfArg(
         default=0.2, help="Fraction of the run over which the backpropagation depth grows to the config's bp_steps."
     )
     halt_warmup_ratio: float = HfArg(
-        default=0.5, help="Fraction of the run with all segments for every token; then the halting gate decides."
+        default=0.5, help="Fraction of the run with all segments for each token; later, the halting gate decides."
     )
 
     depth_warmup_ratio: float = HfArg(
-        default=0.0, help="Fraction of the run with one segment per token, at the cost of a plain model."
+        default=0.0, help="Fraction of the run with one segment per token, which costs as much as a plain model."
     )
     train_gate_only: bool = HfArg(
-        default=False, help="Freeze the language model and train only its halting gate, with all segments run."
+        default=False, help="Freeze the language model and train only its halting gate, running all segments."
     )
 
     def __post_init__(self):

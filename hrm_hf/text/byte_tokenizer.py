@@ -18,7 +18,7 @@ TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 SPARE = ("<|spare_0|>", "<|spare_1|>")
 SPECIAL_TOKENS = (PAD, BOS, EOS, UNK, TURN_START, TURN_END, *SPARE)
 
-# ChatML: each turn starts with its role and ends with a token, so that a model can learn where to stop.
+# ChatML: each turn starts with its role and ends with an end token, so a model can learn where to stop.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Make the byte-level tokenizer: 264 tokens and a chat template.
+    """Create the byte-level tokenizer, which has 264 tokens and a chat template.
 
     Ids 0 to 7 are `SPECIAL_TOKENS`, id 8 + b is byte b. A special token written out in a text is encoded as that
     token, as in other tokenizers; pass `split_special_tokens=True` to encode it as bytes.
@@ -43,7 +43,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def fast_tokenizer(backend: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
-    """Wrap a backend whose vocabulary begins with `SPECIAL_TOKENS` in a transformers tokenizer."""
+    """Wrap a backend in a transformers tokenizer. Its vocabulary must begin with `SPECIAL_TOKENS`."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

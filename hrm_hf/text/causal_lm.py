@@ -29,7 +29,7 @@ POSITIONS = "max_position_embeddings"
 
 
 def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer: "byte", a folder, a Hub name, or by default the tokenizer saved with the weights.
+    """Load a tokenizer ("byte", a folder or a Hub name), by default the one saved with the weights.
 
     For a new model, a tokenizer that pads with EOS, or has no padding token (GPT-2), gets a separate padding token. If
     padding and EOS were the same token, Llama-style models would never train the embedding of EOS.
@@ -49,7 +49,7 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:
         if type(error) in (OSError, ImportError, ValueError):
-            raise  # these messages are clear
+            raise  # these errors have clear messages
         # For a corrupted tokenizer.json, the tokenizers library does not name the file.
         raise ValueError(
             f"the tokenizer of {source} cannot be read ({type(error).__name__}: {str(error)[:200]}); its "
@@ -63,7 +63,7 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
 def causal_lm_config(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, block_size: int
 ) -> PreTrainedConfig:
-    """Make the config of a new model from its preset, the tokenizer and the overrides, in this order.
+    """Build the config of a new model from its preset, the tokenizer and the overrides, in this order.
 
     The model gets at least `block_size` positions.
 
@@ -78,7 +78,7 @@ def causal_lm_config(
         "eos_token_id": tokenizer.eos_token_id,
     }
     if "tagged" in _field_names(arguments.model_type):
-        from_data["tagged"] = is_go_tokenizer(tokenizer)  # with another tokenizer, it can only train on raw text
+        from_data["tagged"] = is_go_tokenizer(tokenizer)  # other tokenizers only allow training on raw text
     config = build_config(arguments, **from_data)
     _validate_vocabulary(config.vocab_size, tokenizer, "set vocab_size in --config_overrides to that or more")
     positions = _positions(config)
@@ -99,9 +99,9 @@ def load_causal_lm(
     seed: int = 0,
     quantization_config: BitsAndBytesConfig | None = None,
 ) -> PreTrainedModel:
-    """Make a new model, or load weights with overrides applied to their config.
+    """Create a new model, or load saved weights and apply the overrides to their config.
 
-    Weights are in float32, unless `quantization_config` quantizes them (they are then frozen, under an adapter).
+    Weights are float32 unless `quantization_config` quantizes them; quantized weights are frozen and need an adapter.
 
     Raises:
         ValueError: see `causal_lm_config`; also if saved weights do not fit the tokenizer or the row length.
@@ -115,7 +115,7 @@ def load_causal_lm(
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model_name_or_path,
         attn_implementation=arguments.attn_implementation,
-        dtype=torch.float32,  # weights that are trained; --bf16 computes in bfloat16
+        dtype=torch.float32,  # for trained weights; with --bf16, only computation is in bfloat16
         quantization_config=quantization_config,
         **changes,
     )
@@ -140,12 +140,12 @@ def load_causal_lm(
 def continue_text(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, new_tokens: int, seed: int = 0
 ) -> str:
-    """Sample a continuation of a prompt (temperature 0.8, top-k 50), and return both.
+    """Return a prompt followed by a sampled continuation (temperature 0.8, top-k 50).
 
-    It is shorter if the model ends the document or runs out of positions. A long prompt is truncated on the left.
+    It is shorter if the model ends the document or has no positions left. A long prompt is truncated on the left.
     """
     set_seed(seed)
-    # The tokenizer may append EOS, after which the model would not continue the text.
+    # The tokenizer may append EOS. Remove it, because the model would not continue after it.
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"][0]
     ids = ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
     positions = _positions(model.config)
@@ -168,7 +168,7 @@ def continue_text(
 
 
 def _positions(config: PreTrainedConfig) -> int | None:
-    """Return the maximum context length of a config, None for architectures without a limit."""
+    """Return a config's maximum context length, or None if the architecture has no limit."""
     name = config.attribute_map.get(POSITIONS, POSITIONS)
     return getattr(config, name) if name in {field.name for field in fields(config)} else None
 

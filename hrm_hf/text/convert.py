@@ -1,4 +1,4 @@
-"""Convert checkpoints of HRM_Models to `hrm_lm`, and checkpoints of petostouf/rlm-mhc to `rlm_mhc`.
+"""Convert checkpoints from HRM_Models to `hrm_lm`, and from petostouf/rlm-mhc to `rlm_mhc`.
 
 `convert_hrm_text1` turns an "HRMText1" into starting weights. The original is a sequence of units, each with one
 high-level and one low-level block; our model has one stack of each. Unit i becomes block i of both stacks. Embeddings,
@@ -42,7 +42,7 @@ TOKENIZER_FILES = (
     "merges.txt",
 )  # fmt: skip
 
-# Tensors of a block: the original's name within `layers.{unit}.{H,L}_module.` -> our name
+# Names of a block's tensors: the original's after `layers.{unit}.{H,L}_module.` -> ours
 BLOCK_NAMES = {
     "norm1.weight": "input_layernorm.weight",
     "attn.q_proj.weight": "self_attn.q_proj.weight",
@@ -69,7 +69,7 @@ WHY_OUTPUTS_DIFFER = (
 
 
 def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
-    """Save an `hrm_lm` with starting weights from an HRMText1 checkpoint, and warn that outputs differ.
+    """Save an `hrm_lm` initialized from an HRMText1 checkpoint, and warn that its outputs differ.
 
     Args:
         src: folder with `config.json` and `pytorch_model.bin` or `model.safetensors`, as the original saves it, or
@@ -90,7 +90,7 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
     config = _hrm_lm_config(original, state, weights_file)
     model = HrmLmForCausalLM(config)
     tensors, taken = _our_tensors(state, config)
-    new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}  # head and start
+    new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}  # not in src
     _load_state(model, new | tensors, weights_file, "config.json")
     logger.warning("%s: %s", weights_file, WHY_OUTPUTS_DIFFER)
     model.save_pretrained(out)
@@ -152,7 +152,7 @@ def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], fil
         hidden_dropout=original.get("dropout", 0.0),
         norm_affine=True,
         attention_gate=False,
-        embedding_scale=(1 / embeddings.square().mean().sqrt()).item(),  # unit RMS, as after a norm
+        embedding_scale=(1 / embeddings.square().mean().sqrt()).item(),  # gives embeddings unit RMS, as a norm would
         pad_token_id=original.get("pad_token_id"),
         bp_steps=min(HrmLmConfig.bp_steps, cycles["H_cycles"] * (cycles["L_cycles"] + 1)),
         **cycles,
@@ -175,7 +175,7 @@ def _field(original: dict[str, Any], name: str, file: Path) -> int:
 
 
 def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[dict[str, torch.Tensor], set[str]]:
-    """Return the tensors (float32) under our names, and the set of our names that the original provides."""
+    """Return the float32 tensors under our names, and the set of names that the original provides."""
     ours_of = {
         "token_embeddings.weight": "model.embed_tokens.weight",
         "final_norm.weight": "model.H_module.exit_norm.weight",
@@ -198,7 +198,7 @@ def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[d
 def _load_state(model, tensors: dict[str, torch.Tensor], file: Path, config_name: str, **options: Any) -> None:
     try:
         model.load_state_dict(tensors, **options)
-    except RuntimeError as error:  # it lists every tensor that is missing, unexpected or has the wrong shape
+    except RuntimeError as error:  # which lists every tensor that is missing, unexpected or has the wrong shape
         raise ValueError(f"{file} does not fit its {config_name}: {error}") from error
 
 
@@ -223,7 +223,7 @@ REFUSAL = (
 
 
 def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
-    """Convert the folder `src`, saved by the original code, to a folder `out`, and return a summary.
+    """Convert `src`, a folder saved by the original code, write it to `out`, and return a summary.
 
     Raises:
         FileNotFoundError: config.yaml or model.safetensors is missing.
@@ -254,14 +254,14 @@ def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
 
 
 def _validate_theta(value: Any, name: str) -> None:
-    """Raise ValueError, naming the field, for a RoPE theta that is missing or not positive."""
+    """Raise ValueError if a RoPE theta is missing or not positive. `name` is its field, for the message."""
     if value is None:  # `number` accepts None, for optional fields
         raise ValueError(f"{name}=None: must be a number")
     number(1e-6, name=name)(value)
 
 
 def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
-    """Derive our config from config.yaml, with the fields at the top level or in a section `model`."""
+    """Derive our config from config.yaml. Its fields are at the top level or in a section `model`."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; the weights alone do not determine the number of heads")
     fields = load_yaml(file)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .arguments import LmDataArguments
 
 IGNORED = -100
-STREAM_BATCH = 64  # documents of a stream that are tokenized at once; small, because their length is unknown
+STREAM_BATCH = 64  # number of documents in a stream to tokenize at once; small, because they may be long
 PACKER_VERSION = 1  # part of the cache key; increase it when the same documents give different blocks
 
 
@@ -47,7 +47,7 @@ class Packing:
         overlap: tokens that a row shares with the previous row.
         drop_last_block: drop the last row if it is not full.
         document_mask: add `position_ids` that restart at each document. If there is no attention mask, transformers'
-            models recognize packed documents by them and mask attention between documents. The first token of a
+            models recognize packed documents by these ids and mask attention between documents. The first token of a
             document then has no context and no label.
     """
 
@@ -59,12 +59,12 @@ class Packing:
 
     @classmethod
     def of(cls, options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase") -> "Packing":
-        """Return the packing of a run. If there is no padding token, EOS pads the last row (with label -100)."""
+        """Create a run's packing. Without a padding token, the last row is padded with EOS (label -100)."""
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         return cls(options.block_size, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
 
     def features(self):
-        """Return the columns of a packed data set."""
+        """Return the column types of a packed data set."""
         from datasets import Features, List, Value
 
         names = ["input_ids", "labels"] + ["position_ids"] * self.document_mask
@@ -92,12 +92,12 @@ class TextCorpus:
 
     @property
     def bad_lines(self) -> int:
-        """Number of unreadable lines skipped so far (for a stream: in this process, once per pass)."""
+        """Number of unreadable lines skipped so far (for a stream, by this process and on every pass)."""
         return sum(one.counts["bad"] for one in self.filters.values())
 
     @property
     def eval_bytes_per_token(self) -> float | None:
-        """UTF-8 bytes per token of the validation text, for bits per byte, or None without text."""
+        """Average UTF-8 bytes per token of the validation text (for bits per byte), or None without text."""
         return self.sizes.get("validation", {}).get("bytes_per_token")
 
     def report(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class TextCorpus:
         }
 
     def describe(self) -> str:
-        """Return the report as text: a line for each split, one for its removed documents, and skipped lines."""
+        """Return the report as text: sizes and removed documents of each split, and each skipped line."""
         lines = [
             f"{name}: " + ", ".join(f"{round(value, 3):,} {key.replace('_', ' ')}" for key, value in size.items())
             for name, size in self.sizes.items()
@@ -125,7 +125,7 @@ class TextCorpus:
 
 
 def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase", seed: int = 0) -> TextCorpus:
-    """Load and pack the data of a run, using `seed` to mix sources and to shuffle a stream.
+    """Load and pack a run's data, using `seed` to mix sources and to shuffle a stream.
 
     Raises:
         FileNotFoundError, BadLineError: see `open_source`.
@@ -137,7 +137,7 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
             "folders or Hub data sets OWNER/NAME:CONFIG, separated by commas"
         )
     _validate_eos(tokenizer)
-    # Both splits share a duplicate finder, validation first: training text that repeats validation text is removed.
+    # Both splits share a duplicate finder. Validation comes first, so training text that repeats it is removed.
     seen = duplicate_finder(options.deduplicate, options.near_duplicate_threshold)
     filters = {name: _filter(options, seen) for name in ("train", "validation")}
     held_out = [_eval_documents(source, options, filters["validation"]) for source in options.eval_data]
@@ -156,9 +156,9 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
 def load_evaluation_text(
     options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase", last_percentage: float | None = None
 ) -> TextCorpus:
-    """Load and pack only `options.eval_data`, as `validation`, without training rows.
+    """Load and pack only `options.eval_data`, as the validation split.
 
-    With `last_percentage`, keep only the end of each source, which a training run on it holds out. Raises as above.
+    With `last_percentage`, keep only the end of each source, the part that a training run on the source holds out.
     """
     from datasets import concatenate_datasets
 
@@ -223,9 +223,9 @@ def _materialize(stream: "IterableDataset", count: int) -> "Dataset":
 
 
 def hold_out(rows: "Dataset", percentage: float) -> tuple["Dataset", "Dataset"]:
-    """Split off the last documents for validation, with at least `percentage` % of the characters.
+    """Hold out the last documents, with at least `percentage` % of the characters, for validation.
 
-    Documents are kept complete; only if there is a single document, it is cut, at a line break if possible.
+    Documents are not split, unless there is only one. That one is cut, at a line break if possible.
     """
     if len(rows) == 1:
         text = rows[0]["text"]
@@ -318,7 +318,7 @@ def _validate_first_document(stream: "IterableDataset", text_filter: TextFilter)
 def tokenize_documents(
     texts: "Dataset | IterableDataset", tokenizer: "PreTrainedTokenizerBase", num_proc: int | None = None
 ) -> "Dataset | IterableDataset":
-    """Tokenize the column `text` to `input_ids`, `num_tokens` and `num_bytes`.
+    """Tokenize the column `text` into `input_ids`, `num_tokens` and `num_bytes`.
 
     `input_ids` are int32 [length], `num_bytes` counts UTF-8 bytes. The tokenizer adds its usual special tokens (such
     as Llama's BOS); EOS is appended if it is not among them.
@@ -345,7 +345,7 @@ def tokenize_documents(
 
 def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
     eos = tokenizer.eos_token_id
-    # Tags of the Go coder's stream in a file are encoded as plain text.
+    # If a document contains the Go coder's tags, encode them as plain text.
     options = {"split_special_tokens": True} if is_go_tokenizer(tokenizer) else {}
     # verbose=False: no warning about documents longer than the context, which are cut into blocks later
     rows = tokenizer(batch["text"], return_attention_mask=False, verbose=False, **options)["input_ids"]
@@ -358,7 +358,7 @@ def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
 
 
 def pack_documents(documents: "Dataset", packing: Packing, cache_dir: str | None = None) -> "Dataset":
-    """Pack a tokenized data set into a file in the cache of `datasets` (or reuse it) and memory-map it."""
+    """Pack a tokenized data set into a memory-mapped file in the `datasets` cache, or reuse that file."""
     from datasets import Dataset, config
     from datasets.arrow_writer import ArrowWriter
     from datasets.fingerprint import Hasher
@@ -389,7 +389,7 @@ def _table(blocks: list[dict[str, np.ndarray]], packing: Packing):
 
 
 def pack_stream(documents: "IterableDataset", packing: Packing) -> "IterableDataset":
-    """Pack a tokenized stream into blocks, in one shard, which accelerate splits among processes."""
+    """Pack a tokenized stream into blocks, as a single shard that accelerate splits among processes."""
     from datasets import IterableDataset
 
     return IterableDataset.from_generator(
@@ -408,7 +408,7 @@ def _token_arrays(documents: "Dataset | IterableDataset") -> Iterator[np.ndarray
 
 
 def pack_tokens(documents: Iterable[np.ndarray], packing: Packing) -> Iterator[dict[str, np.ndarray]]:
-    """Pack documents (int32 [length], EOS included) into blocks, whose columns are int32 [block_size]."""
+    """Pack documents (int32 [length], EOS included) into blocks with int32 columns [block_size]."""
     size = packing.block_size
     tokens, is_first = np.empty(0, np.int32), np.empty(0, bool)
     context = 0  # tokens at the start of the next block that were labels in the previous block

@@ -1,7 +1,7 @@
 """Evaluate any causal language model on text: perplexity and bits per byte.
 
 `corpus.py` packs the text and `CausalLMTrainer.evaluate` computes the metrics, so they match the metrics that the
-training script printed. For multiple-choice and generation tasks, use lm-evaluation-harness.
+training script prints. For multiple-choice and generation tasks, use lm-evaluation-harness.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ CARD_METRICS = ("lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "ave
 
 
 def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
-    """Evaluate perplexity, bits per byte and average segments, and return the results and written files.
+    """Measure perplexity, bits per byte and average segments. Return the results and the written files.
 
     Raises:
         UsageError: the device does not exist, or an option does not fit the model.
         ModelError: the model does not exist, or is not a language model.
-        ValueError: a halting option is given for a model without segments, or the tokenizer has too many tokens.
+        ValueError: a halting option is given for a model without segments, or the tokenizer is too large.
     """
     device = options.device and chosen_device(options.device)
     if device and ":" in device and not device.endswith(":0"):
@@ -92,12 +92,12 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
 
 
 def _load(name: str, config, tokenizer: PreTrainedTokenizerBase, thinking: dict[str, Any]) -> PreTrainedModel:
-    """Load a model with halting options. Raise ValueError if these or the tokenizer do not fit."""
+    """Load a model and set halting options. Raise ValueError if the options or the tokenizer do not fit."""
     if thinking and not has_ability(config, "recurrent_depth"):
         flags = ", ".join("--" + field.replace("_", "-") for field in thinking)
         raise ValueError(f"{name} is a model of type {config.model_type}, which has no segments; leave out {flags}")
     network = load_network(name, AutoModelForCausalLM)
-    # Set after loading, because a model that is built with one segment has no halting gate.
+    # Set after loading, because a model built with one segment has no halting gate.
     for field, value in thinking.items():
         setattr(network.config, {"num_segments": "halt_max_steps"}.get(field, field), value)
     embeddings = network.get_input_embeddings().num_embeddings
@@ -110,7 +110,7 @@ def _load(name: str, config, tokenizer: PreTrainedTokenizerBase, thinking: dict[
 
 
 def model_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the maximum number of tokens in a sequence."""
+    """Return the maximum number of tokens that the model accepts in a sequence."""
     return getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
 
 

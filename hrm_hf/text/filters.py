@@ -24,13 +24,13 @@ WORD = re.compile(r"\w+")
 
 @dataclass
 class TextFilter:
-    """A filter that decides on one document at a time and counts the decisions.
+    """Filter that keeps or removes one document at a time and counts its decisions.
 
     Attributes:
         min_length, max_length: limits in characters; None for no limit.
         long_texts: "drop" documents longer than max_length, or "cut" them to it.
         on_bad_line: "stop" or "skip", for rows that contain an error instead of a text.
-        is_duplicate: returns whether a text was seen before, and remembers it; None keeps duplicates.
+        is_duplicate: checks whether a text was seen before, and remembers the text; None keeps duplicates.
         counts: number of documents by outcome: "kept", "bad", "short", "long", "cut", "duplicate".
         bad_lines: the first 20 error messages of skipped rows.
     """
@@ -70,7 +70,7 @@ class TextFilter:
         return self.max_length is not None and len(text) > self.max_length
 
     def apply(self, rows: "Dataset") -> "Dataset":
-        """Return the documents of a source that pass the filter, as a column `text`."""
+        """Return the documents from a source that pass the filter, as a column `text`."""
         keep, start = [], 0
         for batch in rows.iter(BATCH_ROWS):
             pairs = enumerate(zip(batch["text"], batch["error"]), start)
@@ -80,7 +80,7 @@ class TextFilter:
         return self._cut(rows if len(keep) == len(rows) else rows.select(keep))
 
     def apply_to_stream(self, rows: "IterableDataset") -> "IterableDataset":
-        """Filter a stream. Counts increase while it is read, in the process that reads it."""
+        """Filter a stream. Counts increase as documents are read, in the process that reads them."""
         kept = rows.filter(self.__call__, input_columns=["text", "error"])
         return self._cut(kept.remove_columns("error"))
 
@@ -102,15 +102,15 @@ class TextFilter:
 
 
 def slice_texts(batch: dict[str, list[str]], start: int, stop: int) -> dict[str, list[str]]:
-    """Cut each text of a batch to the characters from `start` to `stop`."""
+    """Slice each text in a batch to the characters from `start` to `stop`."""
     return {"text": [text[start:stop] for text in batch["text"]]}
 
 
 def duplicate_finder(kind: str, threshold: float = 0.8) -> Callable[[str], bool] | None:
-    """Return a function that tells whether it has seen a text before, or None for kind "none".
+    """Return a function that checks whether it has seen a text before, or None for kind "none".
 
-    Kind "near" also finds texts whose sets of five-word sequences have a Jaccard similarity of at least `threshold`,
-    estimated by MinHash.
+    Kind "near" also finds near duplicates: texts with a Jaccard similarity of at least `threshold` between their sets
+    of five-word sequences, estimated by MinHash.
 
     Raises:
         ImportError: the kind is "near" and the datasketch package is not installed.
@@ -137,7 +137,7 @@ def _near_finder(threshold: float) -> Callable[[str], bool]:
     def is_duplicate(text: str) -> bool:
         sketch = MinHash(num_perm=128)
         sketch.update_batch(shingles(text))
-        # The index only proposes candidates; comparing the sketches applies the threshold itself.
+        # The index only proposes candidates, so compare their sketches with the threshold.
         if any(sketch.jaccard(sketches[kept]) >= threshold for kept in index.query(sketch)):
             return True
         sketches.append(sketch)

@@ -9,7 +9,7 @@ from ..io.options import Options, option
 from ..io.usage import UsageError
 
 
-# Criteria that halt a token; the keys of `hrm_hf.models.early_exit.EXIT_CRITERIA`.
+# Halting criteria: the keys of `hrm_hf.models.early_exit.EXIT_CRITERIA`.
 Exit = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
 # The keys of `hrm_hf.text.reasoning.tasks.TASKS`.
 ReasoningTask = Literal["automaton", "pointers", "permutations", "addition", "brackets", "maze"]
@@ -17,11 +17,11 @@ ReasoningTask = Literal["automaton", "pointers", "permutations", "addition", "br
 
 @dataclass(kw_only=True)
 class ThinkingOptions(Options):
-    """Options that override the halting fields in the config of an `hrm_lm`."""
+    """Options that override the halting fields in an `hrm_lm` config."""
 
-    exit_criterion: Exit | None = option("Criterion that halts a token (hrm_lm); the config's by default.", None)
+    exit_criterion: Exit | None = option("Halting criterion (hrm_lm); by default the one in the config.", None)
     exit_threshold: float | None = option(
-        "Threshold of the criterion (not for q, fixed); the criterion's default if not given.", None
+        "Threshold of the halting criterion (not for q or fixed); by default the criterion's own.", None
     )
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class ThinkingOptions(Options):
 
     @property
     def halting(self) -> dict[str, Any]:
-        """Halting options that were given."""
+        """Halting options that are set."""
         given = {"exit_criterion": self.exit_criterion, "exit_threshold": self.exit_threshold}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -49,8 +49,8 @@ class WriteText(ThinkingOptions):
 
     max_new_tokens: int = option("Maximum number of new tokens.", 120, min=1)
     temperature: float = option("Sampling temperature; 0 always takes the most likely token.", 0.8, min=0)
-    top_p: float = option("Sample from the most likely tokens with this total probability.", 1.0, min=0, max=1)
-    top_k: int = option("Sample from this many most likely tokens; 0 for all.", 0, min=0)
+    top_p: float = option("Sample only from the most likely tokens with this total probability.", 1.0, min=0, max=1)
+    top_k: int = option("Sample only from the N most likely tokens; 0 for all.", 0, min=0)
     seed: int = option("Random seed for sampling.", 0, min=0)
     num_segments: int | None = option("Maximum segments per token, for models that halt.", None, min=1)
 
@@ -63,7 +63,7 @@ class WriteText(ThinkingOptions):
 
     @property
     def thinking(self) -> dict[str, Any]:
-        """Halting options that were given, as arguments of the model's forward pass."""
+        """Halting options that are set, as arguments of the model's forward pass."""
         return self.halting | ({"num_segments": self.num_segments} if self.num_segments else {})
 
 
@@ -74,18 +74,18 @@ class EvaluateLm(EvaluationOptions, ThinkingOptions):
     data: list[str] = option("Text: .txt, .jsonl, .parquet, .gz, a folder, or OWNER/NAME; repeat for more.")
     split: str = option("Split of a Hub data set; for files, the name to report.", "test")
     last_percentage: float | None = option(
-        "Evaluate only the end of each source, the part that run_clm.py holds out.", None, min=0.01, max=99.99
+        "Evaluate only the last N percent of each source, which run_clm.py holds out.", None, min=0.01, max=99.99
     )
     text_column: str = option("JSON key or column that holds the text.", "text")
     document_separator: str | None = option("Line that separates documents in plain text.", None)
-    on_bad_line: Literal["stop", "skip"] = option("What to do at a corrupt line of JSON Lines.", "stop")
+    on_bad_line: Literal["stop", "skip"] = option("What to do with an unreadable line.", "stop")
     tokenizer: str | None = option("Tokenizer to use instead of the checkpoint's own.", None)
-    block_size: int | None = option("Tokens per row; the model's positions, at most 1024, by default.", None, min=2)
-    overlap: int = option("Tokens of the previous row that a row repeats as context.", 0, min=0)
-    num_segments: int | None = option("Maximum segments per token (hrm_lm); the config's by default.", None, min=1)
+    block_size: int | None = option("Tokens per row; by default the context length, at most 1024.", None, min=2)
+    overlap: int = option("Number of tokens that a row repeats from the previous row.", 0, min=0)
+    num_segments: int | None = option("Maximum segments per token (hrm_lm); by default the config's.", None, min=1)
     batch_size: int = option("Rows per batch.", 8, min=1)
     limit: int | None = option(
-        "Evaluate only the first rows; bits per byte then use the text's average bytes per token.", None, min=1
+        "Evaluate only the first N rows; bits per byte still use the complete text's bytes per token.", None, min=1
     )
 
 
@@ -95,7 +95,7 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
 
     data: str = option("Data set of `hrm-hf data reasoning`: a folder or a name on the Hub.", argument=True)
     splits: str = option("Comma-separated splits; by default test, and beyond if the data set has it.", "")
-    passes: str = option("Comma-separated numbers of passes (hrm_lm: segments) besides the model's choice.", "")
+    passes: str = option("Comma-separated numbers of passes (hrm_lm: segments) to also evaluate.", "")
     batch_size: int = option("Rows per batch.", 64, min=1)
 
     def __post_init__(self) -> None:
@@ -122,12 +122,12 @@ class BuildReasoning(Options):
         "Difficulty of the training data, e.g. 8 or 1-8: steps, hops, generators, numbers or depth.", None
     )
     beyond: str | None = option(
-        "Difficulty of the split beyond, or none. [default: up to twice that of the training data]", None
+        "Difficulty of the beyond split, or none. [default: up to twice that of the training data]", None
     )
-    answers: Literal["all", "last"] | None = option("Ask for the result of every step, or only of the last.", None)
+    answers: Literal["all", "last"] | None = option("Ask for the result of every step, or only the last.", None)
     num_train: int = option("Number of training rows.", 100_000, min=1)
     num_validation: int = option("Number of validation rows.", 1000, min=0)
-    num_test: int = option("Rows per difficulty in the splits test and beyond.", 500, min=0)
+    num_test: int = option("Number of rows per difficulty in the test and beyond splits.", 500, min=0)
     seed: int = option("Random seed of the data set.", 0, min=0)
 
 
@@ -137,19 +137,19 @@ class ServeOptions(Options):
 
     model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
     max_new_tokens: int | None = option(
-        "Maximum tokens per answer; by default limited only by the model's context window.", None, min=1
+        "Maximum number of tokens per answer; by default limited only by the context window.", None, min=1
     )
-    max_requests: int = option("Maximum concurrent requests; further ones get status 429.", 16, min=1)
+    max_requests: int = option("Maximum number of concurrent requests; others get status 429.", 16, min=1)
     max_body_bytes: int = option("Maximum size of a request body in bytes.", 2**20, min=1)
-    allow_host: list[str] | None = option("Another host name of this server, or *.NAME; repeat for more.", None)
+    allow_host: list[str] | None = option("Additional host name of this server, or *.NAME; repeat for more.", None)
     host: str = option("Address to listen on; 0.0.0.0 for all interfaces.", "localhost")
     port: int = option("Port to listen on.", 8000, min=1, max=65535)
     enable_cors: bool = option("Allow requests from web pages of any origin.", False)
-    device: str = option("auto, cpu, cuda:0, ...", "auto")
+    device: str = option("Device: auto, cpu, cuda:0, ...", "auto")
     dtype: str = option("Data type of the weights, such as bfloat16; auto uses the saved type.", "auto")
     attn_implementation: str | None = option("Attention implementation, such as sdpa or flash_attention_2.", None)
     compile: bool = option("Decode with a static cache and torch.compile.", False)
-    continuous_batching: bool = option("Batch requests over a paged cache (models without recurrence).", False)
+    continuous_batching: bool = option("Batch requests with a paged cache (models without recurrence).", False)
     quantization: Literal["bnb-4bit", "bnb-8bit"] | None = option("Quantize the weights with bitsandbytes.", None)
     reasoning: Literal["auto", "on", "off"] = option("Thinking mode, if the chat template has a switch.", "auto")
     chat_template_kwargs: str | None = option("JSON object of arguments for the chat template.", None)
@@ -162,16 +162,16 @@ class ServeOptions(Options):
 class RlmCaps(Options):
     """Limits for one run of a recursive language model."""
 
-    max_turns: int = option("Maximum replies of the root model, and of each child.", 30, min=1)
-    max_sub_calls: int = option("Maximum prompts to llm_query and rlm_query, at all depths.", 100, min=1)
-    max_depth: int = option("Maximum depth of nested REPLs; from 2 on, rlm_query opens a child REPL.", 1, min=1)
+    max_turns: int = option("Maximum number of replies by the root model, and by each child.", 30, min=1)
+    max_sub_calls: int = option("Maximum number of prompts to llm_query and rlm_query, at all depths.", 100, min=1)
+    max_depth: int = option("Maximum depth of nested REPLs; at 2 or more, rlm_query opens a child REPL.", 1, min=1)
     max_new_tokens: int | None = option(
-        "Maximum tokens per reply. [default: 1024, or a quarter of a context window below 4096]", None, min=1
+        "Maximum number of tokens per reply. [default: 1024, or a quarter of a context window below 4096]", None, min=1
     )
     max_wall_seconds: float = option(
         "Time limit of the run in seconds; its last tenth is reserved for a final answer.", 600.0, min=0.001
     )
-    max_output_chars: int = option("Maximum printed characters shown to the model after each turn.", 20_000, min=1)
+    max_output_chars: int = option("Maximum number of printed characters to show after each turn.", 20_000, min=1)
     batch_size: int = option("Batch size of llm_query_batched.", 16, min=1)
     seed: int = option("Random seed for sampling, and for `random` in the REPL.", 0, min=0)
 
@@ -184,7 +184,7 @@ class RlmOptions(RlmCaps):
     question: str = option("Question about the context.")
     context_file: Path = option("File with the context: text, .json (a list or dict), or .jsonl (a list).")
     out: Path | None = option("Write every turn to this .jsonl file.", None)
-    device: str | None = option("cpu, cuda, mps, ...; by default the best available device.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ...; by default the best available one.", None)
 
     @property
     def caps(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""SFT, DPO and GRPO with TRL for the causal language models of the package.
+"""SFT, DPO and GRPO with TRL for the causal language models in this package.
 
-TRL's trainers run on our models without changes. This module changes what they would get wrong or leave out:
+TRL's trainers run on our models without changes. This module fixes what they would get wrong or omit:
 
 - `SftTrainer` trains on the model's loss, which includes the terms for halting, deep supervision and plans. TRL
   computes the likelihood of the tokens itself and ignores that loss.
 - `DpoTrainer` and `GrpoTrainer` compute the likelihood of a text as in inference. In training mode, `hrm_lm` explores
   random depths in each call; here it halts as in inference. Halting and refinement heads get no loss and are frozen.
-- GRPO of the Go coder trains plan and code. `generate` hides the plan, but the likelihood of the code depends on it.
+- GRPO trains the Go coder's plans and code. `generate` hides the plan, but the likelihood of the code depends on it.
   Completions are therefore plain continuations of the stream, up to </CODE>.
 - All trainers save complete checkpoints, stop on signals and write our model card, like `HrmTrainer`. They do not have
   its optimizers and weight averages.
@@ -46,12 +46,12 @@ from .answers import is_conversation, load_answers
 from .causal_lm import load_causal_lm, load_tokenizer
 
 
-REFERENCE_ADAPTER = "ref"  # TRL's copy of the adapter that DPO starts from
+REFERENCE_ADAPTER = "ref"  # name of TRL's copy of the adapter that DPO starts from
 hide_messages((OF_TRL,))
 
 
 class PostTraining(CompleteCheckpoints):
-    """Base class of the trainers below, to be combined with a TRL trainer."""
+    """Base class of the trainers below, which combine it with a TRL trainer."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
         self.cache_at_inference = model.config.use_cache
@@ -73,7 +73,7 @@ class PostTraining(CompleteCheckpoints):
 
 
 class SftTrainer(PostTraining, SFTTrainer):
-    """SFT trainer that uses the model's own loss and logs its terms (with `loss_type="dft"`: TRL's loss)."""
+    """SFT trainer that uses the model's own loss and logs its terms, or TRL's loss for `loss_type="dft"`."""
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         if self.args.loss_type != "nll" or type(self.model.config) not in ARCHITECTURES:
@@ -82,7 +82,7 @@ class SftTrainer(PostTraining, SFTTrainer):
             model, {**inputs, "use_cache": False}, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         if terms := {name: value.detach().float() for name, value in outputs.items() if name.endswith("_loss")}:
-            # For the log. The model divides by the tokens of the complete step, so micro-batches add up to the term.
+            # For logging: the model divides by the complete step's tokens, so a term is the sum over micro-batches.
             parts = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
             shared = num_items_in_batch is not None and self.args.average_tokens_across_devices
             values = self.accelerator.reduce(torch.stack([*terms.values()]), "sum" if shared else "mean")
@@ -101,7 +101,7 @@ class DpoTrainer(PostTraining, DPOTrainer):
 
 
 class GrpoTrainer(PostTraining, GRPOTrainer):
-    """GRPO trainer that scores exactly the tokens it samples (Go coder: the stream with its plan)."""
+    """GRPO trainer that scores exactly the sampled tokens (for the Go coder, the stream with its plan)."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
         inner = unwrap_peft_model(model)
@@ -116,7 +116,7 @@ class GrpoTrainer(PostTraining, GRPOTrainer):
         _use_inference_likelihoods(self)
 
     def _prepare_inputs(self, inputs):
-        """As in the library, which generates completions here."""
+        """Generate completions, as plain continuations if the model writes streams."""
         with _plain_continuations(unwrap_peft_model(self.model)) if self.writes_streams else contextlib.nullcontext():
             return super()._prepare_inputs(inputs)
 
@@ -144,7 +144,7 @@ def _use_inference_likelihoods(trainer: DpoTrainer | GrpoTrainer) -> None:
 
 
 def _as_in_inference(body: torch.nn.Module, args: tuple) -> None:
-    """Turn off the body's training mode before each call, because trainers turn it on in each step.
+    """Turn off the body's training mode before each call, because trainers turn it on at each step.
 
     Submodules stay in training mode: TRL has an option for dropout, and activation checkpointing needs that mode.
     """
@@ -165,7 +165,7 @@ def _plain_continuations(model: PreTrainedModel) -> Iterator[None]:
 
 
 class PostTrainingRun(TrainingRun):
-    """Run on prompts and answers, with `data_args` of `AnswerDataArguments` and a TRL config as `args`."""
+    """Training run on prompts and answers. `data_args` is `AnswerDataArguments`, `args` a TRL config."""
 
     kind = LANGUAGE_MODEL
     trainer_class: type[PostTraining]
@@ -219,7 +219,7 @@ class PostTrainingRun(TrainingRun):
         return {}
 
     def before_saving(self, trainer: PostTraining) -> None:
-        """Evaluate, and then delete the reference adapter, which evaluation needs."""
+        """Evaluate, and only then delete the reference adapter, because evaluation needs it."""
         self.metrics = super().evaluate(trainer)
         if isinstance(trainer.model, PeftModel) and REFERENCE_ADAPTER in trainer.model.peft_config:
             trainer.model.delete_adapter(REFERENCE_ADAPTER)
@@ -254,7 +254,7 @@ class DpoRun(PostTrainingRun):
     task, trainer_class = "dpo", DpoTrainer
 
     def trainer_options(self) -> dict[str, Any]:
-        """Load the starting weights again as the reference, unless an adapter can be disabled instead."""
+        """Load the starting weights again as the reference. With an adapter, TRL needs no copy."""
         if self.tuning_args.adapts:
             return {"ref_model": None}
         return {"ref_model": load_causal_lm(self.model_args, self.tokenizer, 1, self.args.seed)}
@@ -264,7 +264,7 @@ class GrpoRun(PostTrainingRun):
     """A run of `training/run_grpo.py`.
 
     Args:
-        make_rewards: makes the reward functions from their names (`reward` of the last options) and a tokenizer.
+        make_rewards: creates reward functions from their names (field `reward` of the last options) and a tokenizer.
         options: options of the run, as for `TrainingRun`.
     """
 
@@ -282,7 +282,7 @@ class GrpoRun(PostTrainingRun):
 
 
 def _validate_effects(kind: str, model_args: ModelArguments, args: TrainingArguments, adapts: bool) -> None:
-    """Reject options of TRL that have no effect here."""
+    """Reject TRL options that have no effect here."""
     if args.model_init_kwargs:
         raise ValueError(
             f"model_init_kwargs={args.model_init_kwargs}: has no effect; use --config_overrides, "
@@ -302,7 +302,7 @@ def _validate_effects(kind: str, model_args: ModelArguments, args: TrainingArgum
 
 
 def _validate_text(kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments) -> None:
-    """Reject messages unless the chat template ends answers with the EOS token of the run."""
+    """Reject messages unless the chat template ends answers with the run's EOS token."""
     if not is_conversation(rows):
         return
     if tokenizer.chat_template is None:

@@ -78,7 +78,7 @@ class CausalLMRun(TrainingRun):
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # in data loader workers
         return metrics, {
-            # Padding and context tokens included; an upper bound, because an epoch's last step may be smaller.
+            # Includes padding and context tokens. An upper bound, because an epoch's last step may be smaller.
             "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.block_size),
             "bad_lines": None if counted_elsewhere else self.corpus.bad_lines,
             "data": self.corpus.report(),
@@ -117,7 +117,7 @@ class MhcMonitorCallback(TrainerCallback):
     Args:
         trainer: trainer that logs the values; a callback cannot reach all reporters otherwise.
         batch: arguments of the model's forward, such as `input_ids` [B, S]; None uses the first four training rows,
-            read separately so that the order of rows in training does not change.
+            read separately to keep the order of training rows.
     """
 
     def __init__(self, trainer: CausalLMTrainer, batch: dict[str, torch.Tensor] | None = None):
@@ -143,7 +143,7 @@ class MhcMonitorCallback(TrainerCallback):
         composite = max(sites[-1]["composite_forward"], sites[-1]["composite_backward"])
         parts = {"mhc/amax_pre": max(gains[::2]), "mhc/amax_post": max(gains[1::2])}
         self.trainer.log(parts | {"mhc/amax_composite": composite})
-        control.should_log = True  # logging reset it, but the trainer still has to log its own values
+        control.should_log = True  # logging reset this, but the trainer still has to log its own values
 
 
 # ---- reasoning data: rows that already have labels and are not packed ----
@@ -159,10 +159,10 @@ def is_reasoning_data(sources: list[str]) -> bool:
 
 
 def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokenizerBase) -> TextCorpus:
-    """Load reasoning data (validation: `--eval_split` of `--eval_data`, or of the training data).
+    """Load reasoning data. Validation rows are `--eval_split` of `--eval_data` or of the training data.
 
     Raises:
-        ValueError: an option applies only to text, the tokenizer has another vocabulary, or a row exceeds block_size.
+        ValueError: an option applies only to text, the tokenizer does not match, or a row exceeds block_size.
     """
     usual = LmDataArguments()
     shared = {option.name for option in fields(AnswerDataArguments)}.union(REASONING_OPTIONS)

@@ -28,14 +28,14 @@ from .options import ServeOptions
 
 NEW_TOKENS = 1024  # default maximum length of an answer
 HEAD_SECONDS, BODY_SECONDS = 10, 30  # time limits for the headers and the body of a request
-CONNECTIONS = 256  # above it, requests are rejected; above twice as many, new connections are closed at once
+CONNECTIONS = 256  # with more, requests are rejected; with twice as many, new connections are closed at once
 
 
 # ---- fields of a request; all other fields are rejected by name ----
 
 
 def _not_tiny(value: float) -> float:
-    if 0 < value < 1e-3:  # dividing logits by it overflows
+    if 0 < value < 1e-3:  # dividing logits by such a value overflows
         raise ValueError("must be 0 (greedy) or at least 0.001")
     return value
 
@@ -76,7 +76,7 @@ TEXT = SHARED | {
     "frequency_penalty": Annotated[float, Field(ge=-0.9, le=2)], "n": Literal[1],
 }  # fmt: skip
 CHAT = TEXT | {"messages": Turns, "max_completion_tokens": Count, "tools": list[dict[str, Any]]}
-# Routes with their fields, and the fields that limit the answer; the gate sets the first of these.
+# Schema of each route, and fields that cap the answer length. The gate writes the effective limit to the first one.
 ROUTES = {
     "/v1/completions": (_schema("prompt", TEXT | {"prompt": Text, "suffix": str}), ("max_tokens",)),
     "/v1/chat/completions": (_schema("messages", CHAT), ("max_completion_tokens", "max_tokens")),
@@ -84,7 +84,7 @@ ROUTES = {
         _schema("input", SHARED | {"input": Text | Turns, "instructions": str, "max_output_tokens": Count}),
         ("max_output_tokens",),
     ),
-    "/load_model": (_schema("model", {"model": str}), ()),  # the first request of `transformers chat`
+    "/load_model": (_schema("model", {"model": str}), ()),  # the first request that `transformers chat` sends
 }
 # Fields of the JSON in `generation_config`, which `transformers chat` sends.
 GENERATION = _schema("", SAMPLING | {
@@ -96,7 +96,7 @@ GENERATION = _schema("", SAMPLING | {
 
 
 class Rejection(Exception):  # noqa: N818 - a response to a request, not a failure of the server
-    """A rejected request: HTTP status, message and the field concerned."""
+    """Error response to a rejected request: HTTP status, message, and the field that caused it."""
 
     def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
         super().__init__(message)
@@ -104,7 +104,7 @@ class Rejection(Exception):  # noqa: N818 - a response to a request, not a failu
 
 
 class Gate:
-    """ASGI application that checks each request before it reaches `app`, the one of `transformers serve`."""
+    """ASGI application that checks each request before passing it to `app` (`transformers serve`)."""
 
     def __init__(self, app, options: ServeOptions):
         self.app, self.options, self.running = app, options, 0
@@ -166,7 +166,7 @@ class Gate:
         return json.dumps(body).encode()
 
     def _tokens_left(self, path: str, body: dict[str, Any]) -> int:
-        """Return how many tokens the window leaves for an answer to the prompt that the handlers build."""
+        """Return the number of tokens left for the answer after the prompt that the handlers build."""
         field = next(name for name in ("prompt", "messages", "input") if name in body)
         try:
             text = body[field] if field == "prompt" else self._chat(body[field], body)
@@ -201,7 +201,7 @@ async def _read(receive) -> bytes:
 
 
 def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[str, Any]:
-    """Parse and check a JSON object, the body or its field `name`, and return it without nulls."""
+    """Parse and check a JSON object (the body, or its field `name`), and return it without nulls."""
     try:
         body = json.loads(raw)
         body = {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
@@ -221,7 +221,7 @@ def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[st
 
 
 class Connection(H11Protocol):
-    """Connection that is closed if no request arrives, whereas uvicorn would wait forever."""
+    """Connection that closes if no request arrives. uvicorn's own would wait forever."""
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
@@ -238,7 +238,7 @@ class Connection(H11Protocol):
         self.loop.call_later(HEAD_SECONDS, self._close_idle, self.cycle)
 
     def _close_idle(self, before) -> None:
-        """Close the connection if the request `before` was answered and no headers have come since."""
+        """Close the connection if the request `before` was answered and no headers have arrived since."""
         if self.cycle is before and (before is None or before.response_complete) and not self.transport.is_closing():
             self.transport.close()
 
@@ -247,7 +247,7 @@ class _Unstarted(Serve):
     """`transformers serve` that builds its application without starting a server."""
 
     def start_server(self) -> None:
-        """Do nothing, although the constructor calls this method at its end."""
+        """Do nothing. The constructor calls this method at its end."""
 
 
 async def _answer_error(request, error: Exception) -> JSONResponse:

@@ -34,7 +34,7 @@ from ..io.files import (
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted
+WRITTEN_AT_ONCE = 100  # number of rows in memory while converting a file
 REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # written by `reasoning/build.py`
 READER_VERSION = 2  # part of the cache key; increase it when the same file gives different rows
 
@@ -49,7 +49,7 @@ def open_source(
     streaming: bool = False,
     cache_dir: str | None = None,
 ) -> "Dataset | IterableDataset":
-    """Open one source as rows of `text` (str) and `error` (str), exactly one of which is None.
+    """Open one source as rows with `text` and `error` (str). One of them is None in each row.
 
     Args:
         source: file, folder or Hub data set, as described in the module docstring.
@@ -111,16 +111,16 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
             fingerprint=key,
             writer_batch_size=WRITTEN_AT_ONCE,
         )
-    except DatasetGenerationError as error:  # it hides the reader's error
+    except DatasetGenerationError as error:  # this error hides the reader's
         raise (error.__cause__ or error) from None
-    except ValueError as error:  # if there are no rows, the library's message does not name the file
+    except ValueError as error:  # if there are no rows, the message of `datasets` does not name the file
         if next(iter(reader(**options)), None) is not None:
             raise
         raise ValueError(f"{path} contains no text") from error
 
 
 def read_json_lines(path: str, column: str, on_bad_line: str) -> Iterator[dict[str, str | None]]:
-    """Yield the rows of a JSON Lines file, skipping empty lines, or of a JSON list. See `open_source`."""
+    """Yield the rows of a JSON Lines file (skipping empty lines) or a JSON list. See `open_source`."""
     for place, line in numbered_lines(path):
         try:
             yield {"text": _text_of_line(line, column, place), "error": None}
@@ -171,7 +171,7 @@ def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Itera
 def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
     text = "".join(lines)
     text = text.strip("\r\n") if strip else text
-    if text:  # it is empty between two separators in a row
+    if text:  # there is none between two consecutive separators
         yield {"text": text, "error": None}
 
 

@@ -20,8 +20,8 @@ from ..trainer.base import HrmTrainer
 from .arguments import LmTrainingArguments
 
 
-# Loss components and metrics that average over only some of the targets, and the name in `metrics` of their count. The
-# components whose count is a number of tokens add up to the language-model loss.
+# Loss components and metrics that average over only some targets, and the key of their count in `metrics`. The
+# components that count tokens add up to the language-model loss.
 PART_COUNTS = {
     "plan_loss": "plan_tokens",
     "code_loss": "code_tokens",
@@ -60,8 +60,8 @@ LM_LOG_FORMAT = {
 class CausalLMTrainer(HrmTrainer):
     """Trainer for any causal language model of transformers or of this package.
 
-    Forward, loss, accumulation and clipping are those of transformers. Evaluations add `PREFIX_bits_per_byte`: of the
-    text if `eval_bytes_per_token` is given, or only of the code if rows have `scored_labels` and `scored_bytes`.
+    Forward, loss, accumulation and clipping are those of transformers. Evaluations add `PREFIX_bits_per_byte`: for the
+    text if `eval_bytes_per_token` is given, or only for the code if rows have `scored_labels` and `scored_bytes`.
 
     Args:
         model: causal LM; `ABILITIES` of the registry tells whether it has recurrent depth and parameter groups.
@@ -88,16 +88,16 @@ class CausalLMTrainer(HrmTrainer):
             freeze_all_but_gate(unwrap_peft_model(self.model))
 
     def prepare_model(self, model: Any, args: LmTrainingArguments) -> None:
-        """Compile a single segment of a recurrent model, because the number of segments may be random."""
+        """Compile only one segment of a recurrent model, because the number of segments may be random."""
         super().prepare_model(model, args)
         if args.torch_compile and has_ability(model, "recurrent_depth"):
             self.compile_part(partial(compile_segment, unwrap_peft_model(model)), args)
 
     def validate_arguments(self) -> None:
-        """As in the base class, and reject label smoothing and parameter groups that the model lacks."""
+        """Raise ValueError for label smoothing and other options that the model does not support."""
         super().validate_arguments()
         args, name = self.args, type(unwrap_peft_model(self.model)).__name__
-        # To smooth labels, the library withholds them from the model, and shifts them only for models that it knows.
+        # To smooth labels, Trainer withholds them from the model, and it shifts them only for models that it knows.
         own_losses = has_ability(self.model, "recurrent_depth") or has_ability(self.model, "refinement")
         if args.label_smoothing_factor and (own_losses or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
             raise ValueError(
@@ -115,7 +115,7 @@ class CausalLMTrainer(HrmTrainer):
     # ---- optimizer ----
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """As in the base class, with the learning rates of the model's parameter groups."""
+        """Create the optimizer, with separate learning rates for the model's parameter groups."""
         if self.optimizer is None and has_ability(self.model, "parameter_groups"):
             self.optimizer = self.new_optimizer(self._named_groups(model or self.model))
         return super().create_optimizer(model)
@@ -123,7 +123,7 @@ class CausalLMTrainer(HrmTrainer):
     def _named_groups(self, model) -> list[dict[str, Any]]:
         """Return the model's parameter groups with their learning rates, each split by weight decay.
 
-        "shared" comes first, because the library logs the learning rate of the first group.
+        "shared" comes first, because Trainer logs the learning rate of the first group.
         """
         decayed = set(self.get_decay_parameter_names(model))
         multipliers = self.args.group_multipliers()
@@ -152,7 +152,7 @@ class CausalLMTrainer(HrmTrainer):
     # ---- one step ----
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """As in the library, and record each `*_loss` and 0-d tensor of `metrics` that the model returns.
+        """Compute the loss, and record each `*_loss` and 0-d tensor of `metrics` that the model returns.
 
         `scored_labels` and `scored_bytes` of evaluation rows are not passed to the model: see `_scored_terms`.
         """
@@ -180,8 +180,8 @@ class CausalLMTrainer(HrmTrainer):
 
         Terms in `PART_COUNTS` become sums over their own counts.
         """
-        divided_by = tokens  # the count by which the model divided its sums: of this call or of the complete step
-        scale = 1  # the factor by which the library multiplied the loss; averaging in DDP cancels it
+        divided_by = tokens  # the token count that the model divided by: of this call or of the complete step
+        scale = 1  # the factor by which Trainer multiplied the loss; averaging in DDP cancels it
         if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
             divided_by = num_items_in_batch
             scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
@@ -201,7 +201,7 @@ class CausalLMTrainer(HrmTrainer):
     # ---- data ----
 
     def _get_train_sampler(self, train_dataset=None):
-        """As in the library, except for grouping by length: see `LengthGroupedBatches`."""
+        """Create the sampler, which for grouping by length is `LengthGroupedBatches`."""
         train_dataset = self.train_dataset if train_dataset is None else train_dataset
         grouped = self.args.train_sampling_strategy == "group_by_length"
         if not grouped or self.args.length_column_name not in (train_dataset.column_names or ()):
@@ -215,7 +215,7 @@ class CausalLMTrainer(HrmTrainer):
         return self._length_sampler
 
     def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any):
-        """As in the library, and set the epoch of our sampler, which the library omits on resuming."""
+        """Run an epoch after setting the epoch of our sampler, which Trainer does not set on resuming."""
         if self._length_sampler is not None:
             self._length_sampler.epoch = epoch
         return super()._run_epoch(*args, epoch=epoch, **kwargs)
@@ -223,12 +223,12 @@ class CausalLMTrainer(HrmTrainer):
     # ---- logging ----
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
-        """Return means over the tokens of all processes since the last log, and the speed."""
+        """Return means over all processes' tokens since the last log, and the tokens per second."""
         tokens = sums.pop("tokens", 0.0)
         logs = {"tokens_per_second": tokens / seconds}
         if tokens:
             logs |= self._token_means(sums, tokens, smoothed=self.label_smoother is not None)
-            del logs["loss"]  # the library logs it as a mean over steps
+            del logs["loss"]  # Trainer logs it as a mean over steps
         return logs
 
     @staticmethod
@@ -266,7 +266,7 @@ class CausalLMTrainer(HrmTrainer):
         return {f"{prefix}_{name}": value for name, value in {**means, **counts, "tokens": int(tokens)}.items()}
 
     def prediction_step(self, model, inputs, *args: Any, **kwargs: Any):
-        """As in the library, without the rows that accelerate repeats to fill the last batch of each process."""
+        """Evaluate a batch, ignoring rows that accelerate repeated to fill each process's last batch."""
         labelled = {name: inputs[name] for name in COUNTED_ONCE if name in inputs}
         for name, labels in labelled.items():
             counting = self._rows_that_count(len(labels))
@@ -278,7 +278,7 @@ class CausalLMTrainer(HrmTrainer):
 
 
 def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_steps: int) -> SegmentSchedule:
-    """Return the segment schedule of a step, which depends only on the step, as resuming requires.
+    """Return a step's segment schedule. It depends only on the step, so a resumed run repeats it.
 
     The backpropagation depth grows linearly from its minimum to the config's `bp_steps` ("warm-up deep credit
     assignment" of HRM-Text). Steps with one segment cost as much as a plain model with the same weights.
@@ -294,7 +294,7 @@ def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_step
 
 
 def freeze_all_but_gate(model: Any) -> None:
-    """Freeze all but the halting gate, and let the gate decide unless another learned criterion does."""
+    """Freeze all but the halting gate, and set criterion q unless the config has a learned criterion."""
     model.requires_grad_(False)
     model.base_model.q_head.requires_grad_(True)
     if not EXIT_CRITERIA[model.config.exit_criterion].learned:
@@ -318,7 +318,7 @@ def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_byte
 class LengthGroupedBatches(Sampler):
     """Sampler that groups rows of similar length into batches and shuffles the batches.
 
-    The library's own sampler uses the random state of the process, which is lost when a run is resumed. Here the order
+    Trainer's own sampler uses the random state of the process, which is lost when a run is resumed. Here the order
     depends only on seed and epoch.
 
     Args:

@@ -1,4 +1,4 @@
-"""Base of the trainers of all tasks, imported on first use: loading a checkpoint needs no trainer."""
+"""Base class of all trainers, imported on first use because loading a checkpoint needs no trainer."""
 
 from ..io import lazy_names
 

@@ -1,12 +1,12 @@
-"""PEFT adapters for any architecture of the package: LoRA, DoRA and QLoRA (quantized base weights).
+"""PEFT adapters for any architecture in the package: LoRA, DoRA and QLoRA (quantized base weights).
 
     model = with_adapters(AutoModelForPuzzleSolving.from_pretrained(base), TuningArguments(lora_rank=8))
     PuzzleTrainer(model, ...)
 
-Every linear layer and convolution of the body is adapted; weights that a recurrent model uses several times have one
-adapter. Small modules that have to follow the body are trained as a whole; the registry names them
-(`modules_to_save`). Embeddings, norms, the routing of hyper-connections and the vocabulary head stay as they are,
-unless `lora_modules_to_save` names them.
+Every linear layer and convolution in the body is adapted. Weights that a recurrent model reuses have one adapter for
+all uses. Small modules that must adjust to the adapted body are trained in full; the registry lists them
+(`modules_to_save`). Embeddings, norms, hyper-connection routing and the vocabulary head stay frozen unless
+`lora_modules_to_save` names them.
 
 Sources: Hu et al. 2021, arXiv 2106.09685 (LoRA); Liu et al. 2024, arXiv 2402.09353 (DoRA); Dettmers et al. 2023, arXiv
 2305.14314 (QLoRA).
@@ -37,11 +37,11 @@ MAGNITUDE = "lora_magnitude_vector"
 
 
 def resolve_base_model(model_args: ModelArguments, arguments: TuningArguments) -> None:
-    """Set `model_args.model_name_or_path` to the base model of a saved adapter, unless it is given.
+    """Set `model_args.model_name_or_path` to a saved adapter's base model, unless it is already set.
 
     Raises:
         ModelError: the saved adapter does not exist.
-        ValueError: `model_name_or_path` is an adapter, or an adapter is trained without base weights.
+        ValueError: `model_name_or_path` is an adapter, or a new adapter has no base weights.
     """
     given = model_args.model_name_or_path
     if given is not None and Path(given, CONFIG_NAME).is_file():
@@ -59,12 +59,12 @@ def quantization_config(
 ) -> BitsAndBytesConfig | None:
     """Return the config for loading base weights in 8 or 4 bits (nf4, double quantization), or None.
 
-    Output heads and fully trained modules are not quantized. With `bf16`, products with 4-bit weights are computed in
+    Output heads and fully trained modules are not quantized. With `bf16`, matrix products with 4-bit weights use
     bfloat16 instead of float32.
 
     Raises:
         ImportError: bitsandbytes is not installed.
-        ValueError: the model consists of convolutions, which are not quantized.
+        ValueError: the model consists of convolutions, which bitsandbytes does not quantize.
     """
     if arguments.load_in == "none":
         return None
@@ -75,7 +75,7 @@ def quantization_config(
             f"load_in={arguments.load_in!r}: {row.model_type} consists of convolutions, but bitsandbytes quantizes "
             "only linear layers; leave out the option"
         )
-    # For other architectures, the library finds the output head itself.
+    # For other architectures, transformers finds the output head itself.
     kept = [f".*{name}" for name in ("lm_head", *row.modules_to_save)] if row else None
     return BitsAndBytesConfig(
         load_in_8bit=arguments.load_in == "8bit",
@@ -123,7 +123,7 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
 
 
 def modules_to_save(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the names of the modules that an adapter of this architecture trains and saves completely."""
+    """Return the names of modules that an adapter for this architecture trains and saves in full."""
     row = architecture_of(model)
     return row.modules_to_save if row else ()
 
@@ -139,7 +139,7 @@ def adaptable_modules(model: PreTrainedModel) -> list[str]:
 
 
 def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrainedModel | PeftModel:
-    """Add a new adapter, or load a saved one to continue training it (or return the model unchanged).
+    """Add a new adapter, load a saved one to continue training it, or return the model unchanged.
 
     Only the adapter and its copies of modules are trained; the model's own weights are frozen.
     """
@@ -161,7 +161,7 @@ def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrai
 
 
 def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
-    """Save the model of a finished run, only its adapter, or with `merge_adapter` the merged model.
+    """At the end of a run, save the model, only its adapter, or (with `merge_adapter`) the merged model.
 
     Returns:
         Whether the folder is a complete checkpoint.

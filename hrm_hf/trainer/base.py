@@ -1,15 +1,15 @@
-"""`HrmTrainer`: transformers' Trainer for recursive models, the base of the trainers of all tasks.
+"""`HrmTrainer`: transformers' Trainer for recursive models, and the base class of all our trainers.
 
 It adds:
 
 - AdamATan2, and the learning-rate schedule of the original recipes;
 - skipping steps with a non-finite loss or gradient, on all processes; the run stops if they persist;
-- a moving average of the weights, which is evaluated and saved instead of them;
-- metrics that average over all counted items of all processes, in logs and evaluations;
-- data of unknown length, and processes whose data end at different times;
-- resuming a killed run with the same losses; `saving.py` completes and pushes checkpoints.
+- a moving average of the weights, which is evaluated and saved instead of the raw weights;
+- metrics averaged over all counted items across processes, in logs and evaluations;
+- support for data of unknown length, and for processes that run out of data at different times;
+- resuming a killed run with the same losses (`saving.py` writes and pushes complete checkpoints).
 
-`PuzzleTrainer`, `CausalLMTrainer` and `RegressionTrainer` are in `trainer.py` of their tasks. Everything else
+`PuzzleTrainer`, `CausalLMTrainer` and `RegressionTrainer` are in the `trainer.py` of each task. Everything else
 (accumulation, DDP, precision, integrations) is inherited from Trainer.
 """
 
@@ -39,21 +39,21 @@ from .recipes import CarrylessTrainingArguments, HrmTrainingArguments
 from .saving import CompleteCheckpoints, NonFiniteError
 
 
-NONFINITE = "nonfinite_steps"  # key in the trainer's state: skipped steps in total, and in a row
+NONFINITE = "nonfinite_steps"  # key in the trainer's state: number of skipped steps, in total and in a row
 
 
 class HrmTrainer(CompleteCheckpoints, Trainer):
-    """Base of the trainers of all tasks. The module's docstring lists what it adds to Trainer.
+    """Base class of all trainers. The module's docstring lists what it adds to Trainer.
 
-    A task defines the loss of a step and its sums (`compute_loss`, `_get_num_items_in_batch`), the metrics made from
-    these sums (`_training_logs`, `_evaluation_means`), and the options it rejects (`validate_arguments`).
+    Each task's subclass computes the loss and the sums for metrics (`compute_loss`, `_get_num_items_in_batch`), turns
+    the sums into metrics (`_training_logs`, `_evaluation_means`), and rejects invalid options (`validate_arguments`).
 
     Args:
         args: an instance of `arguments_class`.
     """
 
     arguments_class: ClassVar[type[HrmTrainingArguments]] = HrmTrainingArguments
-    pipeline: ClassVar[str]  # pipeline of the architectures that this trainer accepts
+    pipeline: ClassVar[str]  # the trainer accepts architectures with this pipeline
     log_format: ClassVar[dict[str, str]] = {}  # formats of the values in a progress line, in order
     average: WeightAverage | None = None
     _eval_metrics: MetricAccumulator | None = None
@@ -87,11 +87,11 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
     def prepare_model(self, model: Any, args: HrmTrainingArguments) -> None:
-        """Change a model according to the options, before Trainer's constructor runs."""
+        """Prepare the model for the given options, before Trainer's constructor runs."""
 
     def compile_part(self, compile_it: Callable[..., None], args: HrmTrainingArguments) -> None:
-        """Compile the part of a model that training repeats, instead of its complete forward."""
-        torch._dynamo.config.optimize_ddp = False  # it would split the graph at DDP's buckets
+        """Compile only the part of the model that training repeats, instead of the complete forward pass."""
+        torch._dynamo.config.optimize_ddp = False  # this would split the graph at DDP's buckets
         options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
         compile_it(**{name: value for name, value in options.items() if value is not None})
         # Reset the options, because Trainer compiles the complete forward if a backend is set.
@@ -114,25 +114,25 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: HrmTrainingArguments, model=None) -> tuple[Any, Any]:
-        """As in the library, or AdamATan2 if `adam_atan2` is set, with the peak learning rate of `args`."""
+        """Return AdamATan2 if `adam_atan2` is set, else Trainer's choice, with `args.peak_learning_rate`."""
         if args.adam_atan2:
             return AdamATan2, {"lr": args.peak_learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
         optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
         return optimizer_class, options | {"lr": args.peak_learning_rate}
 
     def new_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Create the optimizer of the options for parameter groups that have a weight decay."""
+        """Create the configured optimizer for parameter groups, each with its own weight decay."""
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         self.optimizer_cls_and_kwargs = kind, options | {"params": groups}
         return Trainer.create_optimizer(self)
 
     def get_decay_parameter_names(self, model) -> list[str]:
-        """As in the library, without vectors and scalars: scales and gates must not decay to zero."""
+        """Exclude vectors and scalars from weight decay, because scales and gates must not decay to zero."""
         sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # includes tied weights
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """As in the library, except that "cosine" has the original recipes' warm-up and minimum."""
+        """Create the scheduler, using the original recipes' warm-up and minimum for "cosine"."""
         is_ours = self.args.lr_scheduler_type == SchedulerType.COSINE and self.args.lr_min_ratio is not None
         if is_ours and self.lr_scheduler is None:
             warmup = self.args.get_warmup_steps(num_training_steps)
@@ -144,10 +144,10 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     # ---- steps, and skipping non-finite ones ----
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """Run one micro-batch, and after the last one of a step check that the step is finite.
+        """Run one micro-batch. After the last one of a step, check that loss and gradients are finite.
 
-        Only the last micro-batch returns a loss, that of the complete step, so that skipped steps do not enter the
-        library's running sum.
+        Only the last micro-batch returns a loss, which is that of the complete step. A skipped step therefore adds
+        nothing to Trainer's running sum.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         self._step_loss = self._step_loss + loss.float()
@@ -165,9 +165,9 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return loss
 
     def _dropped_as_nonfinite(self, loss: torch.Tensor) -> bool:
-        """Drop the gradients of a step on all processes if it is not finite on one of them.
+        """Drop a step's gradients on all processes if loss or gradients are not finite on any of them.
 
-        The loss scaler of fp16 handles infinite gradients itself. DeepSpeed has already updated the weights, so here
+        The fp16 loss scaler handles infinite gradients itself. DeepSpeed has already updated the weights by now, so
         the check can only stop the run.
         """
         self._grad_norm = None
@@ -196,7 +196,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return True
 
     def _clip_grad_norm(self, model):
-        """Clip gradients with the norm that the finiteness check has computed."""
+        """Clip gradients, reusing the norm that the finiteness check computed."""
         if self._grad_norm is None:
             return super()._clip_grad_norm(model)
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, self._grad_norm)
@@ -208,7 +208,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     # ---- logging and evaluation ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in the library, and add loss components, metrics, speed, GPU memory and skipped steps."""
+        """Log, adding loss components, metrics, speed, GPU memory and the number of skipped steps."""
         if "loss" in logs:
             sums, steps, seconds = self.train_metrics.drain(self.accelerator, self.state.global_step)
             logs |= self._training_logs(sums, steps, seconds) | gpu_memory(self.accelerator)
@@ -219,9 +219,9 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         super().log(logs, start_time)
 
     def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
-        """As in the library, with averaged weights, and add means over the counted items of all processes.
+        """Evaluate the averaged weights, and add means over the counted items of all processes.
 
-        `PREFIX_loss` is also such a mean, of the loss without the trainer's label smoothing.
+        `PREFIX_loss` is also such a mean, and excludes the trainer's label smoothing.
         """
         self._eval_metrics, smoother = MetricAccumulator(), self.label_smoother
         self.label_smoother = None
@@ -238,7 +238,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return output
 
     def _rows_that_count(self, rows: int) -> int:
-        """Return how many rows of this process's batch are not repetitions that fill up the last batch."""
+        """Return the number of rows in this process's batch, without those repeated to fill the last batch."""
         batches = self.accelerator.gradient_state
         if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
             return rows
@@ -247,7 +247,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     # ---- data, saving and resuming ----
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As in the library, but end an epoch on all processes when one of them cannot fill a step.
+        """Fetch a step's batches, and end the epoch on all processes when one of them cannot fill a step.
 
         Otherwise processes would wait for each other forever, and the gradients of an unfinished step would be added
         to the first step of the next epoch.
@@ -266,14 +266,14 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return batches, self._get_num_items_in_batch(batches, device)
 
     def _init_training_state(self, max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
-        """As in the library, which on resuming treats data of unknown length as a single endless epoch."""
+        """Find where to resume in data of unknown length, which Trainer treats as a single endless epoch."""
         epochs, batches = super()._init_training_state(
             max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         if resume_from_checkpoint is None or num_train_epochs != sys.maxsize:
             return epochs, batches
         saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
-        # For such data, `epoch` is the number of finished epochs plus the steps of the current one / max_steps.
+        # For such data, `epoch` is the number of finished epochs + steps in the current epoch / max_steps.
         batches = round(saved.epoch % 1 * saved.max_steps * self.args.gradient_accumulation_steps)
         return int(saved.epoch), 0 if self.args.ignore_data_skip else batches
 
@@ -284,7 +284,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         if not any(p.requires_grad for p in self.model.parameters()):
-            # Only the puzzle table is trained, and its optimizer synchronizes itself. DDP rejects such a model.
+            # Only the puzzle table (a buffer) is trained. Its optimizer synchronizes it, and DDP rejects such models.
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.remove_callback(WeightAverage)
@@ -333,7 +333,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
             )
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """As in the library, and also save averaged weights and the number of skipped steps."""
+        """Save the averaged weights and the number of skipped steps along with the random state."""
         super()._save_rng_state(output_dir)
         if self.args.should_save and self.average is not None:
             save_file(self.average.shadow, os.path.join(output_dir, WEIGHT_AVERAGE_FILE))
@@ -351,7 +351,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
 
 def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
-    """Return the norm of all gradients, over all shards of a model."""
+    """Return the norm of all gradients, across all shards of the model."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if not grads:
         return torch.zeros_like(like)
@@ -360,7 +360,7 @@ def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
 
 
 def validate_compiler(device: torch.device) -> None:
-    """Raise RuntimeError if torch.compile has no C++ compiler for a CPU run."""
+    """Raise RuntimeError if a CPU run has no C++ compiler for torch.compile."""
     if device.type != "cpu":
         return
     from torch._inductor import cpp_builder, exc

@@ -1,16 +1,16 @@
-"""Option names of the original projects' guides and our names for them, one table per guide."""
+"""Tables that map the option names in each original project's guide to our names."""
 
 from collections.abc import Collection
 from typing import NamedTuple
 
 
 class Guide(NamedTuple):
-    """Option names of one guide, written with underscores, and our names for them."""
+    """Mapping from the option names in one guide, written with underscores, to our names."""
 
     page: str  # page in docs/coming_from
-    option: str  # an option that only the scripts for this guide's models have
+    option: str  # option found only in the scripts for this guide's models
     names: dict[str, str]
-    fields: str | None = None  # prefix of the guide's names for fields of the model's config
+    fields: str | None = None  # prefix that the guide uses for fields of the model's config
 
 
 HRM_LM = Guide(
@@ -91,7 +91,7 @@ MODELS = {"50m": "hrm-lm-50m", "100m": "hrm-lm-100m"}
 
 
 def name_of_guide(key: str, valid: Collection[str]) -> str | None:
-    """Return a hint with our name for a guide's option, or None if no guide of this script has it."""
+    """Return a hint with our name for an option from a guide, or None if no guide for this script has it."""
     name = key.lstrip("+-").replace("-", "_")
     for guide in GUIDES:
         if guide.option not in valid:

@@ -1,7 +1,7 @@
 """Logging: accumulated metrics, progress lines, confidence intervals, original names and GPU memory.
 
-The library's callbacks log every value under `train/` or `eval/`. Values with another name in the original code are
-logged a second time under that name: `train/lr`, and values with a group, such as `mhc/amax_pre` or `go/syntax_rate`.
+The library's callbacks log every value under `train/` or `eval/`. Values that have a different name in the original
+code are logged again under that name: `train/lr`, and grouped values such as `mhc/amax_pre` or `go/syntax_rate`.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from transformers.trainer_callback import ProgressCallback
 
 GIB = 2**30
 Z_95 = 1.959963984540054
-STEP = "train/global_step"  # the x axis that the library's callbacks set in the trackers
+STEP = "train/global_step"  # the x axis that transformers' callbacks set in the trackers
 
 
 class MetricAccumulator:
     """Sums of named 0-d tensors over micro-batches and steps, reduced over processes when read.
 
-    Values are added to a pending step, which is then kept or dropped, so that a skipped step adds no NaN to the sums.
+    Values are added to a pending step, which is then kept or dropped, so a skipped step adds no NaN to the sums.
     """
 
     def __init__(self):
@@ -51,7 +51,7 @@ class MetricAccumulator:
         self.pending = {}
 
     def drain(self, accelerator, step: int) -> tuple[dict[str, float], int, float]:
-        """Return sums over all processes, steps and seconds since the last call, and reset (collective)."""
+        """Return the sums over all processes, and steps and seconds since the last call. Reset (collective)."""
         sums, self.sums = self.sums, {}
         found = {}
         if sums:  # empty if every step since the last call was dropped
@@ -79,7 +79,7 @@ def _plus(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> dict
 
 
 class LogLineCallback(ProgressCallback):
-    """Progress bar with aligned log lines and the remaining time. Lines of evaluations are marked.
+    """Progress bar with aligned log lines and the remaining time. Evaluation lines are marked with >>.
 
     Args:
         log_format: names and formats of the logged values to show, in order.
@@ -99,12 +99,12 @@ class LogLineCallback(ProgressCallback):
             seconds = round((state.max_steps - state.global_step) / logs["steps_per_second"])
             parts.append(f"ETA {timedelta(seconds=seconds)}")
         mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
-        tqdm.write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))  # above bars, of an evaluation too
+        tqdm.write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))  # above all progress bars
         sys.stdout.flush()  # show it at once if the output is a file
 
 
 class LastStepCallback(TrainerCallback):
-    """Callback that logs the last step, so that runs shorter than --logging_steps log their loss."""
+    """Callback that logs the last step, so runs shorter than --logging_steps log their loss."""
 
     def on_step_end(self, args, state, control, **kwargs):
         if args.logging_strategy == IntervalStrategy.STEPS and state.global_step >= state.max_steps:
@@ -115,7 +115,7 @@ class OriginalNamesCallback(TrainerCallback):
     """Callback that repeats logged values under their original names in TensorBoard, Trackio and W&B.
 
     Args:
-        trainer: trainer with the trackers, which a callback cannot reach otherwise.
+        trainer: gives access to the trackers, which a callback cannot reach otherwise.
     """
 
     def __init__(self, trainer: Trainer):
@@ -142,7 +142,7 @@ def original_names(logs: dict[str, float]) -> dict[str, float]:
 
 
 def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
-    """Return peak GiB allocated and reserved, as a maximum and (for several GPUs) per GPU (collective)."""
+    """Return peak allocated and reserved GiB: the maximum and, for several GPUs, each GPU's (collective)."""
     device = accelerator.device
     if device.type != "cuda":
         return {}
@@ -156,7 +156,7 @@ def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float] | None:
-    """Return the 95 % score interval of a proportion (Wilson 1927), or None without trials.
+    """Return the 95 % score interval of a proportion (Wilson 1927), or None if there are no trials.
 
     Unlike the normal approximation, it stays within [0, 1] and has positive width for 0 successes.
     """

@@ -1,7 +1,7 @@
-"""Optimizers of recursive models: AdamATan2, sign descent for sparse rows, and both combined.
+"""Optimizers for recursive models: AdamATan2, sign descent for sparse rows, and their combination.
 
-The module also has the learning-rate schedule and the weight average of the original recipes; all others come from
-transformers. The last functions let the options of a resumed run replace those saved in its checkpoint.
+The module also has the original recipes' learning-rate schedule and weight average. All others come from
+transformers. The last functions replace the settings saved in a checkpoint with the options of the resumed run.
 """
 
 import math
@@ -19,8 +19,8 @@ class AdamATan2(torch.optim.Optimizer):
     """Adam that bounds its step with atan2 instead of dividing by a root plus epsilon.
 
     At step t: p *= 1 - lr * wd; m, v as in Adam; p -= lr / (1 - b1^t) * atan2(m, sqrt(v) / sqrt(1 - b2^t)). There is
-    no epsilon, and the update does not depend on the scale of the loss. The bias correction of m multiplies the step
-    and is not inside atan2, as in the published CUDA kernel. Closures are not supported; lr = 0 is allowed.
+    no epsilon, and the update does not depend on the scale of the loss. As in the published CUDA kernel, the bias
+    correction of m multiplies the step and is not inside atan2. Closures are not supported; lr = 0 is allowed.
 
     Source: Everett et al. 2024, "Scaling Exponents Across Parameterizations and Optimizers", arXiv 2407.05872;
     kernel imoneoi/adam-atan2.
@@ -60,8 +60,8 @@ class AdamATan2(torch.optim.Optimizer):
 class SignSGD(torch.optim.Optimizer):
     """Sign descent on the rows of a sparse gradient: w = w * (1 - lr * wd) - lr * sign(sum of gradients).
 
-    Rows that are not in the batch do not change, not even by decay. Under torch.distributed the (row, id) pairs of all
-    processes are gathered, so that every process makes the same update. The step sets the gradient to None.
+    Rows outside the batch do not change, not even by weight decay. Under torch.distributed, the (row, id) pairs are
+    gathered from all processes, so every process makes the same update. The step sets the gradient to None.
 
     Source: Bernstein et al. 2018, "signSGD", arXiv 1802.04434; as used for puzzle embeddings by HRM.
     """
@@ -87,13 +87,13 @@ class SignSGD(torch.optim.Optimizer):
 
 
 def _sum_rows(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the unique ids, and the sum of the gradient rows [n, D] for each."""
+    """Return the unique ids, and for each id the sum of its gradient rows [n, D]."""
     unique, inverse = torch.unique(ids, return_inverse=True)
     return unique, grads.new_zeros(len(unique), grads.shape[1]).index_add_(0, inverse, grads)
 
 
 def _gather_rows(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Concatenate ids [n] and rows [n, D] over all processes, which all have the same n."""
+    """Concatenate ids [n] and rows [n, D] from all processes. All must have the same n."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return ids, grads
     gathered = []
@@ -105,7 +105,7 @@ def _gather_rows(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 class CompositeOptimizer(torch.optim.Optimizer):
-    """Several optimizers combined into one, which has the parameter groups of all and steps them in order."""
+    """Optimizer that combines several others. It has all their parameter groups and steps them in order."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]):
         self.optimizers = optimizers
@@ -133,7 +133,7 @@ def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float)
     """Return the schedule of the original recipes: linear warm-up, then cosine decay to `min_ratio`.
 
     The result maps the number of steps taken (LambdaLR starts with 0) to a learning-rate factor. The original counts
-    steps from 1, so the first update uses the factor of step 1.
+    steps from 1, so the first update uses the factor for step 1.
     """
 
     def factor(steps_taken: int) -> float:
@@ -151,7 +151,7 @@ class WeightAverage(TrainerCallback):
 
     shadow = rate * shadow + (1 - rate) * p after each optimizer step; `swap` exchanges raw and averaged weights in
     place. Other buffers, including the puzzle table, are not averaged. In contrast, torch's `AveragedModel` copies the
-    complete model with frozen weights, starts after the first step, and averages either all buffers or none.
+    complete model, including frozen weights, starts after the first step, and averages either all buffers or none.
     """
 
     def __init__(self, model: torch.nn.Module, rate: float):
@@ -190,16 +190,16 @@ class WeightAverage(TrainerCallback):
 
 SCHEDULE_OPTIONS = ("lr_scheduler_type", "lr_scheduler_kwargs", "lr_min_ratio", "warmup_steps")
 WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")  # schedules without a warm-up
-STEP_OPTIONS = (  # options that determine the steps and their number
+STEP_OPTIONS = (  # options that determine what a step does and how many there are
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
     "max_grad_norm", "ema_rate", "seed",
 )  # fmt: skip
-# These belong to the state in the checkpoint, or select a kernel.
+# Keys that belong to the checkpoint's state, or only select a kernel.
 NOT_SETTINGS = ("params", "param_names", "lr", "fused", "foreach", "capturable", "differentiable")
 
 
 def group_settings(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the settings of each parameter group, with `initial_lr`, which the schedule scales."""
+    """Return each parameter group's settings, including `initial_lr`, which the schedule scales."""
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])  # as most schedules do
     return [{k: v for k, v in group.items() if k not in NOT_SETTINGS} for group in optimizer.param_groups]
@@ -207,7 +207,7 @@ def group_settings(optimizer: Any) -> list[dict[str, Any]]:
 
 def optimization_record(args: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
     """Return the optimizer and schedule settings that a checkpoint stores for comparison on resuming."""
-    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # as accelerate wraps it
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # unwrap accelerate's wrapper
         optimizer = optimizer.optimizer
     kinds = [type(one) for one in getattr(optimizer, "optimizers", [optimizer])]
     unused = {"num_train_epochs"} if args.max_steps > 0 else set()
@@ -224,7 +224,7 @@ def optimization_record(args: Any, optimizer: Any, scheduler: Any) -> dict[str, 
 
 
 def validate_resumable(saved: dict[str, Any], present: dict[str, Any], folder: str) -> None:
-    """Raise ValueError if a checkpoint has another optimizer or a scheduler that rejects new options."""
+    """Raise ValueError if a checkpoint's optimizer differs or its scheduler cannot take new options."""
     is_function_of_steps = saved["scheduler"] == present["scheduler"] == LambdaLR.__name__
     for name in ("optim",) if is_function_of_steps else ("optim", "learning_rate", *SCHEDULE_OPTIONS):
         if present[name] != saved[name]:
@@ -236,7 +236,7 @@ def validate_resumable(saved: dict[str, Any], present: dict[str, Any], folder: s
 
 
 def apply_settings(optimizer: Any, scheduler: Any, settings: list[dict[str, Any]]) -> list[str]:
-    """Replace the settings loaded from a checkpoint by those of the run's options, and list the changes."""
+    """Replace settings loaded from a checkpoint with those of the run's options, and return the changes."""
     changes = []
     for group, values in zip(optimizer.param_groups, settings, strict=True):
         for name, value in values.items():

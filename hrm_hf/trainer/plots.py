@@ -9,7 +9,7 @@ EXTRA = ("#c2571a", "#4d8b31")
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]):
-    """Create a matplotlib figure of `size` (width, height in inches) without a display, and its axes."""
+    """Create a matplotlib figure and its axes without a display. `size` is (width, height) in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -23,7 +23,7 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]):
 
 
 def save_figure(figure, path: str | Path, title: str = "") -> Path:
-    """Add a title to a figure, save it in the format of the path's suffix, and return the path."""
+    """Add a title to a figure, save it in the format given by the path's suffix, and return the path."""
     if title:
         figure.suptitle(title, color=INK)
     figure.savefig(path, dpi=120)
@@ -31,7 +31,7 @@ def save_figure(figure, path: str | Path, title: str = "") -> Path:
 
 
 def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
-    """Plot the metrics of `evaluate_puzzles`: accuracy per ACT step, steps used, reliability of q_halt."""
+    """Plot metrics from `evaluate_puzzles`: accuracy per ACT step, steps used and q_halt reliability."""
     tables = metrics.get("by_difficulty", {})
     figure, axes = new_figure(1, 3 + len(tables), (4 * (3 + len(tables)), 3.8))
     curve, histogram, reliability, *others = axes[0]
@@ -71,7 +71,7 @@ def _draw_accuracies(axes, rows: list[dict[str, Any]], places, name: str) -> Non
 
 
 def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Plot a puzzle trainer's `log_history`: loss, training and held-out accuracy, ACT steps."""
+    """Plot a puzzle trainer's `log_history`: loss, training and held-out accuracy, and ACT steps."""
     panels = {
         "Loss": ("lm_loss", "q_halt_loss", "q_continue_loss"),
         "Exact accuracy": ("exact_accuracy", "eval_exact_accuracy"),
@@ -81,7 +81,7 @@ def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
 
 
 def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Plot a language model's `log_history`: loss, bits per byte, loss components or gradient norm."""
+    """Plot a language model's `log_history`: loss, bits per byte, and loss components or gradient norm."""
     logged = {name for entry in log_history for name in entry if name.endswith("_loss")}
     components = sorted(name for name in logged - {"lm_loss", "train_loss"} if not name.startswith("eval_"))
     panels = {
@@ -93,7 +93,7 @@ def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Pat
 
 
 def plot_reward_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Plot a `log_history` of GRPO: rewards, prompts without a difference in reward, completion length."""
+    """Plot a GRPO `log_history`: rewards, prompts with identical rewards, and completion length."""
     logged = {name for entry in log_history for name in entry}
     each = sorted(name for name in logged if name.startswith("rewards/") and name.endswith("/mean"))
     panels = {

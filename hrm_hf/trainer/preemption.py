@@ -9,14 +9,14 @@ parts:
   received a signal; if so, all save and stop. This costs one all-reduce of a number per step.
 - `exit_if_preempted(trainer)` after `train()` ends the script.
 
-A running evaluation or save is finished first, so the signal must arrive earlier than these two and a step take.
+A running evaluation or save finishes first, so the signal must leave enough time for an evaluation, a save and a step.
 Further signals have no effect.
 
 Ctrl-C (SIGINT) saves in the same way, and then `train()` raises KeyboardInterrupt, which names the checkpoint. A
 second Ctrl-C stops at once. Such a run is not requeued.
 
-SIGTERM ends forked children as usual, but data loader workers only if their own parent sends it, because torchrun and
-Slurm send it to workers too. SIGUSR1 stays blocked in children and started programs: Slurm sends it to all of them.
+SIGTERM ends forked children as usual. Data loader workers obey it only if their own parent sends it, because torchrun
+and Slurm send it to workers too. SIGUSR1 stays blocked in child processes, because Slurm sends it to all of them.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from ..hub.manifests import find_corruption
 
 
 PREEMPTED_EXIT_CODE = 85
-PREEMPTION_FILE = "HRM_PREEMPTION_FILE"  # variable that names a file to create, because launchers hide the exit status
+PREEMPTION_FILE = "HRM_PREEMPTION_FILE"  # names a file to create, because launchers hide the exit status
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 SAME_PRESS_SECONDS = 1.0  # a launcher may repeat the terminal's Ctrl-C within this time
 
@@ -63,7 +63,7 @@ class PreemptionCallback(TrainerCallback):
         self.received = number
 
     def note_interrupt(self, number: int, frame: Any) -> None:
-        """Handle Ctrl-C by remembering it, but raise KeyboardInterrupt at the second one."""
+        """Remember the first Ctrl-C, and raise KeyboardInterrupt on the second."""
         now = time.monotonic()
         if self.pressed is not None and now - self.pressed > SAME_PRESS_SECONDS:
             raise KeyboardInterrupt
@@ -71,9 +71,9 @@ class PreemptionCallback(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals inside the block, then restore the handlers and the mask.
+        """Handle signals inside the block, then restore the handlers and the signal mask.
 
-        A signal that arrives too late for the last step is raised again after the block.
+        A signal that arrives after the last step is raised again after the block.
         """
         self.preempted, self.received, self.interrupted, self.pressed = False, None, None, None
         if threading.current_thread() is not threading.main_thread():
@@ -84,7 +84,7 @@ class PreemptionCallback(TrainerCallback):
         handlers = {number: signal.signal(number, self.note) for number in STOP_SIGNALS}
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless it is ignored, as under nohup
             handlers[signal.SIGINT] = signal.signal(signal.SIGINT, self.note_interrupt)
-        # SIGUSR1 also needs the handler, because it may be unblocked in threads of other libraries.
+        # SIGUSR1 also needs the handler, because threads of other libraries may not block it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         try:
@@ -105,7 +105,7 @@ class PreemptionCallback(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if args.save_strategy == SaveStrategy.BEST and control.should_evaluate:
-            return  # the library would save this step only if it is the best one; stop after the next step instead
+            return  # Trainer would save this step only if it is the best one; stop after the next step instead
         reason = 2 * bool(self.pressed) or int(time.monotonic() > getattr(args, "deadline", math.inf))
         if self.received is not None or signal.SIGUSR1 in signal.sigpending():
             reason = 3
@@ -128,9 +128,9 @@ class PreemptionCallback(TrainerCallback):
 def exit_if_preempted(trainer: Any) -> None:
     """Exit the process if a signal has stopped training. Scripts call this right after `train()`.
 
-    The exit status is `PREEMPTED_EXIT_CODE`, and the file named by `HRM_PREEMPTION_FILE` is created before. A run that
-    has completed training goes on to its last evaluation. A signal then exits in the same way if the last step has a
-    checkpoint; if not, SIGUSR1 stays blocked, and SIGTERM ends the process as usual.
+    The exit status is `PREEMPTED_EXIT_CODE`, and the file named by `HRM_PREEMPTION_FILE` is created first. A run that
+    has completed training continues with its final evaluation. A signal during that time exits in the same way if the
+    last step has a checkpoint; otherwise SIGUSR1 stays blocked, and SIGTERM ends the process as usual.
     """
     state = trainer.state
     folder = Path(trainer.args.output_dir, f"checkpoint-{state.global_step}")
@@ -164,9 +164,9 @@ def _ignore_signals() -> None:
 
 
 def keep_workers(loader: Any) -> None:
-    """Make the workers of a data loader ignore SIGTERM unless their own parent sends it.
+    """Make a data loader's workers ignore SIGTERM unless their own parent sends it.
 
-    torchrun forwards SIGTERM to complete process groups, and training would lose its workers before it has saved.
+    torchrun forwards SIGTERM to entire process groups, so training would lose its workers before it could save.
     """
     loader = loader.base_dataloader
     loader.worker_init_fn = partial(_keep_worker, loader.worker_init_fn)
@@ -186,7 +186,7 @@ def _end_with_parent() -> None:
 
 
 def _free_child() -> None:
-    """Make SIGTERM end a forked child, for which pools would wait forever, and make it ignore SIGUSR1."""
+    """Make a forked child exit on SIGTERM (otherwise pools wait for it forever) and ignore SIGUSR1."""
     if getattr(signal.getsignal(signal.SIGTERM), "__module__", None) == __name__:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -1,11 +1,11 @@
-"""Options of a training run: arguments shared by all trainers, and recipes (YAML files of options).
+"""Options of a training run: arguments shared by all trainers, and recipes (YAML files with options).
 
 A recipe is a flat mapping of the fields of a script's argument dataclasses. Flags override the values of
-`--recipe FILE`; an unknown key is an error that names the nearest valid one. A run saves all its options as a recipe.
+`--recipe FILE`; an unknown key is an error that names the nearest valid one. A run saves its options as a recipe.
 
 Each task has a subclass of the training arguments in its `arguments.py`, with its defaults and additional options. It
-has no options that only apply to other kinds of models, so giving one is an error. These modules do not import torch
-themselves, so that `--help` of a script does not need it (`hrm_hf_start.start_script`).
+lacks options that only apply to other kinds of models, so setting one is an error. These modules do not import torch,
+so a script's `--help` does not need it (`hrm_hf_start.start_script`).
 """
 
 import difflib
@@ -62,7 +62,7 @@ BOUNDS = {
     "at least 1, or -1 to use num_train_epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
 }  # fmt: skip
 
-# Options of transformers 4 that version 5 does not have, and their replacements.
+# Options that transformers 5 removed, and their replacements.
 REPLACED = {
     "warmup_ratio": "use warmup_steps, which is a fraction of the run if it is below 1",
     "evaluation_strategy": "use eval_strategy",
@@ -74,14 +74,14 @@ REPLACED = {
 
 @dataclass
 class CheckedArguments:
-    """Mixin for TrainingArguments or a config of TRL, with the options and checks of all our scripts."""
+    """Mixin for TrainingArguments or a TRL config, with the options and checks that all scripts share."""
 
     output_dir: str | None = HfArg(default="runs/unnamed", help="Folder for the model, checkpoints and results.")
-    overwrite_output_dir: bool = HfArg(default=False, help="Delete the checkpoints in --output_dir for a new run.")
+    overwrite_output_dir: bool = HfArg(default=False, help="Delete existing checkpoints and start a new run.")
     do_eval: bool | None = HfArg(default=None, help="Set to false to disable evaluation during and after training.")
 
     def __post_init__(self):
-        if self.do_eval is False:  # a recipe may enable them
+        if self.do_eval is False:  # a recipe may have enabled these
             self.eval_strategy, self.eval_on_start, self.load_best_model_at_end = "no", False, False
             if hasattr(self, "early_stopping_patience"):
                 self.early_stopping_patience = None
@@ -98,7 +98,7 @@ class CheckedArguments:
         super().__post_init__()
 
     def _validate_bf16(self):
-        """Raise ValueError for bfloat16 without such a GPU, with the options that help."""
+        """Raise ValueError for bfloat16 without a GPU that supports it, naming the options to use instead."""
         wanted = {"bf16": not self.fp16 if self.bf16 is None else self.bf16, "bf16_full_eval": self.bf16_full_eval}
         for name in (name for name, value in wanted.items() if value):  # in TRL, None means bfloat16
             if not (self.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
@@ -115,25 +115,25 @@ class CheckedArguments:
 
 @dataclass
 class HrmTrainingArguments(CheckedArguments, TrainingArguments):
-    """TrainingArguments with the additional options and defaults of all recursive models."""
+    """TrainingArguments with options and defaults that all recursive models share."""
 
-    adam_beta2: float = HfArg(default=0.95, help="Second beta of AdamATan2 (or of --optim).")
+    adam_beta2: float = HfArg(default=0.95, help="beta2 of AdamATan2 or of the --optim optimizer.")
     lr_scheduler_type: SchedulerType | str = HfArg(default="cosine", help="Learning-rate schedule after the warm-up.")
-    logging_steps: float = HfArg(default=10, help="Steps between log lines; below 1, a fraction of the run.")
-    eval_steps: float | None = HfArg(default=500, help="Steps between evaluations, with --eval_strategy steps.")
+    logging_steps: float = HfArg(default=10, help="Log every N steps; below 1, a fraction of the run.")
+    eval_steps: float | None = HfArg(default=500, help="Evaluate every N steps, with --eval_strategy steps.")
     logging_nan_inf_filter: bool = HfArg(default=False, help="Hide non-finite losses from the log.")
-    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="find_unused_parameters of DDP.")
-    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="broadcast_buffers of DDP.")
+    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="DDP's find_unused_parameters.")
+    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="DDP's broadcast_buffers.")
     save_total_limit: int | None = HfArg(default=3, help="Maximum number of checkpoints to keep; 0 keeps all.")
 
     global_batch_size: int | None = HfArg(
-        default=None, help="Total rows per optimizer step; overrides --per_device_train_batch_size."
+        default=None, help="Total number of rows per optimizer step; overrides --per_device_train_batch_size."
     )
-    adam_atan2: bool = HfArg(default=False, help="Train weights with AdamATan2 instead of --optim.")
+    adam_atan2: bool = HfArg(default=False, help="Use AdamATan2 instead of the --optim optimizer.")
     lr_min_ratio: float | None = HfArg(default=0.1, help="Final learning rate of cosine decay, relative to the peak.")
-    ema_rate: float = HfArg(default=0.0, help="Decay rate of the weights' moving average, e.g. 0.999; 0 to disable.")
-    max_nonfinite_steps: int = HfArg(default=20, help="Stop after this many non-finite steps in a row.")
-    max_minutes: float | None = HfArg(default=None, help="Stop training after this time; then evaluate and save.")
+    ema_rate: float = HfArg(default=0.0, help="Decay rate of the weights' moving average, e.g. 0.999; 0 disables it.")
+    max_nonfinite_steps: int = HfArg(default=20, help="Stop after N non-finite steps in a row.")
+    max_minutes: float | None = HfArg(default=None, help="Train for at most N minutes, then evaluate and save.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -160,10 +160,10 @@ class CarrylessTrainingArguments(HrmTrainingArguments):
     best_metric: ClassVar[str] = "eval_loss"  # default metric for early stopping and for the best model
 
     max_grad_norm: float = HfArg(default=1.0, help="Maximum gradient norm; 0 disables clipping.")
-    # By default, the library would also use shift_labels.
+    # Trainer's default would also include shift_labels.
     label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Keys of the labels in a batch.")
-    early_stopping_patience: int | None = HfArg(default=None, help="Evaluations without progress before stopping.")
-    early_stopping_threshold: float = HfArg(default=0.0, help="Minimum improvement that counts as progress.")
+    early_stopping_patience: int | None = HfArg(default=None, help="Stop after N evaluations without improvement.")
+    early_stopping_threshold: float = HfArg(default=0.0, help="Minimum change that counts as an improvement.")
 
     def __post_init__(self):
         if self.early_stopping_patience is not None:
@@ -180,13 +180,13 @@ class CarrylessTrainingArguments(HrmTrainingArguments):
 
 @dataclass
 class ModelArguments:
-    """Options that select saved weights, or a new model by its type, preset and overrides."""
+    """Options that select saved weights, or define a new model by type, preset and overrides."""
 
     model_name_or_path: str | None = HfArg(default=None, help="Folder or Hub name of the weights to start from.")
     model_type: str | None = HfArg(default=None, help="Architecture of a new model, e.g. hrm_puzzle or llama.")
     preset: str | None = HfArg(default=None, help="Preset of one of our architectures, e.g. hrm-27m or hrm-lm-50m.")
-    config_overrides: str | None = HfArg(default=None, help="Config fields to override: hidden_size=64,H_layers=1.")
-    attn_implementation: str | None = HfArg(default=None, help="Attention: sdpa, eager, flex_attention, ...")
+    config_overrides: str | None = HfArg(default=None, help="Config fields to set, e.g. hidden_size=64,H_layers=1.")
+    attn_implementation: str | None = HfArg(default=None, help="Attention kernel: sdpa, eager, flex_attention, ...")
 
 
 @dataclass
@@ -194,11 +194,11 @@ class TuningArguments:
     """Options for training an adapter instead of the weights."""
 
     lora_rank: int = HfArg(default=0, help="Rank of the LoRA adapters; 0 trains the weights instead.")
-    lora_alpha: int | None = HfArg(default=None, help="Scale the adapter by alpha / rank; by default twice the rank.")
+    lora_alpha: int | None = HfArg(default=None, help="Scale adapters by alpha / rank; default: 2 * rank.")
     lora_dropout: float = HfArg(default=0.0, help="Dropout on the inputs of the adapters.")
     lora_targets: str = HfArg(default=ALL_LINEAR, help="Modules to adapt; all-linear for all linear layers.")
-    lora_modules_to_save: str | None = HfArg(default=None, help="Comma-separated modules to train completely.")
-    use_dora: bool = HfArg(default=False, help="Train DoRA, which also learns the magnitude of each adapted row.")
+    lora_modules_to_save: str | None = HfArg(default=None, help="Comma-separated modules to train in full.")
+    use_dora: bool = HfArg(default=False, help="Use DoRA, which also learns the magnitude of each adapted row.")
     load_in: str = HfArg(default="none", help="Quantize the base weights: none, 8bit, or 4bit (QLoRA).")
     adapter: str | None = HfArg(default=None, help="Folder or Hub name of a saved adapter to continue training.")
     merge_adapter: bool = HfArg(default=False, help="Merge the adapter into the weights at the end.")
@@ -230,14 +230,14 @@ class TuningArguments:
 
 
 def parse_script(arguments: Sequence[type], description: str | None) -> tuple:
-    """Parse the options of a `TrainingRun` from `arguments`, the classes for data, training and others."""
+    """Parse the options of a `TrainingRun`. `arguments` are the classes for data, training and others."""
     data_class, training_class, *others = arguments
     classes = (ModelArguments, data_class, training_class, TuningArguments, *others)
     return parse_recipe(classes, description=description or "")
 
 
 def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None, description: str = "") -> tuple:
-    """Parse `--recipe FILE` (optional) and flags to instances of `dataclasses`.
+    """Parse `--recipe FILE` (optional) and flags into instances of `dataclasses`.
 
     Raises:
         UsageError: a key is unknown (the message names the nearest valid one) or a value is invalid.
@@ -262,13 +262,13 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
         parser.validate_known(unknown)
         if path:
             keep_overrides(parsed, values)
-    except (ValueError, OSError) as error:  # raised by an argument class for its values
+    except (ValueError, OSError) as error:  # an argument class rejected its values
         parser.error(str(error))
     return tuple(parsed)
 
 
 class RecipeParser(HfArgumentParser):
-    """Parser for the flags of a script, including `--recipe`, that raises UsageError instead of exiting.
+    """Parser for a script's flags and `--recipe`. It raises UsageError instead of exiting.
 
     Attributes:
         known: names of all options.
@@ -282,7 +282,7 @@ class RecipeParser(HfArgumentParser):
             action.type = {str: expand_home, string_to_bool: _switch}.get(action.type, action.type)
 
     def given(self, flags: Sequence[str]) -> dict[str, Any]:
-        """Return only the options that are given by flags (this removes the parser's defaults)."""
+        """Return only the options set by flags. This removes the parser's defaults."""
         for action in self._actions:
             action.default, action.required = SUPPRESS, False
         given, unknown = self.parse_known_args(flags)
@@ -290,7 +290,7 @@ class RecipeParser(HfArgumentParser):
         return vars(given)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None):
-        """As in argparse, but reject options of the guides, such as --lr, which argparse would abbreviate."""
+        """Parse flags, rejecting those from the guides that argparse would take as abbreviations (--lr)."""
         for word in sys.argv[1:] if args is None else args:
             name = word.lstrip("-").partition("=")[0].replace("-", "_")
             if word.startswith("--") and name not in self.known and name_of_guide(name, self.known):
@@ -324,7 +324,7 @@ class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter)
 
 
 def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
-    """Load a recipe file. Raise ValueError for a missing file, broken YAML or unknown keys."""
+    """Load a recipe file. Raise ValueError for a missing file, invalid YAML or unknown keys."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise ValueError(f"recipe={path}: is not a file{nearest_file(path, '*.yaml', Path(typed_path(RECIPES)))}")
@@ -349,14 +349,14 @@ def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
 
 
 def _as_flag(value: Any, text: Any) -> Any:
-    """Return a recipe's scalar (or each of a list) as text, as a flag gives it, so that 1.10 stays 1.10."""
+    """Return a recipe's value (or each item of a list) as text, like a flag's value: 1.10 stays 1.10."""
     if value is None or isinstance(value, dict):
         return value
     return list(map(_as_flag, value, text)) if isinstance(value, list) else expand_home(str(text))
 
 
 def keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
-    """Merge the config overrides of a recipe with those of a flag, which has precedence field by field."""
+    """Merge a recipe's config overrides with those of a flag. The flag wins if both set the same field."""
     overrides = recipe.get("config_overrides")
     for part in parsed:
         if not isinstance(part, ModelArguments) or part.config_overrides in (overrides, "", None):
@@ -366,7 +366,7 @@ def keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
 
 
 def save_recipe(path: str | Path, *arguments: Any) -> None:
-    """Save all options of a run, so that the file alone reproduces it."""
+    """Save all options of a run as a recipe that reproduces it."""
     values: dict[str, Any] = {}
     for part in arguments:
         options = part.to_dict() if isinstance(part, TrainingArguments) else asdict(part)
@@ -375,7 +375,7 @@ def save_recipe(path: str | Path, *arguments: Any) -> None:
                 continue
             value = options[option.name]
             value = value.value if isinstance(value, Enum) else value
-            # None is omitted if it is the default, and so is {}.
+            # Omit {}, and omit None where it is the default.
             if option.default is not None if value is None else value != {}:
                 values[option.name] = value
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -415,7 +415,7 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> "PreTrainedConf
 
 
 def checked_overrides(config_class: type["PreTrainedConfig"], overrides: str | None) -> dict[str, Any]:
-    """Parse `a=1,b=2` (or a JSON mapping) to fields of a config class, under the names that it stores.
+    """Parse `a=1,b=2` (or a JSON mapping) into fields of a config class, replacing aliases.
 
     Raises:
         ValueError: a field does not exist, or two names of the same field have different values.
@@ -434,7 +434,7 @@ def checked_overrides(config_class: type["PreTrainedConfig"], overrides: str | N
 
 
 def parse_overrides(overrides: str | None) -> dict[str, Any]:
-    """Parse `a=1,b=true,c=[1,2]`, or a mapping in JSON or YAML, to a dict with YAML values."""
+    """Parse `a=1,b=true,c=[1,2]`, or a mapping in JSON or YAML, into a dict with YAML values."""
     if not overrides:
         return {}
     if overrides.lstrip().startswith("{"):

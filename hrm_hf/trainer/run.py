@@ -1,16 +1,16 @@
-"""`run_training`, which does everything in a training script after parsing, and the folder of a run.
+"""Everything a training script does after parsing (`run_training`), and the management of run folders.
 
     options = parse_script((PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
     run_training(PuzzleRun(*options))
 
 Each task overrides methods of `TrainingRun`, which are called in the order of their definition.
 
-A run locks its folder while it writes. Its id is in the manifest of each of its checkpoints, and a resumed run keeps
-it. A new run does not start in a folder with checkpoints unless an option says to delete them.
+A run locks its folder while it writes. The manifest of each checkpoint stores the run's id, which a resumed run
+keeps. A new run does not start in a folder with checkpoints unless an option says to delete them.
 
-The first process of a run holds the lock (`flock`, by the library filelock); the kernel releases it when the process
-ends. NFS supports it across machines from version 4 on, Lustre only if mounted with `flock`. A file system without
-locks gets a warning. Local locks only keep out runs on the same machine.
+The first process of a run holds the lock (`flock`, through the filelock library); the kernel releases it when the
+process ends. NFS supports such locks across machines from version 4 on, Lustre only if mounted with `flock`. The run
+warns if the file system has no locks. Locks that are local to a machine only keep out runs on that machine.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ Found = TypeVar("Found")
 
 
 class TrainingRun:
-    """Base class for one run of a training script, with a subclass for each task.
+    """Base class for a run of a training script. Each task has a subclass.
 
     Attributes:
         task: name of the task in results.json.
-        kind: kind of model that saved weights must have.
+        kind: the kind of model that saved weights must be.
         train, validation: the data, set by `load_data`, or None.
-        parameters: numbers of parameters, for results.json.
+        parameters: parameter counts for results.json.
     """
 
     task: str
@@ -91,11 +91,11 @@ class TrainingRun:
         args.eval_strategy, args.eval_on_start = IntervalStrategy.NO, False
 
     def load_model(self, quantized: BitsAndBytesConfig | None) -> PreTrainedModel:
-        """Make a new model for the data, or load saved weights."""
+        """Create a new model for the data, or load saved weights."""
         raise NotImplementedError
 
     def count_parameters(self, model: PreTrainedModel) -> dict[str, int]:
-        """Return numbers of parameters, for results.json."""
+        """Return parameter counts for results.json."""
         return {"parameters": model.num_parameters()}
 
     def describe(self) -> str:
@@ -107,7 +107,7 @@ class TrainingRun:
         save_recipe(self.out / "recipe.yaml", *self.options)
 
     def make_trainer(self, model: Any) -> Trainer:
-        """Make the trainer for a model, which may have an adapter."""
+        """Create the trainer for a model with or without an adapter."""
         raise NotImplementedError
 
     def before_saving(self, trainer: Any) -> None:
@@ -119,7 +119,7 @@ class TrainingRun:
         return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
     def results(self, trainer: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return metrics and other fields of results.json. Called, like the rest, only in the first process."""
+        """Return metrics and other fields for results.json. Called only in the first process, like the rest."""
         return metrics, {}
 
     def plot(self, trainer: Any, metrics: dict[str, Any]) -> None:
@@ -131,12 +131,12 @@ class TrainingRun:
             record_evaluation(self.out, **self.card_entry(metrics))
 
     def card_entry(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of `record_evaluation`: metrics, data set, split, parameters and settings."""
+        """Return the arguments for `record_evaluation`: metrics, data set, split, parameters and settings."""
         raise NotImplementedError
 
 
 class SaveOptionsCallback(TrainerCallback):
-    """Callback that saves the options once training begins, so a failed resume keeps the earlier ones."""
+    """Callback that saves the options once training begins, so a failed resume keeps the earlier options."""
 
     def __init__(self, run: TrainingRun):
         self.run = run
@@ -147,11 +147,11 @@ class SaveOptionsCallback(TrainerCallback):
 
 
 def run_training(run: TrainingRun) -> None:
-    """Train, and save model, results, plots and card in the run's folder."""
+    """Train, and save the model, results, plots and model card in the run's folder."""
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
     resolve_base_model(model_args, tuning_args)
-    for tracker in TRACKERS.intersection(args.report_to):  # the library checks this only after loading the data
+    for tracker in TRACKERS.intersection(args.report_to):  # Trainer checks this only after the data are loaded
         validate_extra(tracker, f"report_to={tracker} needs {tracker}", tracker, instead="--report_to none")
     run.validate_options()
     if model_args.model_name_or_path:
@@ -190,7 +190,7 @@ def run_training(run: TrainingRun) -> None:
 
 
 def describe_options(args: Any) -> str:
-    """Return a line with the main options of the run, whether from flags, a recipe or defaults."""
+    """Return a one-line summary of the run's main options, including those from recipes and defaults."""
     rate = getattr(args, "peak_learning_rate", args.learning_rate)
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if not args.warmup_steps or schedule in WITHOUT_WARMUP:
@@ -210,7 +210,7 @@ def describe_options(args: Any) -> str:
 
 
 def agreed(call: Callable[[], Found], is_first: bool) -> Found:
-    """Run `call` in the first process, and return its result or raise its error in all (collective)."""
+    """Run `call` in the first process, and return its result or raise its error in all processes."""
     found: list[Any] = [None, None]
     if is_first:
         try:
@@ -251,7 +251,7 @@ def claim_run_folder(args: Any) -> None:
 
 
 def _agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
-    """Lock a folder in the first process, or return None in others and without support for locks."""
+    """Lock a folder in the first process. Return None in others, or if locks are not supported."""
     locks: list[FileLock | None] = [None]
     names = LOCK_FILE, "run", "--output_dir"
     agreed(lambda: locks.insert(0, lock_folder(Path(output_dir), *names, again=True)), is_first)
@@ -263,19 +263,19 @@ def begin(
 ) -> tuple[str | None, str, list[Path]]:
     """Decide how a run starts in a folder. Called only in the first process.
 
-    If "last-complete" finds no complete checkpoint, the corrupted ones are renamed, to separate them from the new run.
+    If "last-complete" finds no complete checkpoint, corrupted ones are renamed to keep them out of the new run.
 
     Args:
         wanted: as in `resolve_checkpoint`.
         overwrite: delete existing checkpoints unless the run resumes from one of them.
 
     Returns:
-        The checkpoint to resume from, or None for a new run; the id of the run, which a resumed run keeps; checkpoints
-        of an earlier run, to be deleted after the first step of this run.
+        The checkpoint to resume from (None for a new run), the id of the run (unchanged on resuming), and an earlier
+        run's checkpoints to delete after the first step of this run.
 
     Raises:
         FileExistsError: the folder contains checkpoints, and no option says what to do with them.
-        CheckpointError, FileNotFoundError: see `resolve_checkpoint`; or the folder has checkpoints of several runs.
+        CheckpointError, FileNotFoundError: see `resolve_checkpoint`; or the folder has checkpoints from several runs.
     """
     there = list_checkpoints(output_dir)
     problems: dict[Path, list[str]] = {}
@@ -307,9 +307,9 @@ def begin(
 
 
 def rotate(folder: Path, run_id: str | None, limit: int | None, best: str | None) -> None:
-    """Delete checkpoints of a run until `limit` are left, but never `folder`, the newest one.
+    """Delete a run's checkpoints until `limit` are left, but never the newest one, `folder`.
 
-    Later steps, left over from before the run went back to an earlier checkpoint, are deleted first, then the oldest.
+    If the run has gone back to an earlier checkpoint, the remaining later ones are deleted first, then the oldest.
     The best checkpoint and checkpoints of other runs are kept.
     """
     if not limit or limit < 0:

@@ -2,14 +2,14 @@
 
 `CompleteCheckpoints` is a mixin for Trainer classes of transformers and TRL. It changes the following:
 
-- A run locks its folder, and does not start if checkpoints of two runs would mix (`run.py`).
-- The first process verifies a checkpoint before the run resumes from it (`hub/manifests.py`). Weights of another model
-  are rejected; the library would load those with matching names.
-- A checkpoint is completed by a manifest; older checkpoints are deleted only after that.
+- A run locks its folder, and does not start if checkpoints from two runs would be mixed (`run.py`).
+- The first process verifies a checkpoint before the run resumes from it (`hub/manifests.py`). Weights from a
+  different model are rejected, whereas Trainer would load those with matching names.
+- The manifest, which marks a checkpoint as complete, is written last. Only then are old checkpoints deleted.
 - A resumed run uses its own optimizer and scheduler options, and prints those that changed.
 - Non-finite weights are not saved, and a run does not resume from them.
-- Each push is a complete checkpoint with its code, as from `hrm-hf push`, with averaged weights if the run has them.
-  Pickles and event files are not uploaded, and an edited model card is not overwritten.
+- Each push is a complete checkpoint with its code, as from `hrm-hf push`. The final push has the averaged weights, if
+  there are any. Pickles and event files are not uploaded, and an edited model card is not overwritten.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ from .preemption import PreemptionCallback
 from .run import agreed, begin, locked_folder, rotate
 
 
-# Messages of gloo and NCCL when another process has ended.
+# Error messages from gloo and NCCL after another process has ended.
 PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
 PUSH_FAILED = "a push during training failed, and training went on: {}"
 OPTIMIZATION = "optimization"  # key of the `optimization_record` in the trainer's state
@@ -76,22 +76,22 @@ class NonFiniteError(RuntimeError):
 
 
 class CompleteCheckpoints:
-    """Mixin for trainers of transformers and TRL, whose subclasses set `preemption`."""
+    """Mixin for Trainer classes of transformers and TRL. Subclasses must set `preemption`."""
 
     average: Any = None
-    cache_at_inference: bool | None = None  # `use_cache` of the model's config before training, if it has this field
+    cache_at_inference: bool | None = None  # the config's `use_cache` before training, if it has this field
     preemption: PreemptionCallback
     run_id: str | None = None
     push_in_progress: PushInProgress | None = None
     _stale: list[Path] = []
     _resumed = False
-    _settings: list[dict[str, Any]] = []  # settings of the optimizer's groups from the options of this run
+    _settings: list[dict[str, Any]] = []  # each parameter group's settings, from this run's options
     _num_training_steps = 0
 
     # ---- training ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any):
-        """As in the library, but `resume_from_checkpoint` may be "last" or "last-complete".
+        """Train. `resume_from_checkpoint` may also be "last" or "last-complete".
 
         Raises:
             FileExistsError, FolderInUseError: the folder has checkpoints of an earlier run, or another run uses it.
@@ -101,7 +101,7 @@ class CompleteCheckpoints:
         """
         args, is_first = self.args, self.args.process_index == 0
         resume_from_checkpoint = wanted_checkpoint(resume_from_checkpoint)
-        overwrite = getattr(args, "overwrite_output_dir", False)  # which arguments of TRL may lack
+        overwrite = getattr(args, "overwrite_output_dir", False)  # TRL's arguments may lack it
         with locked_folder(args.output_dir, is_first):
             start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrite), is_first)
             checkpoint, self.run_id, self._stale = start
@@ -120,7 +120,7 @@ class CompleteCheckpoints:
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """As in the library, which would take one step too many when it resumes a complete run."""
+        """Run an epoch, unless the run is already complete. Trainer would then take one more step."""
         if self._resumed:
             self._resumed = False
             self.validate_finite_weights()
@@ -130,7 +130,7 @@ class CompleteCheckpoints:
             super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """As in the library, and delete the checkpoints of an earlier run after the first step succeeded."""
+        """Delete an earlier run's checkpoints after the first step, then log, save and evaluate."""
         if self._stale:
             print(f"deleting {len(self._stale)} checkpoints of an earlier run (overwrite_output_dir)", flush=True)
             agreed(lambda: [shutil.rmtree(folder) for folder in self._stale], self.args.process_index == 0)
@@ -163,7 +163,7 @@ class CompleteCheckpoints:
     # ---- non-finite weights ----
 
     def validate_finite_weights(self) -> None:
-        """Raise NonFiniteError in all processes if weights of one of them are not finite (collective)."""
+        """Raise NonFiniteError in all processes if any of them has non-finite weights (collective)."""
         trained = {id(t) for group in getattr(self.optimizer, "param_groups", ()) for t in group["params"]}
         named = dict(self.model.named_parameters())
         named |= {name: buffer for name, buffer in self.model.named_buffers() if id(buffer) in trained}
@@ -183,12 +183,12 @@ class CompleteCheckpoints:
     # ---- saving ----
 
     def _save_checkpoint(self, model, trial) -> None:
-        """As in the library, and write the manifest last and delete old checkpoints only after that."""
+        """Save as `Trainer` does, but write the manifest last and only then delete old checkpoints."""
         self.validate_finite_weights()
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        if self.args.should_save and folder.exists():  # do not mix it with files of another run
-            (folder / MANIFEST).unlink(missing_ok=True)  # first, so that a half-deleted folder is not complete
+        if self.args.should_save and folder.exists():  # do not mix files from two runs
+            (folder / MANIFEST).unlink(missing_ok=True)  # first, so a half-deleted folder never counts as complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         self.state.stateful_callbacks[OPTIMIZATION] = optimization_record(self.args, self.optimizer, self.lr_scheduler)
@@ -212,7 +212,7 @@ class CompleteCheckpoints:
             rotate(folder, self.run_id, limit, self.state.best_model_checkpoint)
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """As in the library, but save the original `use_cache`, which the library turns off for training."""
+        """Save the model with its original `use_cache`, which Trainer turns off for training."""
         if self.cache_at_inference is None:
             return super()._save(output_dir, state_dict)
         config = self.model.config
@@ -225,14 +225,14 @@ class CompleteCheckpoints:
     # ---- loading ----
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        """As in the library, but reject weights with other names or shapes than this model's."""
+        """Load weights, rejecting those with names or shapes that differ from this model's."""
         if not self.is_fsdp_enabled:
             _validate_same_weights(Path(resume_from_checkpoint), self.model)
         with readable(resume_from_checkpoint, "a file of weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As in the library, but without a warning about tied weights, which are saved only once."""
+        """Warn about missing weights, but not about tied weights, which are saved only once."""
         if load_result.missing_keys:
             weights, missing = self.model.state_dict(), load_result.missing_keys
             there = {tensor.data_ptr() for name, tensor in weights.items() if name not in missing}
@@ -241,7 +241,7 @@ class CompleteCheckpoints:
         super()._issue_warnings_after_load(load_result)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
-        """As in the library, and keep the optimizer's settings, which loading a checkpoint overwrites."""
+        """Create the scheduler, and remember the optimizer's settings before a checkpoint overwrites them."""
         warmup = 0 if self.args.lr_scheduler_type in WITHOUT_WARMUP else self.args.get_warmup_steps(num_training_steps)
         if warmup > num_training_steps and self.is_world_process_zero():
             warnings.warn(
@@ -255,7 +255,7 @@ class CompleteCheckpoints:
         return scheduler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """As in the library, but apply this run's optimizer options, which the library ignores on resuming."""
+        """Load optimizer and scheduler, but apply this run's options, which Trainer ignores on resuming."""
         if checkpoint is None:
             return
         present = optimization_record(self.args, self.optimizer, self.lr_scheduler)
@@ -287,7 +287,7 @@ class CompleteCheckpoints:
     # ---- pushing ----
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """As in the library, with clear errors, and without a token in arguments that are uploaded."""
+        """Create the Hub repository with clear errors, and reject a token that would be uploaded."""
         if self.args.hub_token and self.args.hub_strategy in WITH_STATE:
             raise ValueError(
                 f"hub_token with hub_strategy={self.args.hub_strategy.value}: would upload the token in "
@@ -297,7 +297,7 @@ class CompleteCheckpoints:
             super().init_hf_repo(token, private)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save averaged weights as the model of a finished run, also save the raw weights, and push."""
+        """At the end of a run, save the averaged weights as the model, plus the raw weights, and push."""
         if _internal_call:  # a checkpoint, which contains raw weights to continue from
             super().save_model(output_dir, _internal_call=True)
             return
@@ -330,7 +330,7 @@ class CompleteCheckpoints:
         revision: str | None = None,
         **card: Any,
     ) -> PushResult | None:
-        """Save and push the model (`card`: see `create_model_card`). Other processes return None."""
+        """Save and push the model, passing `card` to `create_model_card`. Other processes return None."""
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
         self._save_final(self.args.output_dir)
@@ -373,13 +373,13 @@ class CompleteCheckpoints:
         card.save(path)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Do nothing, because the library calls this before the checkpoint is complete."""
+        """Do nothing, because Trainer calls this before the checkpoint is complete."""
 
     def push_checkpoint(self, folder: Path) -> None:
         """Push a complete checkpoint during training, according to `hub_strategy`.
 
-        The raw weights are uploaded in the background, the training state (strategies with checkpoints) in the
-        foreground.
+        The raw weights are uploaded in the background. Strategies that include checkpoints then upload the training
+        state in the foreground.
         """
         args, busy = self.args, self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
@@ -408,7 +408,7 @@ class CompleteCheckpoints:
             warnings.warn(PUSH_FAILED.format(error), stacklevel=2)
 
     def _finish_current_push(self) -> None:
-        """As in the library, and warn if a background push has failed."""
+        """Wait for the background push, and warn if it failed."""
         super()._finish_current_push()
         for job in self.push_in_progress.jobs if self.push_in_progress is not None else ():
             if error := job.exception():

@@ -1,14 +1,14 @@
-"""Build data sets of the reasoning suite, in folders for `datasets.load_dataset(folder)`.
+"""Build the reasoning suite's data sets, as folders for `datasets.load_dataset(folder)`.
 
-    README.md                        data card, whose YAML header lists the files of each split
+    README.md                        data card; its YAML header lists the files of each split
     data/SPLIT-00000.parquet         train, validation, test, beyond
     reasoning.json                   `ReasoningInfo` (the task and its options), and checksums of the parquet files
     tokenizer.json, ...              tokenizer of the suite, for `AutoTokenizer.from_pretrained(folder)`
 
-`train` and `validation` mix the difficulties of training; `test` has equally many rows for each of them, `beyond` for
-each greater one. All rows of a split have one length: `input_ids` (BOS, the question, EOS, padding), `labels` (the
-answer to predict at the previous position, or -100), `steps` that each label takes, `difficulty`, and `text` for
-humans. Rows are drawn in blocks with separate seeds, so a larger split begins with the rows of a smaller one.
+`train` and `validation` mix the training difficulties. `test` has the same number of rows for each of these, `beyond`
+for each higher one. Rows in a split have equal length. Columns: `input_ids` (BOS, question, EOS, padding), `labels`
+(answer to predict at the previous position, or -100), `steps` (to each label), `difficulty`, and `text` (for humans).
+Rows are drawn in blocks with separate seeds, so a larger split begins with the rows of a smaller one.
 """
 
 import json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Rows = dict[str, np.ndarray]
 PAD_ID = ID[PAD]
-REDRAWS = 20  # attempts to replace a training question that is in another split
+REDRAWS = 20  # attempts to replace a training question that also occurs in another split
 FILLING = {"input_ids": PAD_ID, "labels": NO_LABEL, "steps": 0}
 INFO_FILE = "reasoning.json"
 SPLITS = ("train", "validation", "test", "beyond")
@@ -41,7 +41,7 @@ BLOCK = 1024  # rows drawn with one seed
 
 @dataclass
 class ReasoningInfo:
-    """The content of `reasoning.json`, which determines every row.
+    """Content of `reasoning.json`, which determines every row.
 
     Attributes:
         task: key of `TASKS`; size, answers: options of the task.
@@ -58,7 +58,7 @@ class ReasoningInfo:
     seed: int
 
     def make_task(self) -> Task:
-        """Return the task with its options."""
+        """Create the task with the stored size and answers."""
         return TASKS[self.task](size=self.size, answers=self.answers)
 
     def difficulties(self, split: str) -> range:
@@ -69,10 +69,10 @@ class ReasoningInfo:
 
 @one_at_a_time
 def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
-    """Build a data set of one task, and return its folder and numbers of rows.
+    """Build a data set for one task, and return its folder and the number of rows in each split.
 
     Raises:
-        UsageError: an option does not fit the task, no questions can be drawn, or the folder has another data set.
+        UsageError: an option does not fit the task, no questions can be drawn, or the folder has a different data set.
     """
     info, out = describe_task(options), Path(options.out)
     if (out / INFO_FILE).exists() and load_reasoning_info(out) != info:
@@ -119,7 +119,7 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
 
 
 def _span(text: str, option: str, most: int, possible: str) -> tuple[int, int]:
-    """Parse a difficulty such as "8" or "1-8" (`possible` is the message for values above `most`)."""
+    """Parse a difficulty such as "8" or "1-8" (`possible` is the error for values above `most`)."""
     parts = text.split("-")
     if len(parts) > 2 or not all(part.isdecimal() for part in parts) or not 1 <= int(parts[0]) <= int(parts[-1]):
         raise UsageError(f"{option[2:]}={text!r}: must be a positive integer or a range, such as 8 or 1-8", option)
@@ -134,7 +134,7 @@ def _span(text: str, option: str, most: int, possible: str) -> tuple[int, int]:
 def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
     """Draw every split that has rows.
 
-    Training questions that occur in another split are drawn again, unless the difficulty has too few others.
+    Training questions that occur in another split are drawn again, unless too few others have the same difficulty.
     """
     drawn = {name: draw_split(info, name) for name in SPLITS[1:]}
     splits = {name: rows for name, rows in drawn.items() if rows is not None}
@@ -143,26 +143,26 @@ def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
 
 
 def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset()) -> Rows | None:
-    """Draw the rows of a split like `draw_rows`, but as int16, or return None if it has no rows."""
+    """Draw a split's rows with `draw_rows`, as int16. Return None if the split has no rows."""
     from tqdm.auto import tqdm
 
     task, every = info.make_task(), list(info.difficulties(split))
     mixed = split in ("train", "validation")
-    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (number in the seed, difficulties)
+    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (part of the seed, difficulties)
     count = info.rows[split if mixed else "test"]
     numbers = [(*part, number) for part in parts for number in range(-(-count // BLOCK))]
     blocks = []
     for only, choice, number in tqdm(numbers, desc=f"Drawing {split}", leave=False, disable=None):
-        # A complete block is drawn and then cut, so that a larger split begins with the rows of a smaller one.
+        # Draw a complete block and then cut it, so a larger split begins with the rows of a smaller one.
         rng = np.random.default_rng([info.seed, SPLITS.index(split), only, number])
         block = draw_rows(task, np.array(choice)[rng.integers(0, len(choice), BLOCK)], rng, taken)
         kept = count - number * BLOCK
-        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # all values are small
+        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # all values fit
     return stack_rows(blocks) if blocks else None
 
 
 def readable(rows: Rows) -> list[str]:
-    """Convert rows to text: the words, each followed by `=` and the answer if it has one."""
+    """Convert rows to text: each word, followed by `=` and its answer if it has one."""
     input_ids, answers = rows["input_ids"][:, 1:], rows["labels"][:, 1:]
     answers = np.concatenate([answers[:, 1:], np.full_like(answers[:, :1], NO_LABEL)], axis=1)
     lengths = (input_ids != PAD_ID).sum(axis=1) - 1
@@ -184,7 +184,7 @@ def draw_rows(task: Task, difficulties: np.ndarray, rng: np.random.Generator, ta
 
     Returns:
         input_ids [N, T]: BOS, the words, EOS, padding. labels [N, T]: the answer that is predicted at the previous
-        position (models shift labels); -100 elsewhere. steps [N, T]: steps of each label. difficulty [N]. All int64.
+        position (models shift labels); -100 elsewhere. steps [N, T]: steps to each label. difficulty [N]. All int64.
     """
     parts, order = [], []
     for one in np.unique(difficulties):
@@ -212,7 +212,7 @@ def _rows_of(questions: Questions) -> Rows:
 
 
 def stack_rows(parts: Sequence[Rows]) -> Rows:
-    """Stack rows, padding shorter ones on the right, where a causal model does not see it."""
+    """Stack rows, padding shorter ones on the right, where a causal model does not see the padding."""
     longest = max(part["input_ids"].shape[1] for part in parts)
 
     def padded(column: np.ndarray, name: str) -> np.ndarray:
@@ -232,7 +232,7 @@ def row_keys(input_ids: np.ndarray) -> list[bytes]:
 
 
 def load_reasoning_info(source: str | Path) -> ReasoningInfo:
-    """Load `reasoning.json` of a folder or Hub data set. Raise FileNotFoundError if it does not exist."""
+    """Load `reasoning.json` from a folder or Hub data set. Raise FileNotFoundError if it does not exist."""
     file = Path(source) / INFO_FILE
     if not Path(source).is_dir():
         from huggingface_hub import hf_hub_download
@@ -249,7 +249,7 @@ def load_reasoning_info(source: str | Path) -> ReasoningInfo:
 
 
 def data_card(info: ReasoningInfo, splits: list[str]) -> str:
-    """Return the README.md of a data set with these splits."""
+    """Return the text of README.md for a data set with these splits."""
     from huggingface_hub import DatasetCardData
 
     task = info.make_task()
@@ -271,7 +271,7 @@ def data_card(info: ReasoningInfo, splits: list[str]) -> str:
 
 
 def validate_vocabulary(tokenizer: "PreTrainedTokenizerBase", source: str) -> None:
-    """Raise ValueError unless a tokenizer has the vocabulary of the suite."""
+    """Raise ValueError unless a tokenizer has the suite's vocabulary."""
     if tokenizer.get_vocab() != ID:
         raise ValueError(
             f"{tokenizer.name_or_path or 'the tokenizer'} does not have the vocabulary of {source}; use the tokenizer "

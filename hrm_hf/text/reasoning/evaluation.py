@@ -27,7 +27,7 @@ from .build import INFO_FILE, PAD_ID, ReasoningInfo, Rows, load_reasoning_info, 
 
 
 SPLITS = ("test", "beyond")
-OWN = "own"  # value of `passes` in results if the model halts by itself or always runs the same number
+OWN = "own"  # value of `passes` in results if the model chooses the number of passes or has a fixed one
 
 
 def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
 
     Raises:
         UsageError: the device or a split does not exist, or the rows are too long for the model.
-        ModelError, ValueError: the model does not exist, is not a language model, or has another tokenizer.
+        ModelError, ValueError: the model does not exist, is not a language model, or has a different tokenizer.
     """
     model, data = options.model, options.data
     device = chosen_device(options.device)
@@ -89,17 +89,17 @@ def evaluate_rows(
     halting: dict[str, Any] | None = None,
     batch_size: int = 64,
 ) -> dict[str, Any]:
-    """Measure a model's accuracy on splits of rows, which have the columns of `build.draw_rows`.
+    """Measure a model's accuracy on each split. Rows have the columns that `build.draw_rows` returns.
 
     Args:
         settings: numbers of passes to evaluate; None lets the model halt.
-        halting: arguments of the forward pass when the model halts.
+        halting: arguments of the forward pass for the setting None.
 
     Returns:
-        `by_difficulty`: for each split, difficulty and setting the number of rows, `exact_accuracy` (rows with all
-        answers right) with its 95 % interval, `cell_accuracy` (right answers), and `average_steps`, the average passes
-        at positions with labels, if the model reports them. `by_step`: the same, by the steps that an answer takes.
-        `SPLIT_exact_accuracy`, `SPLIT_cell_accuracy`, `SPLIT_average_steps`: a complete split, if the model halts.
+        `by_difficulty`: for each split, difficulty and setting, the number of rows, `exact_accuracy` (fraction of rows
+        without a wrong answer) with its 95 % interval, `cell_accuracy` (fraction of correct answers), and
+        `average_steps` (passes at positions with labels, if reported). `by_step`: the same by number of steps to an
+        answer. `SPLIT_exact_accuracy`, `SPLIT_cell_accuracy`, `SPLIT_average_steps`: for the setting None, per split.
     """
     metrics: dict[str, Any] = {"by_difficulty": [], "by_step": []}
     for split, some in rows.items():
@@ -119,7 +119,7 @@ def evaluate_rows(
 
 @torch.no_grad()
 def _answer(model: PreTrainedModel, rows: Rows, options: dict[str, Any], batch_size: int) -> Rows:
-    """Return difficulty, steps, row, correctness and passes (if the model reports them) of every answer."""
+    """Return difficulty, steps, row, correctness and (if the model reports them) passes for every answer."""
     from tqdm.auto import tqdm
 
     difficulties = [np.flatnonzero(rows["difficulty"] == one) for one in np.unique(rows["difficulty"])]
@@ -194,7 +194,7 @@ def plot_reasoning(metrics: dict[str, Any], info: ReasoningInfo, path: str | Pat
     for panel, (name, measure) in zip(axes[0], panels):
         key = "difficulty" if name == "by_difficulty" else "steps"
         for place, passes in enumerate(settings):
-            # Both splits have answers with few steps; reversed, so that the values of the first split are kept.
+            # Both splits have answers with few steps. Reverse the rows, so the first split's values are kept.
             rows = [row for row in reversed(metrics[name]) if row["passes"] == passes and measure in row]
             line = sorted({row[key]: row[measure] for row in rows}.items())
             color = INK if passes == OWN else colormaps["viridis"](0.9 * (1 - place / len(settings)))

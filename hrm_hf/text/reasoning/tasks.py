@@ -1,4 +1,4 @@
-"""Tasks of the reasoning suite: seeded questions whose difficulty is the number of steps to an answer.
+"""Tasks of the reasoning suite. A question's difficulty is the number of steps to its answer.
 
 Models predict answers at blanks, in one forward pass; no answer is fed back. With `answers="all"` a question asks for
 the result of every step, and all steps have the same layout; with "last" it asks only for the result of the last step.
@@ -52,7 +52,7 @@ def ids(words: tuple[str, ...]) -> np.ndarray:
 
 
 def reasoning_tokenizer() -> PreTrainedTokenizerFast:
-    """Make the tokenizer of the suite: one token per word between spaces, `UNK` for unknown words."""
+    """Create the suite's tokenizer: one token per space-separated word, `UNK` for unknown words."""
     backend = Tokenizer(WordLevel(ID, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return fast_tokenizer(backend)
@@ -60,11 +60,11 @@ def reasoning_tokenizer() -> PreTrainedTokenizerFast:
 
 @dataclass
 class Questions:
-    """Questions of one difficulty, each T words long.
+    """Batch of N questions of the same difficulty, each T words long.
 
     Attributes:
         words: int64 [N, T], ids of the words that a model reads.
-        answers: int64 [N, T], ids of the answers that it should predict at each word; -100 without an answer.
+        answers: int64 [N, T], id of the answer to predict at each word; -100 without an answer.
         steps: int64 [N, T], number of steps that each answer takes; 0 without an answer.
     """
 
@@ -74,21 +74,21 @@ class Questions:
 
     @classmethod
     def join(cls, *parts: "Questions", axis: int = 1) -> "Questions":
-        """Concatenate parts of the same questions, or (axis 0) different questions."""
+        """Concatenate parts of the same questions or, with axis 0, different questions."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts], axis) for name in vars(parts[0])))
 
     def where(self, rows: np.ndarray | slice) -> "Questions":
-        """Select some of the questions."""
+        """Return the selected questions."""
         return Questions(self.words[rows], self.answers[rows], self.steps[rows])
 
 
 def question_part(words: np.ndarray) -> Questions:
-    """Make a part of questions from words [N, T] without answers."""
+    """Create a part of each question from words [N, T] that have no answers."""
     return Questions(words, np.full_like(words, NO_LABEL), np.zeros_like(words))
 
 
 def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Make a part of questions from blanks with answers [N, T] and their steps."""
+    """Create a part of each question from blanks with answers [N, T] and their numbers of steps."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
         answers[:, :-1], steps[:, :-1] = NO_LABEL, 0
@@ -102,7 +102,7 @@ def shuffled(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Task:
-    """Base class of the tasks, whose fields are the options of a task."""
+    """Base class of the tasks. Its fields are a task's options."""
 
     title: ClassVar[str]
     size_unit: ClassVar[str]  # what `size` counts
@@ -131,7 +131,7 @@ class Task:
         return Questions.join(*found, axis=0).where(slice(count))
 
     def attempt(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
-        """Draw `count` random questions and return those that have the difficulty."""
+        """Draw `count` random questions and return those of the given difficulty."""
         raise NotImplementedError
 
     @property
@@ -142,7 +142,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Automaton(Task):
-    """States of a cyclic cellular automaton with rule 110, after K steps from random cells.
+    """States of a cyclic cellular automaton with rule 110, K steps after a random start.
 
     all: `0 1 1 0  _ _ _ _  _ _ _ _` asks for the state after each step. last: `| | 0 1 1 0 _ _ _ _` asks for the state
     after as many steps as there are `|`.
@@ -171,10 +171,10 @@ class Automaton(Task):
 
 @dataclass(frozen=True)
 class Pointers(Task):
-    """The node reached after each of p hops along arrows between nodes.
+    """Node reached after each of p hops along arrows between nodes.
 
     The arrows, one word each and in random order, form a single ring of all nodes, so a path with fewer hops than
-    nodes never returns. All nodes follow as starts, in random order: `2>1 0>2 1>0  from2 _ _  from0 _ _  from1 _ _`.
+    nodes never returns. Every node then follows as a start: `2>1 0>2 1>0  from2 _ _  from0 _ _  from1 _ _`.
     A start asks for the first hop, and each blank asks for one more hop; with "last" only the last blank does.
     """
 
@@ -209,7 +209,7 @@ class Pointers(Task):
 
 @dataclass(frozen=True)
 class Permutations(Task):
-    """Products of k generators of a symmetric group, S5 by default, applied to an arrangement of items.
+    """Arrangement of items after applying k generators of a symmetric group, S5 by default.
 
     `x2` swaps the items at positions 2 and 3; `turn` moves every item to the next position, and the last to the front.
     all: `2 0 1  turn _ _ _  x0 _ _ _` asks for the arrangement after each generator. last: `2 0 1  turn x0  _ _ _`.
@@ -236,7 +236,7 @@ class Permutations(Task):
         return Questions.join(*parts)
 
     def generators(self) -> np.ndarray:
-        """Return int64 [size, size]: for each generator, the position from which each item comes."""
+        """Return int64 [size, size]: for each generator, the previous position of each item."""
         table = np.tile(np.arange(self.size), (self.size, 1))
         for place in range(self.size - 1):
             table[place, [place, place + 1]] = place + 1, place
@@ -246,7 +246,7 @@ class Permutations(Task):
 
 @dataclass(frozen=True)
 class Addition(Task):
-    """The sum of m numbers of d digits modulo 10^d, so sums have d digits for any m.
+    """Sum of m d-digit numbers modulo 10^d, so a sum has d digits for any m.
 
     Digits are written from the lowest to the highest, in the order of addition. all: `+ 7 1 _ _ + 5 2 _ _` asks for
     the sum after each number. last: `+ 7 1 + 5 2 _ _`.
@@ -270,16 +270,16 @@ class Addition(Task):
         return Questions.join(*parts)
 
     def digits(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the digits of numbers [N] as words [N, size], the lowest digit first."""
+        """Return the digits of numbers [N] as words [N, size], lowest digit first."""
         return ids(DIGITS)[numbers[:, None] // 10 ** np.arange(self.size) % 10]
 
 
 @dataclass(frozen=True)
 class Brackets(Task):
-    """The bracket that has to be closed next, in nested brackets of several kinds with maximum depth D.
+    """Closing bracket that must come next, in nested brackets of several kinds with maximum depth D.
 
-    A question asks at each bracket, or ("last") only at the last one: `( [ ] ( [` has the answers `) ] ) ) ]`. It
-    is `.` if no bracket is open. A row has 6 D brackets.
+    A question asks at each bracket, or ("last") only at the last one: `( [ ] ( [` has the answers `) ] ) ) ]`.
+    The answer is `.` if no bracket is open. A row has 6 D brackets.
     """
 
     title = "Nested brackets"
@@ -298,7 +298,7 @@ class Brackets(Task):
         stack = np.full((count, depth + 1), nothing)  # kinds of the open brackets; the bottom stays `nothing`
         height, deepest, rows = np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count)
         for place in range(length):
-            # More likely up until the depth is reached, then up and down equally; never below 0 or above the depth.
+            # Open a bracket with probability 2/3 until the depth is reached, then 1/2; stay between 0 and the depth.
             up = luck[:, place] < np.where(deepest < depth, 4, 3)
             up = (up | (height == 0)) & (height < depth)
             words[:, place] = np.where(up, opening[kinds[:, place]], closing[stack[rows, height]])
@@ -313,7 +313,7 @@ class Brackets(Task):
 
 @dataclass(frozen=True)
 class Maze(Task):
-    """The cells on the shortest paths from S to G through a square maze with random walls.
+    """Cells on the shortest paths from S to G through a square maze with random walls.
 
     `S . # . . # # . G  _ _ _ _ _ _ _ _ _`: the rows of the maze, then a blank for each cell, with the answer `o` for
     cells on a shortest path, including S and G, and `.` for other cells.
@@ -330,7 +330,7 @@ class Maze(Task):
 
     @property
     def max_difficulty(self) -> int:
-        """Largest path length, because longer paths are too rare among random walls."""
+        """Maximum path length. Longer paths are too rare among random walls."""
         return 2 * self.size - 2
 
     def attempt(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
@@ -351,7 +351,7 @@ class Maze(Task):
         return np.argmax(np.where(allowed, rng.integers(1, 2**62, allowed.shape), 0), axis=1)
 
     def _distances(self, free: np.ndarray, start: np.ndarray, most: int) -> np.ndarray:
-        """Return distances from the start over free cells (`2 * most + 1` above `most`), int64 [N, cells]."""
+        """Return int64 [N, cells], distances from the start over free cells; `2 * most + 1` beyond `most`."""
         shape = (len(free), self.size, self.size)
         far = 2 * most + 1
         found = np.full((shape[0], self.size + 2, self.size + 2), far)  # with a border of walls

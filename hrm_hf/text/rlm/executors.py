@@ -1,4 +1,4 @@
-"""Isolated REPLs that run the code of a recursive language model and let it call our functions.
+"""Isolated REPLs that run a recursive language model's code and let it call our functions.
 
 A custom executor needs the methods of `MontyExecutor` and `MontySession`.
 """
@@ -21,17 +21,17 @@ def FINAL(value):
     global answer
     answer = {"content": value, "ready": True}
 '''
-MAX_HOST_CALLS = 10_000_000  # Monty's default ends blocks at 1000; our caps limit sub-calls and time
+MAX_HOST_CALLS = 10_000_000  # Monty's default limit is 1000; our caps already limit sub-calls and time
 
 
 class CapReachedError(Exception):
-    """Raised inside a call of the REPL to end the run, with the name of the cap that was reached."""
+    """Raised inside a REPL call to end the run. The message is the name of the cap that was reached."""
 
 
 class MontyExecutor:
     """Executor that runs a subset of Python with `pydantic-monty`, isolated in worker processes.
 
-    A block that exceeds a limit is stopped, and the variables are reset to those before the block. `time.sleep`
+    A block that exceeds a limit is stopped, and the variables are reset to their values before the block. `time.sleep`
     returns at once. The module `random` is seeded.
 
     Args:
@@ -52,7 +52,7 @@ class MontyExecutor:
         self.block_seconds, self.max_memory = block_seconds, max_memory
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "MontySession":
-        """Open a REPL with `context`, `answer`, FINAL and the functions (code may catch their ValueErrors)."""
+        """Open a REPL with `context`, `answer`, FINAL and `functions`. Code may catch their ValueErrors."""
         return MontySession(self, context, functions, seed)
 
 
@@ -75,7 +75,7 @@ class MontySession:
 
     def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
         """Run a block, pass its output to `write`, and return the text of its error, or None."""
-        if seconds < self._seconds:  # a worker's limits are fixed, so a shorter one needs a new worker
+        if seconds < self._seconds:  # a worker's limits are fixed, so a shorter time limit needs a new worker
             self._restart(seconds)
         monty = self.monty
         error = self._feed(code, write, time.monotonic() + seconds)
@@ -89,7 +89,7 @@ class MontySession:
         return f"{self._text(error)}\n(the variables are reset to those before this block)"
 
     def answer(self) -> Any:
-        """Return the variable `answer`, None if it was deleted or cannot be transferred from the REPL."""
+        """Return the variable `answer`, or None if it was deleted or cannot be transferred from the REPL."""
         try:
             return self._session.feed_run("answer")
         except (self.monty.MontyError, ValueError, RecursionError, MemoryError):
@@ -101,7 +101,7 @@ class MontySession:
             self._stack.close()
 
     def _feed(self, code: str, write: Callable[[str], None], deadline: float):
-        """Run a block to its end, and return Monty's exception, or None."""
+        """Run a block to completion, and return Monty's exception, or None."""
         try:
             step = self._session.feed_start(
                 code, external_lookup=self.functions, print_callback=lambda _, text: write(text)
@@ -117,7 +117,7 @@ class MontySession:
         return None
 
     def _answer(self, step):
-        """Answer one request of the worker: call our functions and reject everything else."""
+        """Answer one request from the worker: call our functions and reject everything else."""
         if isinstance(step, self.monty.FunctionSnapshot):
             function = self.functions.get(step.function_name)
             if step.is_os_function:
@@ -172,7 +172,7 @@ def _broke_limit(error) -> bool:
 
 
 def _call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Call a host function, raising its ValueErrors and wrong arguments in the REPL and other errors here."""
+    """Call a host function. ValueErrors and wrong arguments are raised in the REPL, other errors here."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:

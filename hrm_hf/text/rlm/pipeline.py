@@ -29,7 +29,7 @@ from .executors import CapReachedError, MontyExecutor
 SALVAGE_SHARE = 0.1  # fraction of max_wall_seconds reserved for a final answer when time is up
 
 Message = dict[str, str]
-REPLY = 1024  # default maximum tokens per reply, less for a small context window
+REPLY = 1024  # default maximum number of tokens per reply; lower for small context windows
 PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
 SHORTEST_OUTPUT = 200  # characters; output is not cut below this length
 PLAIN_STOP = "\nUser:"
@@ -63,7 +63,7 @@ class RlmPipeline(Pipeline):
     """Pipeline "recursive-text-generation", which answers questions about a context of any length.
 
     Args:
-        model: causal LM, or a text-generation pipeline, whose model and tokenizer are used.
+        model: causal LM, or a text-generation pipeline to take the model and tokenizer from.
         tokenizer: tokenizer of the model. If it has no chat template, `ChatModel` uses a plain one.
         executor: executor that runs the code; `MontyExecutor()` if None.
         generation_kwargs: additional arguments of `generate`, for example `{"do_sample": True, "temperature": 0.7}`.
@@ -105,7 +105,7 @@ class RlmPipeline(Pipeline):
         Args:
             question: question about the context.
             context: text, or a list or dict of plain values. A string is never opened as a path.
-            trajectory: JSONL file to write, with one line per event, written as it happens.
+            trajectory: JSONL file to which each event is written as it happens.
             caps: fields of `hrm_hf.text.options.RlmCaps`, such as max_turns, max_sub_calls, max_depth and seed.
 
         Raises:
@@ -167,7 +167,7 @@ class _Run:
                 file.write(json.dumps(self.events[-1]) + "\n")
 
     def spend(self, prompts: int) -> None:
-        """Count sub-calls in advance. Raise ValueError for too many, CapReachedError if there are none left."""
+        """Count sub-calls before they run. Raise ValueError for too many, CapReachedError if none are left."""
         left = self.caps.max_sub_calls - self.sub_calls
         if left == 0:
             raise CapReachedError("max_sub_calls")
@@ -177,7 +177,7 @@ class _Run:
 
 
 class _Level:
-    """One REPL and its conversation: of the root, or of a child that `rlm_query` opened."""
+    """REPL and conversation of the root model, or of a child opened by `rlm_query`."""
 
     def __init__(self, run: _Run, question: str, context: Any, depth: int):
         self.shared, self.caps, self.chat = run, run.caps, run.chat
@@ -186,7 +186,7 @@ class _Level:
         self.answer, self.finished, self.stop_reason, self.turns = "", False, "", 0
         self.draft = ""  # answer["content"] after the last block
         self.printed: list[str] | None = None  # output of the running block
-        self.chars_left = 0  # characters that it may still print; if negative, the number dropped
+        self.chars_left = 0  # characters that the block may still print; if negative, the number dropped
         description, budget = text.describe_context(context), self.chat.prompt_budget(self.caps.max_new_tokens)
         rules = text.SYSTEM.format(
             **asdict(self.caps),
@@ -249,7 +249,7 @@ class _Level:
         self.chars_left -= len(printed)
 
     def _shown(self, error: str | None) -> str:
-        """Return the output that the model is shown, always with the error, even if the output was cut."""
+        """Return the output to show to the model. It ends with the error, even if the output was cut."""
         cut = text.CUT.format(count=-self.chars_left) if self.chars_left < 0 else ""
         return "".join(self.printed) + cut + (f"\n{error}" if error else "") or "(nothing)"
 
@@ -321,11 +321,11 @@ class _Level:
 
 
 class ChatModel:
-    """A model and its tokenizer, with a chat interface.
+    """Chat interface to a model and its tokenizer.
 
     If there is no chat template, messages are written as text ("User: ...", "Assistant: ..."), and a reply ends where
     the model begins the user's next message. Special tokens in a message (such as `<|im_end|>` in a document) get a
-    space after their first character, so that they cannot end the message.
+    space after their first character and cannot end the message.
 
     Args:
         generation_kwargs: additional arguments of `generate`, such as `do_sample` and `temperature`.
@@ -356,11 +356,11 @@ class ChatModel:
         return self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
     def default_reply_tokens(self) -> int:
-        """Return the default of `max_new_tokens`, at most a quarter of the context window."""
+        """Return the default for `max_new_tokens`, at most a quarter of the context window."""
         return REPLY if self.window is None else max(1, min(REPLY, self.window // 4))
 
     def prompt_budget(self, max_new_tokens: int) -> int | None:
-        """Return the token limit of a prompt, or None. Raise ValueError if a reply fills the window."""
+        """Return a prompt's token limit, or None without one. Raise ValueError if a reply fills the window."""
         if self.window is not None and max_new_tokens >= self.window:
             raise ValueError(f"max_new_tokens={max_new_tokens}: must be below the window of {self.window} tokens")
         return None if self.window is None else self.window - max_new_tokens
@@ -432,7 +432,7 @@ class ChatModel:
 
 
 class _AfterBlock(StoppingCriteria):
-    """Stop a reply after its first code block, whose output the model would otherwise invent."""
+    """Stop a reply after its first code block. Otherwise the model would invent the block's output."""
 
     def __init__(self, tokenizer, start: int):
         self.tokenizer, self.start = tokenizer, start

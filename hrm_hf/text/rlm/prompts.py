@@ -81,12 +81,12 @@ def parse_reply(text: str) -> tuple[str | None, str]:
 
 
 def drop_thinking(text: str) -> str:
-    """Remove a reasoning model's thoughts, whose start tag may have been part of the prompt."""
+    """Remove a reasoning model's thoughts. Their start tag may have been part of the prompt."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 def describe_context(context: Any) -> str:
-    """Describe the type and size of a context, which is all that the model is told about it."""
+    """Describe the type and size of a context. The model is told nothing else about it."""
     if isinstance(context, str):
         return f"a str of {len(context)} characters, {context.count(chr(10)) + 1} lines"
     if isinstance(context, dict):
@@ -129,7 +129,7 @@ def text_of(value: Any, quoted: bool = False) -> str:
 
 
 def _size(value: Any, most: int, of_text: bool = False) -> int:
-    """Count nested values (`of_text`: characters) up to about `most`, shared parts every time they occur."""
+    """Count nested values (`of_text`: characters) up to about `most`, including every repetition."""
     total, parts = 0, [value]
     while parts and total <= most:
         part = parts.pop()
@@ -151,5 +151,5 @@ def short(value: Any) -> str:
 
 
 def cut_middle(text: str, most: int = MAX_ERROR_CHARS) -> str:
-    """Cut the middle of a long error, which may quote very long lines and names its cause at the end."""
+    """Cut the middle of a long error message. It may quote very long lines, and the cause is at the end."""
     return text if len(text) <= most else f"{text[: most // 2]}\n[cut]\n{text[-(most // 2) :]}"

@@ -1,4 +1,4 @@
-"""Validators and a test runner for Go code. Only classes that say so need Go or bubblewrap.
+"""Validators and a test runner for Go code. Each class documents whether it needs Go or bubblewrap.
 
 A validator is called with code samples (files, or declarations without a package clause) and returns a Feedback
 (`models/processing_hrm_go_coder.py`) for each; line numbers refer to the sample. Third-party packages are unsupported.

@@ -1,4 +1,4 @@
-"""Options of a Go run: the records, their token budgets, and the training of the Go coder."""
+"""Options of a Go coder training run: records, token budgets, and training arguments."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -17,27 +17,27 @@ LOSS_WEIGHTS = ("plan_loss_weight", "code_loss_weight", "refinement_loss_weight"
 
 @dataclass
 class GoDataArguments:
-    """Records of Go tasks and their conversion to token rows. See `golang/data/streams.py`."""
+    """Options for converting records of Go tasks to token rows (see `golang/data/streams.py`)."""
 
     train_data: list[str] = HfArg(
-        default_factory=list, help="Files of training records (.jsonl, .jsonl.gz), separated by commas."
+        default_factory=list, help="Files with training records (.jsonl or .jsonl.gz), comma-separated."
     )
-    eval_data: list[str] = HfArg(default_factory=list, help="Files of held-out records, separated by commas.")
+    eval_data: list[str] = HfArg(default_factory=list, help="Files with held-out records, comma-separated.")
     on_bad_line: str = HfArg(default="stop", help="What to do with an invalid line: stop, or skip and count it.")
-    max_train_samples: int | None = HfArg(default=None, help="Train on the first N records only.")
-    max_eval_samples: int | None = HfArg(default=None, help="Evaluate on the first N records only.")
+    max_train_samples: int | None = HfArg(default=None, help="Train only on the first N records.")
+    max_eval_samples: int | None = HfArg(default=None, help="Evaluate only on the first N records.")
     tokenizer_name: str | None = HfArg(
-        default=None, help="Folder of `hrm-hf data go-tokenizer`; defaults to the tokenizer of the weights."
+        default=None, help="Tokenizer folder from `hrm-hf data go-tokenizer`; defaults to the model's tokenizer."
     )
     max_length: int = HfArg(default=2048, help="Maximum tokens per row.")
-    problem_budget: int = HfArg(default=256, help="Maximum tokens of a problem; the end is truncated.")
-    context_budget: int = HfArg(default=512, help="Maximum tokens of a context; the middle is truncated.")
-    plan_budget: int = HfArg(default=512, help="Maximum tokens of a plan; records with longer plans are dropped.")
+    problem_budget: int = HfArg(default=256, help="Maximum tokens per problem; longer ones are cut at the end.")
+    context_budget: int = HfArg(default=512, help="Maximum tokens per context; longer ones are cut in the middle.")
+    plan_budget: int = HfArg(default=512, help="Maximum tokens per plan; records with longer plans are dropped.")
     code_budget: int = HfArg(
-        default=1024, help="Maximum tokens of code; records with longer solutions are dropped, as are longer attempts."
+        default=1024, help="Maximum code tokens; longer attempts and records with longer solutions are dropped."
     )
     preprocessing_num_workers: int | None = HfArg(default=None, help="Number of tokenization processes.")
-    data_cache_dir: str | None = HfArg(default=None, help="Cache folder of the converted data.")
+    data_cache_dir: str | None = HfArg(default=None, help="Cache folder for the converted data.")
 
     def __post_init__(self):
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
@@ -48,42 +48,42 @@ class GoDataArguments:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
 
     def budgets(self) -> dict[str, int]:
-        """Return the budgets of the segments, named as in a Go coder's config."""
+        """Return the token budget of each segment, named as in a Go coder's config."""
         return {name: getattr(self, name) for name in BUDGETS}
 
 
 @dataclass
 class GoTrainingArguments(LmTrainingArguments):
-    """Training arguments of the Go coder, and of other causal language models on the same records."""
+    """Training arguments for the Go coder, or for another causal language model on the same records."""
 
     train_sampling_strategy: str = HfArg(
         default="group_by_length", help="random, sequential, or group_by_length, which batches rows of similar length."
     )
     remove_unused_columns: bool | None = HfArg(
-        default=False, help="Keep this off: the collator reads columns that the model does not take."
+        default=False, help="Keep this off: the collator needs columns that the model's forward does not accept."
     )
 
     refinement_warmup: int = HfArg(
-        default=0, help="Number of initial steps on solutions only, without attempts or refinement loss."
+        default=0, help="Number of initial steps that train on solutions only, without attempts or refinement loss."
     )
     refinement_ramp: int = HfArg(
-        default=1000, help="Steps after the warmup in which the refinement loss grows to its full weight."
+        default=1000, help="Number of steps after the warmup over which the refinement loss reaches full weight."
     )
     plan_loss_weight: float | None = HfArg(default=None, help="Overrides the config's plan loss weight.")
     code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's code loss weight.")
     refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's refinement loss weight.")
     balance_decisions: bool = HfArg(
-        default=False, help="Weight decisions by their inverse frequency in the training data; saved in the config."
+        default=False, help="Weight decisions by inverse frequency in the training data; the config saves the weights."
     )
 
     validation_frequency: int = HfArg(default=0, help="Generate and validate code every N steps; 0 disables it.")
     validation_prompts: int = HfArg(default=16, help="Number of evaluation records to generate code for.")
     validation_max_new_tokens: int = HfArg(default=256, help="Maximum new tokens per sample.")
     validator: str = HfArg(
-        default="tree-sitter", help=f"Validator ({', '.join(VALIDATOR_CHOICES)}); auto is parser if Go is installed."
+        default="tree-sitter", help=f"Validator ({', '.join(VALIDATOR_CHOICES)}); auto uses parser if Go is installed."
     )
     replay_file: str | None = HfArg(
-        default=None, help="Also generate code for training records (the same number), and save failures to this file."
+        default=None, help="Also generate code for as many training records, and save failures to this file."
     )
 
     def __post_init__(self):

@@ -19,11 +19,11 @@ from .options import DemoGo
 
 
 # Above this many bits per byte of held-out code, the demo calls the model undertrained and shows only one function.
-# The nano run of docs/results.md ended at 1.69, and 62 % of its code parses; it had 2.16 after 1.35M tokens.
+# The nano run in docs/results.md reached 2.16 after 1.35M tokens and ended at 1.69, with 62 % of its code parsing.
 READABLE = 2.0
 BATCH, ROW = 16, 340  # rows per step, and mean tokens per row of standard-library records
 EVALUATION = 0.3  # time to evaluate a row, as a fraction of the time to train on it
-QUICK = 10  # shorter demos build no repair trajectories, and read and evaluate fewer rows
+QUICK = 10  # minutes; shorter demos build no repair trajectories, and read and evaluate fewer rows
 START = 12.0  # seconds that a program takes to load its libraries and a checkpoint
 WRITE = 5.0  # seconds to write a function; demos of QUICK minutes or more reserve 24 times this
 
@@ -36,7 +36,7 @@ def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
 
     Returns:
         {"out", "steps", "bits_per_byte", "readable"}: folder of the run, training steps, bits per byte of held-out
-        code, and whether that is at most `READABLE`.
+        code, and whether that value is at most `READABLE`.
 
     Raises:
         FileNotFoundError: there are no Go sources on this machine.
@@ -44,7 +44,7 @@ def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
     """
     end = time.monotonic() + 60 * options.minutes
     out = options.out
-    tell = partial(print, file=stream, flush=True)  # flushed, to stay in order with the output of the processes
+    tell = partial(print, file=stream, flush=True)  # flushed, to stay in order with the output of child processes
     run = partial(run_process, out=stream)
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     _make_data(options, partial(run, *tool, "data"), tell)
@@ -92,7 +92,7 @@ def _make_data(options: DemoGo, build: Callable[..., None], tell: Callable[[str]
 
 
 def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
-    """Return the flags of run_go_coder.py."""
+    """Return the flags for run_go_coder.py."""
     out, data = options.out, options.out / "data"
     flags = {
         "recipe": resource("training") / "recipes" / "go_nano_cpu.yaml",
@@ -118,13 +118,13 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
 
 
 def steps_for(seconds: float, evaluated: int, per_step: float) -> int:
-    """Return how many training steps fit, given two evaluations and the start of two programs."""
+    """Return how many training steps fit in the time left after two evaluations and two program starts."""
     evaluations = 2 * EVALUATION * per_step * evaluated / BATCH
     return max(8, round((seconds - evaluations - 2 * START) / per_step))
 
 
 def seconds_per_step(vocab_size: int) -> float:
-    """Measure a training step of the nano preset on this machine, from a quarter of its rows."""
+    """Estimate the seconds per step of the nano preset on this machine, from a quarter of a batch."""
     model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("nano", vocab_size=vocab_size)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     ids = torch.randint(64, vocab_size, (BATCH // 4, ROW))

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from ..models.processing_hrm_go_coder import Feedback
     from ..models.refinement_hrm_go_coder import RefinementOutput
 
-TRIED_RECORDS, TRIED_AT_ONCE = 64, 8  # records that `--repair` tries in total, and per batch
+TRIED_RECORDS, TRIED_AT_ONCE = 64, 8  # number of records that `--repair` tries in total, and per batch
 REPAIR_TEMPERATURE = 0.8
 
 
 def generate_code(
     options: WriteGo, stream: Callable[[str, str], None] | None = None
 ) -> tuple[list[str], RefinementOutput]:
-    """Write code for prompts, or for records of a file, and return the prompts with their results.
+    """Write code for prompts, or for records in a file, and return the prompts and the results.
 
     From a file, it takes `limit` records, spread evenly. With `repair`, it tries up to 64 records until the model
-    repairs an attempt that the validator rejects, and returns that record only, or none.
+    repairs an attempt that the validator rejects, and returns only that record, or none.
 
     Args:
         stream: called with the prompt and each new piece of its first attempt; only used for a single prompt.
@@ -70,7 +70,7 @@ def write_tasks(
     tasks: list[dict[str, Any]],
     streamer: BaseStreamer | None = None,
 ) -> RefinementOutput:
-    """Write code for the tasks of `tasks_of`, and return every plan, attempt and verdict."""
+    """Write code for tasks from `tasks_of`, and return every plan, attempt and verdict."""
     import torch
 
     temperature = options.temperature
@@ -96,7 +96,7 @@ def write_tasks(
 
 
 def _repairs(attempts: list) -> bool:
-    """Check whether the last attempt repairs a failed one without dropping its statements."""
+    """Check whether the last attempt repairs a failed one without shortening the code."""
     from .evaluation.similarity import is_shortened
 
     if len(attempts) < 2 or attempts[-2].decision != "CONTINUE":

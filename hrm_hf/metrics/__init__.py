@@ -1,6 +1,6 @@
-"""Metrics of this package as Spaces, for `evaluate.load("owner/name")`.
+"""Write this package's metrics as Spaces for `evaluate.load("owner/name")`.
 
-A Space has the metric module, its requirements, and the demo page of the `evaluate` library.
+A Space contains the metric module, its requirements, and the demo page of the `evaluate` library.
 """
 
 import shutil
@@ -47,7 +47,7 @@ launch_gradio_widget(evaluate.load("./{name}.py"))
 
 
 def write_metric_space(name: str, folder: str | Path) -> Path:
-    """Write a metric as a Space folder, which `hrm-hf push --space FOLDER OWNER/{name}` uploads.
+    """Write the folder of a metric's Space. Upload it with `hrm-hf push --space FOLDER OWNER/{name}`.
 
     Raises:
         ValueError: unknown metric.

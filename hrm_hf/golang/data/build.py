@@ -42,8 +42,8 @@ from .trajectories import TrajectoryCounts, build_trajectories
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Expressions that split texts before merging, by llama.cpp's names; None is GPT-2's, which is built into tokenizers.
-# qwen2 needs 11 % fewer tokens (3.15 bytes per token, not 2.81, on held-out standard-library packages, 16,384 ids).
+# Regular expressions that split text before BPE merging, by llama.cpp's names. None is GPT-2's, built into tokenizers.
+# With 16,384 ids, qwen2 needs 11 % fewer tokens on held-out standard-library packages (3.15 vs. 2.81 bytes per token).
 PRE_TOKENIZERS = {
     "gpt-2": None,
     "qwen2": (
@@ -79,7 +79,7 @@ CHAT_TEMPLATE = (
 
 @one_at_a_time
 def build_records(options: BuildGo) -> dict[str, Any]:
-    """Build records from sources, write them with a report to a folder, and return the report."""
+    """Build records from sources, save them and a report to a folder, and return the report."""
     started = time.perf_counter()
     settings = {name: value for name, value in asdict(options).items() if name not in ("out", "text", "on_bad_line")}
     settings["exclude_eval"] = [path.name for path in options.exclude_eval or ()]
@@ -112,9 +112,9 @@ def build_records(options: BuildGo) -> dict[str, Any]:
 
 @one_at_a_time
 def build_tokenizer(options: BuildGoTokenizer) -> dict[str, Any]:
-    """Train and save a byte-level BPE tokenizer on Go files, records, or the {text} of .jsonl files.
+    """Train a byte-level BPE tokenizer on Go files, records, or texts in .jsonl files, and save it.
 
-    If the sources cannot fill a vocabulary of `vocab_size`, it is smaller, and the report has a note.
+    If the sources cannot fill `vocab_size`, the vocabulary is smaller, and the report has a note.
     """
     started = time.perf_counter()
     dropped = Dropped()
@@ -139,15 +139,15 @@ def build_tokenizer(options: BuildGoTokenizer) -> dict[str, Any]:
 
 
 def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
-    """Write records as prompts for `training/run_grpo.py`, with their solutions as references.
+    """Convert records to prompts for `training/run_grpo.py`, with their solutions as references.
 
     A prompt is the Go coder's stream with the record's plan, up to and including the code prefix; problems and
     contexts are truncated as in training.
 
     Returns:
         A report, also saved next to the file: the number of {"prompt", "reference"} rows, and the records dropped
-        because they are too long or contain tags that cannot be told from the prompt's own. Raises UsageError if the
-        file has prompts for another model.
+        because they are too long or contain tags that look like the prompt's own. Raises UsageError if the file
+        already has prompts for a different model.
     """
     from transformers import AutoTokenizer
 
@@ -177,7 +177,7 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
             continue
         rows.append({"prompt": prompt, "reference": solution})
     with building(options.out.parent):
-        if options.out.exists():  # another build may have written it meanwhile
+        if options.out.exists():  # another build may have written the file in the meantime
             _validate_same(options.out, beside, settings, "prompts for another model")
         report = {"out": str(options.out), "rows": write_lines(options.out, rows), "left_out": dropped.report()}
         write_text(beside, json.dumps(report | {"options": settings}, indent=2, ensure_ascii=False) + "\n")
@@ -188,7 +188,7 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
 
 
 def _read_all(options: BuildGo, dropped: Dropped, counts: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Read the records of all sources, and count them by source."""
+    """Yield the records from all sources, and count them by source."""
     for source in options.sources:
         counts[source] = 0
         for record in tqdm(_open(source, options, dropped), desc=source, unit=" records"):
@@ -225,7 +225,7 @@ def _folder(source: str) -> Path:
 
 
 def _texts(source: str, dropped: Dropped) -> Iterator[str]:
-    """Yield the texts that train a tokenizer."""
+    """Yield the texts from a source for training a tokenizer."""
     if not source.endswith((".jsonl", ".jsonl.gz")):
         yield from (file.text for file in go_files(_folder(source), dropped))
         return
@@ -247,7 +247,7 @@ def _texts(source: str, dropped: Dropped) -> Iterator[str]:
 
 
 def _validate_same(out: Path, report: Path, settings: dict[str, Any], other: str) -> None:
-    """Raise UsageError if the report of an earlier build has different options."""
+    """Raise UsageError if an earlier build used different options, according to its report."""
     found = load_json(report).get("options") if report.is_file() else settings
     if found != settings:
         names = [name for name, value in settings.items() if (found or {}).get(name) != value]
@@ -260,7 +260,7 @@ def _write(out: Path, splits: dict[str, Iterable[dict]]) -> dict[str, int]:
 
 
 def _empty_splits(splits: dict[str, list[dict]], options: BuildGo) -> str | None:
-    """Return a note if a split with a share above 0 has no records."""
+    """Return a note if a split that should have records is empty."""
     held_out = {"validation": options.validation_share, "test": options.test_share}
     shares = {"train": 1 - sum(held_out.values()), **held_out}
     empty = " and ".join(name for name in SPLITS if shares[name] and not splits[name])
@@ -271,7 +271,7 @@ def _empty_splits(splits: dict[str, list[dict]], options: BuildGo) -> str | None
 
 
 def _write_trajectories(splits: dict[str, list[dict]], options: BuildGo) -> dict[str, Any]:
-    """Write the trajectories of all splits, and return fractions of decisions and counts of dropped items."""
+    """Write the trajectories of each split, and return decision fractions and counts of dropped items."""
     counts = {name: TrajectoryCounts() for name in splits}
     how = {"seed": options.seed, "per_record": options.trajectories, "oracle": options.oracle}
     with best_validator(options.validator) as validator:
@@ -283,7 +283,7 @@ def _write_trajectories(splits: dict[str, list[dict]], options: BuildGo) -> dict
 
 
 def _write_texts(options: BuildGo) -> dict[str, Any]:
-    """Write plain files in the same splits, without exact copies of held-out files in training."""
+    """Write the source files as text in the same splits, and drop exact copies of held-out files."""
     found = {name: [] for name in SPLITS}
     for source in filter(is_folder, options.sources):
         for file in go_files(_folder(source), Dropped()):
@@ -314,11 +314,11 @@ def _why(*dropped: Dropped) -> str:
 def train_on_texts(
     texts: Iterable[str], vocab_size: int, progress: bool = False, pre_tokenizer: str = "gpt-2"
 ) -> "PreTrainedTokenizerFast":
-    """Train a tokenizer on texts.
+    """Train a byte-level BPE tokenizer on Go source text.
 
     Args:
         texts: contents of Go source files.
-        vocab_size: maximum vocabulary size, including tags; smaller if the texts cannot fill it.
+        vocab_size: maximum vocabulary size, including tags; the result is smaller if the texts cannot fill it.
         progress: whether to show a progress bar.
         pre_tokenizer: one of `PRE_TOKENIZERS`.
 
@@ -351,7 +351,7 @@ def _splitting(expression: str | None) -> pre_tokenizers.PreTokenizer:
 
 
 def wrap_backend(backend: Tokenizer) -> "PreTrainedTokenizerFast":
-    """Wrap a trained tokenizer of the `tokenizers` package for transformers."""
+    """Wrap a trained tokenizer from the `tokenizers` package for use with transformers."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(

@@ -1,10 +1,10 @@
-"""Records from the history of a local git repository: each small commit that changes one Go function.
+"""Records from a local git repository's history: one per small commit that changes one Go function.
 
     git log --raw --numstat --> commits with one .go file and at most 40 changed lines
     git cat-file --batch    --> the file before and after --> the function that changed (`edits.py`)
 
-Two git processes read the complete history. Lazy fetching, all transports, and programs in the configuration of a
-repository are disabled. Merges, test files, vendored and generated files, and commits of bots are dropped and counted.
+Two git processes read the complete history. Lazy fetching, all transports, and programs in a repository's
+configuration are disabled. Merges, test, vendored and generated files, and commits by bots are dropped and counted.
 """
 
 import os
@@ -25,7 +25,7 @@ BOTS = re.compile(
     r"\[bot\]|\bbot\b|-bot\b|dependabot|renovate|greenkeeper|github-actions|gopherbot|k8s-ci-robot|mergify|snyk",
     re.IGNORECASE,
 )
-# Separators between commits and between their fields: characters that people do not type.
+# Separators between commits and between fields: control characters that people do not type.
 COMMIT, FIELD = "\x1e", "\x1f"
 LOG = (
     "log", "--no-merges", "--full-history", "--raw", "--numstat", "-z", "--no-renames", "--no-abbrev", "--no-color",
@@ -36,7 +36,7 @@ LOG = (
 
 @dataclass(frozen=True)
 class _Commit:
-    """A log entry, with files as (status, blob before, blob after, path) and the count of changed lines."""
+    """A log entry. Each file is (status, old blob, new blob, path), and `changed` counts changed lines."""
 
     sha: str
     author: str
@@ -47,10 +47,10 @@ class _Commit:
 
 
 def commit_records(repository: str | Path, dropped: Dropped | None = None) -> Iterator[dict[str, Any]]:
-    """Yield records of the commits of a local repository, newest first.
+    """Yield records from the commits in a local repository, newest first.
 
     A record has the commit's subject and body as the problem, the old function as the context, and the repository's
-    name as the group. `dropped` counts the other commits.
+    name as the group. `dropped` counts commits without a record.
 
     Raises:
         FileNotFoundError: the folder does not exist, or git is not installed.
@@ -66,7 +66,7 @@ def commit_records(repository: str | Path, dropped: Dropped | None = None) -> It
 
 
 def repository_name(repository: str | Path) -> str:
-    """Return owner/name of the repository's origin, or the name of its folder if it has none."""
+    """Return owner/name of the repository's origin, or the folder name if there is no origin."""
     answer = _git(Path(repository), "config", "--get", "remote.origin.url")
     match = re.search(r"([\w.~-]+/)?([\w.-]+?)(\.git)?/*$", answer.stdout.strip())
     if answer.returncode == 0 and match and "/" in answer.stdout and not answer.stdout.startswith(("/", ".")):
@@ -94,7 +94,7 @@ def _open(repository: Path) -> str:
 
 
 def _license(repository: Path) -> str:
-    """Return the SPDX name of the license file at the top of the tree."""
+    """Return the SPDX name of the license in the repository's top folder."""
     names = _git(repository, "ls-tree", "--name-only", "-z", "HEAD").stdout.split("\0")
     for name in LICENSE_FILES:
         if name in names:
@@ -180,7 +180,7 @@ def _log(repository: Path, dropped: Dropped) -> Iterator[_Commit]:
 
 
 def _parse(entry: str) -> _Commit | None:
-    """Parse a log entry: `sha, author, subject, body`, then :raw lines with paths, then line counts."""
+    """Parse a log entry: `sha, author, subject, body`, `--raw` lines with paths, `--numstat` counts."""
     fields = entry.split(FIELD)
     if len(fields) != 5:
         return None
@@ -198,7 +198,7 @@ def _parse(entry: str) -> _Commit | None:
 
 
 def _blobs(repository: Path) -> subprocess.Popen:
-    """Start `git cat-file --batch`, a context manager that serves all blobs from one process."""
+    """Start one `git cat-file --batch` process, which serves all blobs and is a context manager."""
     return subprocess.Popen(
         _command(repository, "cat-file", "--batch"),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(repository),

@@ -1,8 +1,8 @@
-"""Make a record from a changed file: the function before, the author's message, and the new code.
+"""Make a record from a changed file: the old function, the author's message, and the new code.
 
 Commits, pull requests and edit data sets from the Hub share this module. It accepts or rejects paths, finds the
-changed function, and derives the plan from the verb of the subject. Edits of several functions, or of declarations
-outside functions, are dropped, because a record describes the change of one function.
+changed function, and derives the plan from the verb in the subject. Edits to several functions, or to declarations
+outside functions, are dropped, because a record describes a change to one function.
 """
 
 import difflib
@@ -21,7 +21,7 @@ MAX_CHANGED_LINES = 40  # removed plus added lines
 GENERATED_NAMES = re.compile(r"(\.pb(\.gw)?|_generated|\.gen|_gen|_string|bindata)\.go$|(^|/)zz_generated[^/]*$")
 IGNORED = ("comment", "import_declaration", ";", "\n")
 
-# The verb of a subject determines the intent. These are base forms; `_verb` reduces other forms to them.
+# The verb in a subject determines the intent. These are base forms; `_verb` reduces other forms to them.
 VERBS = {
     "FIX": "fix bugfix hotfix correct repair resolve prevent avoid handle ensure guard restore protect patch",
     "ADD": "add introduce implement support create allow enable expose provide feat feature export include teach",
@@ -72,7 +72,7 @@ class Edit:
 
 
 def path_problem(path: str) -> str | None:
-    """Return why a repository path (with slashes) is excluded, or None."""
+    """Return the reason to exclude a repository path (with slashes), or None."""
     if not path.endswith(".go"):
         return "not a .go file"
     if set(path.split("/")[:-1]) & set(SKIPPED_FOLDERS):
@@ -83,7 +83,7 @@ def path_problem(path: str) -> str | None:
 
 
 def text_problem(*texts: str) -> str | None:
-    """Return why texts are excluded (size, long lines, invalid characters), or None."""
+    """Return the reason to exclude texts (size, long lines, invalid characters), or None."""
     for text in texts:
         if len(text) > MAX_BYTES:
             return f"more than {MAX_BYTES} characters"
@@ -95,7 +95,7 @@ def text_problem(*texts: str) -> str | None:
 
 
 def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
-    """Return the record of an edit. If there is none, count the reason and return None.
+    """Return the record for an edit. If the edit is dropped, count the reason and return None.
 
     `context.before` is the function before the edit, and `solution` the function after it. `code_prefix` is the
     signature if the edit does not change it, else empty.
@@ -121,14 +121,14 @@ def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
 
 
 def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
-    """Return the plan of an edit: the title, then sentences of the body that begin with a known verb."""
+    """Return the plan for an edit: the title, then sentences from the body that begin with a known verb."""
     sentences = [" ".join(part.split()).strip(" -*+") for part in SENTENCE_END.split(f"\n{body}")]
     steps = [plain_subject(title), *(text for text in sentences if _verb(text.partition(" ")[0]))]
     return plan_of(TASKS[intent_of_subject(title)], [target] if target else [], steps)
 
 
 def intent_of_subject(subject: str) -> str:
-    """Return the intent of a subject's type (`fix(parser): text`), else of its first verb, else UPDATE."""
+    """Return the intent from a subject's type (`fix(parser): text`) or first known verb, else UPDATE."""
     typed = CONVENTIONAL.match(subject)
     verb = _verb(typed[1]) if typed else None
     verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", plain_subject(subject))]
@@ -143,15 +143,15 @@ def plain_subject(subject: str) -> str:
 
 
 def without_trailers(message: str) -> str:
-    """Remove the lines of sign-offs, review links and issue references from a message body."""
+    """Remove sign-off, review-link and issue-reference lines from a message body."""
     kept = [line.rstrip() for line in message.splitlines() if not TRAILER.match(line)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
 
 
 def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
-    """Return functions with a body by name, and the syntax shapes of all other declarations.
+    """Return {name: function} for functions with a body, and the syntax shapes of other declarations.
 
-    Returns None if the text does not parse. Functions of equal names (several `init`) are numbered: "init", "init#2".
+    Returns None if the text does not parse. Functions with the same name are numbered: "init", "init#2".
     """
     root = parse_file(text)
     if root.has_error:
@@ -168,7 +168,7 @@ def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
 
 
 def _changed_function(edit: Edit) -> tuple[Declaration | None, Declaration] | str:
-    """Return the only function that an edit changes, before (None if new) and after, or why it is dropped."""
+    """Return the one function that an edit changes, as (before or None, after), or why it is dropped."""
     reason = text_problem(edit.before, edit.after, edit.title, edit.body)
     if reason:
         return reason
@@ -203,7 +203,7 @@ def _differ(old: Declaration, new: Declaration) -> bool:
 
 
 def _verb(word: str) -> str | None:
-    """Return the base form of a known verb in any form ("fixes", "added", "removing"), or None."""
+    """Return the base form of an inflected verb ("fixes", "added", "removing"), or None if unknown."""
     word = word.lower().rstrip(":,.")
     forms = [word]
     for ending in ("s", "es", "d", "ed", "ing"):

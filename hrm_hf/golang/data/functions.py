@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MIN_DOC_CHARACTERS, MIN_BODY_LINES = 20, 2
-MAX_TYPE = 20_000  # characters; a longer type in the context of each of its methods would take quadratic memory
-DIRECTIVE = re.compile(r"//(go:|line |export |[a-z0-9]+:[a-z0-9])")  # for tools; not part of a doc comment
+MAX_TYPE = 20_000  # characters; repeating a longer type in the context of each method would take quadratic memory
+DIRECTIVE = re.compile(r"//(go:|line |export |[a-z0-9]+:[a-z0-9])")  # directives for tools are not documentation
 
 
 def function_records(
     root: str | Path, dropped: Dropped | None = None, split_by: str = "package"
 ) -> Iterator[dict[str, Any]]:
-    """Yield records of a source tree, one for each documented function and method.
+    """Yield records from a source tree, one for each documented function and method.
 
-    The context is the package clause and the type of a method's receiver. The license is that of the nearest LICENSE
-    file, else of the file's header.
+    The context is the package clause and the type of a method's receiver. The license comes from the nearest
+    LICENSE file, else from the file's header.
 
     Args:
         root: folder with Go files, or a file.
         dropped: counts functions and files without a record.
-        split_by: the group of a record: its "package", or its "repository" (the module).
+        split_by: what forms a group: "package", or "repository" (the module).
     """
     dropped = dropped or Dropped()
     source, tree_license = source_name(root), license_of(root)
@@ -67,10 +67,10 @@ def function_records(
 
 
 def source_name(root: str | Path) -> str:
-    """Return the name of a tree: the version of a Go installation ("go1.19.8"), else the folder name."""
+    """Return the Go version of an installation's source tree ("go1.19.8"), else the folder name."""
     root = Path(root).expanduser()
     above = root.resolve().parent
-    # Debian's src is a link, and its VERSION is next to the link, or in /usr/lib/go-1.19 for /usr/share/go-1.19/src.
+    # On Debian, src is a link. VERSION is next to the link or, for /usr/share/go-1.19/src, in /usr/lib/go-1.19.
     for place in (root.absolute().parent, above, Path("/usr/lib", above.name)):
         version = place / "VERSION"
         if version.is_file() and (first := version.read_text(encoding="utf-8", errors="replace").split()):
@@ -80,7 +80,7 @@ def source_name(root: str | Path) -> str:
 
 
 def documented_record(id: str, part: "Declaration", **shared: Any) -> dict[str, Any]:
-    """Return the record of a documented declaration, with the fields `shared` passed to `new_record`."""
+    """Return the record for a documented declaration. `shared` is passed on to `new_record`."""
     title, *rest = sentences(part.doc, keep_layout=True)
     return new_record(
         id,
@@ -97,18 +97,18 @@ def documented_record(id: str, part: "Declaration", **shared: Any) -> dict[str, 
 
 
 def parse_file(code: str) -> "Node":
-    """Return the root node of tree-sitter's tree. Raises ImportError if it is not installed."""
+    """Return the root node of the syntax tree. Raises ImportError if tree-sitter is not installed."""
     return parse(code).root_node
 
 
 class Declaration:
-    """A function or method of a file, with the doc comment before it.
+    """A function or method in a file, with its doc comment.
 
     Attributes:
         doc: the comment's text without slashes and tool directives.
         name, qualified_name: "Grow", "Builder.Grow".
-        target: "kind:name" of a plan.
-        code, prefix: the declaration, and its part up to the first brace of its body.
+        target: "kind:name", as in a plan.
+        code, prefix: the complete declaration, and its text up to the opening brace of the body.
         body: block of the function; None for a function without one.
         line: line number, from 1.
         receiver: name of the receiver's type, "" if there is none.
@@ -128,7 +128,7 @@ class Declaration:
         self.prefix = node.text[:opened].decode()
 
     def problem(self) -> str | None:
-        """Return why the function is dropped, or None."""
+        """Return the reason to drop the function, or None."""
         if self.broken:
             return "syntax error"
         if self.code == self.prefix:
@@ -144,9 +144,9 @@ class Declaration:
 
 
 def declarations(root: "Node") -> Iterator[Declaration]:
-    """Yield functions and methods in the order of the file."""
+    """Yield functions and methods in file order."""
     comments: list[Node] = []
-    last_line = -1  # last line of the previous declaration; a comment on that line belongs to it
+    last_line = -1  # last line of the previous declaration; a comment on that line belongs to that declaration
     for node in root.children:
         if node.type == "comment":
             if node.start_point[0] == last_line:
@@ -163,7 +163,7 @@ def declarations(root: "Node") -> Iterator[Declaration]:
 
 
 def comment_text(comments: list["Node"]) -> str:
-    """Return the text of comments like `go doc`, without slashes, directives and outer empty lines."""
+    """Return comment text as `go doc` shows it: no slashes, directives, or blank lines at either end."""
     lines: list[str] = []
     for comment in comments:
         text = text_of(comment)
@@ -179,7 +179,7 @@ def text_of(node: "Node") -> str:
 
 
 def receiver_type(node: "Node") -> str:
-    """Return the type name of a method's receiver, without pointer and type parameters, or ""."""
+    """Return the type name of a method's receiver without pointer and type parameters, or "" if none."""
     receiver = node.child_by_field_name("receiver")
     if receiver is None:
         return ""
@@ -191,7 +191,7 @@ def receiver_type(node: "Node") -> str:
 
 
 def _types_of_package(parsed: list[tuple[GoFile, "Node"]]) -> dict[str, str]:
-    """Return the declarations of the package's types by name."""
+    """Return {type name: declaration} for the types in a package."""
     declared: dict[str, str] = defaultdict(str)
     for _, root in parsed:
         for node in root.named_children:
@@ -203,6 +203,6 @@ def _types_of_package(parsed: list[tuple[GoFile, "Node"]]) -> dict[str, str]:
 
 
 def _before(clause: list[str], part: Declaration, declared: dict[str, str]) -> str:
-    """Return the package clause and the beginning of the receiver's type, each on its own lines."""
+    """Return the context: the package clause and, for methods, the start of the receiver's type."""
     receiver = [declared[part.receiver][:MAX_TYPE]] if part.receiver in declared else []
     return "\n\n".join(clause + receiver) + "\n"

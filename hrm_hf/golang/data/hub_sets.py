@@ -1,4 +1,4 @@
-"""Records from code data sets of the Hub, or local files with the same columns.
+"""Records from code data sets on the Hub, or from local files with the same columns.
 
 The columns of a row determine its kind:
 
@@ -6,9 +6,9 @@ The columns of a row determine its kind:
     functions  whole_func_string, func_documentation_string   code-search-net/code_search_net
     files      content or text   bigcode/the-stack-smol (gated: accept its terms on the Hub and log in first)
 
-Edits become records in the same way as commits (`edits.py`), and documented functions, alone or in files, in the same
-way as source trees (`functions.py`). Rows in other languages are dropped. Data sets with a loading script, which
-`datasets` no longer runs, are read from their data files.
+Edits are converted like commits (`edits.py`). Documented functions, alone or in files, are converted like source trees
+(`functions.py`). Rows in other languages are dropped. `datasets` no longer runs loading scripts, so data sets that
+have one are read from their data files.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ from .records import parsed_lines
 from .sources import GENERATED, Dropped, go_text
 
 
-# Location of the Go part of data sets that have no configuration for it.
+# Location of the Go files in data sets that have no Go configuration.
 GO_FILES = {
     "bigcode/commitpackft": {"data_files": "data/go/data.jsonl"},
     "bigcode/the-stack-smol": {"data_dir": "data/go"},
 }
 GO_CONFIGS = {"code-search-net/code_search_net": "go"}
-# Columns that may hold each part of a row; the first that exists is used.
+# Column names to try for each part of a row; the first existing column is used.
 COLUMNS = {
     "edits": {
         "before": "old_contents", "after": "new_contents", "title": "subject", "message": "message",
@@ -52,7 +52,7 @@ NEEDED = {"edits": ("before", "after", "title"), "functions": ("code", "doc"), "
 def hub_records(
     source: str, config: str | None = None, *, on_bad_line: str = "stop", dropped: Dropped | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a data set.
+    """Yield the records from a data set.
 
     Args:
         source: OWNER/NAME on the Hub, or a .jsonl, .jsonl.gz or .parquet file, or a folder of these.
@@ -68,7 +68,7 @@ def hub_records(
     path, kind, columns, dropped = Path(source).expanduser(), "", {}, dropped or Dropped()
     rows = _local_rows(path, on_bad_line, dropped) if path.exists() else _hub_rows(source, config)
     for number, (place, row) in enumerate(rows):
-        # Lines of a file need not all have the same keys, so the first row of each file decides.
+        # Lines of a file may have different keys, so the first row of each file determines the columns.
         if not set(columns.values()) & set(row):
             kind, columns = _recognize(list(row), place)
         parts = {part: _text(row.get(columns.get(part))) for part in COLUMNS[kind]}
@@ -76,13 +76,13 @@ def hub_records(
 
 
 def _text(value: Any) -> str:
-    """Return a text, or the first text of a list, as Go reads it. Return "" for other values."""
+    """Return a string, or the first string in a list, as Go reads it. Return "" for other values."""
     value = value[0] if isinstance(value, list) and value else value
     return go_text(value) if isinstance(value, str) else ""
 
 
 def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
-    """Return the kind of a data set with these columns, and the column of each part."""
+    """Determine the kind of a data set from its columns, and return it with the column for each part."""
     missing = []
     for kind, roles in COLUMNS.items():
         found = {part: next((name for name in known.split() if name in names), None) for part, known in roles.items()}
@@ -102,7 +102,7 @@ def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped:
     shared = {
         "source": source,
         "license": parts["licence"] or UNKNOWN_LICENSE,
-        # commitpackft lists all repositories with the same commit.
+        # commitpackft lists every repository that contains the commit.
         "group": parts["group"].split(",")[0] or source,
     }
     identity = f"{source}:{parts['id']}" if parts["id"] else place
@@ -121,7 +121,7 @@ def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped:
 def _functions(
     code: str, doc: str | None, identity: str, shared: dict[str, Any], dropped: Dropped
 ) -> Iterator[dict[str, Any]]:
-    """Yield records of the documented functions of a text or, with `doc`, of its first function."""
+    """Yield records for the documented functions in a text or, with `doc`, for its first function."""
     reason = text_problem(code, doc or "")
     if reason or GENERATED.search(code[:5000]):
         dropped.add(reason or "generated", identity)

@@ -1,6 +1,6 @@
-"""Derive the plan of a function from the verb and sentences of its doc comment, and from its body.
+"""Derive a function's plan from its doc comment (verb and later sentences) and its body.
 
-Doc comments describe code and do not plan it, so the intent comes from the task (ADD for writing, FIX for repairing),
+Doc comments describe code rather than plan it, so the intent comes from the task (ADD for writing, FIX for repairing),
 and the first step is only the class of the verb. Steps from the body begin with "derived:".
 """
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STEPS = 5
-MAX_SENTENCE_STEPS = 2  # maximum steps from the doc comment's later sentences
+MAX_SENTENCE_STEPS = 2  # maximum number of steps from the doc comment's later sentences
 MAX_STEP = 80  # characters
 DERIVED = "derived: "
 TASK_INTENTS = {
@@ -24,7 +24,7 @@ TASK_INTENTS = {
     "speed up": "OPTIMIZE",
     "keep": "PRESERVE",
 }
-# Verbs of doc comments, without their final "s", by what the function does.
+# Verbs in doc comments, without the final "s", grouped by what the function does.
 VERB_CLASSES = {
     "return": "return get give yield provide retrieve look lookup find fetch load",
     "check": "report is check test has determine verify validate ensure assert contain compare match can must",
@@ -40,7 +40,7 @@ VERB_CLASSES = {
     "implement": "implement define satisfy represent describe wrap act use like work",
 }
 VERBS = {verb: name for name, verbs in VERB_CLASSES.items() for verb in verbs.split()}
-# A sentence ends at one of .!? before white space; not after a single capital or the usual abbreviations.
+# A sentence ends at .!? before white space, except after a single capital or a common abbreviation.
 SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)(?<!\bcf)[.!?](?=\s)|\n[ \t]*\n")
 
 
@@ -49,7 +49,7 @@ def sentences(text: str, keep_layout: bool = False) -> list[str]:
 
     Args:
         text: the comment without slashes.
-        keep_layout: return the first sentence and, if there is more, the unchanged rest.
+        keep_layout: return only the first sentence and, if there is more text, the unchanged rest.
     """
     if keep_layout:
         end = SENTENCE_END.search(text)
@@ -64,7 +64,7 @@ def sentences(text: str, keep_layout: bool = False) -> list[str]:
 
 
 def verb_class(doc: str, name: str) -> str:
-    """Classify a function by the first verb of its doc comment: one of `VERB_CLASSES`, or "do".
+    """Return the verb class of a doc comment: that of its first known verb, or "do" if there is none.
 
     Go's doc comments begin with the function's name and a verb: "Grow grows the buffer".
     """
@@ -78,7 +78,7 @@ def verb_class(doc: str, name: str) -> str:
 
 
 def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
-    """Return the plan of a task, with targets "kind:name" and at most `MAX_STEPS` short steps."""
+    """Return the plan for a task, with "kind:name" targets and at most `MAX_STEPS` short steps."""
     intent, target = TASK_INTENTS[task], targets[0] if targets else ""
     texts = [_short(step) for step in steps[:MAX_STEPS]]
     return {
@@ -89,7 +89,7 @@ def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
 
 
 def doc_plan(doc: str, name: str, targets: list[str], derived: list[str], task: str = "write") -> dict[str, Any]:
-    """Return the plan of a declaration: verb class, later sentences, and steps derived from the body."""
+    """Return the plan for a declaration: verb class, later sentences, and steps derived from the body."""
     later = [part for part in sentences(doc)[1:] if len(part) > 3][:MAX_SENTENCE_STEPS]
     remaining = MAX_STEPS - 1 - len(later)
     return plan_of(task, targets, [verb_class(doc, name), *later, *derived[:remaining]])
@@ -103,7 +103,7 @@ def _short(text: str) -> str:
 
 
 def derived_steps(body: "Node") -> list[str]:
-    """Return the steps of a function's top-level statements, each once: "derived: loop over range x"."""
+    """Return distinct steps for a function's top-level statements, such as "derived: loop over range x"."""
     found: dict[str, None] = {}
     block = next((node for node in body.named_children if node.type == "statement_list"), body)
     for statement in block.named_children:
@@ -154,5 +154,5 @@ def _called(node: "Node") -> str | None:
 
 
 def _text(node: "Node") -> str:
-    """Return the text of a node without the content of braces."""
+    """Return the text of a node, with "{}" in place of any braces and their content."""
     return re.sub(r"\{.*\}", "{}", node.text.decode(), flags=re.DOTALL)

@@ -5,8 +5,8 @@
                    solution {code, validation {syntax, tests}}}
 
 Every .go file with content becomes a record (the original used only the first file). A known verdict becomes the
-feedback of the solution; a missing test result counts as unknown (the original counted it as passed). Pull requests of
-bots, comments, and hierarchical records whose code does not parse are dropped.
+feedback of the solution; a missing test result counts as unknown (the original counted it as passed). Review
+comments, pull requests by bots, and hierarchical records with code that does not parse are dropped.
 """
 
 from collections.abc import Iterator
@@ -23,16 +23,16 @@ from .records import new_record, parsed_lines
 from .sources import Dropped, go_text
 
 
-# Test result by CI status of a raw pull request; other statuses are unknown.
+# Maps the CI status of a raw pull request to its test result; with any other status, the result is unknown.
 CI = {"success": True, "passed": True, "failure": False, "failed": False}
 
 
 def pull_request_records(
     path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file (`.jsonl`, `.jsonl.gz`) of pull requests, in either format or both.
+    """Yield records from a file of pull requests (`.jsonl` or `.jsonl.gz`), in either or both formats.
 
-    The group is the repository. A solution has an attempt only if its syntax or test result is known; solutions with
+    The group is the repository. A record has an attempt only if its syntax or test result is known; solutions with
     failed tests are dropped. `dropped` counts pull requests and files without a record.
 
     Raises:
@@ -144,7 +144,7 @@ def _solution_problem(code: str, validation: dict[str, Any]) -> str | None:
 
 
 def _plan(plan: Any, title: str, body: str, code: str) -> dict[str, Any]:
-    """Convert the plan of a hierarchical record. If its intent is unknown, derive a plan from the title."""
+    """Convert a hierarchical record's plan, or derive one from title and body if its intent is unknown."""
     targets = [target for target in _get(plan, "targets", list) if _is_target(target)]
     if not targets:
         targets = [function.target for function in functions_of(code)[0].values()][:1]
@@ -164,11 +164,11 @@ def _is_target(target: Any) -> bool:
 
 
 def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str, Any]:
-    """Return the record with its solution as a validated attempt if there is a verdict, else unchanged."""
+    """Add the solution to the record as a validated attempt, if there is a verdict."""
     known = [value if isinstance(value, bool) else None for value in (syntax, tests)]
     if known == [None, None]:
         return record
-    # Tests do not run on code that does not parse.
+    # Code that passes its tests must parse.
     syntax_ok = True if known[1] else known[0]
     feedback = {"syntax_ok": syntax_ok, "types_ok": None, "tests_pass": known[1], "category": "none", "line": None}
     attempt = {"code": record["solution"]["code"], "feedback": {**feedback, "message": ""}, "decision": "DONE"}
@@ -176,7 +176,7 @@ def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str,
 
 
 def _get(parent: Any, name: str, kind: type = str) -> Any:
-    """Return a field if it is of type `kind` (text as Go reads it), else an empty value of that type."""
+    """Return a field if its type is `kind`, else an empty value. Text is returned as Go reads it."""
     value = parent.get(name) if isinstance(parent, dict) else None
     value = value if isinstance(value, kind) else kind()
     return go_text(value) if isinstance(value, str) else value

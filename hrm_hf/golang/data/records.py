@@ -1,4 +1,4 @@
-"""Records of the Go coder's training data: the fields, and functions to validate, read and write them.
+"""Record format of the Go coder's training data, and functions to validate, read and write records.
 
 A record is one JSON object per line (`.jsonl`, or `.jsonl.gz`):
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datasets import Features
 
 REPORT = "report.json"
-# Types and choices of all fields. A bool or int may be null; the feedback may be null or missing.
+# Type or allowed values of each field. A bool or int may be null; the feedback may be null or missing.
 FEEDBACK = {
     "syntax_ok": bool, "types_ok": bool, "tests_pass": bool, "category": CATEGORIES, "line": int, "message": str
 }  # fmt: skip
@@ -113,7 +113,7 @@ def validate_record(record: Any) -> None:
 
 
 def _check(value: Any, schema: Any, place: str) -> None:
-    """Check the type and choices of a value and, recursively, of its content."""
+    """Check a value and, recursively, its content against a schema."""
     if schema is FEEDBACK and isinstance(value, dict):
         unknown = sorted(set(value) - set(FEEDBACK))
         _expect(not unknown, place, unknown, f"the fields {', '.join(FEEDBACK)}")
@@ -152,10 +152,10 @@ def _expect(holds: bool, field: str, value: Any, expected: str) -> None:
 def read_records(
     paths: str | Path | Iterable[str | Path], on_bad_line: str = "stop", on_skip: Callable[[str], None] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of files (`.jsonl`, `.jsonl.gz`), with one line in memory at a time.
+    """Yield the records in files (`.jsonl` or `.jsonl.gz`), reading one line at a time.
 
     Args:
-        paths: file or files.
+        paths: one file or several.
         on_bad_line: "stop" raises at the first invalid line, "skip" skips invalid lines.
         on_skip: called with the error of each line that is skipped.
 
@@ -176,7 +176,7 @@ def parsed_lines(
     on_bad_line: str,
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[Any]:
-    """Yield `parse(line, place)` for each line of a file, and stop at or skip each BadLineError."""
+    """Yield `parse(line, place)` for each line of a file. On a BadLineError, raise or skip the line."""
     if on_bad_line not in ("stop", "skip"):
         raise ValueError(f"on_bad_line={on_bad_line!r}: must be stop or skip")
     for place, line in numbered_lines(path):
@@ -203,12 +203,12 @@ def _record_of(line: bytes, place: str) -> dict[str, Any]:
 
 
 def problem_text(record: dict[str, Any]) -> str:
-    """Return the title and body in the form used in the stream."""
+    """Return the title and body joined as in the token stream."""
     return "\n\n".join(filter(None, (record["problem"]["title"], record["problem"]["body"])))
 
 
 def spread(rows: list, limit: int | None) -> list:
-    """Return `limit` rows spread over a file, because neighboring rows are from the same package."""
+    """Return `limit` evenly spaced rows, because neighboring rows are often from the same package."""
     if limit is None or limit >= len(rows):
         return rows
     return [rows[index * len(rows) // limit] for index in range(limit)]
@@ -246,7 +246,7 @@ def write_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def record_features() -> "Features":
-    """Return the features of a data set of records."""
+    """Return the `datasets` features for records."""
     from datasets import Features, List, Value
 
     def column(schema: Any) -> Any:

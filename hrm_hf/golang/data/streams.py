@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 IGNORED = -100
-MULTIPLE = 8  # pads batches to a multiple of this length, which suits tensor cores
-PLAIN = "plain_"  # column prefix of the stream without attempts
+MULTIPLE = 8  # batches are padded to a multiple of this length, which suits tensor cores
+PLAIN = "plain_"  # prefix of the columns with the stream without attempts
 SCORED = ("code_start", "code_end", "code_bytes")
 COUNTED = ("targets", "attempts", "left_out")
 BUILDER_VERSION = 4  # part of the cache key; increase it when the rows of a record change
@@ -55,7 +55,7 @@ DROPPED = {
 
 
 class TooLongError(ValueError):
-    """Raised if a record exceeds a budget, with the `reason` "plan", "code", "attempt" or "stream"."""
+    """Raised if a record exceeds a budget. `reason` is "plan", "code", "attempt" or "stream"."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -64,7 +64,7 @@ class TooLongError(ValueError):
 
 @dataclass
 class _Tail:
-    """Part of a stream after the context: ids, labels, decisions, and the span of the labeled code."""
+    """The part of a stream after the context: ids, labels, decisions, and the span of the labeled code."""
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -80,16 +80,16 @@ class _Tail:
 
 @dataclass
 class GoStreamBuilder:
-    """Convert records to token streams with labels.
+    """Builder that converts records to token streams with labels.
 
-    A record that is too long loses, in this order, the middle of the context, the rest of the context, the end of the
+    A record that is too long is cut in this order: the middle of the context, the rest of the context, the end of the
     problem, and failed attempts, oldest first. A record whose plan or solution is too long is rejected.
 
     Attributes:
         tokenizer: tokenizer whose vocabulary starts with `SPECIAL_TOKENS`.
         max_length: maximum tokens per row.
-        problem_budget, context_budget, plan_budget: maximum tokens of these segments, including tags.
-        code_budget: maximum tokens of one attempt, including tags and the given prefix.
+        problem_budget, context_budget, plan_budget: maximum tokens in each of these segments, including tags.
+        code_budget: maximum tokens in one attempt, including tags and the given prefix.
 
     Raises:
         ValueError: the tokenizer has different special tokens.
@@ -144,12 +144,12 @@ class GoStreamBuilder:
         return [*self.prompt_ids(record), *self._plan(record)[1:]]
 
     def code_prompt_ids(self, record: dict[str, Any]) -> list[int]:
-        """Return the ids after a finished plan: <CODE> and the given beginning of the code."""
+        """Return the ids that follow a finished plan: <CODE> and the code prefix."""
         ids, given = code_segment(self.tokenizer, record["code_prefix"] or "", "")
         return ids[:given]
 
     def settings(self) -> tuple[Any, ...]:
-        """Return all settings that rows depend on, as part of their cache key."""
+        """Return all settings that affect the rows, for use in their cache key."""
         budgets = (self.problem_budget, self.context_budget, self.plan_budget, self.code_budget)
         return (BUILDER_VERSION, self.tokenizer.backend_tokenizer.to_str(), self.max_length, *budgets)
 
@@ -169,7 +169,7 @@ class GoStreamBuilder:
         }
 
     def _front(self, record: dict[str, Any], limit: int) -> list[int]:
-        """Return <s>, problem and context in at most `limit` ids."""
+        """Return the ids of <s>, the problem and the context, truncated to `limit` ids."""
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
             raise TooLongError(
@@ -180,7 +180,7 @@ class GoStreamBuilder:
         return fit_task(problem, context, self.problem_budget, self.context_budget, limit)
 
     def _tail(self, record: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> _Tail:
-        """Return plan, attempts and decisions."""
+        """Return the stream after the context: plan, attempts and decisions."""
         plan, tail = self._plan(record), _Tail()
         self._within("plan", plan, self.plan_budget, record)
         tail.add(plan, ignored=1)
@@ -197,7 +197,7 @@ class GoStreamBuilder:
         return tail
 
     def _add_code(self, tail: _Tail, record: dict[str, Any], code: str, what: str) -> None:
-        """Append an attempt, with labels if it is the solution ("code")."""
+        """Append an attempt, and label its code if `what` is "code" (the solution)."""
         prefix = record["code_prefix"] or ""
         if not code.startswith(prefix):
             raise ValueError(f"record {record['id']!r}: code_prefix={prefix!r}: the {what} does not start with it")
@@ -207,11 +207,11 @@ class GoStreamBuilder:
         tail.code_bytes = len(body.encode())
         start = len(tail.ids)
         tail.add(ids, given if what == "code" else len(ids))
-        tail.labels[start] = ids[0]  # the model writes <CODE> after a plan or a decision
+        tail.labels[start] = ids[0]  # a target: the model writes <CODE> after a plan or a decision
         tail.span = start + given, start + len(ids)
 
     def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:
-        """Append the verdict and the decision on the attempt at the end of the tail."""
+        """Append the verdict and the decision on the last attempt in the tail."""
         decision = DECISIONS.index(attempt["decision"])
         feedback = attempt.get("feedback")
         found = None if feedback is None else Feedback.of_record(feedback)
@@ -236,13 +236,13 @@ class GoStreamBuilder:
 
 @dataclass
 class GoStreams:
-    """Rows built from files of records, and counts.
+    """Rows built from record files, with their records and counts.
 
     Attributes:
         rows: the columns of `GoStreamBuilder.build`; without `code_*` for training, without `plain_*` for evaluation.
-        records: the records of the rows, in their order.
+        records: the record of each row, in the same order.
         counts: "records" read, "bad" lines skipped, "kept" rows, their "tokens", "targets" (labeled tokens) and
-            "attempts", attempts "left_out" because they do not fit, and the reasons of `TooLongError`.
+            "attempts", attempts "left_out" because they do not fit, and dropped records by `reason`.
     """
 
     rows: "Dataset"
@@ -272,15 +272,15 @@ def load_go_streams(
     num_workers: int | None = None,
     cache_dir: str | None = None,
 ) -> GoStreams:
-    """Convert files of records (JSON Lines, also `.gz`) to rows, both cached by `datasets`.
+    """Convert record files (JSON Lines, `.gz` or not) to rows. `datasets` caches the records and rows.
 
     Args:
-        training: build training rows; evaluation rows also have the columns that bits per byte need.
+        training: build training rows; evaluation rows also have the columns needed for bits per byte.
         plain: add the stream without attempts to training rows, for a refinement warmup.
         on_bad_line: "stop" at an invalid line, or "skip" and count it.
-        max_records: use the first records only.
+        max_records: maximum number of records to use, from the start.
         num_workers: number of processes that tokenize.
-        cache_dir: cache folder of the converted files; defaults to that of `datasets`.
+        cache_dir: cache folder for the converted files; defaults to the cache of `datasets`.
 
     Raises:
         FileNotFoundError: a file does not exist.
@@ -307,7 +307,7 @@ def load_go_streams(
 
 
 def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tuple["Dataset", int]:
-    """Return the records of all files, and the number of skipped lines."""
+    """Return the records from all files, and the number of skipped lines."""
     from datasets import Dataset, concatenate_datasets
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
@@ -378,13 +378,13 @@ class GoCoderCollator:
 
     A batch has `input_ids`, `attention_mask`, `labels` [B, S] and, for models that take them, `decision_positions`,
     `decision_labels` [B, K] and `feedback_ids` [B, K, 4] (padded with position 0 and label -100). If rows also have
-    the stream without attempts, "plain" is a batch of those, and `at_step` selects one. Rows with `code_start` add
+    the stream without attempts, "plain" is a batch of those; `at_step` selects the batch. Rows with `code_start` add
     `scored_labels` [B, S], the labels of the code only, and `scored_bytes` [B], for bits per byte.
 
     Args:
         pad_token_id: id for padding.
         decisions: whether the model takes decisions; False for ordinary causal models.
-        plain_steps: number of first training steps that use the streams without attempts.
+        plain_steps: number of initial training steps that use the streams without attempts.
     """
 
     def __init__(self, pad_token_id: int, decisions: bool = True, plain_steps: int = 0):
@@ -421,14 +421,14 @@ class GoCoderCollator:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    if not row[f"{PLAIN}input_ids"]:  # the record has no attempts: its stream is plain
+    if not row[f"{PLAIN}input_ids"]:  # the record has no attempts, so its stream is already plain
         return row
     ids, labels = row[f"{PLAIN}input_ids"], row[f"{PLAIN}labels"]
     return {"input_ids": ids, "labels": labels, "decision_positions": [], "decision_labels": [], "feedback_ids": []}
 
 
 def padded_decisions(rows: Sequence[dict[str, Any]]) -> dict[str, list]:
-    """Return the decisions of rows, padded to the longest row, or to length 1 if there are none."""
+    """Return each row's decisions, padded to the largest number of decisions in a row (at least 1)."""
     count = max(1, *(len(row["decision_labels"]) for row in rows))
     padding = {"decision_positions": 0, "decision_labels": IGNORED, "feedback_ids": NO_FEEDBACK}
     return {

@@ -7,7 +7,7 @@
 
 Mutations change tree-sitter's tokens after the given prefix. The decision on an attempt is CONTINUE (repair it) if the
 verdict has an error, REFINE (plan again) if the verdict is good but the oracle knows of an error, else DONE. With the
-oracle "types", half of the trajectories of code that type-checks show verdicts on syntax only. Candidates that pass
+oracle "types", half of the trajectories of code that type-checks show only syntax verdicts. Candidates that pass
 are dropped, because code with reordered lines may be correct.
 
 A trajectory has one to four attempts and ends in the solution, so a third of all attempts are solutions. A record has
@@ -33,9 +33,9 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # Probabilities of zero, one, two and three failed attempts before the solution. The mean is two, so a third of the
 # decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
-SYNTAX_ONLY = 0.5  # fraction of trajectories whose verdicts hide the types that an oracle knows
+SYNTAX_ONLY = 0.5  # fraction of trajectories with verdicts that hide the oracle's type errors
 NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, for use without a validator
-MAX_CHARACTERS = 4000  # limit on the code of a trajectory; further failed attempts are dropped
+MAX_CHARACTERS = 4000  # limit on all code in a trajectory; further failed attempts are dropped
 CHUNK = 64  # records per call of the validator
 
 
@@ -45,7 +45,7 @@ class TrajectoryCounts:
 
     Attributes:
         decisions: attempts by decision: "CONTINUE", "REFINE", "DONE".
-        kinds: failed attempts in trajectories by kind: "syntax", "types".
+        kinds: failed attempts by kind: "syntax", "types".
         dropped: dropped records and candidates by reason.
     """
 
@@ -60,7 +60,7 @@ class TrajectoryCounts:
 
 @dataclass
 class _Source:
-    """A record with the verdict on its solution, and failed candidates with their verdicts, by kind."""
+    """A record with its solution's verdict and, by kind, failed candidates with their verdicts."""
 
     record: dict[str, Any]
     feedback: Feedback
@@ -68,7 +68,7 @@ class _Source:
 
 
 def failed_record(record: dict[str, Any], code: str, verdict: Feedback, suffix: str = "") -> dict[str, Any]:
-    """Return a record with two attempts, a failed one and the solution. Append `suffix` to its id."""
+    """Return a record with two attempts: the failed code and the solution. Append `suffix` to its id."""
     failed = {"code": code, "feedback": asdict(verdict), "decision": DECISIONS[CONTINUE]}
     solved = {"code": record["solution"]["code"], "feedback": None, "decision": DECISIONS[DONE]}
     return {**record, "id": f"{record['id']}{suffix}", "attempts": [failed, solved]}
@@ -89,10 +89,10 @@ def build_trajectories(
 
     Args:
         records: plain records; existing attempts are replaced.
-        validator: its verdict on types counts only for records whose solution type-checks, because a function taken
-            out of its package uses names that are missing.
+        validator: its verdict on types counts only for records whose solution type-checks, because a function without
+            the rest of its package may use undefined names.
         seed: seed of all random choices.
-        per_record: trajectories per record, with different failed attempts; fewer if candidates run out.
+        per_record: number of trajectories per record, with different failed attempts; fewer if candidates run out.
         oracle: "none", or "types" (needs a validator that checks types).
         counts: updated while iterating.
     """
@@ -119,7 +119,7 @@ def build_trajectories(
 def _judged(
     chunk: list[dict[str, Any]], validator: Validator, seed: int, counts: TrajectoryCounts
 ) -> Iterator[_Source]:
-    """Mutate the solutions of a chunk, validate all candidates in one call, and sort them by kind."""
+    """Mutate the solutions in a chunk, validate all candidates in one call, and sort them by kind."""
     solutions = [record["solution"]["code"] for record in chunk]
     sound = []
     for record, code, verdict in zip(chunk, solutions, validator(solutions)):
@@ -156,7 +156,7 @@ def _judged(
 def _draw(
     source: _Source, count: int, generator: random.Random, counts: TrajectoryCounts
 ) -> list[tuple[str, Feedback]]:
-    """Take up to `count` failed candidates from the source, the rarer kind first, while they fit."""
+    """Take up to `count` failed candidates, the rarer kind first, until the trajectory is too long."""
     drawn: list[tuple[str, Feedback]] = []
     characters = len(source.record["solution"]["code"])
     for _ in range(count):
@@ -184,7 +184,7 @@ def _trajectory(
     syntax_only: bool,
     counts: TrajectoryCounts,
 ) -> dict[str, Any]:
-    """Return a trajectory. With `syntax_only`, its verdicts omit the types that the oracle knows."""
+    """Return a trajectory. With `syntax_only`, its verdicts omit the type errors that the oracle knows."""
     record, attempts = source.record, []
     for code, verdict in (*failed, (record["solution"]["code"], source.feedback)):
         seen = verdict.of_syntax() if syntax_only else verdict
@@ -204,7 +204,7 @@ FLIPPED = {
     "%": "/", "&&": "||", "||": "&&", "&": "|", "|": "&", "<<": ">>", ">>": "<<", "+=": "-=", "-=": "+=",
     "++": "--", "--": "++", "&=": "|=", "|=": "&=",
 }  # fmt: skip
-# The star of a pointer and the ampersand of an address are not operators between two values.
+# Under other parents, `*` is a pointer and `&` an address, not a binary operator.
 BINARY_PARENTS = ("binary_expression", "assignment_statement", "inc_statement", "dec_statement")
 
 
@@ -219,26 +219,26 @@ class Token(NamedTuple):
 
 
 class Body(NamedTuple):
-    """UTF-8 code, and its tokens and lines (start, stop after the line break) that may be mutated."""
+    """UTF-8 code with its mutable tokens and lines. A line is (start, stop) with its line break."""
 
     code: bytes
     tokens: list[Token]
     lines: list[tuple[int, int]]
 
     def replaced(self, *edits: tuple[int, int, bytes]) -> str:
-        """Return the code after non-overlapping edits that replace bytes [start, stop) with a text."""
+        """Apply non-overlapping edits, which replace bytes [start, stop) with a text, and return the code."""
         code = self.code
         for start, stop, text in sorted(edits, reverse=True):
             code = code[:start] + text + code[stop:]
         return code.decode()
 
     def change_one(self, generator: random.Random, places: list, edit: Callable) -> str | None:
-        """Return the code with a random place edited, or None if there are no places."""
+        """Apply the edit at a random place and return the code, or None if there are no places."""
         return self.replaced(edit(generator.choice(places))) if places else None
 
 
 def go_tokens(code: str) -> list[Token]:
-    """Return the tokens of Go code in their order, without comments and automatic semicolons."""
+    """Return the tokens of Go code in order, without comments and automatic semicolons."""
     tokens: list[Token] = []
     stack: list[tuple[Node, str]] = [(parse(code).root_node, "")]
     while stack:
@@ -295,7 +295,7 @@ def _swap_identifiers(body: Body, generator: random.Random) -> str | None:
 
 
 def _swap_lines(body: Body, generator: random.Random) -> str | None:
-    """Exchange two neighboring lines of equal indentation."""
+    """Swap two adjacent lines with the same indentation."""
     texts = {line: body.code[slice(*line)] for line in body.lines}
     indented = {line: len(text) - len(text.lstrip(b" \t")) for line, text in texts.items()}
     neighbors = [(a, b) for a, b in pairwise(body.lines) if a[1] == b[0] and indented[a] == indented[b]]
@@ -309,7 +309,7 @@ OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
     "delete brace": lambda body, rng: body.change_one(
         rng, [token for token in body.tokens if token.text in ("{", "}")], lambda t: (t.start, t.stop, b"")
     ),
-    # like a model that runs out of budget
+    # simulates a model that runs out of its token budget
     "truncate": lambda body, rng: body.change_one(rng, body.tokens, lambda t: (t.start, len(body.code), b"")),
     "duplicate token": lambda body, rng: body.change_one(
         rng, body.tokens, lambda t: (t.stop, t.stop, b" " + t.text.encode())
@@ -318,7 +318,7 @@ OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
     "delete line": lambda body, rng: body.change_one(rng, body.lines, lambda line: (*line, b"")),
     "swap identifiers": _swap_identifiers,
     "swap lines": _swap_lines,
-    # == into !=, + into -, && into ||
+    # == becomes !=, + becomes -, && becomes ||
     "flip operator": lambda body, rng: body.change_one(
         rng,
         [token for token in body.tokens if token.text in FLIPPED and token.parent in BINARY_PARENTS],

@@ -1,12 +1,12 @@
 """HumanEval-Go, MBXP Go and HumanEvalFix-Go from local files: tasks, sampled solutions and pass@k.
 
-It reads three layouts of JSON Lines (plain or gzipped): MultiPL-E (`tests`), mxeval's HumanEval and MBXP (`test`,
+It reads three JSON Lines layouts (plain or gzipped): MultiPL-E (`tests`), mxeval's HumanEval and MBXP (`test`,
 `description`), and HumanEvalPack (`docstring`, `buggy_solution`), for writing and for repair. It downloads nothing. Do
 not train on these files.
 
 The model gets a task in the format of a training record: the doc comment is the problem, the signature is the prefix
 of the code, and helper functions are the context. Imports are dropped, and the test runner adds them back, because a
-solution need not use those of the prompt. All of them are in the standard library except testify, which the runner
+solution need not use the prompt's imports. All of them are in the standard library except testify, which the runner
 replaces with a stand-in.
 
 Generated code runs only in the sandbox. Without one, no tests run, and results have only parse and type-check rates.
@@ -54,7 +54,7 @@ FAILED_TEST = Feedback(syntax_ok=True, types_ok=True, tests_pass=False, category
 
 @dataclass(frozen=True)
 class GoTask:
-    """One task of a test set.
+    """One task in a test set.
 
     Attributes:
         id: id in the test set.
@@ -84,16 +84,16 @@ class GoTask:
         }
 
     def file(self, code: str) -> str:
-        """Return the function `code` (prefix included) with the declarations that it needs."""
+        """Return the function `code` (including its prefix) after the helper declarations."""
         return "\n\n".join(filter(None, (self.helpers, code)))
 
     def program(self, code: str) -> GoProgram:
-        """Return the function `code` with its declarations and tests."""
+        """Return a program with the function `code`, its helpers and its tests."""
         return GoProgram(self.file(code), self.tests, self.file(self.prefix + STUB))
 
 
 def load_benchmark(name: str, path: str | Path) -> list[GoTask]:
-    """Load the tasks of a test set.
+    """Load the tasks in a test set.
 
     Args:
         name: one of `options.BENCHMARKS`, which determines the layout.
@@ -148,9 +148,9 @@ def _task(
 
 
 def truncated(code: str, prefix: str) -> str:
-    """Remove a generated `main` or tests. If the code does not parse, cut it at the end of its function.
+    """Remove a generated `main` or tests. If the rest does not parse, cut it after its first function.
 
-    A model that does not stop generates until its token budget is spent. Complete helpers after the function stay.
+    A model that does not stop uses up its token budget. Helpers after the function stay if they parse.
     """
     own = OWN_TEST.search(code, len(prefix))
     code = code[: own.start()] if own else code
@@ -172,7 +172,7 @@ def write_samples(
     options: EvaluateGo,
     repair: bool = False,
 ) -> list[dict[str, Any]]:
-    """Generate `options.samples` solutions of each task. A single sample is greedy.
+    """Generate `options.samples` solutions for each task, greedily if there is only one.
 
     Args:
         validator: validates the buggy code of repair tasks.
@@ -195,7 +195,7 @@ def write_samples(
 def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature: float) -> list[str]:
     """Generate a plan and code for each task.
 
-    A given attempt goes between them, and a new plan follows it if it ends in <REFINE>.
+    With `given`, an attempt follows the plan. If the attempt ends in <REFINE>, the model writes a new plan after it.
     """
     prefixes = [task.prefix for task in tasks]
     prompts = [builder.prompt_ids(task.record()) for task in tasks]
@@ -208,7 +208,7 @@ def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature:
 
 
 def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
-    """Encode each buggy solution with its verdict and <RETRY> if it does not compile, else <REFINE>.
+    """Encode each buggy solution, its verdict, and <RETRY> if it does not compile or else <REFINE>.
 
     Verdicts have no line numbers here, because those would refer to the program and not to the function.
     """
@@ -227,7 +227,7 @@ def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validato
 
 @contextmanager
 def test_tools() -> Iterator[tuple[GoTypesValidator | None, GoTestRunner | None, str]]:
-    """Yield the type checker, the test runner, and the reason why there is no runner ("" if there is one)."""
+    """Yield the type checker, the test runner, and the reason if there is no runner (else "")."""
     with ExitStack() as stack:
         try:
             types = stack.enter_context(GoTypesValidator())
@@ -244,7 +244,7 @@ def test_tools() -> Iterator[tuple[GoTypesValidator | None, GoTestRunner | None,
 def unsolvable_tasks(tasks: Sequence[GoTask], types: Validator) -> list[str]:
     """Return the ids of tasks that no solution can pass, because their tests do not type-check.
 
-    The type checker cannot check tests that import testify; `judge_samples` finds those when it runs them.
+    The type checker cannot check tests that import testify; `judge_samples` finds those tasks when it runs the tests.
     """
     verdicts = types([f"{task.tests}\n\n{task.file(task.prefix + STUB)}" for task in tasks])
     return [task.id for task, verdict in zip(tasks, verdicts) if verdict.failed]
@@ -257,7 +257,7 @@ def judge_samples(
     runner: GoTestRunner | None,
     unsolvable: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run the tests of samples, and compute parse and type-check rates and pass@k.
+    """Run each sample's tests, and compute parse rate, type-check rate and pass@k.
 
     Args:
         samples: output of `write_samples`; each sample that runs gets the "status" and "message" of its tests.

@@ -6,7 +6,7 @@
     repair       repairs of a given failed attempt; the baseline sees neither the attempt nor its verdict
     refinement   the Go coder's refinement loop; the baseline is the same number of independent samples
 
-Type errors count only if the reference type-checks, as in the training data: a function that uses other names of its
+Type errors count only if the reference type-checks, as in the training data: a function that uses other names in its
 package cannot type-check alone.
 """
 
@@ -45,7 +45,7 @@ Record = dict[str, Any]
 def evaluate_loss(writer: Writer, builder: GoStreamBuilder, records: Sequence[Record]) -> dict[str, Any]:
     """Score code bodies, including </CODE>, given the problem and the record's plan.
 
-    `left_out` counts records that are longer than a row, and records whose code is all prefix.
+    `left_out` counts records that do not fit in a row, and records with no code after the prefix.
     """
     builder, rows = replace(builder, plan_budget=builder.max_length, code_budget=builder.max_length), []
     for record in records:
@@ -73,7 +73,7 @@ def evaluate_greedy(
     """Score the greedy plan and the greedy code for each problem.
 
     Returns:
-        Metrics, and {"id", "plan", "code", "exact", "subtree_f1", "syntax_ok", "types_ok", "message"} of each record.
+        Metrics, and {"id", "plan", "code", "exact", "subtree_f1", "syntax_ok", "types_ok", "message"} for each record.
         The type-check rate is None if the validator does not check types.
     """
     prompts, prefixes = [builder.prompt_ids(record) for record in records], [r["code_prefix"] for r in records]
@@ -135,7 +135,7 @@ def evaluate_decisions(writer: Writer, builder: GoStreamBuilder, trajectories: S
 
 
 def _decision_logits(writer: Writer, rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the logits [N, 3] of all decisions of the rows, by source."""
+    """Return the logits [N, 3] of all decisions in the rows, by source ("tokens", "head")."""
     choices = torch.tensor([TOKEN_IDS[token] for token in DECISION_TOKENS])
     coder = is_go_coder(writer.model)
     has_head = coder and not getattr(writer.model.config, "unified", False)
@@ -159,15 +159,15 @@ def _decision_logits(writer: Writer, rows: list[dict[str, Any]]) -> dict[str, np
 def evaluate_repair(
     writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record], validator: Validator, seed: int = 0
 ) -> dict[str, Any]:
-    """Score greedy repairs of each trajectory's last failed attempt against new code for the same plan.
+    """Compare greedy repairs of each trajectory's last failed attempt with new code for the same plan.
 
     Both start from the trajectory's plan. The repair also gets the attempt, its verdict and its decision: after
     <REFINE> the model writes a new plan first, after <RETRY> code.
 
     Returns:
-        Exact and valid rates of "repair" and "resampling" (new code) with their paired differences, subtree F1 of the
-        attempt, the repair and the new code with the reference ("_ast"), and numbers of new tokens ("_tokens"); all
-        but the differences also by decision. `repair_unchanged` is the fraction of repairs that equal the attempt.
+        Exact and valid rates of "repair" and "resampling" (new code) with their paired differences, subtree F1
+        with the reference ("_ast") of the attempt, the repair and the new code, and numbers of new tokens ("_tokens").
+        All but the differences are also given by decision. `repair_unchanged`: fraction of repairs equal to attempts.
     """
     cases = [case for case in (_repair_case(builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
@@ -205,7 +205,7 @@ def evaluate_repair(
 
 
 def _repair_case(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
-    """Return the inputs of one repair, or None if the record has no failed attempt or is too long."""
+    """Return the inputs for one repair, or None if the record has no failed attempt or is too long."""
     try:
         built = builder.build(record)
     except TooLongError:
@@ -229,7 +229,7 @@ def _repair_case(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | N
 def evaluate_refinement(
     writer: Writer, records: Sequence[Record], validator: Validator, options: EvaluateGo
 ) -> dict[str, Any]:
-    """Score the refinement loop against the same number of independent samples at the same temperature.
+    """Compare the refinement loop with as many independent samples at the same temperature.
 
     The loop's answer is the last attempt that passes the validator, or else the last attempt. The baseline is an
     oracle that finds a correct sample if there is one: "resampling" is its success rate after one, two, ... samples,
@@ -238,7 +238,7 @@ def evaluate_refinement(
     """
     verdicts = validator([record["solution"]["code"] for record in records])
     pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
-    # Records whose reference has type errors come last, because only their syntax is validated.
+    # Records whose reference has type errors come last, because only syntax is validated for them.
     pairs.sort(key=lambda pair: pair[1].types_ok is False)
     judged, syntax_only = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
     result: dict[str, Any] = {
@@ -253,7 +253,7 @@ def evaluate_refinement(
     loop = _attempts(writer, judged[:typed], validator, most, "refinement", options.temperature)
     of_syntax = lambda samples: [verdict.of_syntax() for verdict in validator(samples)]  # noqa: E731
     loop += _attempts(writer, judged[typed:], of_syntax, most, "refinement", options.temperature)
-    torch.manual_seed(options.seed + 1)  # another seed, so that the samples do not repeat the loop's first attempt
+    torch.manual_seed(options.seed + 1)  # a different seed, or the samples would repeat the loop's first attempt
     drawn = [_attempts(writer, judged, None, 1, f"resampling {i + 1}", options.temperature) for i in range(most)]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
     ours, theirs = (_judge(judged, attempts, validator, syntax_only) for attempts in (loop, control))
@@ -270,7 +270,7 @@ def evaluate_refinement(
 
 
 def _attempts(writer: Writer, records, validator, iterations: int, what: str, temperature: float) -> list[list[str]]:
-    """Return the code of each record's attempts."""
+    """Run the refinement loop, and return the code of each record's attempts."""
     results = []
     for batch in writer.batches(records, what):
         output = writer.model.generate_with_refinement(
@@ -291,7 +291,7 @@ def _attempts(writer: Writer, records, validator, iterations: int, what: str, te
 
 
 def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only) -> dict[str, list[list[bool]]]:
-    """Return whether each attempt is valid and whether it equals the reference, [records][attempts] each."""
+    """Return "valid" and "exact" flags [records][attempts], one of each for every attempt."""
     owners = [index for index, row in enumerate(attempts) for _ in row]
     samples = [code for row in attempts for code in row]
     flags = {
@@ -302,6 +302,6 @@ def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only
 
 
 def _which_pass(validator: Validator, samples: Sequence[str], syntax_only: Sequence[bool]) -> list[bool]:
-    """Check whether each sample passes the validator or, where `syntax_only`, whether it parses."""
+    """Check whether each sample passes the validator or, where `syntax_only` is true, whether it parses."""
     verdicts = validator(samples)
     return [bool(verdict.syntax_ok) and (alone or not verdict.failed) for verdict, alone in zip(verdicts, syntax_only)]

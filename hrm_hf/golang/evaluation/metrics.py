@@ -1,6 +1,6 @@
 """Metrics of the Go coder's evaluation as pure functions of predictions and references.
 
-They cover plans, refinement decisions, iterations, pass@k, bits per byte, and their intervals. Every rate is in
+They cover plans, refinement decisions, iterations, pass@k, bits per byte, and confidence intervals. Every rate is in
 [0, 1], and the rate of an empty list is None.
 """
 
@@ -19,7 +19,7 @@ RESAMPLES = 10_000  # number of bootstrap resamples
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean of values (for flags, their rate), or None if there are no values."""
+    """Return the mean of values (the rate, for flags), or None if there are no values."""
     return float(np.mean(values)) if len(values) else None
 
 
@@ -30,7 +30,7 @@ def rate_with_interval(name: str, flags: Sequence[bool]) -> dict[str, Any]:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Estimate the chance that one of k samples passes: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1).
+    """Estimate pass@k as 1 - C(n-c, k) / C(n, k), with c of n samples correct (Chen et al. 2021, eq. 1).
 
     Raises:
         ValueError: `correct` or `k` is greater than `samples`, or too small.
@@ -46,8 +46,8 @@ def pass_at_k_scores(counts: Sequence[tuple[int, int]], ks: Sequence[int], seed:
     """Return {"pass@1": mean over tasks, "pass@1_interval": [low, high], ...}, with 95 % intervals.
 
     Args:
-        counts: number of samples and of correct samples of each task.
-        ks: values of k; skips those above the smallest number of samples of a task.
+        counts: (number of samples, number of correct samples) for each task.
+        ks: values of k; values above the smallest number of samples per task are skipped.
         seed: seed of the bootstrap over tasks. If every task has pass@k 0 or 1, the interval is Wilson's instead.
     """
     scores: dict[str, Any] = {}
@@ -66,11 +66,11 @@ def pass_at_k_scores(counts: Sequence[tuple[int, int]], ks: Sequence[int], seed:
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of sum(numerators) / sum(denominators).
 
-    Pairs are resampled together. Bits per byte is such a ratio; with denominators of one it is a mean.
+    Each numerator is resampled with its denominator. Bits per byte is such a ratio; a mean has denominators of 1.
     """
     above, below = np.asarray(numerators, dtype=float), np.asarray(denominators, dtype=float)
     generator, ratios = np.random.default_rng(seed), []
-    for _ in range(0, RESAMPLES, 1000):  # 1000 resamples at a time, so that a large test set fits in memory
+    for _ in range(0, RESAMPLES, 1000):  # 1000 resamples at a time, to limit the memory for large test sets
         rows = generator.integers(len(above), size=(1000, len(above)))
         ratios.append(above[rows].sum(axis=1) / below[rows].sum(axis=1))
     low, high = np.quantile(np.concatenate(ratios), (0.025, 0.975))
@@ -78,7 +78,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], s
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> dict[str, Any]:
-    """Return the mean of first - second over the same items, with its 95 % bootstrap interval.
+    """Return the mean of `first - second` over paired items, with its 95 % bootstrap interval.
 
     "only_first" and "only_second" count the items with a positive and a negative difference.
     """
@@ -93,7 +93,7 @@ def paired_difference(first: Sequence[float], second: Sequence[float], seed: int
 
 
 def bits_per_byte(nats: float, size: int) -> float | None:
-    """Convert a summed loss in nats to bits per byte of the text, or None if the text is empty."""
+    """Convert a summed loss in nats to bits per byte of text. Return None if the text is empty."""
     return nats / math.log(2) / size if size else None
 
 
@@ -136,16 +136,16 @@ def f1_score(hits: int, predicted: int, right: int) -> tuple[float | None, float
 
 
 def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: Sequence[bool]) -> dict[str, Any]:
-    """Return accuracy, macro-F1 and confusion matrix of refinement decisions, with simple baselines.
+    """Return accuracy, macro-F1 and the confusion matrix of refinement decisions, with simple baselines.
 
     Args:
         predicted, reference: class indices into DECISIONS.
-        failed: whether the verdict on each attempt has an error. `rule_accuracy` is that of predicting CONTINUE after
-            an error, and the most frequent class otherwise.
+        failed: whether the verdict on each attempt has an error. `rule_accuracy` is the accuracy of predicting
+            CONTINUE after an error, and the most frequent class otherwise.
 
     Returns:
         Scores, and "confusion" with a row per true class and a column per predicted class. Macro-F1 averages over the
-        classes that occur in either, as in scikit-learn.
+        classes that occur in `predicted` or `reference`, as in scikit-learn.
     """
     confusion = np.zeros((len(DECISIONS), len(DECISIONS)), dtype=int)
     for ours, right in zip(predicted, reference, strict=True):
@@ -167,7 +167,7 @@ def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
     """Return the expected calibration error (Guo et al. 2017, arXiv 1706.04599).
 
-    This is the mean distance between confidence and accuracy in bins of equal width, weighted by their sizes.
+    This is the mean distance between confidence and accuracy in bins of equal width, weighted by bin size.
     `probabilities` are [N, C], `labels` [N].
     """
     sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
@@ -183,7 +183,7 @@ def answers(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]
 
     Args:
         success, selected: `[records][attempts]`, whether an attempt is correct, and whether it passed.
-        most: attempts after which the loop stops.
+        most: number of attempts after which the loop stops.
     """
     chosen = []
     for flags, passed in zip(success, selected, strict=True):
@@ -202,8 +202,8 @@ def iteration_scores(
         max_iterations: maximum attempts per record.
 
     Returns:
-        "success": rate of correct answers; "success_per_iteration" [max_iterations]: the same if the loop stopped
-        after that many attempts; "any_success": rate of records with a correct attempt; "average_iterations";
+        "success": rate of correct answers; "success_per_iteration" [max_iterations]: "success" if the loop stopped
+        after 1, 2, ... attempts; "any_success": rate of records with a correct attempt; "average_iterations";
         "premature_stop_rate": fraction of records with a wrong answer and attempts left;
         "wasted_iteration_rate": fraction of attempts after the first correct one.
     """

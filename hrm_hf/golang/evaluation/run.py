@@ -17,7 +17,7 @@ from .held_out import Record, Validator
 from .writer import Writer, is_go_coder, load_writer
 
 
-# Metrics that the model card and the screen show; results.json has all of them.
+# Metrics shown in the model card and on screen; results.json has all metrics.
 SHOWN = (
     "loss.code_bits_per_byte", "loss.code_perplexity", "greedy.intent_accuracy", "greedy.target_f1",
     "greedy.plan_acc", "greedy.code_exact", "greedy.code_ast", "greedy.parse_rate", "greedy.type_check_rate",
@@ -78,7 +78,7 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
 
 
 def _read(options: EvaluateGo, on_skip: Callable[[str], None] | None) -> tuple[list[Record], list[Record]]:
-    """Read the records and the trajectories, at least one of which must have attempts."""
+    """Read the records and the trajectories. At least one trajectory must have attempts."""
     found = []
     for files in (options.records or [], options.trajectories or []):
         rows = list(read_records(files, on_bad_line=options.on_bad_line, on_skip=on_skip))
@@ -125,7 +125,7 @@ def _run_benchmarks(writer: Writer, builder: GoStreamBuilder, tasks: dict, judge
 
 
 def flattened(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested metrics, with names joined by dots."""
+    """Flatten nested metrics, joining names with dots."""
     flat: dict[str, Any] = {}
     for name, value in metrics.items():
         flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -133,7 +133,7 @@ def flattened(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def on_screen(result: dict[str, Any]) -> dict[str, str]:
-    """Return the metrics to show on screen: those on the card with intervals, counts, and test sets."""
+    """Return the metrics to show on screen: `SHOWN` with intervals, counts, and all benchmark metrics."""
     chosen = {}
     for name, value in flattened(result["metrics"]).items():
         plain = name.removesuffix("_interval").replace(".interval", ".difference")
@@ -149,7 +149,7 @@ def _rounded(value: Any) -> str:
 
 
 def update_card(model: str, result: dict[str, Any], files: list[Path] | None) -> str:
-    """Write the metrics into the model's card, and return its path."""
+    """Write the metrics to the model's card, and return its path."""
     flat, settings = flattened(result["metrics"]), {k: v for k, v in result["settings"].items() if v is not None}
     parameters, card = result["parameters"], None
     if files:

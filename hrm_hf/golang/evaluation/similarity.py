@@ -1,11 +1,11 @@
 """Compare Go code samples: exact match after gofmt, F1 of syntax subtrees, and shortening.
 
-Exact match compares samples after gofmt or, if gofmt is missing, their tokens without comments; the result says which.
-Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, without comments.
+Exact match compares samples after gofmt or, if gofmt is missing, their tokens without comments; the result names the
+method. Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, without comments.
 
 An empty function passes every syntax and type check. Where code is kept or rewarded for passing such a check,
-`is_shortened` therefore compares its number of statements with that of a reference, or of the code it repairs. It does
-not detect wrong code with as many statements; only tests do.
+`is_shortened` therefore compares its number of statements with that of a reference, or of the code it repairs. It
+cannot detect wrong code with as many statements; only tests can.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ KEPT_SHARE = 0.8  # minimum fraction of statements to keep; code with fewer coun
 FUNCTIONS = ("function_declaration", "method_declaration")
 DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
 NOTHING = ("empty_statement", "labeled_statement")  # the statement after a label counts separately
-# In a part that tree-sitter cannot parse, only the keyword of a statement is left.
+# Where tree-sitter cannot parse the code, only the keyword of a statement remains in the tree.
 WORDS = frozenset("break continue defer fallthrough for go goto if return select switch".split())
 
 
@@ -57,7 +57,7 @@ def subtree_f1(code: str, reference: str) -> float:
     """Return the F1 of the multisets of syntax subtrees, 2 |A and B| / (|A| + |B|), without comments.
 
     It is 1 if neither sample has subtrees. A subtree is its node types and the text of its leaves. A changed leaf
-    changes every subtree above it, so one renamed variable in a long function costs more than its share of the tokens.
+    changes every subtree above it, so one renamed variable in a long function costs more than its fraction of tokens.
     """
     ours, right = _subtrees(code), _subtrees(reference)
     score = f1_score((ours & right).total(), ours.total(), right.total())[2]
@@ -80,7 +80,7 @@ def _subtrees(code: str) -> Counter:
 
 
 def is_shortened(code: str, than: str) -> bool:
-    """Check whether `code`, a function or a file, has fewer than KEPT_SHARE of the statements of `than`.
+    """Check whether `code` has fewer statements than KEPT_SHARE times the number in `than`.
 
     `than` is the attempt that `code` repairs, or the reference.
     """
@@ -89,7 +89,7 @@ def is_shortened(code: str, than: str) -> bool:
 
 
 def statement_count(code: str) -> int:
-    """Count the distinct statements of the first function with a body, or of the text if there is none.
+    """Count distinct statements in the first function with a body, or in the text if there is none.
 
     Nested statements count. Repeated statements count once, and `_ = x` does not count, so neither can pad a body.
     """

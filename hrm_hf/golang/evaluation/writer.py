@@ -1,7 +1,7 @@
 """Load a Go coder, or a baseline trained on the same stream, and write plans and code with it.
 
-Generation is plain autoregression in two steps, from ...<PLAN> to </PLAN> and then from <CODE>prefix to </CODE>, which
-allows forcing the beginning of the code. Prompts are batched by length, and the model can generate only the tags
+Generation is plain autoregression in two steps, from ...<PLAN> to </PLAN> and then from <CODE>prefix to </CODE>, so
+callers can force the beginning of the code. Prompts are batched by length, and the model can generate only the tags
 that belong in a segment. The Go coder's refinement loop is `generate_with_refinement`, which does not use this module.
 """
 
@@ -46,7 +46,7 @@ def load_writer(options: EvaluateGo, device: str) -> tuple["Writer", GoStreamBui
     known = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
     budgets = {name: getattr(options, name) or known[name] for name in ("problem_budget", "context_budget")}
     if is_go_coder(network):
-        network.config.update(budgets)  # the refinement loop truncates like the builder
+        network.config.update(budgets)  # makes the refinement loop truncate like the builder
     writer = Writer(
         network, tokenizer, options.batch_size, length, max_code_tokens=options.max_code_tokens,
         repetition_guard=options.repetition_guard,
@@ -60,8 +60,8 @@ class Writer:
 
     Attributes:
         batch_size: sequences per batch.
-        max_length: maximum tokens of a prompt and its completion together.
-        max_plan_tokens, max_code_tokens: maximum new tokens of a plan and of a code sample.
+        max_length: maximum tokens in a prompt plus its completion.
+        max_plan_tokens, max_code_tokens: maximum new tokens in a plan and in a code sample.
         progress: whether to show a progress bar; None shows it on a terminal only.
         repetition_guard: whether to prevent plans and code from repeating themselves (`repetition_guards`).
     """
@@ -111,7 +111,7 @@ class Writer:
     def planned_code(
         self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0
     ) -> tuple[list[list[int]], list[str]]:
-        """Generate plans (ids) and code for prompts that end in <PLAN>."""
+        """Generate plans, then code, for prompts that end in <PLAN>. Return plan ids and code."""
         plans = self.plans(prompts, temperature)
         close = TOKEN_IDS["</PLAN>"]
         return plans, self.code([[*a, *b, close] for a, b in zip(prompts, plans)], prefixes, temperature)
@@ -135,7 +135,7 @@ class Writer:
         tags: Collection[int] = (),
         what: str = "generating",
     ) -> list[list[int]]:
-        """Generate tokens after each prompt, including the stop token, or [] if the prompt is too long.
+        """Return the new ids for each prompt, including the stop token, or [] if the prompt is too long.
 
         Args:
             temperature: 0 is greedy; otherwise samples from the full distribution at that temperature.
@@ -156,7 +156,7 @@ class Writer:
     def _batch(self, prompts: list[list[int]], max_new_tokens: int, eos_token_id: list[int], **how) -> list[list[int]]:
         width = max(map(len, prompts))
         if isinstance(self.model, GoCoderGenerationMixin):
-            # Otherwise, generate() takes a prompt that ends in <PLAN> for a task and hides the plan.
+            # By default, generate() would treat a prompt that ends in <PLAN> as a task and hide the plan.
             how["plan_first"] = False
         limits = [min(max_new_tokens, self.max_length - len(ids)) for ids in prompts]
         output = self.model.generate(
@@ -173,7 +173,7 @@ class Writer:
 
     @torch.no_grad()
     def nats(self, sequences: Sequence[Sequence[int]], starts: Sequence[int], what: str = "losses") -> list[float]:
-        """Return the negative log-likelihood of ids[start:] of each sequence in nats, for starts >= 1."""
+        """Return the negative log-likelihood in nats of ids[start:] for each sequence. Starts must be >= 1."""
         results = [0.0] * len(sequences)
         order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]), reverse=True)
         for rows in self.batches(order, what):

@@ -1,4 +1,4 @@
-"""Run the tests of untrusted Go programs, built in chunks and each run in a separate sandbox.
+"""Run the tests of untrusted Go programs, which are built in chunks and run in separate sandboxes.
 
 Building and running are separate, because a program that can write to the build cache could corrupt the next sample.
 
@@ -33,12 +33,12 @@ from .toolchain import CheckerProcess, Go, UsesChecker, find_go, user_cache
 
 HARNESS = Path(__file__).parent / "harness"
 TESTIFY = Path(__file__).parent / "testify"
-TEST_MAIN = "hrmHfTestMain"  # a TestMain in the tests is renamed to this
+TEST_MAIN = "hrmHfTestMain"  # new name for a TestMain in the tests
 MESSAGE = 300  # characters
 Sources = tuple[dict[str, Any], dict[str, Any]]  # the checker's answers for a program's code and its tests
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
 _COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d+)?: (.*)$", re.MULTILINE)
-# Signs of an exceeded limit in the output of a program; the first match counts.
+# Patterns in a program's output that show which limit it exceeded; the first match is used.
 _LIMIT_SIGNS = (
     ("time", r"test timed out after|SIGXCPU", "did not finish in time"),
     ("processes", r"failed to create new OS thread .*errno=11\)", "started too many threads"),
@@ -73,7 +73,7 @@ class GoTestResult:
 
     Attributes:
         status: "pass", "fail", "syntax", "build" (code or tests do not compile), "unsolvable" (the tests do not
-            compile with the stub either), or the exceeded limit: "time", "memory", "disk", "processes",
+            compile even with the stub), or the exceeded limit: "time", "memory", "disk", "processes",
             "network", "output".
         message: one line; empty if it passed.
         line: line of the code, from 1, if known.
@@ -89,10 +89,10 @@ class GoTestResult:
 
 
 class GoTestRunner(UsesChecker):
-    """Build and run tests, with a checker process (for syntax and imports) that persists between calls.
+    """Runner that builds and runs tests. Its checker process (syntax, imports) persists between calls.
 
     Standard library packages that code or tests use without importing them are imported, and unused imports are
-    allowed, because prompts of benchmarks have too few or too many imports.
+    allowed, because benchmark prompts have too few or too many imports.
 
     Args:
         limits: limits on the run of one program.
@@ -126,7 +126,7 @@ class GoTestRunner(UsesChecker):
         return results
 
     def _mark_unsolvable(self, programs: Sequence[GoProgram], results: list[GoTestResult]) -> None:
-        """Mark programs as unsolvable if their tests do not build with their stub either."""
+        """Mark programs as unsolvable if their tests do not build even with the stub."""
         tested = {
             index: GoProgram(program.stub, program.tests)
             for index, (program, result) in enumerate(zip(programs, results))
@@ -218,7 +218,7 @@ class GoTestRunner(UsesChecker):
 
     def _run(self, binary: Path) -> GoTestResult:
         limits, secret = self.limits, secrets.token_hex(32)
-        wall = replace(limits, seconds=limits.seconds + 2)  # Go's own timeout comes first, with a report
+        wall = replace(limits, seconds=limits.seconds + 2)  # Go's own timeout comes first and prints a report
         run = run_sandboxed(
             ["/program", f"-test.timeout={limits.seconds}s", "-test.paniconexit0"], wall,
             read_only=[(str(binary), "/program")], stdin=secret.encode(),
@@ -250,7 +250,7 @@ def judge(run: Run, limits: Limits, secret: str) -> GoTestResult:
 
 
 def _write_module(folder: Path, go: Go, files: dict[int, Sources]) -> None:
-    """Write the module for `go test ./...`: one package per program, the harness, a stand-in for testify."""
+    """Write the module for `go test ./...`: one package per program, the harness, and a testify stand-in."""
     work = folder / "work"
     shutil.copytree(TESTIFY, work / "testify")
     (folder / "out").mkdir()
@@ -262,7 +262,7 @@ def _write_module(folder: Path, go: Go, files: dict[int, Sources]) -> None:
     )
     (work / "collect").write_text(_COLLECT)
     (work / "collect").chmod(0o755)
-    harness = f"h{secrets.token_hex(16)}"  # a path that no program can import
+    harness = f"h{secrets.token_hex(16)}"  # random, so no program can import it
     shutil.copytree(HARNESS, work / harness)
     for index, (code, tests) in files.items():
         package = work / f"p{index:05d}"

@@ -1,4 +1,4 @@
-"""Validators of Go code (tree-sitter, Go's parser, Go's type checker), and gofmt.
+"""Validators for Go code (tree-sitter, Go's parser, Go's type checker), and gofmt.
 
 A validator is called with code samples and returns a `Feedback` for each. The category of a message (`CATEGORIES`)
 follows from its wording in go/parser, go/scanner, go/types and cmd/compile of Go 1.19 to 1.27.
@@ -15,7 +15,7 @@ from .syntax import first_fault, go_parser
 from .toolchain import CheckerProcess, GoNotFoundError, UsesChecker
 
 
-# The first match counts.
+# The first matching pattern gives the category.
 _SYNTAX = (
     (r"not terminated|newline in (string|rune literal)|illegal rune literal|escape", "unterminated literal"),
     (r"found 'EOF'|unexpected EOF", "missing closing"),
@@ -33,9 +33,9 @@ _UNDEFINED = re.compile(r"undefined|undeclared name|not declared by package|coul
 
 
 class TreeSitterValidator(UsesChecker):
-    """Check whether code parses with tree-sitter. `types_ok` and `tests_pass` stay None.
+    """Validator that checks whether code parses with tree-sitter. `types_ok` and `tests_pass` stay None.
 
-    Compared to gofmt, it has no false alarms, misses a few percent of errors, and may report another line (see
+    Compared to gofmt, it has no false alarms, misses a few percent of errors, and may report a different line (see
     benchmarks/golang/validators.py). Raises ImportError if tree-sitter is not installed.
     """
 
@@ -50,7 +50,7 @@ class TreeSitterValidator(UsesChecker):
 
 
 class GoParserValidator(UsesChecker):
-    """Check whether code parses with go/parser, with the same error messages as `gofmt -e`.
+    """Validator that checks whether code parses with go/parser. Errors read as those of `gofmt -e`.
 
     `types_ok` and `tests_pass` stay None. Without an answer in 60 s, all flags are None and the message says so.
 
@@ -69,11 +69,11 @@ class GoParserValidator(UsesChecker):
 
 
 class GoTypesValidator(GoParserValidator):
-    """Check whether code parses and type-checks, with go/types and the sources of the standard library.
+    """Validator that type-checks code with go/types and the sources of the standard library.
 
     Each code sample is checked as a separate package: names declared in other files of its package are undefined.
     Unused variables and imports are errors. Standard library packages that are used but not imported count as
-    imported; among packages of the same name, the one that has the used names is chosen. Code that imports other
+    imported; among packages with the same name, the one that has the used names is chosen. Code that imports other
     packages is only parsed (`types_ok` is None, and the message names the import). `tests_pass` stays None.
     """
 
@@ -82,13 +82,13 @@ class GoTypesValidator(GoParserValidator):
 
 
 class GoFormatter(UsesChecker):
-    """Format Go source like gofmt. Raises GoNotFoundError if no Go toolchain can build the checker."""
+    """Formatter that works like gofmt. Raises GoNotFoundError if no Go toolchain can build the checker."""
 
     def __init__(self):
         self.checker = CheckerProcess()
 
     def __call__(self, samples: Sequence[str]) -> list[str | None]:
-        """Return each sample as formatted by gofmt and stripped, or None if it does not parse."""
+        """Return each sample formatted by gofmt and stripped, or None if it does not parse."""
         answers = self.checker.ask("format", samples)
         return [
             base64.b64decode(answer["text"]).decode().strip() if answer.get("syntax") else None for answer in answers
@@ -100,13 +100,13 @@ VALIDATOR_CHOICES = get_args(GoValidator)
 
 
 def best_validator(kind: str = "auto") -> TreeSitterValidator | GoParserValidator:
-    """Return a validator of `VALIDATORS`, where "auto" is "parser" if Go is installed, else "tree-sitter".
+    """Return the validator called `kind`. "auto" is "parser" if Go is installed, else "tree-sitter".
 
-    "auto" never checks types, because a function taken out of its package uses names that are missing.
+    "auto" never checks types, because a function without the rest of its package may use undefined names.
 
     Raises:
         ValueError: unknown kind.
-        GoNotFoundError: "parser" or "types" without Go.
+        GoNotFoundError: `kind` is "parser" or "types", and Go is not installed.
     """
     if kind not in VALIDATOR_CHOICES:
         raise ValueError(f"kind={kind!r}: unknown validator; must be one of {', '.join(VALIDATOR_CHOICES)}")
@@ -119,12 +119,12 @@ def best_validator(kind: str = "auto") -> TreeSitterValidator | GoParserValidato
 
 
 def syntax_category(message: str) -> str:
-    """Return the category of a message of go/parser or of the compiler's `syntax error: ...`."""
+    """Return the category of a message from go/parser or a `syntax error: ...` from the compiler."""
     return next((category for pattern, category in _SYNTAX if re.search(pattern, message)), "other")
 
 
 def types_category(message: str) -> str:
-    """Return the category of a go/types or compiler message: "undefined name" or "mismatched types"."""
+    """Categorize a type error from go/types or the compiler: "undefined name" or "mismatched types"."""
     return "undefined name" if _UNDEFINED.search(message) else "mismatched types"
 
 

@@ -1,4 +1,4 @@
-"""Run untrusted programs in bubblewrap: no network, no files of the user, limits on all resources.
+"""Run untrusted programs in bubblewrap: no network, no user files, limits on all resources.
 
 The program sees an empty read-only root with only the given paths, a read-only /proc, a /tmp of limited size and
 number of files, and a /dev without /dev/zero (no limit counts its shared memory) and without pseudo-terminals (all
@@ -64,7 +64,7 @@ exec "$@"
 
 
 class SandboxError(RuntimeError):
-    """Raised if no sandbox can be created, so that nothing ran, or if a sandbox did not end."""
+    """Raised if no sandbox can be created (then nothing ran), or if a sandbox did not end."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def sandbox_uid() -> int | None:
 
 
 def _id_map(kind: str) -> list[tuple[int, int, int]]:
-    """Return (first id here, first id outside, count) of each range."""
+    """Return (first id here, first id outside, count) for each range of the uid or gid map."""
     lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
     return [tuple(int(word) for word in line.split()) for line in lines]
 
@@ -195,7 +195,7 @@ def hand_over(folder: Path) -> None:
 
 
 def _options(read_only, writable, environment: dict[str, str], directory: str) -> list[tuple[str, ...]]:
-    """Return the options of bubblewrap, one per tuple, with bind sources as paths on the host."""
+    """Return bubblewrap's options, one per tuple, with host paths as the bind sources."""
     bind = [("--ro-bind", os.path.abspath(outside), inside) for outside, inside in read_only]
     bind += [("--bind", os.path.abspath(outside), inside) for outside, inside in writable]
     variables = [("--setenv", name, value) for name, value in environment.items()]
@@ -272,7 +272,7 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
     stack.callback(os.close, status)
     waiting, release = os.pipe()
     stack.callback(os.close, release)
-    with ExitStack() as given:  # closes our copies once bubblewrap has started
+    with ExitStack() as given:  # closes our copies of the descriptors once bubblewrap has started
 
         def hand(descriptor: int) -> int:
             given.callback(os.close, descriptor)
@@ -324,7 +324,7 @@ def _first_process(status: int, stack: ExitStack) -> int | None:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Wait until a descriptor is readable or closed, and return False after `seconds`."""
+    """Wait until a descriptor is readable or closed. Return False if it is not after `seconds`."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
@@ -352,7 +352,7 @@ def _end(process: subprocess.Popen, first: int | None) -> None:
 
 
 def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, str]:
-    """Read the output until it ends, exceeds its limit, or the deadline passes."""
+    """Read the output until it ends or exceeds its limit, or until the deadline passes."""
     head, tail, total, stopped = bytearray(), bytearray(), 0, ""
     with process.stdout:
         while not stopped:
@@ -367,7 +367,7 @@ def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, 
             head += data[:space]
             tail = (tail + data[space:])[-(clip // 2) :]
             stopped = "output" if total > MAX_OUTPUT else ""
-        try:  # the program may have closed its output without ending
+        try:  # the program may have closed its output and still be running
             process.wait(0 if stopped else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             stopped = stopped or "time"

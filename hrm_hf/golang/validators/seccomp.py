@@ -16,7 +16,7 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def _numbers(calls: str) -> dict[str, tuple[int, int | None]]:
-    """Parse call numbers as NAME=X86_64/AARCH64, where aarch64 may lack the call."""
+    """Parse call numbers in the form NAME=X86_64/AARCH64. The second is empty if aarch64 lacks the call."""
     return {name: (int(x), int(a) if a else None) for name, x, a in re.findall(r"(\w+)=(\d+)/(\d*)", calls)}
 
 
@@ -43,7 +43,7 @@ set_tid_address=218/96 set_robust_list=273/99 rseq=334/293 exit=60/93 exit_group
 waitid=247/95
 """)
 PROCESS_CALLS = _numbers("fork=57/ vfork=58/ setpgid=109/154 setsid=112/157")  # allowed with `processes`
-# `_rules` decides these by their arguments.
+# `_rules` allows or rejects these calls by their arguments.
 CHECKED_CALLS = _numbers(
     "clone=56/220 mmap=9/222 mprotect=10/226 fcntl=72/25 ioctl=16/29 arch_prctl=158/ prctl=157/167 prlimit64=302/261"
 )
@@ -55,7 +55,7 @@ _CLONE_THREAD = 0x10F00
 _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _PROT_WRITE = 2
 _MAP_SHARED_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB = 0x21, 0x100, 0x40000
-# F_DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC; no locks, which no limit covers, and no larger pipes.
+# F_DUPFD, GETFD, SETFD, GETFL, SETFL, DUPFD_CLOEXEC, but not locks (no limit covers them) or larger pipes.
 _FCNTL = (0, 1, 2, 3, 4, 1030)
 _IOCTL = (0x5401, 0x5413)  # TCGETS, TIOCGWINSZ, which check for a terminal
 _ARCH_SET_FS, _PR_SET_VMA = 0x1002, 0x53564D41

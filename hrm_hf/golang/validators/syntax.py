@@ -94,7 +94,7 @@ def parse(code: str | bytes) -> "Tree":
 
 
 def walk(node: "Node") -> Iterator["Node"]:
-    """Yield a node and its descendants in text order, without recursion, as code may nest deeply."""
+    """Yield a node and its descendants in text order, without recursion, because code may nest deeply."""
     stack = [node]
     while stack:
         node = stack.pop()
@@ -108,7 +108,7 @@ def leaves(root: "Node") -> list["Node"]:
 
 
 def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
-    """Return (kind, number of children, leaf text) in preorder, without comments and semicolons."""
+    """Return (kind, child count, leaf text) of each node in preorder, without comments and semicolons."""
     shape, stack = [], [parse(code).root_node]
     while stack:
         node = stack.pop()
@@ -119,7 +119,7 @@ def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
 
 
 def first_fault(code: str | bytes) -> SyntaxFault | None:
-    """Return the first syntax error of a file or of declarations, or None."""
+    """Return the first syntax error in a file or in declarations, or None."""
     text = to_bytes(code) if isinstance(code, str) else code
     fault = _bad_bytes(text)
     if fault is not None:
@@ -162,7 +162,7 @@ def _first_error(root: "Node") -> "Node":
 
 
 def _describe(text: bytes, node: "Node") -> SyntaxFault:
-    """Describe the error at a tree-sitter node, which gives the place but rarely the kind."""
+    """Describe the error at a tree-sitter node. The node gives the location but rarely the category."""
     opened = _brackets(text)
     if opened is not None and opened.category == "unterminated literal":
         return opened
@@ -188,7 +188,7 @@ def _describe(text: bytes, node: "Node") -> SyntaxFault:
 
 def _brackets(text: bytes) -> SyntaxFault | None:
     """Find the first unterminated literal, unmatched bracket, or line that ends inside parentheses."""
-    stack: list[tuple[bytes, str]] = []  # opening bracket, and the one that closes it
+    stack: list[tuple[bytes, str]] = []  # opening bracket, and its closing bracket
     line, code_end = 1, 0
     for match in _LEXEME.finditer(text):
         found = match[0]

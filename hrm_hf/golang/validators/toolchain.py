@@ -60,10 +60,10 @@ class Go:
 
 
 def user_cache() -> Path:
-    """Return our cache directory, and create it, for this user only, if it does not exist.
+    """Return our cache directory. If it does not exist, create it with access for this user only.
 
     Raises:
-        GoNotFoundError: it cannot be created.
+        GoNotFoundError: the directory cannot be created.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     path = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hrm_hf"
@@ -240,7 +240,7 @@ class CheckerProcess:
 
 
 class UsesChecker:
-    """Base class of validators, a context manager that ends the checker process, if there is one."""
+    """Base class of validators: a context manager that ends its checker process, if any, on exit."""
 
     checker: CheckerProcess | None = None
 

@@ -1,10 +1,10 @@
-"""pass@k of ARC-AGI for the `evaluate` library: whether the correct grid is among the first k guesses.
+"""ARC-AGI pass@k for the `evaluate` library: fraction of test grids found within k guesses.
 
-Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/arc_pass_at_k").
+To load it offline, pass the path of this folder: evaluate.load(".../hrm_hf/metrics/arc_pass_at_k").
 The guesses must be ranked; `hrm_hf.puzzles.arc_pipeline.ArcVoting` ranks guesses of augmented puzzles by votes.
 """
 
-# One import per line: the scanner of `evaluate` reads imports line by line.
+# One import per line, because `evaluate` scans imports line by line.
 import datasets
 import evaluate
 

@@ -1,9 +1,9 @@
-"""Bits per byte and perplexity of texts, from log-likelihoods, for the `evaluate` library.
+"""Bits per byte and perplexity from token log-probabilities, for the `evaluate` library.
 
-Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/bits_per_byte").
+To load it offline, pass the path of this folder: evaluate.load(".../hrm_hf/metrics/bits_per_byte").
 """
 
-# One import per line: the scanner of `evaluate` reads imports line by line.
+# One import per line, because `evaluate` scans imports line by line.
 import math
 
 import datasets

@@ -1,9 +1,9 @@
-"""Cell and exact accuracy of puzzles, for the `evaluate` library.
+"""Cell accuracy and exact accuracy of puzzle predictions, for the `evaluate` library.
 
-Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/exact_accuracy").
+To load it offline, pass the path of this folder: evaluate.load(".../hrm_hf/metrics/exact_accuracy").
 """
 
-# One import per line: the scanner of `evaluate` reads imports line by line.
+# One import per line, because `evaluate` scans imports line by line.
 import datasets
 import evaluate
 import numpy as np

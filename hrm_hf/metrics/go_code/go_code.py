@@ -1,10 +1,10 @@
-"""Metrics of Go code for the `evaluate` library: syntax rate, exact match and subtree F1.
+"""Go code metrics for the `evaluate` library: syntax rate, exact match and subtree F1.
 
-Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/go_code"). It runs no code. It
-needs the extra `go` of hrm_hf, and uses Go's parser and gofmt if Go is installed.
+To load it offline, pass the path of this folder: evaluate.load(".../hrm_hf/metrics/go_code"). It does
+not run the code. It needs the `go` extra of hrm_hf, and uses Go's parser and gofmt if Go is installed.
 """
 
-# One import per line: the scanner of `evaluate` reads imports line by line.
+# One import per line, because `evaluate` scans imports line by line.
 import datasets
 import evaluate
 

@@ -1,9 +1,9 @@
-"""Calibration of posterior draws with known truths, for the `evaluate` library.
+"""Calibration of posterior draws against known true values, for the `evaluate` library.
 
-Load it from the path of this folder, without network: evaluate.load(".../hrm_hf/metrics/posterior_calibration").
+To load it offline, pass the path of this folder: evaluate.load(".../hrm_hf/metrics/posterior_calibration").
 """
 
-# One import per line: the scanner of `evaluate` reads imports line by line.
+# One import per line, because `evaluate` scans imports line by line.
 import datasets
 import evaluate
 import numpy as np

@@ -34,7 +34,7 @@ class GoDataArguments:
     context_budget: int = HfArg(default=512, help="Maximum tokens per context; longer ones are cut in the middle.")
     plan_budget: int = HfArg(default=512, help="Maximum tokens per plan; records with longer plans are dropped.")
     code_budget: int = HfArg(
-        default=1024, help="Maximum code tokens; longer attempts and records with longer solutions are dropped."
+        default=1024, help="Maximum tokens per attempt; longer attempts and records with longer solutions are dropped."
     )
     preprocessing_num_workers: int | None = HfArg(default=None, help="Number of tokenization processes.")
     data_cache_dir: str | None = HfArg(default=None, help="Cache folder for the converted data.")
@@ -67,13 +67,13 @@ class GoTrainingArguments(LmTrainingArguments):
         default=0, help="Number of initial steps that train on solutions only, without attempts or refinement loss."
     )
     refinement_ramp: int = HfArg(
-        default=1000, help="Number of steps after the warmup over which the refinement loss reaches full weight."
+        default=1000, help="Number of steps after the warmup over which the refinement loss ramps to full weight."
     )
     plan_loss_weight: float | None = HfArg(default=None, help="Overrides the config's plan loss weight.")
     code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's code loss weight.")
     refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's refinement loss weight.")
     balance_decisions: bool = HfArg(
-        default=False, help="Weight decisions by inverse frequency in the training data; the config saves the weights."
+        default=False, help="Weight decisions by inverse training frequency, and save these weights in the config."
     )
 
     validation_frequency: int = HfArg(default=0, help="Generate and validate code every N steps; 0 disables it.")
@@ -83,7 +83,7 @@ class GoTrainingArguments(LmTrainingArguments):
         default="tree-sitter", help=f"Validator ({', '.join(VALIDATOR_CHOICES)}); auto uses parser if Go is installed."
     )
     replay_file: str | None = HfArg(
-        default=None, help="Also generate code for as many training records, and save failures to this file."
+        default=None, help="Also generate code for --validation_prompts training records; save failures to this file."
     )
 
     def __post_init__(self):

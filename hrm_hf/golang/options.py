@@ -21,7 +21,7 @@ SOURCES = (
 class SamplingOptions(Options):
     """Sampling options for a Go coder, and the validator for its code."""
 
-    validator: GoValidator = option("Validator; auto: parser with Go, else tree-sitter.", "auto")
+    validator: GoValidator = option("auto uses parser if Go is installed, else tree-sitter.", "auto")
     repetition_guard: bool = option("Prevent plans and code from repeating themselves endlessly.", True)
     seed: int = option("Random seed.", 0, min=0)
     device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
@@ -36,7 +36,7 @@ class WriteGo(SamplingOptions):
     prefix: list[str] | None = option("Beginning of the code, e.g. a signature; one per prompt.", None)
     records: Path | None = option("File of records to read the prompts from instead.", None)
     limit: int = option("Number of records to use, evenly spaced over the file.", 3, min=1)
-    validator: Literal[GoValidator, "none"] = option("Validator; auto: parser with Go, else tree-sitter.", "auto")
+    validator: Literal[GoValidator, "none"] = option("auto uses parser if Go is installed, else tree-sitter.", "auto")
     max_iterations: int | None = option("Maximum attempts; defaults to the model's setting.", None, min=1, max=5)
     threshold: float | None = option("Minimum P(DONE) to stop; defaults to the model's setting.", None, min=0, max=1)
     max_new_tokens: int | None = option("Maximum new tokens per attempt; defaults to the model's budget.", None, min=1)
@@ -81,7 +81,7 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
     limit: int | None = option("Maximum number of records, of trajectories, and of tasks.", None, min=1)
-    max_iterations: int = option("Maximum attempts in the refinement loop; samples for its baseline.", 3, min=1, max=5)
+    max_iterations: int = option("Maximum refinement attempts, and number of baseline samples.", 3, min=1, max=5)
     temperature: float = option("Sampling temperature.", 0.8, min=0.01)
     samples: int = option("Samples per benchmark task; 1 uses greedy decoding.", 1, min=1)
     batch_size: int = option("Sequences per batch.", 8, min=1)
@@ -137,7 +137,7 @@ class BuildGo(Options):
     )
     validator: GoValidator = option("Validator for trajectories; auto uses parser if Go is installed.", "auto")
     oracle: Literal["none", "types"] = option(
-        "types hides type errors in half of the verdicts, to create REFINE decisions; needs --validator types.",
+        "types hides type errors in half of the trajectories, to create REFINE decisions; needs --validator types.",
         "none",
     )
     on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line in a JSON source.", "stop")
@@ -185,7 +185,7 @@ class BuildGoPrompts(Options):
     model: str = option("Go coder to train: checkpoint folder, or a model on the Hub.", argument=True)
     records: list[Path] = option("File of records from hrm-hf data go; repeat for more files.")
     out: Path = option("Output file, JSON Lines.")
-    limit: int | None = option("Maximum number of records, spread over the files.", None, min=1)
+    limit: int | None = option("Maximum number of records, evenly spaced over the files.", None, min=1)
     max_length: int = option("Maximum tokens per prompt; records with longer prompts are dropped.", 1024, min=64)
     max_reference: int | None = option(
         "Maximum tokens per solution; a small model cannot finish longer ones and earns no reward.", None, min=1

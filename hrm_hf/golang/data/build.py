@@ -171,7 +171,7 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
         if len(ids) > most:
             dropped.add(f"longer than {most} tokens", record["id"])
             continue
-        prompt = builder.tokenizer.decode(ids[1:])  # the tokenizer adds <s>
+        prompt = builder.tokenizer.decode(ids[1:])  # the tokenizer adds <s> again
         if builder.tokenizer(prompt)["input_ids"] != ids:
             dropped.add("tags in the text, or truncated within a character", record["id"])
             continue

@@ -168,7 +168,7 @@ def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
 
 
 def _changed_function(edit: Edit) -> tuple[Declaration | None, Declaration] | str:
-    """Return the one function that an edit changes, as (before or None, after), or why it is dropped."""
+    """Return the one function that an edit changes, as (before or None, after), or a drop reason."""
     reason = text_problem(edit.before, edit.after, edit.title, edit.body)
     if reason:
         return reason

@@ -67,7 +67,7 @@ def function_records(
 
 
 def source_name(root: str | Path) -> str:
-    """Return the Go version of an installation's source tree ("go1.19.8"), else the folder name."""
+    """Return the Go version ("go1.19.8") if the tree is from an installation, else the folder name."""
     root = Path(root).expanduser()
     above = root.resolve().parent
     # On Debian, src is a link. VERSION is next to the link or, for /usr/share/go-1.19/src, in /usr/lib/go-1.19.

@@ -83,7 +83,7 @@ class GoStreamBuilder:
     """Builder that converts records to token streams with labels.
 
     A record that is too long is cut in this order: the middle of the context, the rest of the context, the end of the
-    problem, and failed attempts, oldest first. A record whose plan or solution is too long is rejected.
+    problem, and failed attempts, oldest first. A record is rejected if its plan or solution is too long.
 
     Attributes:
         tokenizer: tokenizer whose vocabulary starts with `SPECIAL_TOKENS`.
@@ -272,7 +272,7 @@ def load_go_streams(
     num_workers: int | None = None,
     cache_dir: str | None = None,
 ) -> GoStreams:
-    """Convert record files (JSON Lines, `.gz` or not) to rows. `datasets` caches the records and rows.
+    """Convert JSON Lines files of records (also gzipped) to rows. `datasets` caches records and rows.
 
     Args:
         training: build training rows; evaluation rows also have the columns needed for bits per byte.

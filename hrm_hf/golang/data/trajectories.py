@@ -89,7 +89,7 @@ def build_trajectories(
 
     Args:
         records: plain records; existing attempts are replaced.
-        validator: its verdict on types counts only for records whose solution type-checks, because a function without
+        validator: its verdict on types counts only if the record's solution type-checks, because a function without
             the rest of its package may use undefined names.
         seed: seed of all random choices.
         per_record: number of trajectories per record, with different failed attempts; fewer if candidates run out.
@@ -219,7 +219,7 @@ class Token(NamedTuple):
 
 
 class Body(NamedTuple):
-    """UTF-8 code with its mutable tokens and lines. A line is (start, stop) with its line break."""
+    """UTF-8 code with its mutable tokens and lines. A line is (start, stop), including its line break."""
 
     code: bytes
     tokens: list[Token]

@@ -208,7 +208,7 @@ def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature:
 
 
 def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
-    """Encode each buggy solution, its verdict, and <RETRY> if it does not compile or else <REFINE>.
+    """Encode each buggy solution, its verdict, and <RETRY> if it does not compile, else <REFINE>.
 
     Verdicts have no line numbers here, because those would refer to the program and not to the function.
     """

@@ -234,11 +234,11 @@ def evaluate_refinement(
     The loop's answer is the last attempt that passes the validator, or else the last attempt. The baseline is an
     oracle that finds a correct sample if there is one: "resampling" is its success rate after one, two, ... samples,
     and `gain_over_resampling` compares the loop with it. Code is "valid" if it passes the validator, and "exact" if it
-    equals the reference. Records whose reference does not parse are skipped ("reference_rejected").
+    equals the reference. Records are skipped if their reference does not parse ("reference_rejected").
     """
     verdicts = validator([record["solution"]["code"] for record in records])
     pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
-    # Records whose reference has type errors come last, because only syntax is validated for them.
+    # Records come last if their reference has type errors, because only their syntax is validated.
     pairs.sort(key=lambda pair: pair[1].types_ok is False)
     judged, syntax_only = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
     result: dict[str, Any] = {
@@ -291,7 +291,7 @@ def _attempts(writer: Writer, records, validator, iterations: int, what: str, te
 
 
 def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only) -> dict[str, list[list[bool]]]:
-    """Return "valid" and "exact" flags [records][attempts], one of each for every attempt."""
+    """Return flags [records][attempts] that tell whether each attempt is "valid" and "exact"."""
     owners = [index for index, row in enumerate(attempts) for _ in row]
     samples = [code for row in attempts for code in row]
     flags = {

@@ -3,7 +3,7 @@
 Exact match compares samples after gofmt or, if gofmt is missing, their tokens without comments; the result names the
 method. Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, without comments.
 
-An empty function passes every syntax and type check. Where code is kept or rewarded for passing such a check,
+An empty function passes every syntax and type check. Where code is kept or rewarded for passing these checks,
 `is_shortened` therefore compares its number of statements with that of a reference, or of the code it repairs. It
 cannot detect wrong code with as many statements; only tests can.
 """

@@ -50,7 +50,7 @@ class TreeSitterValidator(UsesChecker):
 
 
 class GoParserValidator(UsesChecker):
-    """Validator that checks whether code parses with go/parser. Errors read as those of `gofmt -e`.
+    """Validator that checks whether code parses with go/parser. Its messages match `gofmt -e`.
 
     `types_ok` and `tests_pass` stay None. Without an answer in 60 s, all flags are None and the message says so.
 
@@ -69,7 +69,7 @@ class GoParserValidator(UsesChecker):
 
 
 class GoTypesValidator(GoParserValidator):
-    """Validator that type-checks code with go/types and the sources of the standard library.
+    """Validator that parses and type-checks code with go/types and the standard library's sources.
 
     Each code sample is checked as a separate package: names declared in other files of its package are undefined.
     Unused variables and imports are errors. Standard library packages that are used but not imported count as

@@ -250,7 +250,7 @@ def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
 
 
 def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
-    """Warn about training copies of evaluated tasks, but keep them, since published results include such a copy."""
+    """Warn about training tasks that duplicate evaluated tasks (published ARC-AGI-1 results include one)."""
     evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
     for name, task in roles[False].items():
         if twin := evaluated.get(fingerprint([*task.train, *task.test])):

@@ -20,8 +20,8 @@ class PuzzleDataArguments:
     )
     train_split: str = HfArg(default="train", help="Split to train on.")
     eval_split: str | None = HfArg(default="test", help="Split to evaluate on; leave empty to disable evaluation.")
-    max_train_samples: int | None = HfArg(default=None, help="Train only on the first N rows.")
-    max_eval_samples: int | None = HfArg(default=None, help="Evaluate only the first N rows.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on only the first N rows.")
+    max_eval_samples: int | None = HfArg(default=None, help="Evaluate on only the first N rows.")
     puzzle_embeddings: str = HfArg(
         default="keep", help="With --model_name_or_path: keep the puzzle table, reset it (new puzzles), or extend it."
     )
@@ -45,8 +45,7 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
     puzzle_emb_weight_decay: float = HfArg(default=0.1, help="Weight decay of the puzzle table's rows used in a step.")
     augment: bool = HfArg(
         default=False,
-        help="Apply a new random symmetry to a row each time it is used. Valid for Sudoku, mazes, and ARC models "
-        "without a puzzle table.",
+        help="Apply a new random symmetry each time a row is used (Sudoku, mazes, and ARC without a puzzle table).",
     )
     difficulty: str = HfArg(
         default="uniform",

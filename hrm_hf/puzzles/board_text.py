@@ -49,7 +49,7 @@ def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str
 
 
 def _rows(text: str) -> list[str]:
-    """Return the cells in each line, with `.` for a blank, and "" for frame and comment lines."""
+    """Return each line's cells, with `.` for blanks, and "" for frame and comment lines."""
     lines, blank, rows = ["" if _is_comment(line) else line for line in text.splitlines()], ".", []
     if not any("." in line or "0" in line for line in lines):
         lines = list(_fill_empty_fields(lines))

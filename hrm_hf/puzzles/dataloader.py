@@ -88,7 +88,7 @@ class PuzzleRows:
 
 
 class PuzzleOrder:
-    """Endless order of rows. Each epoch depends only on (seed, epoch) and is drawn when first needed."""
+    """Infinite sequence of row indices. Each epoch depends only on (seed, epoch) and is drawn on first use."""
 
     def __init__(self, rows: PuzzleRows, seed: int):
         self.seed = seed

@@ -261,8 +261,7 @@ def share_of(name: str, flags: Any) -> dict[str, Any]:
 def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
     """Compute the exact accuracy in bins of a difficulty measure, in ascending order of the measure.
 
-    If there are at most `MOST_VALUES` distinct values, each gets one bin; otherwise there are at most `NUM_BINS` bins
-    with similar numbers of puzzles.
+    Up to `MOST_VALUES` distinct values get one bin each; more share at most `NUM_BINS` bins of similar size.
 
     Args:
         difficulty: Difficulty of each puzzle [N]. right: Whether each puzzle was solved, bool [N].

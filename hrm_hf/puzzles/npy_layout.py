@@ -60,7 +60,7 @@ def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.
         raise ValueError(f"{path / IDENTIFIERS_FILE}: must be a list that starts with {BLANK_IDENTIFIER!r}")
     metas = {name: _read_meta(path / name, len(identifiers)) for name in FOLDERS if (path / name).is_dir()}
     if not metas:
-        raise FileNotFoundError(f"{path} has neither train/ nor test/; expected a folder of the original HRM layout")
+        raise FileNotFoundError(f"{path} has neither train/ nor test/; expected a folder in the original HRM layout")
     first = next(iter(metas.values()))
     for name in ("seq_len", "vocab_size", "ignore_label_id"):
         if any(meta[name] != first[name] for meta in metas.values()):
@@ -118,9 +118,9 @@ def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     for name, value in {"pad_id": PAD_ID, "blank_identifier_id": 0, "num_puzzle_identifiers": num_identifiers}.items():
         if meta.get(name) != value:
             raise ValueError(f"{file}: {name}={meta.get(name)}: must be {value} ({IDENTIFIERS_FILE} and our layout)")
-    for name, most in (("vocab_size", MAX_TOKEN + 1), ("seq_len", math.inf)):
+    for name, most, why in (("vocab_size", MAX_TOKEN + 1, ", since grids are int8"), ("seq_len", math.inf, "")):
         if type(meta.get(name)) is not int or not 1 <= meta[name] <= most:
-            raise ValueError(f"{file}: {name}={meta.get(name)!r:.60}: must be in [1, {most}], since grids are int8")
+            raise ValueError(f"{file}: {name}={meta.get(name)!r:.60}: must be in [1, {most}]{why}")
     if not isinstance(meta.get("sets"), list) or not all(str(name).isidentifier() for name in meta["sets"]):
         raise ValueError(f"{file}: sets={meta.get('sets')!r:.60}: must be names of letters, digits and underscores")
     return meta

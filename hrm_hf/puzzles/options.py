@@ -155,7 +155,7 @@ class EvaluatePuzzles(EvaluationOptions, BoardOptions):
     data: str = option("Puzzle data set: a folder in our layout or the original's, or OWNER/NAME.", argument=True)
     split: str = option("Split to evaluate.", "test")
     batch_size: int | None = option("Puzzles per batch; by default as many as fit into a CPU's cache.", None, min=1)
-    limit: int | None = option("Evaluate only the first N rows of the split.", None, min=1)
+    limit: int | None = option("Evaluate on only the first N rows of the split.", None, min=1)
     by_difficulty: bool = option("Also report accuracy by rating, path length or number of clues (Sudoku).", False)
 
     def __post_init__(self) -> None:
@@ -257,7 +257,7 @@ class BuildSudoku(BuildPuzzles):
 class BuildMaze(BuildPuzzles):
     """Options of `hrm-hf data maze`."""
 
-    height: int | None = option("Rows. [default: 30 for generate, else inferred from square mazes]", None, min=3)
+    height: int | None = option("Rows. [default: 30 for generate; inferred for sources of square mazes]", None, min=3)
     width: int | None = option("Columns; same default as --height.", None, min=3)
     openings: float | None = option("generate: fraction of inner walls to open. [default: 0.05]", None, min=0, max=1)
     min_path_length: int = option("Minimum number of steps from S to G; 110 makes 30x30 mazes hard.", 1, min=1)

@@ -318,7 +318,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
 
 
 def saved_run(src: Path) -> dict[str, Any]:
-    """Return `step` and the original's keys (without `arch`) for the run that produced the model in `src`."""
+    """Return the settings of the run that saved `src`, under the original's keys, with `step`, without `arch`."""
     state_file, run_file = src / "trainer_state.json", src / CONFIG_FILE
     state = load_json(state_file) if state_file.is_file() else {}
     for file in (src / "recipe.yaml", *([src.parent / "recipe.yaml"] if state else [])):

@@ -107,7 +107,8 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     options = DEFAULTS | given
     for name in ("arch.name", "arch.loss.name", "eval_save_outputs"):
         if options[name] != DEFAULTS[name]:
-            raise ValueError(f"{name}={options[name]}: must be {DEFAULTS[name]}; for outputs use hrm-hf eval puzzles")
+            hint = "; to save predictions, use hrm-hf eval puzzles" if name == "eval_save_outputs" else ""
+            raise ValueError(f"{name}={options[name]}: only {DEFAULTS[name]} is supported{hint}")
     return options, flags
 
 

@@ -1,10 +1,10 @@
-"""A web page for trained models: puzzles step by step, text by depth, Go code, mHC gains, cosmology, mass maps.
+"""Web page for trained models: puzzles, text, Go code, mHC gains, cosmology and mass maps.
 
     demo = build_app(["runs/sudoku_demo", "org/hrm-lm"])
     launch(demo)
 
 Each model gets one tab per task. The page loads nothing from other machines. Gradio is optional, so it is imported
-when an app is built. `space.py` packages the same app as a Space.
+only when an app is built. `space.py` packages the same app as a Space.
 """
 
 import os
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 def build_app(
     models: list[str], title: str = "Recursive reasoning models", device: str | None = None
 ) -> "gradio.Blocks":
-    """Build a page with the tabs of all models.
+    """Build a page with one or more tabs per model.
 
     Args:
         models: checkpoint folders, or names on the Hub.
-        device: device of the models, such as "cpu" or "cuda"; the best available by default.
+        device: device to run the models on, such as "cpu" or "cuda"; the best available by default.
 
     Raises:
         ImportError: gradio is not installed.
-        ValueError: no model; a ModelError for a missing model, an adapter, or a model without a tab.
+        ValueError: `models` is empty, or (as ModelError) a model is missing, is an adapter, or has no tab.
     """
     validate_gradio()
     from .build import build
@@ -44,13 +44,13 @@ def launch(
     max_upload_bytes: int | None = None,
     **options: Any,
 ) -> tuple:
-    """Serve a page from `build_app` with its styles, and limit requests and uploads (`limits.py`).
+    """Serve a page built by `build_app` with its styles, and limit requests and uploads (see `limits.py`).
 
     Args:
-        share: whether to open a public link through Gradio's servers.
-        allow_hosts: additional names of this server, or `*.NAME`; localhost, IP addresses, the link of `share` and the
-            host of a Space are always allowed. Requests to other names are rejected.
-        max_upload_bytes: largest uploaded file; 32 MiB by default.
+        share: whether to create a public link through Gradio's servers.
+        allow_hosts: additional host names of this server, or `*.NAME`; localhost, IP addresses, the public link of
+            `share` and the host name of a Space are always allowed. Requests to other host names are rejected.
+        max_upload_bytes: maximum size of an uploaded file; 32 MiB by default.
         options: other options of `gradio.Blocks.launch`.
     """
     from .limits import UPLOAD_BYTES, WAITING, launch_options
@@ -64,7 +64,7 @@ def launch(
 
 
 def validate_gradio() -> None:
-    """Raise ImportError if gradio is not installed, and keep it from reporting usage."""
+    """Raise ImportError if gradio is not installed, and disable its usage reports."""
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     validate_extra("app", "the app needs gradio", "gradio")
 

@@ -1,7 +1,7 @@
-"""Build the page from model names: each model gets a summary, and the tabs of its registry row.
+"""Build the page from model names. Each model gets a summary and the tabs listed in its registry row.
 
-Cards and recipes may come from strangers. The page therefore shows only the text, lists, tables and links of a card,
-and neither HTML nor images, which the browser would fetch from other servers.
+Cards and recipes may come from untrusted authors. The page therefore shows only the text, lists, tables and links of a
+card. It omits HTML, and also images, because the browser would fetch them from other servers.
 """
 
 import html
@@ -26,7 +26,7 @@ from .limits import CACHE_SECONDS, PAGE_EVENT
 
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 MAX_DATA_WORDS = 300  # characters
-# Limit on the difference between two fresh draws, in standard errors; one pair in a million exceeds it.
+# Maximum difference between two random initializations, in standard errors. One pair in a million exceeds it.
 SAMPLING_ERRORS = 5.0
 ROUNDING = 1e-6
 UNTRAINED = '<span class="hrm-badge bad">untrained</span> Its weights are random, so its answers are meaningless.'
@@ -36,23 +36,23 @@ def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks
     """Build the page of `hrm_hf.app.build_app`."""
     if not models:
         raise ValueError("no model given; expected checkpoint folders or names on the Hub")
-    configs = [_config(name) for name in models]  # check all models before loading one
+    configs = [_config(name) for name in models]  # check all models before loading any
     device = chosen_device(device)
     kept = (CACHE_SECONDS, CACHE_SECONDS)
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
-        with gr.Tabs(overflow_behavior="wrap"):  # the alternative is a menu, which is hard to find on a phone
+        with gr.Tabs(overflow_behavior="wrap"):  # the default is a menu, which is hard to find on a phone
             shown = [
                 state
                 for name, config, short in zip(models, configs, _short_names(models))
                 for state in _add_tabs(name, config, short, device)
             ]
-        demo.load(lambda: True, None, shown[0], **PAGE_EVENT)  # the first tab gets no selection event
+        demo.load(lambda: True, None, shown[0], **PAGE_EVENT)  # no selection event fires for the first tab
     return demo
 
 
 def _config(name: str) -> PreTrainedConfig:
-    """Return the config of a model. Raise ModelError if there is no tab for it."""
+    """Load the config of a model. Raise ModelError if the app has no tab for this type of model."""
     config = load_config(name)
     row = architecture_of(config)
     if row is None or not row.app_tabs:
@@ -70,7 +70,7 @@ def _short_names(models: list[str]) -> list[str]:
 def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> list[gr.State]:
     """Load a model, add its tabs with `short` in their titles, and return one state per tab.
 
-    The state becomes true when a visitor first opens the tab, which then runs its example.
+    Each state becomes true when a visitor first opens its tab. The tab then runs its example.
     """
     row = architecture_of(config)
     if AutoModelForCausalLM in row.head_auto_classes:
@@ -92,7 +92,7 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> l
 
 
 def model_html(name: str, short: str, model: PreTrainedModel) -> str:
-    """Return a tab's description of its model as HTML. `name` is a folder or a name on the Hub, `short` its title."""
+    """Return the description of a model as HTML. `name` is a folder or a Hub name, `short` the name to display."""
     kind, size = html.escape(model.config.model_type), f"{model.num_parameters():,}"
     trained = training_html(name, model)
     parts = [f"<p><b>{html.escape(short)}</b>: <code>{kind}</code>, {size} parameters. {trained}</p>"]
@@ -109,7 +109,7 @@ def model_html(name: str, short: str, model: PreTrainedModel) -> str:
 
 
 def training_html(name: str, model: PreTrainedModel) -> str:
-    """Return the training data and steps of a model as HTML; if they are unknown, whether it was trained at all."""
+    """Return a model's training data and steps as HTML. If unknown, state whether the model looks untrained."""
     files = [find_file(name, file) for file in ("config.json", "recipe.yaml", "results.json")]
     try:
         recipe, results = read_run(Path(files[0]).parent)
@@ -125,15 +125,15 @@ def training_html(name: str, model: PreTrainedModel) -> str:
 
 
 def _code(words: str) -> str:
-    """Return text as HTML code that wraps only between words, never after an option's dashes."""
+    """Return text as an HTML <code> element that wraps only between words, never after the dashes of a flag."""
     spans = (f"<span>{html.escape(word)}</span>" for word in textwrap.shorten(words, MAX_DATA_WORDS).split())
     return f"<code>{' '.join(spans)}</code>"
 
 
 def is_untrained(model: PreTrainedModel) -> bool:
-    """Return whether all weights look freshly initialized: the same constant, or the same mean and spread.
+    """Check whether each weight tensor has the mean and standard deviation of a freshly initialized one.
 
-    Training moves the constants (heads of zeros, norms of ones) at its first step.
+    The first training step changes constant weights (zeros in heads, ones in norms).
     """
     if getattr(model, "is_quantized", False):  # quantized weights cannot be compared
         return False
@@ -157,7 +157,7 @@ def _same_draw(weight: torch.Tensor, fresh: torch.Tensor) -> bool:
 
 
 def card_html(name: str) -> str:
-    """Return the text of a model's card as HTML; "" without a card."""
+    """Return a model card's text as HTML, or "" if the model has no card."""
     file = find_file(name, CARD_FILE)
     if file is None:
         return ""

@@ -1,4 +1,4 @@
-"""The tab of a Go coder: plan, attempt, verdict and repair in sequence."""
+"""Tab for a Go coder. It shows plan, attempt, verdict and repair in sequence."""
 
 import functools
 import html
@@ -25,12 +25,12 @@ STOPPED = {"done": "the model is done", "iterations": "no attempts left", "conte
 
 @functools.cache
 def validator_of(kind: str) -> tuple[Any, str]:
-    """Return a validator and its description. "auto" tries go/parser, then tree-sitter, then none."""
+    """Return the validator called `kind` and its description. "auto" tries go/parser, then tree-sitter, then none."""
     if kind == "none":
         return None, "No validator: the model alone decides."
     try:
         found = best_validator(kind)
-    except ImportError:  # tree-sitter, which "auto" falls back to
+    except ImportError:  # tree-sitter, the fallback of "auto", is missing
         if kind != "auto":
             raise
         return None, f"Neither Go nor tree-sitter is installed; the syntax is not checked ({install_command('go')})."
@@ -38,7 +38,7 @@ def validator_of(kind: str) -> tuple[Any, str]:
 
 
 def attempts_html(result: RefinementOutput) -> str:
-    """Return the prompt's attempts as cards: plan, code with its error marked, verdict, decision."""
+    """Return the attempts as HTML cards: plan, code with the error marked, verdict and decision."""
     attempts = result.attempts[0]
     repeats = [index > 0 and attempt.plan == attempts[index - 1].plan for index, attempt in enumerate(attempts)]
     cards = [_card(number, *pair) for number, pair in enumerate(zip(attempts, repeats), start=1)]
@@ -63,7 +63,7 @@ def _card(number: int, attempt: Attempt, same_plan: bool) -> str:
 
 
 def verdict_of(feedback: Feedback | None) -> tuple[str, str]:
-    """Return a validator's message, and "passed", "failed" or "" (not checked)."""
+    """Return the validator's message and a state: "passed", "failed" or "" (not checked)."""
     if feedback is None:
         return "there was no validator", ""
     if not feedback.failed:
@@ -81,7 +81,7 @@ def _code(code: str, feedback: Feedback | None) -> str:
 
 
 def go_tab(coder, tokenizer, shown: gr.State) -> None:
-    """Add the components and events of a model to the page; its example runs when `shown` changes."""
+    """Add the components and events for a model, and run the example when `shown` changes."""
     config = coder.config
     with gr.Row():
         with gr.Column(scale=4, min_width=340):

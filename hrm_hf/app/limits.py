@@ -1,7 +1,7 @@
-"""Events of the page, with limits on inputs from controls and the API, and messages instead of tracebacks.
+"""Event handlers that limit inputs from controls and the API, and show messages instead of tracebacks.
 
-Gradio checks the range of a slider and the choices of a list. It does not reject NaN, which is in every range, and it
-checks neither the length of texts nor the origin of requests.
+Gradio checks the range of a slider and the choices of a list. However, it accepts NaN for any range, and it checks
+neither the length of a text nor the origin of a request.
 """
 
 import functools
@@ -18,20 +18,20 @@ from starlette.middleware import Middleware
 from ..io.http_guards import HostGuard, SizeLimit
 
 
-MAX_TEXT = 20_000  # characters of a prompt or a task
-MAX_PUZZLE_TEXT = 200_000  # characters of a puzzle; ARC tasks are JSON
+MAX_TEXT = 20_000  # characters in a prompt or task
+MAX_PUZZLE_TEXT = 200_000  # characters in a puzzle (ARC tasks are JSON)
 MAX_CELL_TEXT = 8  # characters in a cell of a board
 MAX_SEED = 2**31 - 1
-MAX_BODY_BYTES = 2**20  # bytes of a request without a file
+MAX_BODY_BYTES = 2**20  # bytes in a request without a file
 UPLOAD_BYTES = 32 * 2**20
-UPLOAD_PIXELS = 2**23  # pixels of an array in an uploaded map file
-WAITING = 32  # events in the queue
-SESSIONS = 256  # visitors whose boards are kept in memory
+UPLOAD_PIXELS = 2**23  # pixels per array in an uploaded map file
+WAITING = 32  # maximum number of queued events
+SESSIONS = 256  # maximum number of visitors with boards in memory
 CACHE_SECONDS = 3600  # seconds until uploaded files are deleted
-SHARED = "*.gradio.live"  # where --share publishes the page
+SHARED = "*.gradio.live"  # host names of pages published by --share
 EXPECTED = (ValueError, OSError, RuntimeError, ImportError)
 TITLE = "Not possible"
-# Events that run a model share one queue. If a visitor clicks while the example is running, that event runs next.
+# Events that run a model share one queue. If a visitor clicks while the example is running, the click runs next.
 MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models", "trigger_mode": "always_last"}
 PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}  # events that only update the page are not part of the API
 
@@ -46,12 +46,12 @@ def ask(
     api_name: str,
     examples: Sequence[tuple[gr.Button, Callable, Any]] = (),
 ) -> list:
-    """Add and return the events that run a model: a button, the tab's first display, and the examples.
+    """Add and return the events that run a model: button click, first display of the tab, and examples.
 
     Args:
-        refused: as in `checked`.
+        refused: see `checked`.
         shown: state that changes when the tab is first displayed.
-        examples: buttons, each with a function and the inputs that the returned values fill before the model runs.
+        examples: (button, function, inputs) each; a click fills the inputs with the function's return values first.
     """
     asked = {"fn": checked(handler, inputs, refused), "inputs": inputs, "outputs": outputs, **MODEL_EVENT}
     events = [start.click(**asked, api_name=api_name), shown.change(**asked, **PAGE_EVENT)]
@@ -61,11 +61,10 @@ def ask(
 
 
 def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> Callable:
-    """Return an event handler that validates its inputs and shows expected errors as warnings.
+    """Wrap an event handler to validate its inputs and show expected errors as warnings.
 
     Args:
-        refused: function that maps an HTML error message to the values of the outputs, so that no earlier answer is
-            shown next to inputs that were rejected.
+        refused: function that maps an HTML error message to output values, which replace the previous answer.
     """
     components = list(inputs) if isinstance(inputs, Sequence) else [inputs]
 
@@ -97,14 +96,14 @@ def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> C
 
 
 def _warn(error: Exception) -> str:
-    """Show an error's message and return it as escaped HTML, since it may quote user input."""
+    """Show an error message as a warning and return it as HTML, escaped because it may quote user input."""
     words = html.escape(str(error))
     gr.Warning(words, title=TITLE)
     return f'<p class="hrm-refused"><b>{TITLE}:</b> {words}</p>'
 
 
 def validate_value(component: Any, value: Any) -> None:
-    """Raise ValueError for a value that visitors cannot enter into the component."""
+    """Raise ValueError if the component does not allow this value."""
     name = getattr(component, "label", None) or "the input"
     if isinstance(component, (gr.Slider, gr.Number)):
         low, high = component.minimum, component.maximum
@@ -131,7 +130,7 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def own_uploads(component: Any) -> Any:
-    """Return the component, restricted to uploaded files; URLs are rejected."""
+    """Make an upload component reject URLs, and return the component."""
     move, move_later = component.move_resource_to_block_cache, component.async_move_resource_to_block_cache
 
     def refuse(path: Any) -> None:
@@ -151,10 +150,10 @@ def own_uploads(component: Any) -> Any:
 
 
 def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: int) -> dict[str, Any]:
-    """Return options of `gradio.Blocks.launch` that limit uploads and hosts."""
+    """Return options for `gradio.Blocks.launch` that limit uploads and hosts."""
     hosts = [*allow_hosts, *([SHARED] if share else []), *filter(None, [os.environ.get("SPACE_HOST")])]
     limit = (MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES")
-    upload_limit = (max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb")  # plus the multipart form
+    upload_limit = (max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb")  # plus the rest of the multipart form
     size_limit = Middleware(SizeLimit, limit=limit, upload_path="/upload", upload_limit=upload_limit)
     app = {"middleware": [Middleware(HostGuard, allowed=hosts), size_limit]}
     shared = {"max_file_size": max_upload_bytes, "state_session_capacity": SESSIONS, "share": share}

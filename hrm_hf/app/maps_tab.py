@@ -1,4 +1,4 @@
-"""The tabs for sky maps: the posterior of a regressor, and mass maps from shear.
+"""Tabs for sky maps: posteriors from a regressor, and mass maps from shear.
 
 The data set generator draws a map, or the visitor uploads one.
 """
@@ -32,19 +32,19 @@ SAMPLES = 4000
 FITS_UNITS = 100
 TOO_MUCH = f"the page accepts at most {UPLOAD_PIXELS:,}"
 SIGMA_E, MASK_FRACTION = 0.26, 0.3  # default position of the sliders
-GALAXIES = (1, 100)  # galaxies per square arcmin, lowest and highest
+GALAXIES = (1, 100)  # minimum and maximum galaxies per square arcmin
 
 
 def source_redshifts(planes: int) -> tuple[float, ...]:
-    """Return the redshifts of a drawn map's planes: the generator's default for one, 0.5 to 1.5 for several."""
+    """Return the source redshifts for a generated map: 1.0 for one plane, 0.5 to 1.5 for several."""
     return (1.0,) if planes == 1 else tuple(np.linspace(0.5, 1.5, planes).tolist())
 
 
 def read_map(regressor: CosmologyRegressionPipeline, path: str) -> tuple[dict[str, np.ndarray], int]:
-    """Return the first map of an uploaded file, in the format of `sample_map`, and the number of maps in the file.
+    """Return the first map in an uploaded file, in the format of `sample_map`, and the number of maps in the file.
 
     Raises:
-        ValueError: the file is too large or not a map file, or its maps do not have the model's size; names the file.
+        ValueError: the file is too large or not a map file, or its maps do not have the size that the model expects.
     """
     try:
         (validate_numpy if path.lower().endswith((".npy", ".npz")) else validate_fits)(path)
@@ -56,7 +56,7 @@ def read_map(regressor: CosmologyRegressionPipeline, path: str) -> tuple[dict[st
 
 
 def validate_numpy(path: str) -> None:
-    """Raise ValueError for an uploaded .npy or .npz file whose headers declare an array above UPLOAD_PIXELS."""
+    """Raise ValueError if an .npy or .npz file declares an array of more than UPLOAD_PIXELS pixels."""
     with open(path, "rb") as file:
         if file.read(2) != b"PK":
             file.seek(0)
@@ -70,16 +70,16 @@ def validate_numpy(path: str) -> None:
 
 
 def _validate_array(file: Any) -> None:
-    if np.lib.format.read_magic(file) != (1, 0):  # headers of version 1.0 have at most 64 KiB
+    if np.lib.format.read_magic(file) != (1, 0):  # headers in version 1.0 are at most 64 KiB long
         raise ValueError("not a numeric array written by numpy.save")
     if (pixels := math.prod(np.lib.format.read_array_header_1_0(file)[0])) > UPLOAD_PIXELS:
         raise ValueError(f"the array has {pixels:.6g} pixels; {TOO_MUCH}")
 
 
 def validate_fits(path: str) -> None:
-    """Raise ValueError for an uploaded FITS file that is compressed or declares an image above UPLOAD_PIXELS.
+    """Raise ValueError if a FITS file is compressed or declares an image of more than UPLOAD_PIXELS pixels.
 
-    astropy is not used because it loops over as many axes as a header claims.
+    The headers are parsed without astropy, which loops over as many axes as a header declares.
     """
     with open(path, "rb") as file:
         for _ in range(FITS_UNITS):
@@ -109,13 +109,13 @@ def validate_fits(path: str) -> None:
 def infer(
     regressor: CosmologyRegressionPipeline, item: dict, max_steps: int | None, halt: str, **options: Any
 ) -> dict[str, Any]:
-    """Return the pipeline's result for one map, with samples; `options` are the pipeline's."""
+    """Run the pipeline on one map and return the result with posterior samples. `options` go to the pipeline."""
     depth = {"max_steps": max_steps, "halt": halt} if max_steps is not None else {}
     return regressor(item, num_samples=SAMPLES, return_samples=True, **depth, **options)
 
 
 def posterior_rows(result: dict[str, Any], names: list[str], truth: dict[str, float]) -> list[list[str]]:
-    """Return one row per parameter, with the columns COLUMNS."""
+    """Return the table of the posterior: one row per parameter, with the columns in COLUMNS."""
     rows = []
     for name in names:
         found = result[name]
@@ -126,19 +126,19 @@ def posterior_rows(result: dict[str, Any], names: list[str], truth: dict[str, fl
 
 
 def true_values(omega_m: float, sigma_8: float) -> dict[str, float]:
-    """Return the parameters of a generated map, and S_8."""
+    """Return the true parameters of a generated map, including S_8."""
     return {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * (omega_m / 0.3) ** 0.5}
 
 
 def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, float]) -> Image.Image:
-    """Draw a corner plot of the samples: histograms, 68 and 95 % regions, true values as dashes and crosses."""
+    """Draw a corner plot of the samples, with 68 % and 95 % regions. Dashed lines and crosses mark the true values."""
     figure = corner_figure(names, [(result["samples"], truth)])
     figure.suptitle("Posterior: regions of 68 and 95 %" + (", true values" if truth else ""), fontsize="medium")
     return figure_image(figure)
 
 
 def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
-    """Return the number of segments and the difference from the training maps as HTML."""
+    """Return HTML that states the number of segments and how much the map differs from the training maps."""
     words = f"{result['steps']} {'segment' if result['steps'] == 1 else 'segments'} used."
     if config.pixel_std:
         observed = item["map"] if "mask" not in item else item["map"][:, item["mask"]]
@@ -156,7 +156,7 @@ def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
 
 
 def parameter_sliders(config) -> tuple[gr.Slider, gr.Slider]:
-    """Add sliders for the Omega_m and sigma_8 of a generated map, within the model's prior."""
+    """Add sliders for Omega_m and sigma_8 of a generated map, bounded by the model's prior."""
     bounds = FALLBACK_BOUNDS | dict(zip(config.target_names, config.prior_bounds or ()))
     return (
         gr.Slider(*bounds["omega_m"], value=0.31, step=0.005, label="Omega_m"),
@@ -170,7 +170,7 @@ def seed_field() -> gr.Number:
 
 
 def map_controls(config, start: str, upload: str, sliders: tuple[gr.Slider, ...]) -> tuple:
-    """Add and return the controls below the sliders: button, examples, file, maximum segments, halting."""
+    """Add and return the controls below the sliders: start, examples, upload, maximum segments and halting."""
     recurrent = architecture_of(config).halts
     button = gr.Button(start, variant="primary")
     with gr.Row():
@@ -189,7 +189,7 @@ def map_controls(config, start: str, upload: str, sliders: tuple[gr.Slider, ...]
 
 
 def posterior_outputs() -> tuple[gr.Image, gr.HTML, gr.Dataframe]:
-    """Add the corner plot, notes and table of a posterior."""
+    """Add the outputs for a posterior: corner plot, notes and table."""
     corner = figure_output("Posterior", elem_classes="cosmology-posterior", height=560)
     said = gr.HTML(elem_classes="caption")
     return corner, said, gr.Dataframe(headers=COLUMNS, interactive=False, label="Posterior")
@@ -205,14 +205,14 @@ def connect(
     shown: gr.State,
     api_name: str,
 ) -> None:
-    """Add the events of a tab.
+    """Add the events of a map tab.
 
     Args:
         controls: the return value of `map_controls`.
         sliders: inputs that determine a generated map.
         outputs: components that show the result; the HTML component also shows errors.
-        drawn: function that maps the values of the sliders, maximum segments and halting to the values of the outputs.
-        answered: the same for a map from `read_map` instead of sliders.
+        drawn: function that maps the values of the sliders, maximum segments and halting to output values.
+        answered: function like `drawn` that takes a map from `read_map` instead of slider values.
     """
 
     def uploaded(path, max_steps, halting):
@@ -233,10 +233,11 @@ def connect(
 def sample_map(
     config, omega_m: float, sigma_8: float, seed: int, sigma_e: float = 0.0, observable: str = "convergence"
 ) -> dict[str, np.ndarray]:
-    """Generate a map with the size and channels of a model: {"map": [C, H, W]}, and "mask" for masked maps.
+    """Generate a map with the size and channels that a model expects.
 
-    Checkpoints do not store the kind of their training maps, so all other settings are the generator's defaults:
-    log-normal, 5 degrees, sources at redshift 1, or 0.5 to 1.5 for several planes. "shear" has two channels per plane.
+    Checkpoints do not store which kind of maps they were trained on, so all other settings are the generator's
+    defaults: log-normal, 5 degrees, sources at redshift 1, or 0.5 to 1.5 for several planes. "shear" has two channels
+    per plane. Returns {"map": [C, H, W]}, plus "mask" if the model expects one.
     """
     shear = observable == "shear"
     settings = MapSettings(
@@ -251,7 +252,7 @@ def sample_map(
 
 
 def map_image(item: dict[str, np.ndarray]) -> Image.Image:
-    """Draw the channels of a map side by side, in the unit of the data; masked pixels stay white."""
+    """Plot the channels of a map side by side, in the units of the data. Masked pixels stay white."""
     maps, mask = np.asarray(item["map"]), item.get("mask")
     shown = maps if mask is None else np.where(mask, maps, np.nan)
     names = ["Convergence"] if len(maps) == 1 else [f"Channel {number}" for number in range(1, len(maps) + 1)]
@@ -260,7 +261,7 @@ def map_image(item: dict[str, np.ndarray]) -> Image.Image:
 
 
 def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> None:
-    """Add the components and events of a model to the page; its example runs when `shown` changes."""
+    """Add the components and events for a model, and run the example when `shown` changes."""
     config = regressor.model.config
     recurrent = architecture_of(config).halts
     with gr.Row():
@@ -299,7 +300,7 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> No
 def sample_shear(
     config, omega_m: float, sigma_8: float, seed: int, sigma_e: float, galaxies: float, mask_fraction: float
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Generate shear like `sample_map`, {"map": [2P, S, S], "mask"}, and the convergence [P, S, S] behind it."""
+    """Generate shear, {"map": [2P, S, S], "mask"}, and the convergence [P, S, S] that it is computed from."""
     settings = MapSettings(
         size=config.image_size,
         source_redshifts=source_redshifts(config.num_planes),
@@ -314,10 +315,10 @@ def sample_shear(
 
 
 def galaxies_of_training(config) -> int:
-    """Return the galaxies per square arcmin that give the training maps' noise for an ellipticity of SIGMA_E.
+    """Return the galaxies per square arcmin at which shape noise SIGMA_E matches the noise in the training maps.
 
-    Each of g1 and g2 has the variance of the noise plus half of the variance of the convergence. Returns the
-    generator's default if the config lacks these values.
+    The variance of g1, and of g2, is the noise variance plus half the variance of the convergence. Returns the
+    generator's default if the config lacks `pixel_std` or `kappa_std`.
     """
     planes = source_redshifts(config.num_planes)
     settings = MapSettings(size=config.image_size, source_redshifts=planes, sigma_e=SIGMA_E)
@@ -329,14 +330,14 @@ def galaxies_of_training(config) -> int:
 
 
 def map_errors(maps: np.ndarray, kappa: np.ndarray, where: np.ndarray | None = None) -> np.ndarray:
-    """Return errors [N] of maps [N, P, S, S] over the rms of the truth [P, S, S], in the pixels `where` [S, S]."""
+    """Return rms errors [N] of maps [N, P, S, S], divided by the rms of `kappa` [P, S, S], over pixels `where`."""
     pairs = MassMaps(np.broadcast_to(kappa, maps.shape), maps)
     error, signal = squared_errors(pairs, None if where is None else where[None])
     return np.sqrt(error / signal)
 
 
 def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
-    """Plot truth (if known), |shear|, map and uncertainty of each plane; masked shear stays blank."""
+    """Plot the truth (if known), |shear|, mass map and uncertainty of each plane. Masked shear stays blank."""
     size = item["map"].shape[-1]
     estimate, std = (result[name].reshape(-1, size, size) for name in ("kappa", "kappa_std"))
     observed = shear_amplitude(np.asarray(item["map"]), item.get("mask"))
@@ -355,7 +356,7 @@ def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.nd
 
 def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
     """Plot the first plane of the map after each segment, with its error if the truth is known."""
-    segments = result["segment_maps"][: result["steps"]]  # segments after a halt repeat the last one
+    segments = result["segment_maps"][: result["steps"]]  # after halting, the last map is repeated
     titles = [f"Segment {number}" for number in range(1, len(segments) + 1)]
     if kappa is not None:
         titles = [f"{title}: error {error:.3f}" for title, error in zip(titles, map_errors(segments, kappa))]
@@ -365,7 +366,7 @@ def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Im
 
 
 def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.ndarray) -> str:
-    """Return the error of the map as HTML."""
+    """Return HTML that states the error of the map."""
     last = result["segment_maps"][-1:]
     words = f"Error of the map: {map_errors(last, kappa)[0]:.3f} of the rms of the truth"
     if "mask" in item and not item["mask"].all():
@@ -374,7 +375,7 @@ def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.
 
 
 def mass_map_tab(mapper: MassMappingPipeline, shown: gr.State) -> None:
-    """Add the components and events of a model to the page; its example runs when `shown` changes."""
+    """Add the components and events for a model, and run the example when `shown` changes."""
     config = mapper.model.config
     recurrent, size = architecture_of(config).halts, config.image_size
     with gr.Row():

@@ -1,4 +1,4 @@
-"""The tab of a puzzle model: an editable board, the answer at each step, and the model's confidence.
+"""Tab for a puzzle model: an editable board, the answer after each step, and the model's confidence.
 
 Visitors type a Sudoku into cells, a maze as rows, an ARC task as JSON, and any other puzzle as token ids.
 """
@@ -24,11 +24,11 @@ from ..puzzles.tasks import PuzzleTask, SudokuTask
 from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, PAGE_EVENT, ask
 
 
-OPTIONS = {  # fields of `SolveOptions` that have a control, with minimum, maximum and step for sliders
+OPTIONS = {  # fields of `SolveOptions` with a control; for sliders, also (minimum, maximum, step)
     "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
     "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
 }  # fmt: skip
-# The legend of a board: the style of a sample and its meaning. Tasks without a legend show symbols.
+# Legends of boards: the CSS style of each sample, and its meaning. Tasks that are not in LEGENDS use SYMBOLS.
 SYMBOLS = {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
            "background: #ffe08a": "changed in this step", "background: #f6b3ab": "breaks a rule"}  # fmt: skip
 RINGS = {"box-shadow: inset 0 0 0 2px #f5c518": "changed in this step",
@@ -36,20 +36,20 @@ RINGS = {"box-shadow: inset 0 0 0 2px #f5c518": "changed in this step",
 MAZE_WORDS = ("wall", "open", "S, the start", "G, the goal", "path of the model")  # meanings of MAZE_COLORS[1:]
 MAZE_LEGEND = {f"background: {color}": words for color, words in zip(MAZE_COLORS[1:], MAZE_WORDS)}
 LEGENDS = {"maze": MAZE_LEGEND | RINGS, "arc": RINGS}
-BOARD_PIXELS = 324  # maximum side of a board
+BOARD_PIXELS = 324  # maximum width and height of a board
 MAX_CELL = 44
-MAX_PROBLEMS = 3  # maximum rule violations listed in a caption; the caption counts the others
-MOST_LINES = 32  # maximum lines of a text field before it scrolls
+MAX_PROBLEMS = 3  # maximum number of rule violations listed in a caption; the caption counts the rest
+MOST_LINES = 32  # number of lines in a text field before it scrolls
 PLAY_SECONDS = 0.45  # seconds per step when playing
-# Browser scripts that start and stop the timer and move the slider at each tick; `undefined` changes nothing.
+# JavaScript that starts and stops the timer and moves the slider at each tick. `undefined` leaves an output unchanged.
 ACTIVE, STILL = ({"__type__": "update", "active": active} for active in (True, False))
 PLAY, STOP = f"() => [0, {json.dumps(ACTIVE)}]", f"() => ({json.dumps(STILL)})"
 ADVANCE = f"(step, last) => step < last ? [step + 1, undefined] : [undefined, {json.dumps(STILL)}]"
-# Events that draw a board run one at a time, so that no event draws a board that another event has replaced.
+# Events that draw a board run one at a time. Otherwise, an event could draw a board that another has replaced.
 BOARD_EVENT: dict[str, Any] = {**PAGE_EVENT, "concurrency_limit": 1, "concurrency_id": "boards"}
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31
-# The task replaces each color of the input by another color. It comes from no data set.
+# ARC task made up for this page: replace color 1 with color 2.
 ARC_EXAMPLE = {
     "name": "recolor",
     "train": [
@@ -67,7 +67,7 @@ HINTS = {
     "generic": "Token ids, separated by spaces.",
 }
 SUDOKU_HINT = '<div class="hrm-legend">Type digits (arrow keys move), or paste a complete puzzle into a cell.</div>'
-# The template does not depend on the value, so the focus stays on its cell when the server updates the value.
+# The template does not depend on the value, so a cell keeps the focus when the server updates the value.
 SUDOKU_SCRIPT = """
 const inputs = [...element.querySelectorAll('input')];
 const size = Math.round(Math.sqrt(inputs.length));
@@ -95,7 +95,7 @@ show();
 
 @dataclass(frozen=True)
 class SolvedBoard:
-    """A puzzle of S cells, and the answer after each step.
+    """Puzzle of S cells with the answer after each step.
 
     Attributes:
         states: tokens [1 + steps, S], the puzzle and the answer after each step.
@@ -116,7 +116,7 @@ class SolvedBoard:
 
 
 def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
-    """Return the board after a step as HTML, which marks given, filled, changed and rule-breaking cells.
+    """Return the board after a step as HTML, with given, filled, changed and rule-breaking cells marked.
 
     A given cell is never marked as changed: a model that changes it breaks a rule.
     """
@@ -142,12 +142,12 @@ def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
 
 
 def board_size(rows: int, columns: int) -> str:
-    """Return the style of a board's cells; a narrow page makes them smaller."""
+    """Return CSS variables for the size of a board's cells, which shrink on a narrow page."""
     return f"--columns: {columns}; --most: {min(MAX_CELL, BOARD_PIXELS // max(rows, columns))}px"
 
 
 def box_edges(task: PuzzleTask, row: int, column: int) -> list[str]:
-    """Return the classes of a cell at the lower or right edge of its Sudoku box, inside the board."""
+    """Return the CSS classes of a cell that borders another Sudoku box to its right or below it."""
     if task.name != "sudoku":
         return []
     (box_rows, box_columns), (rows, columns) = task.board.box_shape, task.grid_shape
@@ -157,7 +157,7 @@ def box_edges(task: PuzzleTask, row: int, column: int) -> list[str]:
 
 
 def _cell(task: PuzzleTask, given: bool, token: int) -> tuple[str, str, list[str]]:
-    """Return text, style and classes of a cell."""
+    """Return the text, CSS style and CSS classes of a cell."""
     if task.name == "maze":
         letter = {maze.START: "S", maze.GOAL: "G"}.get(token, "")
         return letter, f"background: {MAZE_COLORS[min(token, maze.VOCAB_SIZE - 1)]}", []
@@ -176,7 +176,7 @@ def _legend(task_name: str) -> str:
 
 
 def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
-    """Return the caption of a step as Markdown: its confidence, and the rules that the answer breaks."""
+    """Return the Markdown caption of a step, with the confidence and the rules that the answer breaks."""
     if not step:
         return "**The puzzle**, before the first step."
     parts = [f"**Step {step} of {board.last_step}**", f"confidence {board.confidences[step - 1]:.3f}"]
@@ -196,7 +196,7 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
 
 
 def confidence_chart(confidences: Sequence[float], step: int) -> str:
-    """Draw the confidence, sigmoid(q_halt), after each step as SVG bars, with the current step in color."""
+    """Plot the confidence, sigmoid(q_halt), after each step as an SVG bar chart that highlights one step."""
     width, height, left, top = 460, 92, 34, 8
     base = height - 18
     slot = min(60, (width - left - 6) / len(confidences))
@@ -224,7 +224,7 @@ def confidence_chart(confidences: Sequence[float], step: int) -> str:
 
 
 def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
-    """Convert typed text to the input format of the pipeline; a Sudoku may also be one string."""
+    """Convert typed text to the pipeline's input format. A Sudoku is a list of cells or one string."""
     name = solver.puzzle_task.name
     if name == "sudoku" and isinstance(value, str):
         if len(value) > MAX_PUZZLE_TEXT:
@@ -256,7 +256,7 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
 
 
 def _digit(cell: str, place: str) -> int | str:
-    """Convert a cell to an int if it is a number, since the pipeline reads strings of several digits as rows."""
+    """Convert a cell to an int if it is a number, since the pipeline reads a string of several digits as a row."""
     cell = cell.strip() or "."
     if cell.isascii() and cell.isdigit():
         return int(cell)
@@ -266,10 +266,10 @@ def _digit(cell: str, place: str) -> int | str:
 
 
 def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options: Any) -> list[SolvedBoard]:
-    """Solve the typed puzzle and keep every step: one board, or one per test input of an ARC task.
+    """Solve a typed puzzle and return every step: one board, or one per test input of an ARC task.
 
     Args:
-        value: list with the cells of a Sudoku, "" for blanks; or the text of another puzzle.
+        value: list with the cells of a Sudoku, "" for a blank; or the text of another puzzle.
         options: options of the pipeline.
     """
     puzzle = solver.read_puzzle(read_board(solver, value))
@@ -281,14 +281,14 @@ def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options
 
 
 def answer_text(task_name: str, result: dict[str, Any]) -> str:
-    """Return the answer in the format of typed input."""
+    """Return the answer as text in the format that visitors type."""
     if task_name == "sudoku":
         return "\n".join("".join(map(str, row)) for row in result["grid"])
     return result["text"]
 
 
 def typed_value(solver: PuzzleSolvingPipeline, tokens: np.ndarray) -> list[str] | str:
-    """Convert tokens [S] to typed text, the inverse of `read_board` for all tasks except ARC."""
+    """Convert tokens [S] to typed text. This is the inverse of `read_board` for all tasks except ARC."""
     task = solver.puzzle_task
     if task.name == "sudoku":
         return [str(digit) if digit else "" for row in task.grid(tokens) for digit in row]
@@ -296,7 +296,7 @@ def typed_value(solver: PuzzleSolvingPipeline, tokens: np.ndarray) -> list[str] 
 
 
 def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] | str:
-    """Return a seeded puzzle for the input, from easy (level 0) to hard (2)."""
+    """Return an example puzzle generated from a seed, from easy (level 0) to hard (level 2)."""
     task = solver.puzzle_task
     if task.name == "arc":
         return json.dumps(ARC_EXAMPLE)
@@ -313,7 +313,7 @@ def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] |
 
 
 def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
-    """Return the hardest of three examples that the model solves within the rules, or the easiest example."""
+    """Return the hardest of three examples for which the model's answer is valid, or else the easiest."""
     for level in (2, 1):
         if not solver.puzzle_task.has_rules:
             break
@@ -330,7 +330,7 @@ def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
 
 
 def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
-    """Add the components and events of a model to the page; its example runs when `shown` changes."""
+    """Add the components and events for a model, and run the example when `shown` changes."""
     task = solver.puzzle_task
     boards = gr.State([])
     gr.Markdown(ABOUT)
@@ -422,7 +422,7 @@ def _board_input(solver: PuzzleSolvingPipeline):
 
 
 def solve_controls(config) -> dict[str, gr.components.Component]:
-    """Add a control for each of the `OPTIONS`, with the help text of its field, and return the controls by name."""
+    """Add a control for each field in `OPTIONS`, with the field's help text, and return the controls by name."""
     usual = {"max_steps": config.halt_max_steps, "noise": 0 if config.draws_random_numbers else DEFAULT_NOISE}
     controls = {}
     with gr.Accordion("Options", open=False):
@@ -442,7 +442,7 @@ def solve_controls(config) -> dict[str, gr.components.Component]:
 
 
 def given_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the pipeline's options from the values of the controls; sliders may return integers as floats."""
+    """Convert the values of the controls to pipeline options. Sliders may return integers as floats."""
     whole = {each.name for each in fields(SolveOptions) if each.type in (int, int | None)}
     options = {name: int(value) if name in whole else value for name, value in values.items()}
     if options["restarts"] == 1:
@@ -451,10 +451,10 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def sudoku_input(task: SudokuTask, value: list[str], **options) -> gr.HTML:
-    """Return an editable Sudoku board; arrow keys move, and a complete puzzle can be pasted into any cell.
+    """Return an editable Sudoku board with arrow-key navigation. Pasting a complete puzzle fills all cells.
 
-    Its value is a list with the text of each cell, row by row, "" for a blank. It is not a subclass of a component
-    because Gradio would write a stub file next to its module.
+    The board's value is a list with the text of each cell, row by row, and "" for a blank. The board is a `gr.HTML`
+    instance because Gradio would write a stub file next to the module of a subclass.
     """
     rows, columns = task.grid_shape
     inputs = "".join(

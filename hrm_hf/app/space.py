@@ -1,7 +1,7 @@
-"""The app as a Hub Space: a folder with everything needed to run it.
+"""Package the app as a Hub Space: a folder with everything needed to run the app.
 
-The package is in no registry, so the Space contains its source. The requirements are the imports of the app, in the
-versions installed here. `hrm_hf.hub.push_space` uploads the folder.
+hrm_hf is not on PyPI, so the Space contains its source. The requirements are the packages that the app imports, pinned
+to the versions installed here. `hrm_hf.hub.push_space` uploads the folder.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from ..io.usage import install_command
 from . import validate_gradio
 
 
-# Packages that the tabs import; those in the last line check Go code without a Go toolchain, and read FITS files.
+# Packages that the tabs import. The last line is for checking Go code without a Go toolchain, and for FITS files.
 REQUIREMENTS = (
     "torch", "transformers", "accelerate", "huggingface_hub", "safetensors", "numpy", "scipy", "pyyaml", "typer",
     "tqdm", "packaging", "psutil", "matplotlib", "pillow", "gradio", "markdown-it-py",
@@ -56,7 +56,7 @@ parameters; each model has its own tab.
 
 
 def write_space(folder: str | Path, models: list[str], title: str | None = None, embed: bool = False) -> Path:
-    """Write a Space that shows models, and return its folder.
+    """Write a Space that runs the app for `models`, and return its folder.
 
     Args:
         folder: new or empty folder.
@@ -65,7 +65,7 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
         embed: copy the checkpoints of local folders into the Space.
 
     Raises:
-        ValueError: no model, a local folder without `embed`, folders with the same name, or an invalid repository.
+        ValueError: no model, a local folder without `embed`, folders with the same name, or an invalid Hub name.
         FileExistsError: the folder is not empty.
         ImportError: gradio or another requirement is not installed here, so its version is unknown.
     """
@@ -89,7 +89,7 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
         validate_repo_id(name)
     title = title or folder.resolve().name
     contents = {path: checkpoint_contents(path, f"{MODELS}/{path.resolve().name}") for path in local.values()}
-    requirements = _pins()  # may raise, so this comes before writing
+    requirements = _pins()  # may raise, so it runs before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     for path, found in contents.items():
         _copy(found.files, folder / MODELS / path.resolve().name)

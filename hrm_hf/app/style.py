@@ -1,4 +1,4 @@
-"""Appearance of the pages: one theme with system fonts, one style sheet, figures as images."""
+"""Appearance of the page: a theme with system fonts, a style sheet, and figures as images."""
 
 import io
 from typing import Any
@@ -18,7 +18,7 @@ THEME = gr.themes.Default(
     input_placeholder_color="*neutral_500",
 )
 
-# Boards keep their colors in dark mode, so that the meaning of a color stays the same.
+# Boards keep their colors in dark mode, so each color keeps its meaning.
 CSS = """
 .html-container { padding: 0 !important; container-type: inline-size; }
 .hrm-mono textarea { font-family: var(--font-mono); }
@@ -96,7 +96,7 @@ CSS = """
 
 
 def figure_output(label: str, **options: Any) -> gr.Image:
-    """Add the image of a figure; its label is for screen readers, since the figure has a title."""
+    """Add an image component for a figure. The label is for screen readers, since the figure has a title."""
     classes = f"hrm-figure {options.pop('elem_classes', '')}".split()
     return gr.Image(
         label=label, show_label=False, type="pil", format="png", buttons=["download", "fullscreen"],
@@ -105,7 +105,7 @@ def figure_output(label: str, **options: Any) -> gr.Image:
 
 
 def figure_image(figure) -> Image.Image:
-    """Return a matplotlib figure as an image of 110 dots per inch."""
+    """Render a matplotlib figure as an image at 110 dpi."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)

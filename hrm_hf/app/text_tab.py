@@ -1,7 +1,7 @@
-"""The tabs of a causal language model: text with tokens colored by their segments, and mHC gains.
+"""Tabs for a causal language model: text with tokens colored by number of segments, and mHC gains.
 
-A model that halts reports the number of segments it ran for each token (`halt_steps`); text of other models has no
-colors. The gains of hyper-connections measure how much a signal can grow in each layer and through all layers.
+A model with adaptive halting reports the number of segments it ran for each token (`halt_steps`). Text from other
+models has no colors. The gains of hyper-connections measure how much each layer, or all layers, can amplify a signal.
 """
 
 import html
@@ -21,18 +21,18 @@ from .limits import MAX_SEED, MAX_TEXT, PAGE_EVENT, ask
 from .style import figure_image, figure_output
 
 
-TOKENS_AT_ONCE = 8  # tokens between two updates of the page
+TOKENS_AT_ONCE = 8  # tokens between page updates
 SHALLOW, DEEP = (0xEA, 0xF1, 0xFA), (0x1D, 0x4F, 0x91)
 UNFINISHED = "�"
 COLUMNS = ["layer", "attention gain", "feed-forward gain", "smallest column", "product forward", "product backward"]
-FLAT = 0.05  # minimum range of the axis, because the gains of a good model differ from 1 only by rounding
+FLAT = 0.05  # the gain axis covers at least 1 ± FLAT, because a good model's gains differ from 1 only by rounding
 PROMPTS = ("ROMEO:\n", "To be, or not to be,", "Once upon a time")
 
 
 def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[int]]:
-    """Yield the ids of the prompt and the new text so far, every few tokens.
+    """Generate text and yield all ids so far, including the prompt, every few tokens.
 
-    The ids equal those of one call of `model.generate` after `torch.manual_seed(options.seed)`. Raises ValueError if
+    The ids equal those from one call to `model.generate` after `torch.manual_seed(options.seed)`. Raises ValueError if
     the prompt is empty or leaves too few positions for the new tokens.
     """
     ids = encode_prompt(model, tokenizer, prompt)
@@ -62,7 +62,7 @@ def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[in
 
 
 def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
-    """Return ids [1, S] on the model's device. Raise ValueError for a prompt without tokens."""
+    """Tokenize a prompt and return ids [1, S] on the model's device. Raise ValueError if there are no tokens."""
     ids = tokenizer(prompt, return_tensors="pt").input_ids.long()
     if not ids.numel():
         raise ValueError("the prompt is empty; type the beginning of a text")
@@ -71,7 +71,7 @@ def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
 
 @torch.no_grad()
 def token_depths(model, ids: list[int], options: WriteText) -> list[int] | None:
-    """Return the number of segments of each token (`halt_steps`); None for models that do not halt."""
+    """Return the number of segments of each token (`halt_steps`), or None if the model does not halt."""
     if not architecture_of(model).halts:
         return None
     output = model(torch.tensor([ids], device=model.device), use_cache=False, **options.thinking)
@@ -79,7 +79,7 @@ def token_depths(model, ids: list[int], options: WriteText) -> list[int] | None:
 
 
 def read_threshold(text: str | None) -> float | None:
-    """Return a typed threshold, or None (the default) if it is empty. Raise ValueError if it is not a number."""
+    """Parse a typed threshold, or return None (the default) for empty text. Raise ValueError if it is not a number."""
     try:
         found = float(text) if text and text.strip() else None
         if found is not None and not math.isfinite(found):
@@ -90,7 +90,7 @@ def read_threshold(text: str | None) -> float | None:
 
 
 def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
-    """Split ids into the shortest runs of tokens that decode to complete characters: (text, start, stop) each."""
+    """Split ids into the shortest runs that decode to complete characters. Return (text, start, stop) of each."""
     pieces, start = [], 0
     for stop in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[start:stop])
@@ -102,7 +102,7 @@ def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
 
 
 def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] | None, most: int) -> str:
-    """Return prompt and text as HTML, colored by depth; tooltips show the number of segments."""
+    """Return the prompt and text as HTML. Colors and tooltips show the number of segments of each token."""
     spans = []
     for text, start, stop in text_pieces(tokenizer, ids):
         classes, style, title = ["prompt"] if start < prompt_tokens else [], "", ""
@@ -116,7 +116,7 @@ def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] |
 
 
 def depth_color(depth: int, most: int) -> str:
-    """Return a color, from pale for one segment to dark for the maximum."""
+    """Return the color for a number of segments, from pale (one) to dark (the maximum)."""
     share = min(1.0, (depth - 1) / max(most - 1, 1))
     return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in zip(SHALLOW, DEEP))
 
@@ -134,7 +134,7 @@ def _legend(depths: list[int] | None, most: int) -> str:
 
 
 def text_tab(model, tokenizer, shown: gr.State) -> None:
-    """Add the components and events of a model to the page; its example runs when `shown` changes."""
+    """Add the components and events for a model, and run the example when `shown` changes."""
     halts = architecture_of(model).halts
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
@@ -170,7 +170,7 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
 
 
 def _examples(prompt: gr.Textbox) -> list[tuple]:
-    """Add a button for each prompt in PROMPTS, and return them as `examples` for `ask`."""
+    """Add a button for each prompt in PROMPTS, and return the buttons as `examples` for `ask`."""
     with gr.Row():
         return [(gr.Button(text.strip(), size="sm", min_width=60), lambda text=text: text, prompt) for text in PROMPTS]
 
@@ -211,9 +211,9 @@ def _thinking(model) -> list:
 
 
 def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
-    """Return the dicts of `get_detailed_mhc_metrics` for the tokens of a prompt, two per layer.
+    """Return the result of `get_detailed_mhc_metrics` for a prompt: two dicts per layer.
 
-    Raises ValueError for an empty or too long prompt, and for a model without hyper-connections.
+    Raises ValueError if the prompt is empty or too long, or if the model has no hyper-connections.
     """
     ids = encode_prompt(model, tokenizer, prompt)
     if ids.shape[1] > model.config.max_position_embeddings:
@@ -226,7 +226,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
 
 
 def gain_rows(sites: list[dict]) -> list[list[Any]]:
-    """Return one row per layer with the columns COLUMNS: its gains, and those of the product of maps so far."""
+    """Return one row per layer: its gains, and the gains of the product of all maps so far, as in COLUMNS."""
     rows = []
     for attention, feed_forward in zip(sites[::2], sites[1::2]):
         own = [max(site["forward"], site["backward"]) for site in (attention, feed_forward)]
@@ -243,7 +243,7 @@ def gain_summary(sites: list[dict]) -> str:
 
 
 def gain_image(sites: list[dict], product: bool) -> Image.Image:
-    """Plot the row and column gains of each site's map, or of the product of all maps up to the site."""
+    """Plot the row and column gains of the map at each site, or of the product of all maps up to that site."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 3.6), layout="constrained")
@@ -273,7 +273,7 @@ def gain_image(sites: list[dict], product: bool) -> Image.Image:
 
 
 def mhc_tab(model, tokenizer, shown: gr.State) -> None:
-    """Add the components and events of a model to the page; its example runs when `shown` changes."""
+    """Add the components and events for a model, and run the example when `shown` changes."""
     with gr.Row():
         prompt = gr.Textbox(
             PROMPTS[1], label="Prompt", lines=2, scale=5, min_width=320, info="The maps are averaged over its tokens.",

@@ -1,4 +1,4 @@
-"""Options, usage errors, files and model names, shared by all parts of the package; imports no torch."""
+"""Shared helpers: options, usage errors, files and model names. Importing this package does not load torch."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Options, early path checks and the results file of all evaluations."""
+"""Options, path checks and results files shared by all evaluations."""
 
 import json
 import os
@@ -16,12 +16,12 @@ RESULTS_FILE = "results.json"
 
 @dataclass(kw_only=True)
 class EvaluationOptions(Options):
-    """Options shared by all `hrm-hf eval` commands of a model."""
+    """Options shared by all `hrm-hf eval` commands that take a model."""
 
     model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
     out: Path | None = option("Folder for results.json and evaluation.png.", None)
     device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
-    update_card: bool = option("Write the results into MODEL/README.md.", False)
+    update_card: bool = option("Add the results to the model card, MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
         """Raise UsageError if the card or the output folder cannot be written."""
@@ -38,7 +38,7 @@ def validate_evaluation(model: str, out: Path | None, update_card: bool) -> None
 
 
 def validate_output(out: Path) -> None:
-    """Raise UsageError if the folder `out` cannot be created or written, without creating it."""
+    """Raise UsageError if the folder `out` cannot be created or written to. Does not create the folder."""
     nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise UsageError(f"{nearest} is a file; expected a folder", "--out")
@@ -60,7 +60,7 @@ def validate_files(files: list[Path] | None, option: str) -> None:
 
 
 def chosen_device(name: str | None) -> str:
-    """Return the device `name`, or the best one for None. Raise UsageError if torch cannot use it here."""
+    """Return the device `name`, or the best available device if None. Raise UsageError if it is not available."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -79,7 +79,7 @@ def chosen_device(name: str | None) -> str:
 
 
 def write_results(result: dict[str, Any], out: Path) -> dict[str, str]:
-    """Write results.json into the folder `out`, creating the folder, and return {"results": path}."""
+    """Create the folder `out`, write results.json to it, and return {"results": path}."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / RESULTS_FILE
     file.write_text(json.dumps(result, indent=1))

@@ -1,6 +1,6 @@
-"""Files and data sources: lines, JSON, YAML, CSV, gzip; data sets; locks; atomic writes.
+"""Read and write files and data sets: JSON, YAML, CSV, gzip, checksums, locks and atomic writes.
 
-Errors name the file and the line. Importing this needs neither torch nor `datasets`.
+Errors name the file and the line. Importing this module loads neither torch nor `datasets`.
 """
 
 import codecs
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 HUB_PREFIX = "hub:"
-IDENTIFIERS_FILE = "identifiers.json"  # row names of a puzzle table; stored with data sets and checkpoints
+IDENTIFIERS_FILE = "identifiers.json"  # names of the rows in a puzzle table; saved with data sets and checkpoints
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
-# Folders that operating systems create.
+# Folders created by operating systems.
 NOT_DATA = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found")
 TEMPORARY = ".tmp"  # suffix of a file that is being written
-CHECKSUMS = "sha256"  # key in the info file of a data set; maps file names to SHA-256
+CHECKSUMS = "sha256"  # key in a data set's info file for the SHA-256 checksums by file name
 BUILD_LOCK = ".build.lock"
-HASHED_AT_ONCE = 4  # files hashed at once; more would only cause disk seeks
+HASHED_AT_ONCE = 4  # files hashed in parallel; more would only cause disk seeks
 SECONDS_TO_WAIT = 1.0  # seconds to wait for a lock whose owner may be exiting
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _checked: set[tuple[str, int, int, str]] = set()  # path, size, time and checksum of files already verified
 
 
 class BadLineError(ValueError):
-    """Error for a line or row that cannot be read; the message names the place and the fix."""
+    """Raised when a line or row cannot be read. The message names its location and the fix."""
 
 
 class FolderInUseError(OSError):
-    """Error for a folder into which another process is writing."""
+    """Raised when another process is writing to a folder."""
 
 
 def is_hub_source(source: str) -> bool:
-    """Return whether a source is a data set of the Hub: `hub:...`, or OWNER/NAME[:CONFIG] that is not a path."""
+    """Return whether a source is a data set on the Hub: `hub:...`, or OWNER/NAME[:CONFIG] that is not a path."""
     if source.startswith(HUB_PREFIX):
         return True
     name = source.partition(":")[0]
@@ -65,7 +65,7 @@ def is_hub_source(source: str) -> bool:
 
 
 def local_files(source: str) -> list[Path]:
-    """Return the sorted data files below a path. Raise if the path is missing or has no known files."""
+    """Return the data files below a path, sorted. Raise if the path is missing or has no files of a known kind."""
     path = Path(source).expanduser()
     if path.is_dir():
         files = [file for file in visible_files(path) if file_kind(file) is not None and file.stat().st_size]
@@ -83,7 +83,7 @@ def local_files(source: str) -> list[Path]:
 
 
 def visible_files(folder: str | Path, pattern: str = "*") -> list[Path]:
-    """Return the sorted files below a folder that match a pattern, except hidden files and those in `NOT_DATA`."""
+    """Return the files below a folder that match a pattern, sorted. Skip what `is_hidden` matches."""
     found = (path for path in Path(folder).rglob(pattern) if path.is_file())
     return sorted(path for path in found if not any(map(is_hidden, path.relative_to(folder).parts)))
 
@@ -94,7 +94,7 @@ def is_hidden(name: str) -> bool:
 
 
 def file_kind(path: Path) -> str | None:
-    """Return the kind of a file by its suffix, ignoring .gz; None for an unknown kind."""
+    """Return the kind of a file from its suffix, ignoring .gz, or None if the kind is unknown."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix in (*JSON_KINDS, *TEXT_KINDS):
         return suffix
@@ -102,9 +102,9 @@ def file_kind(path: Path) -> str | None:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
-    """Yield ("FILE, line N", line) for each non-empty line of JSON.
+    """Yield ("FILE, line N", line) for each non-empty line of a JSON Lines file.
 
-    For a file with one JSON list, or one object over several lines, yield ("FILE, item N", item as a line) instead.
+    For a JSON list, or an object that spans several lines, yield ("FILE, item N", item on one line) instead.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a JSON Lines file (.jsonl or .jsonl.gz)")
@@ -134,7 +134,7 @@ def _items_of_document(path: str | Path, first: bytes) -> list[Any] | None:
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:
-    """Return the JSON object of a line. Raise `BadLineError`, which names the place, for anything else."""
+    """Parse a line as a JSON object. Raise `BadLineError`, which names `place`, for anything else."""
     value = parse_json(line, place)
     if not isinstance(value, dict):
         raise BadLineError(f"{place}: {shorten(value)}; expected a JSON object")
@@ -142,7 +142,7 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
 
 
 def decode_text(line: bytes, place: str) -> str:
-    """Decode UTF-8. Raise `BadLineError`, which names the place and the byte."""
+    """Decode a line as UTF-8. Raise `BadLineError`, which names `place` and the invalid byte."""
     if b"\0" in line:
         raise BadLineError(f"{place}: contains NUL bytes, perhaps UTF-16; convert the file to UTF-8")
     try:
@@ -155,7 +155,7 @@ def decode_text(line: bytes, place: str) -> str:
 
 
 def parse_json(line: bytes, place: str) -> Any:
-    """Return the JSON value of a line. Raise `BadLineError`, which names the place and the character."""
+    """Parse a line as JSON. Raise `BadLineError`, which names `place` and the position of the syntax error."""
     text = decode_text(line.rstrip(b"\r\n"), place)
     try:
         return json.loads(text)
@@ -168,7 +168,7 @@ def parse_json(line: bytes, place: str) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """Return the repr of a value for an error message, at most 100 characters."""
+    """Return the repr of a value, shortened to at most 100 characters for error messages."""
     try:
         text = repr(value[:200] if isinstance(value, str) else value)
     except (ValueError, RecursionError):  # an integer with thousands of digits, or deeply nested lists
@@ -179,10 +179,10 @@ def shorten(value: Any) -> str:
 def load_split(
     path: str | Path, split: str, streaming: bool = False, info: str | None = None
 ) -> "Dataset | IterableDataset":
-    """Load a split of a data set of this package, from its folder (`data/SPLIT-00000.parquet`) or the Hub.
+    """Load a split of a data set built by this package, from a folder (`data/SPLIT-00000.parquet`) or the Hub.
 
     Args:
-        info: name of the folder's info file, whose checksums the files must match.
+        info: name of the folder's info file. The files must match the checksums in it.
 
     Raises:
         ValueError: the folder lacks the split, or a file is unreadable or was changed.
@@ -206,7 +206,7 @@ def load_split(
 
 
 def open_unpacked(path: str | Path) -> BinaryIO:
-    """Open a file for reading bytes; unpack .gz files, and convert UTF-16 with a byte-order mark to UTF-8."""
+    """Open a file for reading bytes. Decompress .gz files, and convert UTF-16 with a byte-order mark to UTF-8."""
     file = gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
     with suppress(*GZIP_ERRORS):  # raised again when the file is read
         if file.peek(2)[:2] in UTF16_MARKS:
@@ -216,7 +216,7 @@ def open_unpacked(path: str | Path) -> BinaryIO:
 
 
 def decode_marked(content: bytes, place: str) -> str:
-    """Decode UTF-8, or UTF-16 with a byte-order mark. Raise ValueError, which names the place, for other bytes."""
+    """Decode UTF-8, or UTF-16 with a byte-order mark. Raise ValueError, which names `place`, for other bytes."""
     try:
         return content.decode("utf-16" if content[:2] in UTF16_MARKS else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -224,7 +224,7 @@ def decode_marked(content: bytes, place: str) -> str:
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yield line numbers, from 1, and lines without byte-order mark. Raise ValueError for a corrupted gzip file."""
+    """Yield (line number from 1, line without byte-order mark). Raise ValueError if a gzip file is corrupted."""
     number = 0
     with open_unpacked(path) as file:
         try:
@@ -235,7 +235,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def load_json(path: str | Path) -> Any:
-    """Load a JSON file. Raise ValueError, which names the file, if it is invalid."""
+    """Load a JSON file. Raise ValueError, which names the file, if the JSON is invalid."""
     try:
         with open_unpacked(path) as file:
             return json.loads(file.read().decode("utf-8-sig"))
@@ -259,15 +259,15 @@ _YamlLoader.add_implicit_resolver(_CHANGED[1], re.compile(r"[-+]?(0|[1-9][\d_]*)
 
 
 def load_yaml(path: str | Path, as_text: bool = False) -> Any:
-    """Load the plain values of a YAML file, or with `as_text` their texts, such as "1.10"; None for an empty file.
+    """Load a YAML file of plain values, or return None if it is empty. With `as_text`, numbers like 1.10 stay text.
 
-    Raises ValueError, which names the file, if it is invalid or contains other values.
+    Raises ValueError, which names the file, if the YAML is invalid or contains other objects.
     """
     return parse_yaml(Path(path).read_bytes(), str(path), as_text)
 
 
 def parse_yaml(text: str | bytes, place: str, as_text: bool = False) -> Any:
-    """Parse YAML in memory like `read_yaml`; `place` is its name in errors."""
+    """Parse YAML text as `load_yaml` does. Error messages refer to the text as `place`."""
     try:
         return yaml.load(text, yaml.BaseLoader if as_text else _YamlLoader)
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -275,10 +275,10 @@ def parse_yaml(text: str | bytes, place: str, as_text: bool = False) -> Any:
 
 
 def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield line numbers, from 1, and fields of a CSV file (`,`, `;` or tabs); an empty line yields no fields.
+    """Yield (line number from 1, fields) for each row of a CSV file (`,`, `;` or tabs). An empty line has no fields.
 
     Raises:
-        ValueError: invalid UTF-8, an unclosed quote, or a corrupted gzip file; names file and line.
+        ValueError: invalid UTF-8, an unclosed quote, or a corrupted gzip file. The message names the file and line.
     """
     with open_unpacked(path) as file:
         text = io.TextIOWrapper(file, "utf-8-sig", newline="")
@@ -298,9 +298,9 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def complete_file(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream whose content replaces `file` on exit; after an error, the old file stays."""
+    """Yield a stream to a temporary file, which replaces `file` on exit. After an error, the old file stays."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The name contains the process id, so that two builds of a folder use different files.
+    # The name contains the process id, so two builds in one folder use different temporary files.
     temporary = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
     try:
         with open(temporary, "wb") as stream:
@@ -322,7 +322,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def checksums(files: list[Path]) -> list[str]:
-    """Return the SHA-256 of each file, computed in threads, since hashing releases the interpreter lock."""
+    """Return the SHA-256 of each file. Threads compute them in parallel, since hashing releases the GIL."""
     with ThreadPoolExecutor(min(HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
         return list(pool.map(_checksum, files))
 
@@ -333,13 +333,13 @@ def _checksum(file: Path) -> str:
 
 
 def checksums_in(folder: Path, names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the info file entry with the checksums of files in a folder."""
+    """Compute the checksums of files in a folder, and return the entry for the info file."""
     names = sorted(names)
     return {CHECKSUMS: dict(zip(names, checksums([folder / name for name in names])))}
 
 
 def load_info(file: Path) -> dict[str, Any]:
-    """Load an info file without its checksums. Raise ValueError, which names the file, if it is invalid."""
+    """Load an info file without the checksums. Raise ValueError, which names the file, if the JSON is invalid."""
     content = load_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} is {shorten(content)}; expected a JSON object; build the data set again")
@@ -347,7 +347,7 @@ def load_info(file: Path) -> dict[str, Any]:
 
 
 def validate_unchanged(info: Path, files: Iterable[Path], closed: bool = False) -> None:
-    """Raise ValueError if a file changed after its data set was built; see `changed_files`."""
+    """Raise ValueError if `changed_files` finds a file that changed after its data set was built."""
     for file, (found, expected) in changed_files(info, files, closed).items():
         problem = f"was added after the data set was built: it is not in {info.name}; delete it"
         if expected:
@@ -357,10 +357,10 @@ def validate_unchanged(info: Path, files: Iterable[Path], closed: bool = False) 
 
 
 def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> dict[Path, tuple[str, str]]:
-    """Return the files whose checksum differs from the info file, with both checksums.
+    """Return the files that do not match their checksum in the info file, with both checksums.
 
-    Files without an entry are not checked, because older folders have none. With `closed`, such a file counts as
-    changed if the info file has any checksums. Each process hashes a file only once.
+    Files without an entry are not checked, because older data sets have no checksums. With `closed`, such a file is
+    changed if the info file has any checksums. Each process hashes an unchanged file only once.
     """
     content = load_json(info) if info.is_file() else {}
     known = content.get(CHECKSUMS, {}) if isinstance(content, dict) else {}
@@ -381,17 +381,17 @@ def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> di
 
 
 def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = False) -> "FileLock | None":
-    """Lock a folder by a file in it and return the lock; warn and return None if the file system has no locks.
+    """Lock a folder with a lock file and return the lock. If the file system has no locks, warn and return None.
 
-    Error messages name `what` holds the lock and the `option` that sets another folder. With `again`, this process may
-    lock it again. Raises FolderInUseError if another process holds the lock, OSError if the folder cannot be written.
+    Error messages call the owner of the lock `what`, and name the `option` for the folder. With `again`, this process
+    may lock it twice. Raises FolderInUseError if another process holds the lock, OSError if writing fails.
     """
     from filelock import FileLock, Timeout
 
     file = folder.resolve() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A singleton counts its acquisitions: a script already holds the lock that train() acquires.
+        # A singleton lock can be acquired twice, since a script already holds the lock when train() acquires it.
         how = {"is_singleton": again, "preserve_lock_file": True}
         lock = FileLock(file, thread_local=False, fallback_to_soft=False, **how)
         lock.acquire(timeout=SECONDS_TO_WAIT)
@@ -413,7 +413,7 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
 
 @contextmanager
 def building(out: Path, option: str = "--out") -> Iterator[None]:
-    """Lock the output folder of a build. Raise FolderInUseError if another build is writing into it."""
+    """Lock the output folder during a build. Raise FolderInUseError if another build is writing to it."""
     is_new = not out.exists()
     if not is_new and not out.is_dir():
         raise FileExistsError(f"{option[2:]}={str(out)!r}: is a file; choose another folder")
@@ -422,7 +422,7 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so that waiting processes notice
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so waiting processes notice
             lock.release()
         if is_new:
             with suppress(OSError):  # rmdir only succeeds after an error, which leaves the folder empty
@@ -430,7 +430,7 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
 
 
 def one_at_a_time(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorate a builder so that it locks the folders in its options: `out` and, if present, `text`."""
+    """Decorate a builder to lock its output folders: `options.out` and, if present, `options.text`."""
 
     @wraps(build)
     def locked(options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""ASGI middleware of the server and the web page: allowed hosts, and limits on the size of requests."""
+"""ASGI middleware for the server and the web page that checks hosts and limits the size of requests."""
 
 import asyncio
 import ipaddress
@@ -9,8 +9,8 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 
-HEADER_BYTES = 2**14  # maximum bytes of path and headers of a request
-DISCARD_SECONDS = 10  # maximum time to discard a body that is too long
+HEADER_BYTES = 2**14  # maximum size of a request's path and headers
+DISCARD_SECONDS = 10  # maximum time for discarding a long body
 
 
 def validate_allowed(names: Sequence[str]) -> list[str]:
@@ -22,7 +22,7 @@ def validate_allowed(names: Sequence[str]) -> list[str]:
 
 
 def is_known_host(host: str, allowed: Sequence[str]) -> bool:
-    """Return whether a host (without a port) is an IP address, localhost or in `allowed` (NAME or *.NAME)."""
+    """Return whether a host (without a port) is an IP address, is localhost, or matches a name in `allowed`."""
     host = host.lower().rstrip(".")
     try:
         return bool(ipaddress.ip_address(host.strip("[]")))
@@ -35,17 +35,17 @@ def _is_allowed(host: str, allowed: Sequence[str]) -> bool:
 
 
 def _host(address: str) -> str:
-    """Return HOST of HOST:PORT in lower case, or "" if the address is not of this form."""
+    """Return the host of HOST or HOST:PORT in lower case, or "" if the address has a different form."""
     found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", address)
     return found[1].lower() if found else ""
 
 
 class HostGuard:
-    """Reject (403) requests to other host names (DNS rebinding) and requests from pages of other hosts.
+    """Reject (403) requests to unknown host names (DNS rebinding) and requests from pages on other hosts.
 
     Args:
-        allowed: host names in addition to localhost and IP addresses; their pages may send requests too.
-        any_origin: do not check `Origin`, for a server that allows all origins by CORS.
+        allowed: host names to accept in addition to localhost and IP addresses; their pages may also send requests.
+        any_origin: do not check `Origin`, for a server that allows all origins through CORS.
     """
 
     def __init__(self, app, allowed: Sequence[str] = (), any_origin: bool = False):
@@ -74,10 +74,10 @@ class HostGuard:
 
 
 class SizeLimit:
-    """Reject overlong headers (431) and bodies (413), and bodies without a length (411), without reading them.
+    """Reject requests with long headers (431), a long body (413) or a body without a length (411).
 
     Args:
-        limit: maximum bytes of a body, and the name of the setting. upload_limit: the same for uploads.
+        limit: maximum bytes in a body, and the name of the option for it. upload_limit: the same for uploads.
         upload_path: suffix of the URL path for uploads.
     """
 
@@ -105,7 +105,7 @@ class SizeLimit:
 
 
 async def _discard(receive, most: int) -> None:
-    """Discard up to `most` bytes of a body, since a client that is still sending would miss the response."""
+    """Discard up to `most` bytes of a body. A client that is still sending would miss the response."""
     more = True
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):
@@ -116,7 +116,7 @@ async def _discard(receive, most: int) -> None:
 
 
 async def send_json(send, status: int, content: dict, **headers: str) -> None:
-    """Send a JSON response; `_` in header names becomes `-`."""
+    """Send a JSON response. In header names, replace `_` with `-`."""
     body = json.dumps(content).encode()
     found = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     found += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
@@ -125,11 +125,11 @@ async def send_json(send, status: int, content: dict, **headers: str) -> None:
 
 
 async def send_error(send, status: int, message: str, param: str | None = None, **headers: str) -> None:
-    """Send an error in the format of the OpenAI API; `param` names the request field."""
+    """Send an error in the format of the OpenAI API. `param` names the invalid field of the request."""
     await send_json(send, status, error_body(status, message, param), **headers)
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict:
-    """Return an error as a JSON object."""
+    """Return the JSON body of an error response."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}

@@ -1,7 +1,7 @@
 """Hide library messages that do not matter to users.
 
-MESSAGES lists every hidden message by its source and first words, so other messages of the same library still appear.
-HRM_HF_DEBUG=1 shows all.
+MESSAGES lists every hidden message by its source and first words, so other messages from the library still appear.
+HRM_HF_DEBUG=1 shows all messages.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """A logger's name or a warning's category, and a regular expression for the beginning of the message."""
+    """Message to hide: the logger or warning category it comes from, and a regular expression for its beginning."""
 
     source: str | type[Warning]
     words: str
@@ -22,7 +22,7 @@ class Message(NamedTuple):
 # back to slower code. `import hrm_hf` hides these messages.
 OF_IMPORTS = (
     Message("torchao", r"Failed to load .*\.so: "),
-    Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # a class of torchao
+    Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # from torchao
     Message("torch.utils._pytree", r"<enum 'ScaleCalculationMode'> is an Enum subclass"),
     Message("bitsandbytes.backends.cpu.ops", r"Failed to load CPU gemm_4bit_forward from kernels-community"),
     # The packaged solver is the intended default.
@@ -40,15 +40,15 @@ MESSAGES = (
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
     # Recipes may request more workers than this machine has CPUs.
     Message(UserWarning, r"This DataLoader will create \d+ worker processes in total"),
-    # accelerate passes it to DDP.
+    # accelerate passes `broadcast_buffers` to DDP.
     Message(FutureWarning, r"`broadcast_buffers` is deprecated"),
-    # Compiled steps are faster on a CPU as well.
+    # torch.compile speeds up training on a CPU as well.
     Message("transformers.training_args", r"The speedups for torchdynamo mostly come with GPU Ampere or higher"),
 )
 
 
 def hide_messages(messages: tuple[Message, ...] = MESSAGES) -> bool:
-    """Hide messages in this process and return True; do nothing if HRM_HF_DEBUG is set."""
+    """Hide messages in this process and return True. If HRM_HF_DEBUG is set, hide none and return False."""
     if os.environ.get("HRM_HF_DEBUG"):
         return False
     for source, words in messages:

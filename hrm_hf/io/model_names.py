@@ -11,19 +11,19 @@ from pathlib import Path
 from .usage import UsageError
 
 
-CONFIG, ADAPTER_CONFIG = CONFIGS = ("config.json", "adapter_config.json")  # a folder with one of these is a model
-HUB_SECONDS = 5.0  # seconds to wait for the Hub's answer on whether a model exists
+CONFIG, ADAPTER_CONFIG = CONFIGS = ("config.json", "adapter_config.json")  # every model folder has one of these
+HUB_SECONDS = 5.0  # timeout for asking the Hub whether a model exists
 EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
 
 
 class ModelError(UsageError):
-    """Error for a model that does not exist or is of the wrong kind; the message is one line."""
+    """Raised when a model does not exist or has the wrong type. The message is one line long."""
 
 
 def is_path(name: str) -> bool:
     """Return whether a name is a local path, not OWNER/NAME on the Hub.
 
-    A path exists, starts with ".", "/", "~" or a local folder (`runs/...`), or has more than two parts.
+    A path exists, or starts with ".", "/", "~" or a local folder (`runs/...`), or has more than two parts.
     """
     return name.count("/") > 1 or is_below_here(name)
 
@@ -35,7 +35,7 @@ def is_below_here(text: str) -> bool:
 
 
 def is_no_folder(name: str) -> bool:
-    """Return whether a name is a path but not a folder, so that it must not be looked up on the Hub."""
+    """Return whether a name is a local path but not a folder. Such a name is not looked up on the Hub."""
     return is_path(name) and not Path(name).is_dir()
 
 

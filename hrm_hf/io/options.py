@@ -1,12 +1,12 @@
-"""Options of the commands, one dataclass per verb.
+"""Declare and validate the options of commands, with one dataclass per command.
 
 The command line, pipelines and the app read names, defaults, bounds and help texts from these classes. This module
-imports nothing heavy, so that `--help` stays fast.
+imports no large library, so `--help` stays fast.
 
     @dataclass(kw_only=True)
     class CountOptions(Options):
         data: str = option("Data set to count.", argument=True)
-        limit: int | None = option("Only the first rows.", None, min=1)
+        limit: int | None = option("Number of rows to count; all by default.", None, min=1)
 
 `hrm_hf.cli.command.takes` turns such a class into a command, and `parse_command` parses a command in a string.
 """
@@ -42,7 +42,7 @@ def option(
         help: command-line help text.
         default: default value; without one, the option is required. A list is copied for each instance.
         min, max: inclusive bounds of a number.
-        argument: whether it is a positional argument of the command line.
+        argument: whether the option is a positional argument on the command line.
         metavar: placeholder in the help, for positional arguments.
         flags: command-line flags, such as ("--on-bad-line",); the field's name with hyphens by default.
     """
@@ -54,7 +54,7 @@ def option(
 
 @dataclasses.dataclass(kw_only=True)
 class Options:
-    """Base class of all options, which checks bounds and choices; subclasses add checks in `__post_init__`."""
+    """Base class for options that checks bounds and choices. Subclasses add checks in `__post_init__`."""
 
     def __post_init__(self) -> None:
         """Expand `~/` in paths, and raise UsageError for the first value that is out of bounds or not a choice."""
@@ -79,7 +79,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], taker: str, *more: str) -> Self:
-        """Create options for `taker`. Raise TypeError for an unknown name, and suggest a field or a name in `more`."""
+        """Create the options of `taker`. For an unknown name, raise TypeError and suggest a field or a name in `more`."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values.keys() - set(known):
             nearest = difflib.get_close_matches(name, [*known, *more], n=1)
@@ -112,7 +112,7 @@ def _at_home(value: Any) -> Any:
 
 
 def flag(field: dataclasses.Field) -> str:
-    """Return the command-line name of a field: a flag such as `--max-steps`, or `MODEL` for an argument."""
+    """Return the command-line name of a field: a flag like `--max-steps`, or a positional argument like `MODEL`."""
     if field.metadata.get("argument"):
         return field.metadata.get("metavar") or field.name.upper()
     return next(iter(field.metadata.get("flags") or ()), f"--{field.name.replace('_', '-')}")
@@ -128,8 +128,8 @@ def parse_command(command: str, kinds: Mapping[str, type[Options]], **given: Any
     """Parse a command such as "sudoku --size 4" into its name and its options.
 
     Args:
-        command: one of the names of `kinds`, then arguments and flags as on the command line.
-        given: values of fields that the command does not set.
+        command: one of the names in `kinds`, followed by arguments and flags as on the command line.
+        given: values of fields that `command` cannot set.
 
     Raises:
         UsageError: an unknown name or flag, or a value of the wrong type.
@@ -151,7 +151,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_to(parser: argparse.ArgumentParser, field: dataclasses.Field, kind: Any) -> None:
-    """Add one field to a parser. Absent flags set no attribute, so the dataclass sets the default."""
+    """Add one field to a parser. Omitted flags set no attribute, so the dataclass fills in the default."""
     many = get_origin(kind) is list
     kind = get_args(kind)[0] if many else kind
     kind = str if get_origin(kind) is Literal else kind
@@ -168,5 +168,5 @@ def _add_to(parser: argparse.ArgumentParser, field: dataclasses.Field, kind: Any
 
 
 def wanted_checkpoint(value: str | bool | Path | None) -> str | None:
-    """Normalize `resume_from_checkpoint` (also as a string) to None, "last", "last-complete" or a folder."""
+    """Convert any value of `resume_from_checkpoint` to None, "last", "last-complete" or a folder."""
     return {"none": None, "false": None, "true": "last"}.get(str(value).lower(), str(value))

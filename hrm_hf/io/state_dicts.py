@@ -1,7 +1,7 @@
-"""Read the weights of other projects' checkpoints as plain tensors, without running their code.
+"""Read weights from other projects' checkpoints as plain tensors, without running the projects' code.
 
-A file contains a state_dict, or a training state: a state_dict, perhaps an average of the weights, and the
-configuration of the run. Only tensors and plain values are unpickled: objects of the classes in INERT (OmegaConf
+A file contains either a state_dict or a training state: a state_dict, sometimes averaged weights, and the
+configuration of the run. Only tensors and plain values are unpickled. Objects of the classes in INERT (OmegaConf
 configurations, NumPy arrays, carries) are reduced to their fields, and any other class is rejected.
 """
 
@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 
-MODEL_ENTRIES = ("model", "model_state_dict", "state_dict")  # keys of the state_dict in a training state
+MODEL_ENTRIES = ("model", "model_state_dict", "state_dict")  # possible keys of the state_dict in a training state
 INERT = (
     *(f"builtins.{name}" for name in ("dict", "list", "int", "float", "str", "bool")),
     *("collections.defaultdict", "typing.Any", "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata"),
@@ -27,7 +27,7 @@ INERT = (
 
 
 class StoredModel(NamedTuple):
-    """A model's tensors by name, the stored configuration, and whether the tensors are an average (EMA)."""
+    """Contents of a checkpoint: tensors by name, configuration, and whether the tensors are averaged (EMA)."""
 
     state: dict[str, torch.Tensor]
     config: dict[str, Any] | None = None
@@ -35,7 +35,7 @@ class StoredModel(NamedTuple):
 
 
 class _Inert:
-    """Placeholder for an object of a class in `INERT`, with only its fields."""
+    """Placeholder that keeps only the fields of an object whose class is in `INERT`."""
 
     def __new__(cls, *arguments: Any):
         made = super().__new__(cls)
@@ -47,12 +47,12 @@ class _Inert:
 
 
 def read_stored_model(file: Path, wrappers: re.Pattern) -> StoredModel:
-    """Read a model from a safetensors file, from `torch.save(model.state_dict())`, or from a training state.
+    """Read a model from a safetensors file, a file saved by `torch.save(model.state_dict())`, or a training state.
 
     If a training state contains averaged weights (`ema`), they replace the weights.
 
     Args:
-        wrappers: pattern for prefixes of wrapping modules, which are removed from names.
+        wrappers: pattern of the prefixes that wrapper modules add to names; the prefixes are removed.
 
     Raises:
         ValueError: the file is corrupted or contains other objects or no tensors, or removing `wrappers` makes two
@@ -107,7 +107,7 @@ def _unwrapped(state: dict[str, torch.Tensor], wrappers: re.Pattern, file: Path)
 
 
 def _plain(value: Any) -> Any:
-    """Return the dicts, lists, texts and numbers of a stored configuration; None for other values."""
+    """Convert a stored configuration to dicts, lists, strings and numbers. Other values become None."""
     if isinstance(value, _Inert):  # an OmegaConf node
         return _plain(value.fields.get("_content", value.fields.get("_val")))
     if isinstance(value, dict):

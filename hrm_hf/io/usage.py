@@ -1,4 +1,4 @@
-"""Usage errors, and helpers for commands: subprocesses, optional packages and one-line error messages."""
+"""Helpers for commands: usage errors, subprocesses, optional packages and one-line error messages."""
 
 import json
 import os
@@ -16,7 +16,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as in a shell
 
 
 class UsageError(ValueError):
-    """Error for a wrong or conflicting `option`; commands exit with status 2."""
+    """Raised when an `option` is invalid or conflicts with another. Commands exit with status 2."""
 
     def __init__(self, message: str, option: str | None = None):
         super().__init__(message)
@@ -24,7 +24,7 @@ class UsageError(ValueError):
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function and convert its ValueErrors, which only wrong options can cause, to UsageError."""
+    """Call a function whose ValueErrors can only come from invalid options, and convert them to UsageError."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:
@@ -32,7 +32,7 @@ def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def run_process(*command: object, out: TextIO | None = None) -> None:
-    """Run a program, with its output shown or written to `out`; on Ctrl-C, wait for it. Raise CalledProcessError."""
+    """Run a program and wait for it, even after Ctrl-C. `out` gets stdout. Raise CalledProcessError if it fails."""
     words, status = [str(part) for part in command], None
     with subprocess.Popen(words, stdout=out) as process:
         while status is None:
@@ -43,23 +43,23 @@ def run_process(*command: object, out: TextIO | None = None) -> None:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number and its noun: `1 board`, `2 boards`, `10,000 boards`."""
+    """Return a number with its noun, in the singular or plural: `1 board`, `2 boards`, `10,000 boards`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra from source, since the package is in no registry."""
+    """Return the command that installs an extra from source, since the package is not on PyPI."""
     return f'pip install ".[{extra}]" in the source folder of hrm_hf'
 
 
 def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> None:
-    """Raise ImportError, naming the extra to install, unless all modules can be imported.
+    """Raise ImportError, which names the extra to install, if any of the modules is missing.
 
     Args:
         extra: name of an extra in setup.cfg.
         need: clause that names the feature and its packages, such as "ONNX export needs onnx and onnxruntime".
         modules: names of the top-level modules of these packages.
-        instead: alternative that does not need them.
+        instead: alternative to suggest that does not need these packages.
     """
     if any(find_spec(module) is None for module in modules):
         raise ImportError(f"{need}: {install_command(extra)}{instead and f', or {instead}'}")
@@ -84,7 +84,7 @@ def one_line_errors() -> Iterator[None]:
         expected = _is_expected(error)
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         line = f"error: {message}" if expected else f"error: {type(error).__name__}: {message}"
-        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun prints the line in its report
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun includes the line in its report
             Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
         if os.environ.get("HRM_HF_DEBUG") or not expected:
             raise
@@ -93,6 +93,6 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _is_expected(error: Exception) -> bool:
-    from huggingface_hub.errors import StrictDataclassError  # takes 0.25 s, which would slow down --help
+    from huggingface_hub.errors import StrictDataclassError  # this import takes 0.25 s and would slow down --help
 
     return isinstance(error, ValueError | OSError | RuntimeError | ImportError | KeyError | StrictDataclassError)

@@ -1,4 +1,4 @@
-"""Worker processes that build the parts of a data set, each with one thread."""
+"""Worker processes that build the parts of a data set. Each process uses one numpy thread."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def usable_cores() -> int:
-    """Return the number of processors that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -19,7 +19,7 @@ def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
     """Start worker processes with one numpy thread each. The caller's script needs `if __name__ == "__main__"`.
 
     Args:
-        module: name of the module whose functions the workers run; imported once for all workers if possible.
+        module: name of the module with the workers' functions; imported once for all workers if possible.
     """
     # "fork" is unsafe, because this process may have threads. A fork server imports the package once for all workers.
     context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
@@ -38,11 +38,11 @@ def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the writing process handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process handles Ctrl-C
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
 def _die_with_parent() -> None:
-    """Exit when the parent process is killed; otherwise the worker would wait for work forever."""
+    """Exit when the parent process ends. Otherwise, the worker would wait for work forever."""
     parent_process().join()
     os._exit(1)

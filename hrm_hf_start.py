@@ -1,7 +1,7 @@
-"""Entry points of hrm_hf's programs, which run before slow libraries that print messages are imported.
+"""Entry points of hrm_hf's programs. They run before any library that is slow to import or prints messages.
 
-`hrm-hf` and the training scripts start here. `import hrm_hf` sees that this module is loaded and registers nothing, so
-that `--help` stays fast; `load_config` registers the architectures when the first model is loaded.
+`hrm-hf` and the training scripts start here. If this module is loaded, `import hrm_hf` registers nothing, so `--help`
+stays fast. `load_config` registers the architectures when the first model is loaded.
 """
 
 import atexit
@@ -22,7 +22,7 @@ def start_program() -> None:
     from hrm_hf.io.messages import hide_messages
 
     if hide_messages():
-        sys.excepthook = _show_error  # Ctrl-C during imports
+        sys.excepthook = _show_error  # for Ctrl-C during imports
         os.environ.setdefault("TQDM_DELAY", BAR_DELAY_SECONDS)
 
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def run_and_leave(program: Callable[[], None]) -> None:
-    """Run a program, then exit without the interpreter's cleanup of modules, which takes a second.
+    """Run a program, then exit without the interpreter's module cleanup, which takes a second.
 
     Functions registered with `atexit` still run, and an exception still ends the process as usual.
     """
@@ -51,7 +51,7 @@ def run_and_leave(program: Callable[[], None]) -> None:
 
 
 def _leave(status: list[int]) -> None:
-    """Exit with the code in `status`. If it is empty or flushing fails, let Python exit as usual."""
+    """Exit with the code in `status`. If `status` is empty or flushing fails, let Python exit as usual."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -62,10 +62,10 @@ def _leave(status: list[int]) -> None:
 
 
 def start_script(extra: str | None = None) -> None:
-    """Prepare a training script like `start_program`, and block stop signals until it handles them.
+    """Prepare a training script as `start_program` does, and block stop signals until the script handles them.
 
     Args:
-        extra: name of the module the script needs and of the package extra that installs it; exits if it is missing.
+        extra: name of a module that the script needs, and of the extra that installs it. Exits if it is missing.
     """
     if extra is not None:
         from hrm_hf.io.usage import validate_extra
@@ -78,7 +78,7 @@ def start_script(extra: str | None = None) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
     start_program()
     if {"-h", "--help"} & set(sys.argv[1:]):
-        sys.modules.update(dict.fromkeys(NOT_NEEDED_FOR_HELP))  # None: as if not installed
+        sys.modules.update(dict.fromkeys(NOT_NEEDED_FOR_HELP))  # None makes a package look uninstalled
 
 
 def _show_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -9,7 +9,7 @@ from ._version import __version__  # noqa: F401 - part of the package
 from .io.messages import OF_IMPORTS, hide_messages
 
 
-# Public names and their modules. The classes of the architectures are public too and come from `registry.py`.
+# Public names and their modules. The architectures' classes are also public, and come from `registry.py`.
 _MODULES = {
     "ActCarry": "models.act",
     "AutoModelForPuzzleSolving": "registry",
@@ -48,20 +48,20 @@ def __dir__() -> list[str]:
 
 
 def register() -> None:
-    """Make every architecture and pipeline known to the Auto classes and to `transformers.pipeline`."""
+    """Register every architecture and pipeline with the Auto classes and `transformers.pipeline`."""
     collects = gc.isenabled()
     gc.disable()  # the imports create a million objects, none of them garbage
     try:
-        for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each registers its classes on import
+        for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each module registers its classes
             import_module(f".{name}", __name__)
     finally:
         if "hrm_hf_start" in sys.modules:
-            gc.freeze()  # in our own programs, garbage collection then skips these objects
+            gc.freeze()  # from now on, garbage collection skips these objects
         if collects:
             gc.enable()
 
 
 hide_messages(OF_IMPORTS)
-# Our own programs register later, when they load a model. `python -m hrm_hf.cli` imports this package first, too.
+# Our own programs register when they load a model. `python -m hrm_hf.cli` imports this package before hrm_hf_start.
 if "hrm_hf_start" not in sys.modules and not (sys.argv[:1] == ["-m"] and "hrm_hf.cli" in sys.orig_argv):
     register()

@@ -1,4 +1,4 @@
-"""The table of architectures, with everything the package and the Hub need to know about a model.
+"""Table of architectures, with everything that the package and the Hub need to know about each model.
 
 Code that treats architectures differently reads a field of the row (`architecture_of`) and never compares model types.
 A row is data; it references code in a higher layer as "module:function", which is loaded on use.
@@ -103,37 +103,37 @@ MASS_MAPS = {
     "app_tabs": (("Mass map", "hrm_hf.app.maps_tab:mass_map_tab"),),
 }
 
-# The Auto class and the pipeline of each entry of `ArchitectureSpec.classifiers`, in the same order.
+# Auto class and pipeline for each entry in `ArchitectureSpec.classifiers`, in the same order.
 CLASSIFIERS = {
     AutoModelForSequenceClassification: "text-classification",
     AutoModelForTokenClassification: "token-classification",
 }
 
-# What a head can do beyond forward and loss, and the methods it must have for it.
+# Optional abilities of a head, and the methods that the head must have for each ability.
 ABILITIES = {
-    "recurrent_depth": ("plan",),  # the forward takes a `SegmentSchedule`, which changes over a training run
+    "recurrent_depth": ("plan",),  # forward takes a `SegmentSchedule`, which changes during training
     "parameter_groups": ("parameter_group",),  # parts of the model can have different learning rates
     "refinement": ("generate_with_refinement",),  # generates code, validates it, and repairs it
     "hyper_connections": ("get_detailed_mhc_metrics",),  # reports how much the residual streams amplify signals
-    "statistics": ("fit_statistics",),  # reads map statistics that are scaled by the training data
+    "statistics": ("fit_statistics",),  # reads summary statistics of maps, scaled by the training data
 }
 
 
 @dataclass(frozen=True)
 class ArchitectureSpec:
-    """One architecture. A feature is unavailable if its field is None or empty.
+    """Registry row for one architecture. A feature is unavailable if its field is None or empty.
 
-    Functions and classes of higher layers are given as "module:function" or "module:class".
+    Functions and classes in higher layers are given as "module:function" or "module:class".
 
     Attributes:
         config: the configuration class, which also defines the model type.
         base: the model without a head, for `AutoModel`.
-        head: the model that is trained and used.
+        head: the model with the head for its main task.
         head_auto_classes: the Auto classes that load `head`.
         pipeline: name of the pipeline that runs the model, which is also the task on its model card.
-        classifiers: heads on the same body that label texts and tokens, loaded by the Auto classes in `CLASSIFIERS`.
+        classifiers: models with the same body that classify texts or tokens, for the Auto classes in `CLASSIFIERS`.
         feature_extractor: the class that `AutoFeatureExtractor` loads.
-        modules_to_save: names of small modules that an adapter trains and saves as a copy: heads that read the states
+        modules_to_save: names of small modules that an adapter trains and saves in full: heads that read the states
             of the body, the puzzle table, batch norms with their running statistics.
         abilities: names in `ABILITIES`.
         quantizable: False for convolutional models, which bitsandbytes does not quantize.
@@ -173,13 +173,13 @@ class ArchitectureSpec:
         return own | dict(zip(CLASSIFIERS, self.classifiers))
 
     def task_of(self, config: PreTrainedConfig) -> str:
-        """Return the name of the pipeline that runs a checkpoint with this config, which may be a classifier."""
+        """Return the pipeline's name for a checkpoint with this config. Classifiers have their own pipelines."""
         tasks = {head.__name__: task for head, task in zip(self.classifiers, CLASSIFIERS.values())}
         return next((tasks[name] for name in config.architectures or () if name in tasks), self.pipeline)
 
     @property
     def halts(self) -> bool:
-        """Whether inputs can take different numbers of steps, up to `config.halt_max_steps`."""
+        """Whether the model can halt at a different step for each input, up to `config.halt_max_steps`."""
         return "halt_max_steps" in {field.name for field in fields(self.config)}
 
 
@@ -262,7 +262,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
 
 
 def architecture_of(thing: Any) -> ArchitectureSpec | None:
-    """Return the row of a config, a model or a model type, or None if the model is not from this package."""
+    """Return the registry row for a config, model or model type, or None if it is not from this package."""
     config = getattr(thing, "config", thing)
     model_type = config if isinstance(config, str) else getattr(config, "model_type", None)
     return next((row for row in ARCHITECTURES.values() if row.model_type == model_type), None)
@@ -281,7 +281,7 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 class NoDefaultModel:
-    """Placeholder for a default model, which raises ValueError when transformers unpacks it."""
+    """Placeholder for a default model that raises ValueError when transformers unpacks it."""
 
     def __init__(self, task: str):
         self.task = task

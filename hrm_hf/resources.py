@@ -1,6 +1,6 @@
 """Find the files that ship with the package: cards, recipes, training scripts, configs, measurements.
 
-A checkout has them in its folders, and a wheel in `hrm_hf/_resources`, where `setup.py` copies the same folders.
+In a checkout, they are in the repository's folders. `setup.py` copies these folders to `hrm_hf/_resources` in a wheel.
 """
 
 import os
@@ -13,7 +13,7 @@ ROOT = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent
 
 
 def resource(name: str) -> Path:
-    """Return the path of a file or folder by its path in the repository."""
+    """Return the local path of a file or folder from its path in the repository."""
     path = ROOT / name
     if not path.exists():
         raise FileNotFoundError(f"{path}: not found; install the package from its wheel or checkout (pip install .)")
@@ -21,7 +21,7 @@ def resource(name: str) -> Path:
 
 
 def existing_path(path: str | Path) -> Path:
-    """Return `path`, or the resource with that name if only that exists, as for data in recipes."""
+    """Return `path`, or the resource with this path if only the resource exists, as for data in recipes."""
     path = Path(path)
     return ROOT / path if not path.exists() and (ROOT / path).exists() else path
 

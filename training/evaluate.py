@@ -3,14 +3,14 @@
     python training/evaluate.py checkpoint="checkpoints/Sudoku-extreme-small ACT-torch/RUN"
     python training/evaluate.py checkpoint=HRM/checkpoints/PROJECT/RUN/step_26040 --out runs/evaluation
 
-The checkpoint is the folder of one of our runs, or a step_N file of the original, which is first converted into a
-folder next to it. The script prints the equivalent `hrm-hf` command; you can add that command's flags.
+The checkpoint is the folder of one of our runs, or a step_N file from the original code. The script first converts
+such a file to a folder next to it. It prints the equivalent `hrm-hf` command; you can add that command's flags.
 """
 
 from hrm_hf_start import start_program
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_program()
 
 import os
@@ -27,7 +27,7 @@ def main() -> None:
         print(__doc__)
         return
     if os.environ.get("RANK", "0") != "0":
-        return  # one process evaluates
+        return  # only rank 0 evaluates
     arguments = evaluation_arguments(sys.argv[1:])
     print(shlex.join(["hrm-hf", *arguments]) + "\n", flush=True)
     sys.argv = ["hrm-hf", *arguments]

@@ -1,17 +1,17 @@
-"""Plan the training of a language model for the GPUs of this machine, and start it.
+"""Plan the training of a language model for this machine's GPUs, and start the training.
 
     python training/launch.py --model hrm-lm-50m
     python training/launch.py --model hrm-lm-100m --gpus 4 --train_data corpus.jsonl --max_steps 20000
     python training/launch.py --model hrm-lm-100m --dry_run --gpus 8 --gpu_memory 24GB
     python training/launch.py --model hrm-lm-10m-byte --cpu --processes 2 --train_data input.txt
 
-Equivalent to `hrm-hf launch`. Flags that it does not know are passed on to run_clm.py.
+Equivalent to `hrm-hf launch`. Unknown flags are passed to run_clm.py.
 """
 
 from hrm_hf_start import start_program
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_program()
 
 import sys

@@ -5,13 +5,13 @@
     python training/run_clm.py --model_name_or_path runs/hrm_lm_50m --train_data mine.jsonl --output_dir runs/tuned
     python training/run_clm.py ... --lora_rank 8       # an adapter; the base weights stay frozen
 
-A killed run continues with `--resume_from_checkpoint last`.
+Resume a killed run with `--resume_from_checkpoint last`.
 """
 
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_script()
 
 from hrm_hf.io.usage import one_line_errors
@@ -21,7 +21,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((LmDataArguments, LmTrainingArguments), __doc__)
-    # Imported late: --help and usage errors do not need these.
+    # Imported here because --help and usage errors do not need these modules.
     from hrm_hf.text.run import CausalLMRun
     from hrm_hf.trainer.run import run_training
 

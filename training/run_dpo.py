@@ -4,14 +4,14 @@
         --train_data preferences.jsonl
     python training/run_dpo.py ... --lora_rank 8       # an adapter; needs no second copy of the model
 
-Rows are prompts with a chosen and a rejected answer; see `hrm_hf/text/answers.py`. A killed run continues with
+Rows are prompts with a chosen and a rejected answer; see `hrm_hf/text/answers.py`. Resume a killed run with
 `--resume_from_checkpoint last`.
 """
 
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_script(extra="trl")
 
 from hrm_hf.io.usage import one_line_errors
@@ -22,7 +22,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((AnswerDataArguments, DpoArguments), __doc__)
-    # Imported late: --help and usage errors do not need these.
+    # Imported here because --help and usage errors do not need these modules.
     from hrm_hf.text.post_training import DpoRun
     from hrm_hf.trainer.run import run_training
 

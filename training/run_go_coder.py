@@ -1,4 +1,4 @@
-"""Train the Go coder on records of Go tasks, or any other causal language model on the same token streams.
+"""Train the Go coder, or any other causal language model, on token streams made from records of Go tasks.
 
     hrm-hf data go-tokenizer ... && hrm-hf data go ...
     python training/run_go_coder.py --recipe training/recipes/go_nano_cpu.yaml --train_data train.jsonl \\
@@ -6,14 +6,14 @@
     accelerate launch training/run_go_coder.py --recipe training/recipes/go_base.yaml --train_data train.jsonl.gz
     python training/run_go_coder.py --recipe training/recipes/llama_26m_baseline.yaml --train_data train.jsonl
 
-A killed run continues with `--resume_from_checkpoint last`. `run_clm.py` pre-trains the same model on raw Go text;
+Resume a killed run with `--resume_from_checkpoint last`. `run_clm.py` pre-trains the same model on raw Go text;
 `--model_name_or_path` continues from there.
 """
 
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_script()
 
 from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
@@ -23,7 +23,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((GoDataArguments, GoTrainingArguments), __doc__)
-    # Imported late: --help and usage errors do not need these.
+    # Imported here because --help and usage errors do not need these modules.
     from hrm_hf.golang.run import GoCoderRun
     from hrm_hf.trainer.run import run_training
 

@@ -5,14 +5,14 @@
     python training/run_grpo.py --model_name_or_path runs/sft --train_data prompts.jsonl --reward "regex:^yes" \\
         --output_dir runs/grpo
 
-Rows are prompts; see `hrm_hf/text/answers.py` for rows and `hrm_hf/golang/rewards.py` for rewards. A killed run
-continues with `--resume_from_checkpoint last`.
+Rows are prompts; see `hrm_hf/text/answers.py` for rows and `hrm_hf/golang/rewards.py` for rewards. Resume a
+killed run with `--resume_from_checkpoint last`.
 """
 
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_script(extra="trl")
 
 from hrm_hf.golang.rewards import RewardArguments, reward_functions
@@ -24,7 +24,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((AnswerDataArguments, GrpoArguments, RewardArguments), __doc__)
-    # Imported late: --help and usage errors do not need these.
+    # Imported here because --help and usage errors do not need these modules.
     from hrm_hf.text.post_training import GrpoRun
     from hrm_hf.trainer.run import run_training
 

@@ -1,15 +1,15 @@
-"""Train a model that makes mass maps from noisy, masked shear: hrm_mass_mapping, or the U-Net baseline cosmo_unet.
+"""Train a model to reconstruct mass maps from noisy, masked shear: hrm_mass_mapping, or the U-Net cosmo_unet.
 
     python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml
     python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml --model_type cosmo_unet
 
-A killed run continues with `--resume_from_checkpoint last`.
+Resume a killed run with `--resume_from_checkpoint last`.
 """
 
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_script()
 
 from hrm_hf.cosmology.arguments import MassMapDataArguments, MassMapTrainingArguments
@@ -19,7 +19,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((MassMapDataArguments, MassMapTrainingArguments), __doc__)
-    # Imported late: --help and usage errors do not need these.
+    # Imported here because --help and usage errors do not need these modules.
     from hrm_hf.cosmology.run import MassMapRun
     from hrm_hf.trainer.run import run_training
 

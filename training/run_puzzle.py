@@ -4,13 +4,13 @@
     accelerate launch training/run_puzzle.py --recipe training/recipes/sudoku_extreme_1k.yaml --learning_rate 7e-5
     torchrun --nproc_per_node 2 training/run_puzzle.py --recipe ... --use_cpu true
 
-A killed run continues with `--resume_from_checkpoint last`.
+Resume a killed run with `--resume_from_checkpoint last`.
 """
 
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_script()
 
 from hrm_hf.io.usage import one_line_errors
@@ -20,7 +20,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
-    # Imported late: --help and usage errors do not need these.
+    # Imported here because --help and usage errors do not need these modules.
     from hrm_hf.puzzles.trainer import PuzzleRun
     from hrm_hf.trainer.run import run_training
 

@@ -4,14 +4,14 @@
         --model_name_or_path runs/hrm_lm_shakespeare --train_data answers.jsonl
     python training/run_sft.py ... --lora_rank 8       # an adapter; the base weights stay frozen
 
-Rows are prompts with completions, conversations or texts; see `hrm_hf/text/answers.py`. A killed run continues with
+Rows are prompts with completions, conversations or texts; see `hrm_hf/text/answers.py`. Resume a killed run with
 `--resume_from_checkpoint last`.
 """
 
 from hrm_hf_start import start_script
 
 
-if __name__ == "__main__":  # before the imports below
+if __name__ == "__main__":  # must run before the imports below
     start_script(extra="trl")
 
 from hrm_hf.io.usage import one_line_errors
@@ -22,7 +22,7 @@ from hrm_hf.trainer.recipes import parse_script
 
 def main() -> None:
     options = parse_script((AnswerDataArguments, SftArguments), __doc__)
-    # Imported late: --help and usage errors do not need these.
+    # Imported here because --help and usage errors do not need these modules.
     from hrm_hf.text.post_training import SftRun
     from hrm_hf.trainer.run import run_training
 

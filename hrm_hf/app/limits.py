@@ -51,7 +51,7 @@ def ask(
     Args:
         refused: see `checked`.
         shown: state that changes when the tab is first displayed.
-        examples: (button, function, inputs) each; a click fills the inputs with the function's return values first.
+        examples: (button, function, inputs) each. Before the model runs, the function's return values fill the inputs.
     """
     asked = {"fn": checked(handler, inputs, refused), "inputs": inputs, "outputs": outputs, **MODEL_EVENT}
     events = [start.click(**asked, api_name=api_name), shown.change(**asked, **PAGE_EVENT)]

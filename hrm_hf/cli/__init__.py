@@ -1,7 +1,7 @@
-"""The command line `hrm-hf`. Each command exits with 0 on success, 2 on bad usage, 1 on failure.
+"""Command line `hrm-hf`. Every command exits with 0 on success, 1 on failure and 2 on bad usage.
 
-The module of a command is loaded when the command is called, and each function imports what it needs, so that help and
-usage errors load neither torch nor transformers.
+A command's module is imported when the command is called, and each function imports what it needs. Help and usage
+errors therefore load neither torch nor transformers.
 """
 
 from importlib import import_module
@@ -14,8 +14,8 @@ from .._version import __version__
 from .command import with_hyphens
 
 
-# MODULE or MODULE:NAME of each command, in the order of the help. No module may be named `app`, because importing it
-# would overwrite `app` below.
+# MODULE or MODULE:NAME of each command, in the order that --help lists them. No module may be named `app`, because
+# importing it would overwrite `app` below.
 COMMANDS = {
     "data": "data:app", "convert": "convert", "eval": "evaluate:app", "export": "convert:app", "solve": "ask:solve",
     "app": "serve:show", "rlm": "ask:rlm", "demo": "demo", "demo-go": "demo:demo_go", "go": "ask:go",
@@ -25,7 +25,7 @@ COMMANDS = {
 
 
 class LazyCommands(TyperGroup):
-    """Group of all commands; `get_command` loads each on first use."""
+    """Group of all commands. `get_command` imports each command on first use."""
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
@@ -38,7 +38,7 @@ class LazyCommands(TyperGroup):
 
 
 def _load(name: str) -> Any:
-    """Return a command, or a group of commands, as a click object."""
+    """Import a command or a group of commands, and return it as a click object."""
     place, _, attribute = COMMANDS[name].partition(":")
     module, around = import_module(f".{place}", __name__), typer.Typer()
     found = getattr(module, attribute or name)
@@ -72,7 +72,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; print an expected failure as one line on stderr and exit with 1."""
+    """Run the command line. Expected failures print one line on stderr and exit with 1."""
     from ..io.usage import one_line_errors
 
     with one_line_errors():

@@ -21,20 +21,20 @@ from ..text.options import RlmOptions
 from .command import takes, validate_model, write_json
 
 
-MAX_PROBLEMS = 3  # shown per puzzle; --json has all
-# transformers imports these if installed, which takes a second; only quantized weights and adapters need them.
+MAX_PROBLEMS = 3  # rule violations printed per puzzle; --json includes all
+# transformers imports these if installed, which takes a second. Only quantized weights and adapters need them.
 NOT_NEEDED_TO_SOLVE = ("accelerate", "scipy", "torchao")
 
 
 @takes(SolvePuzzles)
 def solve(options: SolvePuzzles, as_json: bool):
-    """Solve puzzles with a trained model; answers that break the rules are marked.
+    """Solve puzzles with a trained model, and mark answers that break the rules.
 
     Example: hrm-hf solve 53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
 
     Example: hrm-hf solve runs/sudoku_demo --file puzzles.csv --votes 8 --max-steps 32
 
-    With --search, a solver finds the answer by the rules; the model only guides its guesses.
+    With --search, a rule-based solver finds the answer, and the model only guides the solver's guesses.
     """
     validate_model(options.model, "PUZZLE_SOLVER")
     _spare_cpu(options.model)
@@ -55,11 +55,11 @@ def solve(options: SolvePuzzles, as_json: bool):
 
 
 def _spare_cpu(model: str) -> None:
-    """Speed up the import of transformers, and keep idle threads from spinning; call before torch loads."""
+    """Speed up importing transformers and keep idle threads from spinning. Must run before torch is imported."""
     config, adapter = (Path(model, each) for each in CONFIGS)
     plain = config.is_file() and not adapter.is_file() and "quantization_config" not in load_json(config)
     if plain and "torch" not in sys.modules:
-        sys.modules.update(dict.fromkeys(NOT_NEEDED_TO_SOLVE))  # None makes them look uninstalled
+        sys.modules.update(dict.fromkeys(NOT_NEEDED_TO_SOLVE))  # None makes a package look uninstalled
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -131,7 +131,7 @@ def go(options: WriteGo, as_json: bool):
 
 
 def _stream(prompt: str, text: str, shown: list[str]) -> None:
-    """Print a piece of the first attempt, below its prompt."""
+    """Print the next piece of the first attempt. Print the prompt before the first piece."""
     if not shown:
         typer.secho(f"\n# {prompt}", bold=True)
     shown.append(text)
@@ -140,7 +140,7 @@ def _stream(prompt: str, text: str, shown: list[str]) -> None:
 
 
 def _show_attempts(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
-    """Print all attempts and the diff of each repair; `streamed` skips the prompt and the first code."""
+    """Print all attempts and the diff of each repair. With `streamed`, skip the prompt and the first code sample."""
     typer.echo("\n") if streamed else typer.secho(f"\n# {prompt}", bold=True)
     for number, attempt in enumerate(attempts, start=1):
         plan = attempt.plan
@@ -169,7 +169,7 @@ def _verdict(feedback) -> str:
 
 @takes(RlmOptions)
 def rlm(options: RlmOptions, as_json: bool):
-    """Answer a question about a file longer than the context: the model writes code that reads it.
+    """Answer a question about a file longer than the model's context. The model writes code to read the file.
 
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
@@ -197,7 +197,7 @@ def rlm(options: RlmOptions, as_json: bool):
 
 
 def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
-    """Read a file as JSON (.json), a list of JSON lines (.jsonl) or text (any other suffix).
+    """Read a file as JSON (.json), as a list from JSON Lines (.jsonl) or as text (any other suffix).
 
     Raises:
         ValueError: the content does not match the suffix; the message names the file and the line.

@@ -1,4 +1,4 @@
-"""Shared by all commands: options from a dataclass, usage errors, and printed results."""
+"""Helpers shared by all commands: options from a dataclass, usage errors, and printed results."""
 
 import dataclasses
 import functools
@@ -17,19 +17,19 @@ from ..io.options import Options, flag
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation writes
+WRITTEN = ("results", "plot", "plots", "card")  # entries for files written by an evaluation
 
 
-_UNDERSCORED: set[str] = set()  # option names, added when a command is loaded
+_UNDERSCORED: set[str] = set()  # field names of options, added when a command is imported
 
 
 def with_hyphens(name: str) -> str:
-    """Normalize an option to hyphens; users may type underscores, as in the training scripts."""
+    """Replace underscores in an option with hyphens. Users may type underscores, as in the training scripts."""
     return name.replace("_", "-") if name.removeprefix("no_") in _UNDERSCORED else name
 
 
 def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[Callable], Callable]:
-    """Decorate a function of one `options` instance, so that typer reads the options from the fields.
+    """Decorate a function that takes an `options` instance, so typer reads its options from the fields.
 
         @app.command()
         @takes(EvaluatePuzzles)
@@ -39,7 +39,7 @@ def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[
 
     Args:
         json: add `--json`, which the function receives as `as_json`.
-        extra: further flags, off by default, that the function receives as keyword arguments; each is an `Annotated`.
+        extra: additional flags as `Annotated` types, off by default. The function receives them as keyword arguments.
     """
     hints = get_type_hints(options)
     fields = {each.name: each for each in dataclasses.fields(options)}
@@ -66,7 +66,7 @@ def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[
 
 
 def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
-    """Convert a field to a parameter for typer."""
+    """Convert a dataclass field to a parameter for typer."""
     about = field.metadata
     shared = {name: about.get(name) for name in ("help", "metavar", "min", "max")}
     default = field.default
@@ -85,23 +85,23 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Exit with status 2 for bad usage, and with the status of a program that failed."""
+    """Exit with status 2 for bad usage, or with the status of a subprocess that failed."""
     from ..io.model_names import ModelError
     from ..io.usage import UsageError
 
     try:
         yield
-    except ModelError as error:  # one line, because usage help would not help
+    except ModelError as error:  # one line, because the usage text would not help
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except UsageError as error:
         raise typer.BadParameter(str(error), param_hint=error.option) from error
-    except CalledProcessError as error:  # the program has printed its error
+    except CalledProcessError as error:  # the subprocess has already printed its error
         raise typer.Exit(error.returncode) from error
 
 
 def validate_model(name: str, kind: str | None = None) -> None:
-    """Raise ModelError if the model does not exist or its config.json is of another kind.
+    """Raise ModelError if the model does not exist or its config.json is for a different kind of model.
 
     Args:
         kind: name in `hrm_hf.hub.kinds`, for example LANGUAGE_MODEL.
@@ -119,7 +119,7 @@ def report(result: dict[str, Any], as_json: bool, on_screen: dict[str, Any] | No
     """Print a result on rank 0: as JSON with --json, else one line per entry.
 
     Args:
-        on_screen: entries to print without --json, before the files that an evaluation wrote; all by default.
+        on_screen: entries to print without --json, followed by the files that an evaluation wrote; all by default.
     """
     if os.environ.get("RANK", "0") != "0":
         return
@@ -132,6 +132,6 @@ def report(result: dict[str, Any], as_json: bool, on_screen: dict[str, Any] | No
 
 
 def write_json(result: Any, out: Path) -> None:
-    """Write a command's result to a JSON file, and create its folder."""
+    """Write a command's result to a JSON file, and create the folder if it is missing."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result) + "\n", encoding="utf-8")

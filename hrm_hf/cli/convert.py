@@ -1,4 +1,4 @@
-"""`hrm-hf convert` and `hrm-hf export`: convert original checkpoints, and export to other runtimes."""
+"""`hrm-hf convert` and `hrm-hf export`: convert original checkpoints, and export models to other runtimes."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from ..puzzles.options import TEXT, ConvertCheckpoint
 from .command import report, takes, validate_model
 
 
-app = typer.Typer(no_args_is_help=True, help="Write models in the formats of other runtimes.")
+app = typer.Typer(no_args_is_help=True, help="Export models to the formats of other runtimes.")
 
 
 @takes(ConvertCheckpoint)
 def convert(options: ConvertCheckpoint, as_json: bool):
-    """Convert a checkpoint of the original code to ours, or back with --to-original (HRM and TRM only).
+    """Convert a checkpoint from the original code to our format, or back with --to-original (HRM and TRM only).
 
     Examples: hrm-hf convert hrm HRM/checkpoints/Sudoku/run --out hrm-sudoku;
     hrm-hf convert eqr locuslab/EqR-model/sudoku-extreme/eqr.pth --out eqr-sudoku
@@ -52,7 +52,7 @@ def convert(options: ConvertCheckpoint, as_json: bool):
 @app.command()
 @takes(ExportGguf)
 def gguf(options: ExportGguf, as_json: bool):
-    """Write a GGUF file for llama.cpp that includes the tokenizer.
+    """Export a model and its tokenizer to a GGUF file for llama.cpp.
 
     Example: hrm-hf export gguf runs/go-unified --out go-unified.gguf --dtype q8_0
     """
@@ -65,7 +65,7 @@ def gguf(options: ExportGguf, as_json: bool):
 @app.command()
 @takes(ExportOnnx)
 def onnx(options: ExportOnnx, as_json: bool):
-    """Write ONNX graphs, and a loop for adaptive halting that needs only ONNX Runtime and numpy.
+    """Export a model to ONNX graphs, plus a halting loop that needs only ONNX Runtime and numpy.
 
     Example: hrm-hf export onnx runs/sudoku_demo --out sudoku_onnx --check
     """
@@ -78,7 +78,7 @@ def onnx(options: ExportOnnx, as_json: bool):
 @app.command("torch")
 @takes(ExportTorch)
 def torch_(options: ExportTorch, as_json: bool):
-    """Write a torch.export archive that torch runs without this package.
+    """Export a model to a torch.export archive that torch can run without this package.
 
     Example: hrm-hf export torch runs/sudoku_demo --out sudoku.pt2 --check
     """

@@ -1,4 +1,4 @@
-"""`hrm-hf data`: build data sets of puzzles, maps, Go code and reasoning."""
+"""`hrm-hf data`: build data sets of puzzles, maps, Go code and reasoning tasks."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..text.options import BuildReasoning
 from .command import report, takes
 
 
-app = typer.Typer(no_args_is_help=True, help="Build data sets (folders that datasets.load_dataset reads).")
+app = typer.Typer(no_args_is_help=True, help="Build data sets that datasets.load_dataset can read.")
 
 
 def _build_puzzles(name: str, options: Any, as_json: bool) -> None:
@@ -34,7 +34,7 @@ def arc(options: BuildArc, as_json: bool):
 @app.command("import")
 @takes(ImportPuzzles)
 def import_npy(options: ImportPuzzles, as_json: bool):
-    """Convert a data set (.npy arrays) of the original HRM or TRM scripts to our format.
+    """Convert a data set (.npy arrays) from the original HRM or TRM scripts to our format.
 
     Example: hrm-hf data import HRM/data/sudoku-extreme-1k-aug-1000 --out data/sudoku
     """
@@ -54,7 +54,7 @@ def export(options: ExportPuzzles, as_json: bool):
 @app.command()
 @takes(BuildSudoku)
 def sudoku(options: BuildSudoku, as_json: bool):
-    """Build a Sudoku data set: generate puzzles with proven unique solutions, or read a source.
+    """Build a Sudoku data set: generate puzzles with proven unique solutions, or read them from a source.
 
     The puzzles depend only on the seed and the options, not on --workers.
 
@@ -70,7 +70,7 @@ def sudoku(options: BuildSudoku, as_json: bool):
 @app.command()
 @takes(BuildMaze)
 def maze(options: BuildMaze, as_json: bool):
-    """Build a maze data set: generate mazes with a unique shortest path, or read a source.
+    """Build a maze data set: generate mazes with a unique shortest path, or read them from a source.
 
     Example: hrm-hf data maze --height 30 --width 30 --min-path-length 110 --out data/maze
 
@@ -82,9 +82,9 @@ def maze(options: BuildMaze, as_json: bool):
 @app.command()
 @takes(BuildCosmology)
 def cosmology(options: BuildCosmology, as_json: bool):
-    """Build a cosmology data set, or finish an interrupted one (the same command builds the missing part).
+    """Build a cosmology data set. Repeat the command to finish an interrupted build.
 
-    The maps depend only on the settings and the seed, not on --workers. A larger set starts with the same maps.
+    The maps depend only on the settings and the seed, not on --workers. A larger data set starts with the same maps.
 
     Maps of kind des approximate the four source planes and the noise of DES Y3, with values rounded from arXiv
     2012.08566 and 2011.03408. --mask-fraction adds a random mask.
@@ -110,8 +110,8 @@ def cosmology(options: BuildCosmology, as_json: bool):
 def cosmology_files(options: BuildFromFiles, as_json: bool):
     """Cut maps from local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes.
 
-    With --labels and a --test-share below 1, the data set can be used for training, like one from `data cosmology`;
-    without labels, only as input to a trained model. The same command finishes an interrupted build.
+    With --labels and a --test-share below 1, the data set can be used for training, like one from `data cosmology`.
+    Without labels, it only serves as input to a trained model. Repeat the command to finish an interrupted build.
 
     --observable shear converts convergence maps to shear with noise and a mask, and keeps the convergence. The mass
     around a patch contributes to its shear, so only the center of a FITS image is used; --margin sets the border.
@@ -189,9 +189,9 @@ def _report_go(result: dict[str, Any], as_json: bool) -> None:
 @app.command()
 @takes(BuildReasoning)
 def reasoning(options: BuildReasoning, as_json: bool):
-    """Build a data set of questions whose difficulty is the number of reasoning steps they need.
+    """Build a data set of questions with known difficulty: the number of reasoning steps that each one needs.
 
-    The rows depend only on the options and the seed. The folder also holds a tokenizer for AutoTokenizer.
+    The rows depend only on the options and the seed. The folder also contains a tokenizer for AutoTokenizer.
 
     Example: hrm-hf data reasoning pointers --out data/pointers
 

@@ -1,4 +1,4 @@
-"""`hrm-hf demo` and `hrm-hf demo-go`: train a small model from scratch on the CPU, and use it."""
+"""`hrm-hf demo` and `hrm-hf demo-go`: train a small model from scratch on the CPU, and then use the model."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from .command import takes
 
 @takes(RunDemo)
 def demo(options: RunDemo, as_json: bool):
-    """Train a small Sudoku solver on the CPU (minutes), then evaluate and use the saved checkpoint.
+    """Train a small Sudoku solver on the CPU in a few minutes, then evaluate and use the saved checkpoint.
 
     Example: hrm-hf demo --model trm
     """

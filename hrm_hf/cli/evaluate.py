@@ -14,7 +14,7 @@ from .command import report, takes, validate_model
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
 
-# Metrics that go only to results.json and the plot.
+# Metrics that are written to results.json and the plot but not printed.
 NOT_ON_SCREEN = ("exact_accuracy_per_step", "exact_accuracy_per_step_interval", "steps_histogram", "reliability")
 LM_ON_SCREEN = (
     "lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps", "plan_loss", "code_loss", "tokens",
@@ -40,7 +40,7 @@ def go(options: EvaluateGo, as_json: bool):
 @app.command()
 @takes(EvaluateLm)
 def lm(options: EvaluateLm, as_json: bool):
-    """Evaluate a causal language model on text: perplexity, bits per byte, average segments.
+    """Evaluate a causal language model on text: perplexity, bits per byte, average number of segments.
 
     Example: hrm-hf eval lm runs/hrm_lm --data input.txt --last-percentage 5 --num-segments 1 --out runs/hrm_lm/eval
     """
@@ -57,8 +57,8 @@ def lm(options: EvaluateLm, as_json: bool):
 def reasoning(options: EvaluateReasoning, as_json: bool):
     """Evaluate a language model on reasoning tasks: accuracy by difficulty and by number of passes.
 
-    For each number of passes, the table shows the share of rows with only correct answers and the share of correct
-    answers. If the model decides when to halt, its average number of passes follows in brackets.
+    For each number of passes, the table shows the fraction of rows with only correct answers and the fraction of
+    correct answers. If the model decides when to halt, the table adds the average number of passes in brackets.
 
     Example: hrm-hf eval reasoning runs/pointers data/pointers --passes 1,2,4,8 --out runs/pointers/eval
     """
@@ -73,7 +73,7 @@ def reasoning(options: EvaluateReasoning, as_json: bool):
 @app.command()
 @takes(EvaluateCosmo)
 def cosmo(options: EvaluateCosmo, as_json: bool):
-    """Evaluate a regressor: accuracy (also per segment), calibration and contour area of its posteriors.
+    """Evaluate a regressor: accuracy (also per segment), and calibration and contour area of the posteriors.
 
     Example: hrm-hf eval cosmo runs/cosmo --data data/lognormal --baseline runs/gp --out runs/cosmo/eval
     """
@@ -87,7 +87,7 @@ def cosmo(options: EvaluateCosmo, as_json: bool):
 @app.command("cosmo-baseline")
 @takes(EvaluateBaseline)
 def cosmo_baseline(options: EvaluateBaseline, as_json: bool):
-    """Evaluate a baseline: a regression on power spectra, moments and histograms of the maps.
+    """Evaluate a baseline that uses power spectra, moments and histograms of the maps.
 
     Example: hrm-hf eval cosmo-baseline --data data/lognormal --method spectrum-gp --out runs/gp
     """

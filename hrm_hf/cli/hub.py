@@ -67,7 +67,7 @@ def _commit(contents, options: PushOptions, as_json: bool) -> None:
 
 @takes(PullOptions)
 def pull(options: PullOptions, as_json: bool):
-    """Pull a model at one commit, check every file against the Hub's digest, and print the commit to pin.
+    """Pull a model at one commit, verify every file against the Hub's checksum, and print the commit to pin.
 
     Examples: hrm-hf pull me/sudoku --out models/sudoku;
     hrm-hf pull me/sudoku --out models/sudoku --verify

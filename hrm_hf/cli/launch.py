@@ -1,4 +1,4 @@
-"""`hrm-hf launch`, `recommend`, `preflight`, `slurm`: plan a run, and start it here or on a cluster."""
+"""`hrm-hf launch`, `recommend`, `preflight`, `slurm`: plan a run, and start the run here or on a cluster."""
 
 import json
 import shlex
@@ -17,14 +17,14 @@ from ..launch.slurm import SlurmJob
 from .command import takes
 
 
-# Settings of `launch`, also for training/launch.py: unknown flags go to run_clm.py.
+# Typer settings that let `launch` and training/launch.py pass unknown flags to run_clm.py.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show every device and every term of the memory estimate.")]
 
 
 @takes(LaunchOptions, context=typer.Context, verbose=Verbose)
 def launch(options: LaunchOptions, context: typer.Context, verbose: bool, as_json: bool):
-    """Plan batch, learning rate and precision for this machine's GPUs, and run training/run_clm.py.
+    """Plan the batch size, learning rate and precision for this machine's GPUs, and run training/run_clm.py.
 
     Flags not listed here are passed to run_clm.py unchanged, and override the plan.
 
@@ -75,7 +75,7 @@ def _gib(size: int) -> str:
 
 @takes(RecommendOptions)
 def recommend(options: RecommendOptions, as_json: bool):
-    """Recommend settings that fit into memory, by the guide's table and by measurements.
+    """Recommend settings that fit into memory, based on the guide's table and on measurements.
 
     Example: hrm-hf recommend --memory 4GB
     """
@@ -147,7 +147,7 @@ def _checks_text(checks) -> str:
 
 @dataclass(kw_only=True)
 class SlurmCommand(SlurmJob):
-    """Options of `hrm-hf slurm`: a job, and where its script goes."""
+    """Options of `hrm-hf slurm`: a job, and whether to write or submit its script."""
 
     out: str | None = option("File to write; stdout by default.", None)
     submit: bool = option("Submit the job with sbatch, from the current folder.", False)
@@ -162,7 +162,7 @@ class SlurmCommand(SlurmJob):
 
 @takes(SlurmCommand)
 def slurm(job: SlurmCommand, as_json: bool):
-    """Write an sbatch script, or submit it with --submit. docs/hpc.md is the guide.
+    """Write an sbatch script, or submit it with --submit. See docs/hpc.md for a guide.
 
     Example: hrm-hf slurm multi_node --nodes 4 --account m1234 --cluster perlmutter --out job.sbatch
     """

@@ -16,20 +16,20 @@ class AppOptions(Options):
     """Options of `hrm-hf app`."""
 
     models: list[str] = option(
-        "Checkpoint folders or Hub models, one tab each; by default the packaged puzzle solvers.", [], argument=True
+        "Checkpoint folders or models on the Hub; the packaged puzzle solvers by default.", [], argument=True
     )
-    host: str = option("Address to listen on; 0.0.0.0 listens on all.", "127.0.0.1")
+    host: str = option("Address to listen on; 0.0.0.0 stands for all addresses.", "127.0.0.1")
     port: int = option("Port to listen on.", 7860, min=1, max=65535)
     share: bool = option("Also create a public link through Gradio's servers.", False)
-    allow_host: list[str] = option("Further Host header to accept: a name or *.NAME; repeatable.", [])
-    max_upload_mb: int = option("Size limit of an uploaded file in MB.", 32, min=1)
+    allow_host: list[str] = option("Additional host name to accept: NAME or *.NAME; repeatable.", [])
+    max_upload_mb: int = option("Maximum size of an uploaded file in MB.", 32, min=1)
     device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
     open_browser: bool = option("Open the page in a browser.", False, flags=("--open",))
 
 
 @takes(AppOptions, json=False)
 def show(options: AppOptions):
-    """Show trained models on a web page: boards by step, text by depth, Go code, mHC gains, cosmology.
+    """Show trained models on a web page: puzzles, text, Go code, mHC gains, cosmology and mass maps.
 
     Example: hrm-hf app runs/sudoku_demo runs/hrm_lm --open
     """
@@ -53,7 +53,7 @@ def show(options: AppOptions):
 
 
 def validate_port(host: str, port: int) -> None:
-    """Raise ValueError if the port is taken, before spending a minute on loading models."""
+    """Raise ValueError if the port is in use. Runs before the models are loaded, which can take a minute."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -65,7 +65,7 @@ def validate_port(host: str, port: int) -> None:
 
 @takes(ServeOptions, json=False)
 def serve(options: ServeOptions):
-    """Serve a causal LM over HTTP with OpenAI's API, like `transformers serve`, with limits per request.
+    """Serve a causal LM over HTTP with the OpenAI API, like `transformers serve`, with limits per request.
 
     Example: hrm-hf serve runs/hrm_lm_50m --port 8000
     """

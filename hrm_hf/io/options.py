@@ -79,7 +79,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], taker: str, *more: str) -> Self:
-        """Create the options of `taker`. For an unknown name, raise TypeError and suggest a field or a name in `more`."""
+        """Create the options of `taker`. For an unknown name, raise TypeError and suggest a field or one of `more`."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values.keys() - set(known):
             nearest = difflib.get_close_matches(name, [*known, *more], n=1)

@@ -21,7 +21,7 @@ def resource(name: str) -> Path:
 
 
 def existing_path(path: str | Path) -> Path:
-    """Return `path`, or the resource with this path if only the resource exists, as for data in recipes."""
+    """Return `path`, or the packaged resource with the same path if only that exists, as for data in recipes."""
     path = Path(path)
     return ROOT / path if not path.exists() and (ROOT / path).exists() else path
 

@@ -33,7 +33,7 @@ UNTRAINED = '<span class="hrm-badge bad">untrained</span> Its weights are random
 
 
 def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks:
-    """Build the page of `hrm_hf.app.build_app`."""
+    """Build the page that `hrm_hf.app.build_app` returns."""
     if not models:
         raise ValueError("no model given; expected checkpoint folders or names on the Hub")
     configs = [_config(name) for name in models]  # check all models before loading any
@@ -41,7 +41,7 @@ def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks
     kept = (CACHE_SECONDS, CACHE_SECONDS)
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
-        with gr.Tabs(overflow_behavior="wrap"):  # the default is a menu, which is hard to find on a phone
+        with gr.Tabs(overflow_behavior="wrap"):  # the default hides tabs in a menu that is hard to find on a phone
             shown = [
                 state
                 for name, config, short in zip(models, configs, _short_names(models))
@@ -114,7 +114,7 @@ def training_html(name: str, model: PreTrainedModel) -> str:
     try:
         recipe, results = read_run(Path(files[0]).parent)
         data, started_from = training_data(recipe)
-    except (ValueError, OSError):  # OSError: a data name in a hand-written recipe is too long for a path
+    except (ValueError, OSError):  # OSError: a data set name in a hand-written recipe is too long for a path
         return "How it was trained cannot be read from its recipe.yaml and results.json."
     if not data or results.get("steps") == 0:
         return UNTRAINED if is_untrained(model) else "How it was trained is not stated."

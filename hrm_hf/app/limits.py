@@ -20,7 +20,7 @@ from ..io.http_guards import HostGuard, SizeLimit
 
 MAX_TEXT = 20_000  # characters in a prompt or task
 MAX_PUZZLE_TEXT = 200_000  # characters in a puzzle (ARC tasks are JSON)
-MAX_CELL_TEXT = 8  # characters in a cell of a board
+MAX_CELL_TEXT = 8  # characters in a board cell
 MAX_SEED = 2**31 - 1
 MAX_BODY_BYTES = 2**20  # bytes in a request without a file
 UPLOAD_BYTES = 32 * 2**20

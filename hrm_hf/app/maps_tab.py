@@ -31,7 +31,7 @@ EXAMPLES = (("Little matter", 0.2, 0.75), ("Planck-like", 0.31, 0.81), ("Much ma
 SAMPLES = 4000
 FITS_UNITS = 100
 TOO_MUCH = f"the page accepts at most {UPLOAD_PIXELS:,}"
-SIGMA_E, MASK_FRACTION = 0.26, 0.3  # default position of the sliders
+SIGMA_E, MASK_FRACTION = 0.26, 0.3  # default values of the sliders
 GALAXIES = (1, 100)  # minimum and maximum galaxies per square arcmin
 
 

@@ -132,7 +132,7 @@ def cosmology_files(options: BuildFromFiles, as_json: bool):
 @app.command()
 @takes(BuildGo)
 def go(options: BuildGo, as_json: bool):
-    """Build records for the Go coder: documented functions, commits, pull requests.
+    """Build records for the Go coder from documented functions, commits and pull requests.
 
     Example: hrm-hf data go ~/src/my_project --out data/mine
 

@@ -41,7 +41,7 @@ def launch(options: LaunchOptions, context: typer.Context, verbose: bool, as_jso
 
 
 def _plan_text(plan, verbose: bool) -> str:
-    """Format a plan as text; `verbose` adds every device and every term of the memory estimate."""
+    """Format a plan as text. With `verbose`, add every device and every term of the memory estimate."""
     device, count, used = plan.devices[0], len(plan.devices), sum(plan.memory.values())
     assumed = " (not all on this machine)" if plan.hypothetical else ""
     capability = f", capability {device.capability[0]}.{device.capability[1]}" if device.kind == "cuda" else ""
@@ -117,7 +117,7 @@ def _advice_text(advice) -> str:
 
 @takes(PreflightOptions)
 def preflight(options: PreflightOptions, as_json: bool):
-    """Check versions, GPUs, NCCL and gloo, port, disk, network, compiler and threads; exit 1 on failure.
+    """Check versions, GPUs, NCCL and gloo, port, disk, network, compiler and threads. Exit with 1 on failure.
 
     Example: srun --ntasks-per-node 1 hrm-hf preflight --processes 4 --port 29501 --out $SCRATCH/runs --require-gpu
     """

@@ -47,7 +47,7 @@ def validate_output(out: Path) -> None:
 
 
 def validate_data(data: str, what: str) -> None:
-    """Raise UsageError unless `data` is a folder or OWNER/NAME."""
+    """Raise UsageError unless `data` is a folder or has the form OWNER/NAME."""
     if is_no_folder(data) or not ("/" in data or Path(data).is_dir()):
         raise UsageError(f"{data} is not a folder; expected a {what}, or OWNER/NAME on the Hub; hrm-hf data builds it")
 

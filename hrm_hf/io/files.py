@@ -38,13 +38,13 @@ JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"),
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
 # Folders created by operating systems.
 NOT_DATA = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found")
-TEMPORARY = ".tmp"  # suffix of a file that is being written
+TEMPORARY = ".tmp"  # suffix of incomplete files
 CHECKSUMS = "sha256"  # key in a data set's info file for the SHA-256 checksums by file name
 BUILD_LOCK = ".build.lock"
 HASHED_AT_ONCE = 4  # files hashed in parallel; more would only cause disk seeks
-SECONDS_TO_WAIT = 1.0  # seconds to wait for a lock whose owner may be exiting
+SECONDS_TO_WAIT = 1.0  # seconds to wait for a lock, in case its owner is exiting
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_checked: set[tuple[str, int, int, str]] = set()  # path, size, time and checksum of files already verified
+_checked: set[tuple[str, int, int, str]] = set()  # path, size, time and checksum of verified files
 
 
 class BadLineError(ValueError):
@@ -121,7 +121,7 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _items_of_document(path: str | Path, first: bytes) -> list[Any] | None:
-    """Return the items of a file that contains one JSON list or object; None for JSON Lines and invalid JSON."""
+    """Return the items in a file with one JSON list or object, or None for JSON Lines and invalid JSON."""
     if first.lstrip()[:1] not in (b"[", b"{"):
         return None
     with suppress(ValueError, RecursionError):

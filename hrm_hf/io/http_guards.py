@@ -105,7 +105,7 @@ class SizeLimit:
 
 
 async def _discard(receive, most: int) -> None:
-    """Discard up to `most` bytes of a body. A client that is still sending would miss the response."""
+    """Discard up to `most` bytes of a body, because a client misses the response while it is still sending."""
     more = True
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):

@@ -18,8 +18,8 @@ class Message(NamedTuple):
     words: str
 
 
-# transformers imports torchao and bitsandbytes if they are installed. If their compiled parts do not load, they fall
-# back to slower code. `import hrm_hf` hides these messages.
+# transformers imports torchao and bitsandbytes if they are installed. If their compiled parts fail to load, they log
+# messages and fall back to slower code. `import hrm_hf` hides these messages.
 OF_IMPORTS = (
     Message("torchao", r"Failed to load .*\.so: "),
     Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # from torchao
@@ -28,7 +28,7 @@ OF_IMPORTS = (
     # The packaged solver is the intended default.
     Message("transformers.pipelines", r"No model was supplied, defaulted to .*sudoku-9x9 and revision main\."),
 )
-# TRL and PEFT use the old name of activation checkpointing, which still works.
+# TRL and PEFT use the old name for activation checkpointing, which still works.
 OF_TRL = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Our commands and scripts also hide these messages.
 MESSAGES = (

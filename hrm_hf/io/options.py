@@ -57,7 +57,7 @@ class Options:
     """Base class for options that checks bounds and choices. Subclasses add checks in `__post_init__`."""
 
     def __post_init__(self) -> None:
-        """Expand `~/` in paths, and raise UsageError for the first value that is out of bounds or not a choice."""
+        """Expand `~/` in paths, and raise UsageError for the first value that is out of bounds or not allowed."""
         hints = get_type_hints(type(self))
         for each in dataclasses.fields(self):
             value = _at_home(getattr(self, each.name))
@@ -79,7 +79,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], taker: str, *more: str) -> Self:
-        """Create the options of `taker`. For an unknown name, raise TypeError and suggest a field or one of `more`."""
+        """Create options from the arguments of `taker`. For an unknown name, raise TypeError with a suggestion."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values.keys() - set(known):
             nearest = difflib.get_close_matches(name, [*known, *more], n=1)

@@ -24,7 +24,7 @@ class UsageError(ValueError):
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function whose ValueErrors can only come from invalid options, and convert them to UsageError."""
+    """Call a function and convert ValueError to UsageError. Only invalid options may cause the ValueError."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:

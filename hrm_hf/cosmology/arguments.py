@@ -1,4 +1,4 @@
-"""Options of a training run on maps: data options, and options for regressors and mass mappers."""
+"""Options for training on maps: data options, and training options of regressors and mass mappers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,13 +14,13 @@ class CosmoDataArguments:
 
     data_path: str | None = HfArg(default=None, help="Cosmology data set: folder or OWNER/NAME.")
     build_data: str | None = HfArg(
-        default=None, help="Arguments of `hrm-hf data` to build or finish data_path; fails if it has other content."
+        default=None, help="Arguments of `hrm-hf data` to build or finish data_path; fails if it has different data."
     )
     max_train_samples: int | None = HfArg(
         default=None, help="Train on only the first N maps. Default: all maps that are not held out."
     )
     val_samples: int | None = HfArg(
-        default=None, help="Hold out the last N maps of the train split. Default: a tenth of them, at most 10,000."
+        default=None, help="Hold out the last N maps of the train split. Default: a tenth of it, at most 10,000."
     )
     max_test_samples: int | None = HfArg(default=None, help="Test on only the first N maps; 0 skips the test.")
     augment: bool = HfArg(default=True, help="Rotate and flip training maps at random; also shift periodic maps.")
@@ -52,7 +52,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
     adam_beta2: float = HfArg(default=0.999, help="Second beta of AdamW (or of the optimizer in --optim).")
     warmup_steps: float = HfArg(default=0.05, help="Linear warmup steps, or a fraction of all steps if below 1.")
     lr_min_ratio: float | None = HfArg(
-        default=0.0, help="Cosine decay ends at this fraction of the learning rate; 1 keeps it constant."
+        default=0.0, help="Fraction of the peak learning rate at which cosine decay ends; 1 disables the decay."
     )
     remove_unused_columns: bool | None = HfArg(
         default=False, help="Off, because maps are loaded as complete batches, not as rows with columns."
@@ -61,12 +61,12 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
     scale_learning_rate: bool = HfArg(
         default=False, help="Multiply the learning rate by maps per step / --base_batch_size."
     )
-    base_batch_size: int = HfArg(default=64, help="Maps per step for which --learning_rate is tuned.")
+    base_batch_size: int = HfArg(default=64, help="Number of maps per step for which --learning_rate was tuned.")
     fit_posterior_scale: bool = HfArg(
         default=True, help="After training, fit one scale factor for all standard deviations on validation maps."
     )
     channels_last: bool = HfArg(
-        default=False, help="Use the channels_last memory format: faster on GPUs in half precision."
+        default=False, help="Use the channels_last memory format, which is faster on GPUs in half precision."
     )
 
     def __post_init__(self):

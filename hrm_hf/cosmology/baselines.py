@@ -1,9 +1,9 @@
-"""Regressions on summary statistics of maps: baselines for neural networks.
+"""Baselines for neural networks: regressions on summary statistics of maps.
 
 The summaries are the binned power spectrum, which holds all information in a Gaussian field, and optionally moments
 and histograms at four scales. The models are scikit-learn's ridge regression (linear or quadratic) and Gaussian
 process. Posteriors are Gaussian; their widths come from held-out residuals or from the Gaussian process. Masked maps
-use the pseudo spectrum over the observed fraction, whose mode mixing is the same in training if the masks are alike.
+use the pseudo spectrum divided by the observed fraction; its mode mixing matches training if the masks are similar.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from .simulation.fields import map_power_spectrum
 
 METHODS = get_args(Baseline)
 GP_MAPS = 2000  # the cost is cubic in this number; more maps change the errors by less than 2 %
-GP_TUNING_MAPS = 500  # number of these maps on which the length scales are tuned
+GP_TUNING_MAPS = 500  # number of these maps used to tune the length scales
 RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
 SPECTRUM_BINS = 13  # for 64 pixels per side; other sizes use the same number of bins per octave
 SCALES = (1, 2, 4, 8)  # sides of the averaged blocks in pixels
@@ -49,8 +49,8 @@ def run_baseline(
     fit = _gaussian_process if method.endswith("-gp") else _ridge
     mean, std, correlation = fit(inputs, (targets - centre) / spread, queries)
     mean, std = mean * spread + centre, std * spread
-    # Draws are not truncated at the prior, which would make the posteriors too narrow: a regression already learns
-    # the prior from its training maps.
+    # Draws are not truncated at the prior bounds: a regression already learns the prior from its training maps, so
+    # truncation would make the posteriors too narrow.
     factor = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(names)))
     noise = np.random.default_rng(seed).standard_normal((len(mean), num_samples, len(names)))
     samples = mean[:, None] + std[:, None] * (noise @ factor.T)
@@ -105,7 +105,7 @@ def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndar
         weight = masks[:, None].astype(np.float64)
         share = weight.mean(axis=(2, 3))[..., None]
         fields = (fields - (fields * weight).mean(axis=(2, 3), keepdims=True) / share[..., None]) * weight
-    # The side of the patch only adds a constant to the logarithms, which standardization removes.
+    # The patch side only adds a constant to the logarithms, and standardization removes the constant.
     power = map_power_spectrum(fields, 1.0, bins)[1] / share
     tiny = np.finfo(np.float64).tiny
     parts = [np.log10(np.maximum(power, tiny)).reshape(len(fields), -1)]
@@ -118,7 +118,7 @@ def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndar
 
 
 def pixel_scales(maps: MapSet) -> np.ndarray:
-    """Return the standard deviation of the pixels at each of SCALES in each channel, [scales, channels]."""
+    """Return the pixel standard deviation at each of SCALES in each channel, [scales, channels]."""
     totals = np.zeros((3, len(SCALES), maps.maps.shape[1]))
     for fields, masks in _chunks(maps):
         for index, scale in enumerate(SCALES):
@@ -192,7 +192,7 @@ def _ridge(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
 
 
 def _gaussian_process(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
-    """Fit one process for each target, with a length scale for each summary and white noise."""
+    """Fit one Gaussian process per target, with white noise and one length scale per summary."""
     from scipy.linalg import cho_solve
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor

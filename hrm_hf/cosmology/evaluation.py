@@ -1,4 +1,4 @@
-"""Metrics of posteriors over cosmological parameters and of mass maps, in numpy and for any model.
+"""Metrics for posteriors over cosmological parameters and for mass maps, in numpy and for any model.
 
 Errors of posterior means are also reported relative to the prior's standard deviation, because R^2 alone hides that a
 parameter is unconstrained. Calibration is measured per parameter by coverage and simulation-based ranks, and jointly
@@ -71,7 +71,7 @@ class CosmologyPredictions:
 
 
 def evaluate_predictions(predictions: CosmologyPredictions, prior: Prior, seed: int = 0) -> dict[str, Any]:
-    """Compute all metrics of a set of posteriors, ready for JSON.
+    """Compute all metrics of a set of posteriors as JSON-serializable values.
 
     Args:
         prior: bounds of the free parameters; those of omega_m and sigma_8 determine the moments of s_8.
@@ -188,7 +188,7 @@ def central_coverage(predictions: CosmologyPredictions, name: str, probabilities
 
 
 def simulation_based_ranks(predictions: CosmologyPredictions, name: str, num_bins: int = SBC_BINS) -> dict[str, Any]:
-    """Rank each truth among its draws (simulation-based calibration; Talts et al. 2018, arXiv 1804.06788).
+    """Rank each true value among its draws (simulation-based calibration; Talts et al. 2018, arXiv 1804.06788).
 
     Returns the histogram [num_bins] of ranks 0..S, its chi2 against a uniform distribution (calibrated) and p_value.
     """
@@ -213,8 +213,8 @@ def expected_coverage(
     """Compute TARP, the expected coverage of balls around random points (arXiv 2302.03026).
 
     A posterior's credibility at a reference point is the fraction of draws closer to it than the truth; credibilities
-    of calibrated posteriors are uniform. Parameters are scaled to [0, 1] over the range of the truths, in which the
-    points are uniform. Unlike algorithm 2 of the paper, we average over several points per map to reduce noise.
+    of calibrated posteriors are uniform. Parameters are scaled to [0, 1] over the range of the truths, and the
+    points are uniform there. Unlike algorithm 2 of the paper, we average over several points per map to reduce noise.
 
     Returns:
         names: the free parameters; credibility: TARP_LEVELS + 1 levels from 0 to 1;
@@ -310,7 +310,7 @@ def smoothed_density(
 
 
 def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
-    """Divide the RMSE of each parameter and the contour area of each plane by a baseline's.
+    """Divide the RMSE of each parameter and the contour area of each plane by those of a baseline.
 
     Both arguments come from `evaluate_predictions`. Raises ValueError if they share no parameter.
     """
@@ -353,7 +353,7 @@ class MassMaps:
 
 
 def evaluate_mass_maps(maps: MassMaps, side_rad: float, seed: int = 0) -> dict[str, Any]:
-    """Compute all metrics of estimated maps, ready for JSON; `side_rad` is the side of the patch.
+    """Compute all metrics of estimated maps as JSON-serializable values; `side_rad` is the side of the patch.
 
     Returns:
         count; error, error_observed, error_hidden: `relative_error` over all, observed, and hidden pixels;
@@ -420,7 +420,7 @@ def compare_peaks(maps: MassMaps) -> dict[str, Any]:
 
 
 def peak_counts(values: np.ndarray, heights: tuple[float, ...]) -> np.ndarray:
-    """Count the pixels of periodic maps that exceed their eight neighbors and each height: [..., heights]."""
+    """Count the pixels in periodic maps that exceed their eight neighbors and each height; returns [..., heights]."""
     steps = (-1, 0, 1)
     neighbours = [np.roll(values, (y, x), (-2, -1)) for y in steps for x in steps if y or x]
     peak = np.logical_and.reduce([values > other for other in neighbours])

@@ -44,7 +44,7 @@ TASK, MAP_TASK = "cosmology-regression", "mass-mapping"
 
 @dataclass(frozen=True)
 class Answers:
-    """Outputs of a model for N maps; the last three are None unless it is a mass mapper.
+    """Outputs of a model for N maps. The last three fields are None unless the model is a mass mapper.
 
     Attributes:
         segment_means: posterior means after each segment [N, segments, R].
@@ -136,7 +136,7 @@ def predict_maps(
 def map_distances(model: Any, extractor: Any, maps: MapSet, batch_size: int = 64) -> dict[str, float] | None:
     """Measure how far maps are from the training maps with `RecurrentHeadMixin.map_distance`.
 
-    Returns the median distance, the limit `config.max_map_distance` and the fraction beyond it; None without a limit.
+    Returns the median distance, the limit `config.max_map_distance` and the fraction above it; None without a limit.
     """
     limit = getattr(model.config, "max_map_distance", None)
     if limit is None:
@@ -205,7 +205,7 @@ def _evaluate(
 
 
 def evaluate_baseline(options: EvaluateBaseline) -> dict[str, Any]:
-    """Evaluate a regression on summary statistics of the maps; returns results like `evaluate_checkpoint`."""
+    """Evaluate a regression on summary statistics of the maps; the results are as in `evaluate_checkpoint`."""
     train, test = MapSet.read(options.data, "train", options.train), MapSet.read(options.data, "test", options.limit)
     started = time.perf_counter()
     predictions = run_baseline(options.method, train, test, num_samples=options.num_samples, seed=options.seed)
@@ -230,7 +230,7 @@ def lines(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _validate_same_sky(data: str, other: str) -> None:
-    """Reject data with different pixel sizes or source redshifts, because the model does not get them as input."""
+    """Reject data with different pixel sizes or source redshifts, because these are not inputs of the model."""
     first, second = (load_cosmology_info(name).settings for name in (data, other))
     for field in ("size", "side_deg", "source_redshifts"):
         if getattr(first, field) != getattr(second, field):
@@ -262,7 +262,7 @@ def _write(result: dict[str, Any], predictions: CosmologyPredictions, out: Path 
 
 
 def evaluate_model(options: EvaluateMassMaps) -> dict[str, Any]:
-    """Evaluate the maps and posteriors of a trained mass mapper; returns results like `evaluate_checkpoint`."""
+    """Evaluate the maps and posteriors of a trained mass mapper; the results are as in `evaluate_checkpoint`."""
     model, extractor = _load_model(options, MASS_MAPPER)
     maps = MapSet.read(options.data, options.split, options.limit, kappa=True)
     answers = predict_maps(model, extractor, maps, halt=options.steps, **_prediction_options(options))
@@ -296,7 +296,7 @@ def network_metrics(answers: Answers, info: CosmologyInfo, seed: int = 0) -> dic
 
 
 def plot_network(answers: Answers, shear: np.ndarray, metrics: dict[str, Any], out: Path, title: str) -> Path:
-    """Plot maps, spectra, segments, posteriors and their calibration into the folder `out`."""
+    """Save plots of maps, spectra, segments, posteriors and posterior calibration in the folder `out`."""
     plots.plot_mass_maps(answers.mass_maps, shear, out / "maps.png", title)
     plots.plot_spectra(metrics, out / "spectra.png", title)
     truth, errors = answers.mass_maps.truth[0], metrics["per_step"]["error"]
@@ -312,9 +312,9 @@ def map_card_metrics(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
-    """Evaluate on the test split a mass-mapping method that needs no trained model.
+    """Evaluate a training-free mass-mapping method on the test split.
 
-    Returns results like `evaluate_checkpoint`. Raises UsageError if the data set lacks shear or source redshifts.
+    Results are as in `evaluate_checkpoint`. Raises UsageError if the data set lacks shear or source redshifts.
     """
     data, method = options.data, options.method
     info = load_cosmology_info(data)
@@ -384,7 +384,7 @@ def _load_model(options: EvaluateCosmo | EvaluateMassMaps, kind: Kind) -> tuple[
 
 
 def _prediction_options(options: EvaluateCosmo | EvaluateMassMaps) -> dict[str, Any]:
-    """Return the options that are arguments of `predict_maps`."""
+    """Return the options to pass to `predict_maps`."""
     return {name: getattr(options, name) for name in ("max_steps", "num_samples", "batch_size", "seed")}
 
 

@@ -1,4 +1,4 @@
-"""Options of the commands for maps: building data sets, and evaluating regressors, mass mappers and baselines."""
+"""Options of the map commands, which build data sets and evaluate regressors, mass mappers and baselines."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ MapMethod = Literal["kaiser-squires", "wiener", "wiener-mean"]
 Steps = Literal["fixed", "adaptive"]
 
 NOISE_AND_MASKS = ("sigma_e", "galaxies", "mask_fraction", "mask_edge_share", "hole_arcmin")
-# Options that the reader of each kind of file accepts, and additional ones for shear.
+# Options that the reader for each kind of file accepts, and additional options for shear.
 READS = {
     "healpix": ("mask", "side_deg", "size", "count", "centre", "min_observed", "field"),
     "fits": ("mask", "hdu"),
@@ -29,7 +29,7 @@ READS_FOR_SHEAR = {"healpix": ("margin",), "fits": ("margin", "pixel_arcmin"), "
 
 
 def numbers(name: str, text: str, count: int | None = None) -> tuple[float, ...]:
-    """Parse comma-separated numbers. Raises UsageError for other text, or if there are not `count` of them."""
+    """Parse comma-separated numbers. Raises UsageError for invalid text or if there are not `count` numbers."""
     try:
         values = tuple(map(float, text.split(",")))
     except ValueError:
@@ -46,11 +46,11 @@ def _flag(name: str) -> str:
 
 @dataclasses.dataclass(kw_only=True)
 class SurveyOptions(Options):
-    """Options common to all data sets of maps."""
+    """Options common to all builders of map data sets."""
 
-    out: Path = option("Folder to write.")
+    out: Path = option("Output folder.")
     observable: Observable = option(
-        "convergence; or shear: g1 and g2 of each source plane, together with their convergence.", "convergence"
+        "convergence, or shear (g1 and g2 of each source plane, together with the convergence).", "convergence"
     )
     sigma_e: float | None = option(
         "Dispersion of ellipticities (shape noise). Default 0; des: 0.37 (0.26 per component).", None
@@ -60,9 +60,9 @@ class SurveyOptions(Options):
     mask_edge_share: float | None = option(
         "Fraction of hidden pixels beyond the survey's edge, default 0.5; the rest are in holes around stars.", None
     )
-    hole_arcmin: str | None = option("Smallest and largest radius of a hole around a star, default 2,12.", None)
-    omega_m: str | None = option("Prior: LOW,HIGH; default 0.1,0.5, or for files the range of the table.", None)
-    sigma_8: str | None = option("Prior: LOW,HIGH; default 0.6,1.0, or for files the range of the table.", None)
+    hole_arcmin: str | None = option("Smallest and largest radius of star holes in arcmin, default 2,12.", None)
+    omega_m: str | None = option("Prior bounds LOW,HIGH; default 0.1,0.5, or for files the range in the table.", None)
+    sigma_8: str | None = option("Prior bounds LOW,HIGH; default 0.6,1.0, or for files the range in the table.", None)
     seed: int = option("Random seed.", 0, min=0)
 
     def survey(self) -> dict[str, Any]:
@@ -73,12 +73,12 @@ class SurveyOptions(Options):
         return {name: value for name, value in fields.items() if value is not None}
 
     def prior(self) -> dict[str, tuple[float, float]]:
-        """Return the bounds of parameters that were set."""
+        """Return the prior bounds that were set."""
         given = {name: getattr(self, name) for name in ("omega_m", "sigma_8")}
         return {name: numbers(name, text, 2) for name, text in given.items() if text is not None}
 
     def _reject(self, names: Iterable[str], what: str) -> None:
-        """Raise UsageError for the first of `names` that was set although it has no effect."""
+        """Raise UsageError for the first option in `names` that was set, because it has no effect on `what`."""
         for name in names:
             if getattr(self, name) is not None:
                 raise UsageError(f"{name}={getattr(self, name)}: has no effect on {what}; omit it", _flag(name))
@@ -100,9 +100,9 @@ class BuildCosmology(SurveyOptions):
     )
     box_mpc: float | None = option("2lpt: side of the box in Mpc/h, default 256.", None)
     box_grid: int | None = option("2lpt: particles per side of the box, default 64.", None)
-    maps_per_cosmology: int = option("Maps per pair of parameters.", 1, min=1)
+    maps_per_cosmology: int = option("Number of maps per parameter pair.", 1, min=1)
     workers: int = option("Number of single-threaded worker processes; the maps do not depend on it.", 1, min=1)
-    shard_size: int = option("Maps per file.", 1000, min=1)
+    shard_size: int = option("Number of maps per file.", 1000, min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,20 +133,20 @@ class BuildFromFiles(SurveyOptions):
     labels: Path | None = option(
         "Table with columns omega_m, sigma_8 and file, or Quijote's latin_hypercube_params.txt; default none.", None
     )
-    mask: Path | None = option("HEALPix or FITS file in the format of the maps, above 0 where observed.", None)
+    mask: Path | None = option("HEALPix or FITS mask in the format of the maps, above 0 where observed.", None)
     side_deg: float | None = option("HEALPix: side of a patch in degrees, default 5.", None)
     size: int | None = option("HEALPix: pixels per side, default 64.", None, min=8)
     count: int | None = option("HEALPix: maximum number of patches.", None, min=1)
-    centre: list[str] | None = option("HEALPix: LONGITUDE,LATITUDE of a patch in degrees; may be repeated.", None)
+    centre: list[str] | None = option("HEALPix: patch center LONGITUDE,LATITUDE in degrees; may be repeated.", None)
     min_observed: float | None = option(
         "HEALPix: minimum fraction of observed pixels in a patch, default 0.5.", None, min=0, max=1
     )
     field: int | None = option("HEALPix: index of the map in a file, default 0.", None, min=0)
     hdu: int | None = option("FITS: index of the HDU with the image; default: the first image.", None, min=0)
     slab_mpc: float | None = option("Quijote: thickness of a slab in Mpc/h, default 125.", None)
-    test_share: float = option("Fraction of universes in the test split; 1: no train split.", 1.0, min=0, max=1)
+    test_share: float = option("Fraction of universes in the test split; 1 for no train split.", 1.0, min=0, max=1)
     margin: float | None = option(
-        "Shear: margin of sky whose mass also shears the patch, in units of its side; default 0.5.", None, min=0, max=2
+        "Shear: margin of sky used to compute the shear of a patch, in patch sides; default 0.5.", None, min=0, max=2
     )
     pixel_arcmin: float | None = option("FITS, shear: side of a pixel in arcmin.", None)
 
@@ -174,7 +174,7 @@ class EvaluateMaps(Options):
 
     data: str = option("Cosmology data set: a folder, or a data set on the Hub.")
     limit: int | None = option("Evaluate only the first N maps of the split.", None, min=2)
-    seed: int = option("Random seed of the draws, the bootstraps and TARP's reference points.", 0, min=0)
+    seed: int = option("Random seed for the draws, the bootstraps and TARP's reference points.", 0, min=0)
     out: Path | None = option("Folder for results.json and plots.", None)
 
     def __post_init__(self) -> None:
@@ -191,10 +191,10 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
     split: str = option("Split to evaluate.", "test")
     steps: Steps = option("fixed: run all segments; adaptive: stop when more segments would gain little.", "fixed")
     max_steps: int | None = option("Maximum number of segments; default from the config.", None, min=1)
-    baseline: Path | None = option("results.json of cosmo-baseline, or its folder; adds ratios to the baseline.", None)
-    shift_data: str | None = option("Also evaluate on this data set, made by another generator.", None)
-    num_samples: int = option("Draws from each posterior.", 1000, min=100)
-    batch_size: int = option("Maps per batch.", 64, min=1)
+    baseline: Path | None = option("Baseline to compare with: results.json of cosmo-baseline, or its folder.", None)
+    shift_data: str | None = option("Also evaluate on this data set, made by a different generator.", None)
+    num_samples: int = option("Number of draws from each posterior.", 1000, min=100)
+    batch_size: int = option("Number of maps per batch.", 64, min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,9 +206,9 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
 class EvaluateBaseline(EvaluateMaps):
     """Options of `hrm-hf eval cosmo-baseline`."""
 
-    method: Baseline = option("Summary statistics of a map, and the regression on them.")
+    method: Baseline = option("Baseline: the summary statistics, and the regression fitted to them.")
     train: int | None = option("Train on only the first N maps of the train split.", None, min=10)
-    num_samples: int = option("Draws from each posterior.", 1000, min=100)
+    num_samples: int = option("Number of draws from each posterior.", 1000, min=100)
 
 
 # Defaults of `hrm-hf eval cosmo-map` that depend on whether a model or a method is evaluated.
@@ -227,8 +227,8 @@ class EvaluateMassMaps(EvaluateMaps):
         "Checkpoint folder, or a model on the Hub; alternatively use --method.", None, argument=True, metavar="MODEL"
     )
     method: MapMethod | None = option(
-        "Replaces MODEL. kaiser-squires: with the smoothing that works best on training maps; wiener: Wiener filter "
-        "with the true spectrum of each map; wiener-mean: with the mean spectrum of the training maps.",
+        "Use instead of MODEL. kaiser-squires: with the smoothing that works best on training maps; wiener: Wiener "
+        "filter with the true spectrum of each map; wiener-mean: with the mean spectrum of the training maps.",
         None,
     )
     split: str | None = option("MODEL: split to evaluate; default test.", None)
@@ -236,12 +236,12 @@ class EvaluateMassMaps(EvaluateMaps):
         "MODEL: fixed (default): run all segments; adaptive: stop when more segments would gain little.", None
     )
     max_steps: int | None = option("MODEL: maximum number of segments; default from the config.", None, min=1)
-    num_samples: int | None = option("MODEL: draws from each posterior; default 1000.", None, min=100)
+    num_samples: int | None = option("MODEL: number of draws from each posterior; default 1000.", None, min=100)
     train: int | None = option("--method: number of training maps to use; default 1000.", None, min=10)
     draws: int | None = option(
         "Wiener filters: number of error draws for pixel uncertainties; default 0, no uncertainties.", None, min=0
     )
-    batch_size: int | None = option("Maps per batch; default 50 for a model, 100 for a method.", None, min=1)
+    batch_size: int | None = option("Number of maps per batch; default 50 for a model, 100 for a method.", None, min=1)
     device: str | None = option("MODEL: cpu, cuda, mps, ...; default: the best available.", None)
     update_card: bool = option("MODEL: write the results into MODEL/README.md.", False)
 

@@ -16,14 +16,14 @@ SHOWN_POINTS = 400  # approximate number of points in a scatter plot
 
 
 def plot_posteriors(predictions: CosmologyPredictions, metrics: dict[str, Any], out: Path, title: str) -> None:
-    """Plot corner.png, predictions.png and calibration.png; `metrics` comes from `evaluate_predictions`."""
+    """Save corner.png, predictions.png and calibration.png; `metrics` comes from `evaluate_predictions`."""
     plot_corner(predictions, out / "corner.png", title=title)
     plot_predictions(predictions, out / "predictions.png", metrics, title)
     plot_calibration(predictions, out / "calibration.png", metrics, title)
 
 
 def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int = 3, title: str = "") -> Path:
-    """Plot the posteriors of a few maps: 68 % and 95 % regions, with the truths as crosses."""
+    """Plot the posteriors of a few maps: 68 % and 95 % regions, with the true values as crosses."""
     order = np.argsort(predictions.truth[:, 0])
     chosen = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
     truths = [dict(zip(predictions.names, predictions.truth[row])) for row in chosen]
@@ -146,7 +146,7 @@ def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> P
 def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: str = "", count: int = 3) -> Path:
     """Plot truth, observed |shear|, estimate, error and optional uncertainty, one map per row.
 
-    Shows the first plane of maps whose ranks by relative error are evenly spaced from best to worst.
+    Maps are picked at evenly spaced ranks by relative error, from best to worst. Only their first plane is shown.
     """
     error, signal = squared_errors(maps)
     order = np.argsort(error / signal)
@@ -163,7 +163,7 @@ def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: s
 
 
 def plot_segments(maps: np.ndarray, truth: np.ndarray, errors: list[float], path: str | Path, title: str = "") -> Path:
-    """Plot the first plane of an estimate after each segment [segments, P, S, S], with the error over all maps."""
+    """Plot the first plane of an estimate after each segment [segments, P, S, S], and the error over all maps."""
     most = np.abs(truth[0]).max()
     panels = [(f"segment {n}, error {error:.3f}", one[0], most) for n, (one, error) in enumerate(zip(maps, errors), 1)]
     return save_figure(map_panels([*panels, ("truth", truth[0], most)], len(panels) + 1, bars=False), path, title)
@@ -190,7 +190,7 @@ def map_panels(panels: list[tuple[str, np.ndarray, float | None]], columns: int,
 
 
 def shear_amplitude(shear: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    """Return |shear| [P, S, S] of shear [2P, S, S], with NaN (drawn blank) outside the mask [S, S]."""
+    """Return |shear| [P, S, S] from shear [2P, S, S], with NaN (drawn blank) outside the mask [S, S]."""
     amplitude = np.hypot(shear[::2], shear[1::2])
     return amplitude if mask is None else np.where(mask, amplitude, np.nan)
 

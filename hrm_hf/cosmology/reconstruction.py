@@ -1,4 +1,4 @@
-"""Mass maps from noisy, masked shear without a trained model.
+"""Reconstruct mass maps from noisy, masked shear without a trained model.
 
 The shear is d = A kappa + n, where A is `models.shear_operator` under a mask. Two methods estimate the convergence
 kappa:
@@ -27,9 +27,9 @@ from .simulation.fields import Cosmology, lower_roots, spectra_on_modes
 from .simulation.settings import MapSettings
 
 
-# Pixels; the one that works best on training maps is used.
+# Smoothing scales to try, in pixels; the one that works best on training maps is used.
 SMOOTHINGS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-SPECTRUM_MAPS = 500  # training maps whose spectra are averaged
+SPECTRUM_MAPS = 500  # number of training maps for the mean spectrum
 MAX_ITERATIONS = 500
 TINY = torch.finfo(torch.float64).tiny
 # (shear maps, number of draws, generator) -> estimated maps [B, P, S, S], and the std of their pixels or None.
@@ -37,7 +37,7 @@ Estimator = Callable[[MapSet, int, torch.Generator], tuple[torch.Tensor, torch.T
 
 
 def smoothed_kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None, smoothing_pixels: float) -> torch.Tensor:
-    """Estimate the convergence of shear [B, 2P, S, S] under a mask [B, 1, S, S], smoothed by a Gaussian."""
+    """Estimate the convergence from shear [B, 2P, S, S] under a mask [B, 1, S, S], smoothed with a Gaussian."""
     kappa = kaiser_squires(shear, mask)
     size = kappa.shape[-1]
     y, x = torch.fft.fftfreq(size, 1 / size), torch.arange(size // 2 + 1)
@@ -59,7 +59,7 @@ class WienerFilter:
         self.size = settings.size
         spectra = spectra if spectra.ndim == 5 else spectra[None]
         roots = np.stack([lower_roots(one) for one in spectra])
-        # Roots of the rfft2 modes: `_colored` turns white noise of variance 1 per pixel into the field.
+        # Square roots of the spectra at the rfft2 modes; with them, `_colored` turns unit white noise into the field.
         self.roots = torch.from_numpy(roots * settings.size / settings.side_rad)
 
     def __call__(self, shear: torch.Tensor, mask: torch.Tensor | None, tolerance: float = 1e-5) -> torch.Tensor:
@@ -88,10 +88,10 @@ class WienerFilter:
         )
 
     def draw_errors(self, mask: torch.Tensor | None, generator: torch.Generator, count: int) -> torch.Tensor:
-        """Draw errors [count, B, P, S, S] of the filter under a mask [B, 1, S, S].
+        """Draw reconstruction errors [count, B, P, S, S] of the filter for a mask [B, 1, S, S].
 
         The error distribution for a Gaussian field does not depend on the data. Filtering simulated fields with
-        simulated noise therefore gives the width of the posterior, also for hidden pixels.
+        simulated noise therefore gives the width of the posterior, even for hidden pixels.
         """
         rows = len(self.roots) if mask is None else len(mask)
         draws = []
@@ -121,7 +121,7 @@ class WienerFilter:
 
 
 def spectra_of_cosmologies(settings: MapSettings, labels: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the spectra [N, P, P, S, S // 2 + 1] in steradians of maps with parameters [N]."""
+    """Return the spectra [N, P, P, S, S // 2 + 1], in steradians, for maps with the given parameters [N]."""
     redshifts = settings.source_redshifts
     return np.stack([
         spectra_on_modes(Cosmology(float(one), float(other)), settings.size, settings.side_rad, redshifts)
@@ -139,7 +139,7 @@ def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def map_estimator(
     method: MapMethod, settings: MapSettings, training: MapSet | None, batch_size: int = 100
 ) -> tuple[Estimator, dict[str, float]]:
-    """Return the estimator of a method, and the values fitted to training maps (None for "wiener")."""
+    """Return the estimator for a method, and the values fitted to training maps (None for "wiener")."""
     if method == "kaiser-squires":
         errors = {}
         for smoothing in SMOOTHINGS:
@@ -177,7 +177,7 @@ def _observed(maps: MapSet) -> tuple[torch.Tensor, torch.Tensor]:
 def estimate_maps(
     estimator: Estimator, maps: MapSet, batch_size: int, draws: int = 0, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Estimate maps [N, P, S, S] and, if the method provides it, the standard deviation of each pixel."""
+    """Estimate maps [N, P, S, S], plus the standard deviation of each pixel if the method provides one."""
     generator = torch.Generator().manual_seed(seed)
     estimates, stds = [], []
     for start in tqdm(range(0, len(maps), batch_size), desc="Mapping", unit="batch", disable=None, leave=False):

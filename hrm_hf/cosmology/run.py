@@ -39,14 +39,14 @@ from .trainer import MassMapTrainer, RegressionTrainer
 # Commands of `hrm-hf data` that `build_data` may use.
 BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (BuildFromFiles, build_from_files)}
 SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # must match the data
-STATISTICS_MAPS = 4000  # enough for means and standard deviations, and small enough for memory
+STATISTICS_MAPS = 4000  # enough for means and standard deviations, but few enough to fit in memory
 DISTANCE_QUANTILE = 0.995  # this fraction of held-out maps is within `max_map_distance`
 SCALE_MAPS = 2000  # training maps used for the standard deviation of the convergence
 
 
 @dataclass
 class CosmologyMaps:
-    """Training maps and validation maps (or None), with the info of their data set."""
+    """Training maps and validation maps (or None), with the info about their data set."""
 
     info: CosmologyInfo
     train: MapRows
@@ -104,7 +104,7 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int, kappa: bool = False
     if not data_args.noise_sigma:
         return maps
     pixels = torch.from_numpy(maps.maps)
-    # Use a different seed than training, because validation maps have the same numbers.
+    # Use a different seed from training, because validation maps have the same numbers.
     noise = map_noise(pixels, torch.arange(len(maps)), seed + 1, EVALUATION)
     return replace(maps, maps=(pixels + data_args.noise_sigma * noise).numpy())
 
@@ -124,7 +124,7 @@ def load_regressor(
         kind: required kind of model. config_fields: additional config fields of a fresh model.
 
     Raises:
-        ValueError: an unknown type, preset or field; a model of another kind; a checkpoint for other maps.
+        ValueError: an unknown type, preset or field; a model of a different kind; a checkpoint for different maps.
     """
     set_seed(seed)
     auto_class = getattr(transformers, kind.auto_class)
@@ -154,7 +154,7 @@ def load_regressor(
 
 
 def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:
-    """Normalize the summary statistics of a fresh model with the first training maps."""
+    """Fit the normalization of a fresh model's summary statistics to the first training maps."""
     if not has_ability(model, "statistics"):
         return
     batches = _plain_batches(train, collator, batch_size, STATISTICS_MAPS)
@@ -170,7 +170,7 @@ def _plain_batches(rows: MapRows, collator: MapCollator, batch_size: int, most: 
 
 @torch.no_grad()
 def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float:
-    """Fit `posterior_scale`, a factor for all standard deviations, on held-out maps, and return it."""
+    """Fit `posterior_scale`, a factor for all standard deviations, to held-out maps, and return the factor."""
     model.eval()
     parts, labels = [], []
     for batch in _plain_batches(rows, collator, batch_size):
@@ -184,7 +184,7 @@ def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapColl
 
 @torch.no_grad()
 def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float | None:
-    """Set `max_map_distance` from held-out maps, and return it; None for a model without summary statistics."""
+    """Set and return `max_map_distance` from held-out maps; return None for a model without summary statistics."""
     if not has_ability(model, "statistics"):
         return None
     distances = []
@@ -198,7 +198,7 @@ def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollato
 
 
 class RegressionRun(TrainingRun):
-    """Train a regressor on maps, with `CosmoDataArguments` and `CosmoTrainingArguments`."""
+    """Training run for a regressor of maps, with `CosmoDataArguments` and `CosmoTrainingArguments`."""
 
     task, kind, trainer_class = "cosmology-regression", REGRESSOR, RegressionTrainer
     reads_kappa = False  # whether to load the convergence, the target of mass mappers
@@ -245,7 +245,7 @@ class RegressionRun(TrainingRun):
         )
 
     def before_saving(self, trainer: RegressionTrainer) -> None:
-        """Fit `posterior_scale` and `max_map_distance` of the config on held-out maps.
+        """Fit the config's `posterior_scale` and `max_map_distance` to held-out maps.
 
         Skipped for sharded weights, which cannot run in one process, and for adapters, which have no config.
         """
@@ -279,7 +279,7 @@ class RegressionRun(TrainingRun):
         return load_test_maps(self.data_args, self.args.seed, self.reads_kappa)
 
     def evaluate_rows(self, model: PreTrainedModel, rows: MapSet) -> dict[str, Any]:
-        """Return the metrics of test maps, and save plots in the run's folder."""
+        """Return the metrics on test maps, and save plots in the run's folder."""
         answers = predict_maps(model, self.extractor, rows, batch_size=self.args.per_device_eval_batch_size)
         metrics = evaluate_predictions(answers.predictions, self.maps.info.prior)
         title = f"{len(rows)} test maps, {self.maps.info.kind}"
@@ -300,7 +300,7 @@ class RegressionRun(TrainingRun):
 
 
 class MassMapRun(RegressionRun):
-    """Train a mass mapper, with `MassMapDataArguments` and `MassMapTrainingArguments`."""
+    """Training run for a mass mapper, with `MassMapDataArguments` and `MassMapTrainingArguments`."""
 
     task, kind, trainer_class = "mass-mapping", MASS_MAPPER, MassMapTrainer
     reads_kappa = True

@@ -1,4 +1,4 @@
-"""Trainers of regressors of cosmological parameters and of mass mappers.
+"""Trainers for mass mappers and for regressors that predict cosmological parameters.
 
 A model returns a loss that is a mean over its batch, and optionally `*_loss` parts and `metrics` that are also means.
 Every logged value is a mean over the maps (not tokens) of all processes; `mse_<name>` is logged as `rmse_<name>`.
@@ -40,7 +40,7 @@ class RegressionTrainer(HrmTrainer):
     _rows_counted: int | None = None
 
     def validate_arguments(self) -> None:
-        """Reject label smoothing, which has no meaning in regression."""
+        """Reject label smoothing, which is meaningless for regression."""
         super().validate_arguments()
         if self.args.label_smoothing_factor:
             raise ValueError(
@@ -71,7 +71,7 @@ class RegressionTrainer(HrmTrainer):
         return self.accelerator.reduce(maps, "sum") if self.args.world_size > 1 else maps
 
     def floating_point_ops(self, inputs) -> int:
-        """Return 0 FLOPs, because the formula of transformers for dense models does not apply."""
+        """Return 0 FLOPs, because transformers' formula for dense models does not apply."""
         return 0
 
     # ---- logging ----
@@ -137,7 +137,7 @@ def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor
 
 
 def _means(sums: dict[str, float], maps: float) -> dict[str, float]:
-    """Compute means over maps, and replace each `mse_<name>` by its square root `rmse_<name>`, except for losses."""
+    """Compute means over maps, and replace each `mse_<name>` with its square root `rmse_<name>`, except for losses."""
     means = {name: value / maps for name, value in sums.items()}
     squared = [name for name in means if name.startswith(MSE) and not name.endswith("_loss")]
     roots = {RMSE + name.removeprefix(MSE): math.sqrt(means.pop(name)) for name in squared}

@@ -1,4 +1,4 @@
-"""Export of models to other runtimes; this module defines the options of `hrm-hf export` and imports nothing heavy."""
+"""Export of models to other runtimes, with the options of `hrm-hf export`. This module imports no heavy packages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +9,17 @@ from ..io.options import Options, option
 
 @dataclass(kw_only=True)
 class ExportOptions(Options):
-    """Options common to all formats."""
+    """Options common to all export formats."""
 
     model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
-    out: Path = option("File (gguf, torch) or folder (onnx) to write.")
-    check: bool = option("Load the exported model in its runtime and compare its outputs with torch.", False)
+    out: Path = option("Output file (gguf, torch) or folder (onnx).")
+    check: bool = option("Load the exported model in its runtime and compare its outputs with PyTorch's.", False)
     force: bool = option("Overwrite existing files.", False)
 
 
 @dataclass(kw_only=True)
 class ExportGguf(ExportOptions):
-    """Options of `hrm-hf export gguf`, for Go coders of the preset unified, Llama and GPT-2."""
+    """Options of `hrm-hf export gguf`, which supports Llama, GPT-2 and Go coders with the preset `unified`."""
 
     dtype: Literal["f32", "f16", "bf16", "q8_0"] = option("Data type of matrices; vectors stay f32.", "f16")
 

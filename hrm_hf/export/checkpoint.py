@@ -1,4 +1,4 @@
-"""Functions for exporters that load complete checkpoints and write complete files and folders."""
+"""Helpers for exporters: load only complete checkpoints, and write output only if it is complete."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from ..hub.manifests import MANIFEST, find_corruption
 
 
 def find_file(model: str, name: str) -> str | None:
-    """Return the path of a model's file, in its folder or downloaded from the Hub; None if it does not exist."""
+    """Return the local path of a model's file, downloading it from the Hub if needed; None if it does not exist."""
     return cached_file(
         model, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
     )
@@ -49,7 +49,7 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
 
 @contextmanager
 def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Iterator[Path]:
-    """Yield a temporary file next to `out`, which replaces `out` on success and is deleted after an error."""
+    """Yield a temporary path next to `out`. Rename the file to `out` on success, and delete it after an error."""
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; give the name of a file to write, such as {out}/{example}")
     if out.exists() and not force:
@@ -65,7 +65,7 @@ def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> 
 
 @contextmanager
 def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder next to `out`, and move its files to `out` on success; always delete it.
+    """Yield a temporary folder next to `out`. Move its files to `out` on success, and always delete the folder.
 
     With `force`, files with the same names in `out` are overwritten, and all others are kept.
     """
@@ -74,7 +74,7 @@ def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
     if not force and out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty; choose another name, or overwrite it with --force (force=True)")
     unfinished = out.with_name(f"unfinished-{out.name}")
-    if unfinished.exists():  # a killed export left it
+    if unfinished.exists():  # left by a killed export
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     try:

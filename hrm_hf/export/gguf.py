@@ -45,10 +45,10 @@ LLAMA_SETTINGS = {
     "mlp_bias": (False,),
     "quantization_config": (None,),
 }
-# Rounding changes the argmax only between near ties; with a wrong layout, only a few percent agree.
+# Rounding changes the argmax only at near ties; with a wrong layout, it agrees at only a few percent of positions.
 MIN_AGREEMENT = 0.5
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
-# Runtimes stop at this tag, which ends an attempt of the Go coder; a validator's verdict would follow.
+# Runtimes stop at this tag: it ends the Go coder's attempt, and a validator's verdict would come next.
 END_OF_ATTEMPT = "</CODE>"
 # Texts on which tokenizers tend to differ: tabs, other alphabets, numbers, repeated spaces, tags of the Go coder.
 CHECK_TEXTS = (
@@ -64,7 +64,7 @@ CHECK_TEXTS = (
 def export_gguf(
     model: str | Path, out: str | Path, dtype: str = "f16", force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Write a model and its tokenizer to one GGUF file, which appears only if it is complete.
+    """Write a model and its tokenizer to one GGUF file. The file appears only once it is complete.
 
     The arguments are those of `ExportGguf`. Vectors and GPT-2's positions stay f32. With q8_0, matrices whose row
     length is not a multiple of 32 become f16. With `check`, `compare_with_llama_cpp` runs before `out` appears.
@@ -72,11 +72,11 @@ def export_gguf(
     Raises:
         FileExistsError: `out` exists.
         ImportError: the gguf package is missing, or llama-cpp-python with `check`.
-        ValueError: a missing model, an unsupported architecture or tokenizer, a corrupted checkpoint, or outputs of
-            llama.cpp that differ (with `check`).
+        ValueError: the model is missing or corrupted, its architecture or tokenizer is unsupported, or (with `check`)
+            llama.cpp's outputs differ.
     """
     validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
-    if check and find_spec("llama_cpp") is None:  # in no extra, because installing it compiles llama.cpp
+    if check and find_spec("llama_cpp") is None:  # not part of any extra, because installing it compiles llama.cpp
         raise ImportError("check=True needs llama.cpp's Python binding: pip install llama-cpp-python, or omit check")
     with complete_or_nothing(Path(out), force) as unfinished:
         config = load_config(str(model))
@@ -103,7 +103,7 @@ def export_gguf(
 
 
 class Layout(NamedTuple):
-    """Architecture of llama.cpp: its name, the number of layers, and the config values that it supports."""
+    """Architecture in llama.cpp: its name, its number of layers, and the config values that it supports."""
 
     architecture: str
     layers: int
@@ -111,7 +111,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(config: PreTrainedConfig, model: str) -> Layout:
-    """Return the layout of a model. Raise ValueError if llama.cpp does not support it or would run it differently."""
+    """Return a model's layout. Raise ValueError if llama.cpp cannot run it or would compute different outputs."""
     row = architecture_of(config)
     if row is not None and row.gguf_layout:
         layout = load_function(row.gguf_layout)(config, model)
@@ -129,7 +129,7 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
 
 
 def go_coder_layout(config: PreTrainedConfig, model: str) -> Layout:
-    """Return the layout of the unified Go coder, a Llama. Raise ValueError for a two-stack model."""
+    """Return the Llama layout of a unified Go coder. Raise ValueError for a two-stack model."""
     if not config.unified:
         raise ValueError(
             f"{model} is a two-stack hrm_go_coder, and llama.cpp has no architecture with rotary cross-attention to a "
@@ -138,7 +138,7 @@ def go_coder_layout(config: PreTrainedConfig, model: str) -> Layout:
     return Layout("llama", config.planner_layers, LLAMA_SETTINGS | {"planner_cycles": (1,)})
 
 
-# Architectures of transformers; those of this package are in the registry.
+# Architectures from transformers; the registry lists the layouts of this package's architectures.
 LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
     LlamaConfig: lambda config: Layout("llama", config.num_hidden_layers, LLAMA_SETTINGS),
     GPT2Config: lambda config: Layout("gpt2", config.n_layer, GPT2_SETTINGS),
@@ -146,7 +146,7 @@ LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
 
 
 def gguf_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, np.ndarray]:
-    """Return the weights by their GGUF names, in f32 and in llama.cpp's row order.
+    """Return the weights keyed by GGUF name, in f32 and in llama.cpp's row order.
 
     Raises:
         ValueError: a tensor has no GGUF name or is not finite.
@@ -185,7 +185,7 @@ def interleave_rotary(weight: np.ndarray, heads: int) -> np.ndarray:
 
 @torch.no_grad()
 def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
-    """Load a GGUF file in llama.cpp and compare token ids and logits with transformers on CHECK_TEXTS.
+    """Load a GGUF file in llama.cpp, and compare token ids and logits on CHECK_TEXTS with those of transformers.
 
     Raises:
         ValueError: the token ids differ, or the argmax of the logits agrees at less than half of the positions.
@@ -294,7 +294,7 @@ def _add_shape(writer: Any, config: PreTrainedConfig, layout: Layout, dtype: str
 
 
 def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
-    """Add a tensor in its data type; return True if it is f16 because its rows are not a multiple of q8_0's 32."""
+    """Add a tensor. Return True if f16 replaces q8_0 because the row length is not a multiple of 32."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -323,13 +323,13 @@ def load_tokenizer(model: str) -> Any:
 
 
 def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
-    """Return the fields of a GGUF file that describe a tokenizer.
+    """Return the GGUF metadata fields that describe a tokenizer.
 
     A GGUF file refers to a pre-tokenizer only by name. We use "gpt-2" and reject everything except byte-level BPE with
     GPT-2's splitting.
 
     Args:
-        vocab_size: rows of the embedding; ids that the tokenizer does not have become unused tokens.
+        vocab_size: number of embedding rows; ids that the tokenizer does not have become unused tokens.
 
     Raises:
         ValueError: llama.cpp would produce different ids.
@@ -387,7 +387,7 @@ def add_vocabulary(writer: Any, vocabulary: dict[str, Any]) -> None:
 
 
 def _validate_byte_level(backend: dict[str, Any]) -> None:
-    """Raise ValueError unless a tokenizer is byte-level BPE with GPT-2's splitting."""
+    """Raise ValueError unless a tokenizer is byte-level BPE and splits text as GPT-2 does."""
     model, split, normalizer = backend["model"], backend["pre_tokenizer"] or {}, backend["normalizer"] or {}
     wrong = [f"{name}={model[name]}" for name in ("byte_fallback", "ignore_merges", "dropout") if model.get(name)]
     if model["type"] != "BPE":

@@ -1,6 +1,6 @@
-"""Tensor graphs of models for `torch_export.py` and `onnx.py`, with one exporter for each kind of model.
+"""Tensor graphs of models for `torch_export.py` and `onnx.py`, with one exporter per kind of model.
 
-A graph cannot contain a data-dependent loop, so it contains the body of the loop:
+A graph cannot contain a data-dependent loop, so it contains only the loop body:
 
 - puzzles: one ACT step; the loop and halting stay outside the graph;
 - recurrent regressors: all segments with halt="fixed", and the graphs stem and segment for adaptive halting;
@@ -31,7 +31,7 @@ REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "repor
 
 @dataclass
 class Graph:
-    """Module whose forward takes and returns tensors.
+    """Module whose forward takes and returns tensors, with example inputs.
 
     Attributes:
         inputs: example tensors by name, in the order of the forward.
@@ -64,11 +64,11 @@ class Exporter:
         raise NotImplementedError
 
     def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
-        """Return random but valid inputs of the main graph."""
+        """Return random but valid inputs for the main graph."""
         raise NotImplementedError
 
     def settings_of(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Return the settings that the loop and users of the outputs need."""
+        """Return the settings needed to run the halting loop and to use the outputs."""
         return {name: getattr(self.config, name) for name in self.settings}
 
     def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
@@ -76,7 +76,7 @@ class Exporter:
         raise NotImplementedError
 
     def loop_inputs(self) -> dict[str, torch.Tensor]:
-        """Return inputs of the complete loop."""
+        """Return random inputs for the complete loop."""
         inputs = self.random_inputs(rows=8, seed=2)
         return {name: inputs[name] for name in inputs.keys() & {"input_ids", "puzzle_identifiers", "pixel_values"}}
 
@@ -96,7 +96,7 @@ class PuzzleStep(nn.Module):
     def forward(self, input_ids, puzzle_identifiers, z_H, z_L, reset):
         model, reasoner = self.model, self.model.model
         rows = None
-        if reasoner.puzzle_emb is not None:  # its forward validates the ids, which cannot be traced
+        if reasoner.puzzle_emb is not None:  # its forward cannot be traced, because it validates the ids
             rows = F.embedding(puzzle_identifiers, reasoner.puzzle_emb.weight)
         x, rotary = reasoner.embed(input_ids, rows, torch.float32)
         z_H, z_L = (replace_rows(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))
@@ -106,7 +106,7 @@ class PuzzleStep(nn.Module):
 
 
 class PuzzleExporter(Exporter):
-    """Exporter of puzzle models: one ACT step."""
+    """Exporter for puzzle models. The graph is one ACT step."""
 
     settings = ("seq_len", "vocab_size", "num_puzzle_identifiers", "halt_max_steps")
     has_loop = True
@@ -148,7 +148,7 @@ class PuzzleExporter(Exporter):
 
 
 class LanguageModelForward(nn.Module):
-    """Map input_ids and attention_mask int64 [B, T] to logits [B, T, V], and halt_steps int64 [B, T] if it halts."""
+    """Map input_ids and attention_mask int64 [B, T] to logits [B, T, V], plus halt_steps [B, T] if the model halts."""
 
     def __init__(self, model: PreTrainedModel, outputs: list[str]):
         super().__init__()
@@ -160,7 +160,7 @@ class LanguageModelForward(nn.Module):
 
 
 class LanguageModelExporter(Exporter):
-    """Exporter of causal language models: the forward without a cache; the first example input is left-padded."""
+    """Exporter for causal language models: the forward without a cache. The first example row is left-padded."""
 
     settings = ("vocab_size", "max_position_embeddings")
 
@@ -191,7 +191,7 @@ class PosteriorOfMaps(nn.Module):
 
 
 class RegressionExporter(Exporter):
-    """Exporter of map regressors: the forward."""
+    """Exporter for map regressors. The graph is the complete forward."""
 
     settings = ("reported_names", "target_names", "prior_bounds")
     outputs = ("posterior_mean", "posterior_std", *POSTERIOR)
@@ -220,7 +220,7 @@ class CosmoStemGraph(nn.Module):
 
 
 class CosmoSegment(nn.Module):
-    """Graph of one segment: map tokens, z_H, z_L [B, tokens, D] to the posterior, halt_logits [B] and both states.
+    """Run one segment: map tokens, z_H and z_L [B, tokens, D] to the posterior, halt_logits [B] and the new states.
 
     halt_logits is the expected gain of another segment. The states are zeros before the first segment.
     """
@@ -238,7 +238,7 @@ class CosmoSegment(nn.Module):
 
 
 class RecurrentRegressionExporter(RegressionExporter):
-    """Exporter of recurrent regressors: all segments in one graph, and stem and segment for adaptive halting."""
+    """Exporter for recurrent regressors: one graph of all segments, plus stem and segment for adaptive halting."""
 
     settings = (*RegressionExporter.settings, "halt_max_steps", "halt_threshold")
     outputs = (*RegressionExporter.outputs, "halt_logits")
@@ -265,7 +265,7 @@ class RecurrentRegressionExporter(RegressionExporter):
 
 
 def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
-    """Return the exporter of an architecture. Raise ValueError if there is none, or if the model is quantized."""
+    """Return the exporter for an architecture. Raise ValueError if there is none, or if the model is quantized."""
     row = architecture_of(config)
     if row is None or row.exporter is None:
         known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.exporter)
@@ -284,5 +284,5 @@ def graphs(model: PreTrainedModel) -> dict[str, Graph]:
 
 
 def random_inputs(config: PreTrainedConfig, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return random but valid inputs of a model's main graph."""
+    """Return random but valid inputs for a model's main graph."""
     return exporter_of(config, config.model_type).random_inputs(rows, seed)

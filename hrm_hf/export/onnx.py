@@ -39,11 +39,11 @@ COPIED = (
 def export_onnx(
     model: str | Path, out: str | Path, opset: int = 18, force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Write a folder with all graphs of a model, or nothing; the arguments are those of `ExportOnnx`.
+    """Write all graphs of a model to a folder, or write nothing if the export fails.
 
-    The folder contains model.onnx (with model.onnx.data above 1.5 GB), for `hrm_cosmo` also stem.onnx and
-    segment.onnx, config.json, the files of the tokenizer, feature extractor or puzzle identifiers, onnx.json (inputs,
-    outputs, shapes, halting settings), and onnx_runtime.py if there is a loop to run.
+    The arguments are those of `ExportOnnx`. The folder contains model.onnx (plus model.onnx.data above 1.5 GB),
+    config.json, the files of the tokenizer, feature extractor or puzzle identifiers, and onnx.json (inputs, outputs,
+    shapes, halting settings). `hrm_cosmo` adds stem.onnx and segment.onnx; models with a loop add onnx_runtime.py.
 
     Raises:
         FileExistsError: `out` is a file or a folder that is not empty.
@@ -111,7 +111,7 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
 
 
 def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> dict[str, Any]:
-    """Compare the main graph and the adaptive loop, if there is one, with torch; see `torch_export.compare`.
+    """Compare the main graph's outputs and the step counts of any adaptive loop with torch (see `compare`).
 
     With a loop, the result includes `same_steps`, the fraction of rows that took the same number of steps.
     """

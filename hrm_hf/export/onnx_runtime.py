@@ -66,7 +66,7 @@ class OnnxPuzzleSolver:
             max_steps: maximum number of ACT steps; default from the model's config.
             min_steps: minimum number of ACT steps before a row may halt.
             min_confidence: minimum sigmoid(q_halt), in [0, 1], at which a row may halt.
-            halt: "q" halts a row when the model prefers it; "fixed" runs `max_steps` for all rows.
+            halt: "q" halts a row when the model prefers to halt; "fixed" runs `max_steps` for all rows.
 
         Raises:
             ValueError: ids out of range, a wrong shape, or contradictory settings.
@@ -124,7 +124,7 @@ class OnnxPuzzleSolver:
 
 @dataclass
 class OnnxCosmoPosterior:
-    """Posteriors of B maps, as in `CosmoRegressionOutput`; halt_logits and steps [B] belong to the last segment.
+    """Posteriors of B maps, as in `CosmoRegressionOutput`. halt_logits [B] come from each map's last segment.
 
     posterior_mean and posterior_std [B, R] are in physical units, in the order of the setting "reported_names".
     """
@@ -188,7 +188,7 @@ class OnnxCosmoRegressor:
 
 
 def open_graph(path: str | Path, name: str, **session: Any) -> tuple[onnxruntime.InferenceSession, dict]:
-    """Open the file `name` in a folder, or the file itself; return the session and its metadata."""
+    """Open an ONNX file, or the file `name` in a folder. Return the session and the metadata."""
     file = Path(path) / name if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; create it with `hrm-hf export onnx MODEL --out FOLDER`")

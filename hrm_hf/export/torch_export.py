@@ -21,7 +21,7 @@ from .graphs import Graph, exporter_of, graphs, random_inputs
 
 
 META_FILE = "hrm_hf.json"  # stored in the .pt2 archive; contains architecture, inputs and outputs
-TOLERANCE = 1e-3  # relative to the largest value of an output; float32 rounding errors are well below
+TOLERANCE = 1e-3  # relative to the largest value of an output; float32 rounding errors are much smaller
 
 
 def export_graph(graph: Graph) -> ExportedProgram:
@@ -37,7 +37,7 @@ def export_graph(graph: Graph) -> ExportedProgram:
 
 
 def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace the custom operator of `hyper_connections` by operators that every runtime supports."""
+    """Replace the custom operator of `hyper_connections` with operators that every runtime supports."""
     comb, sums = torch.softmax(logits, dim=1) + eps, []
     for step in range(2 * iterations - 1):
         total = comb.sum(dim=step % 2, keepdim=True) + eps
@@ -47,7 +47,7 @@ def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.
 
 
 def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replace `cummax` along the last axis of integers [B, T], with T * T comparisons per row."""
+    """Compute `cummax` along the last axis of integers [B, T] with T * T comparisons per row."""
     if values.dim() != 2 or dim not in (1, -1):
         raise NotImplementedError(f"cummax of {values.dim()} axes along axis {dim}; expected [B, T] along the last")
     steps = torch.arange(values.shape[1], device=values.device)
@@ -63,14 +63,14 @@ def _where(condition: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -
 
 
 REPLACED = {
-    torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # otherwise loading a file would require this package
+    torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # so that loading the file does not require this package
     torch.ops.aten.cummax.default: _running_maximum,  # not in ONNX
     torch.ops.aten.where.self: _where,  # not in ONNX Runtime for booleans
 }
 
 
 def load_exportable(model: str) -> PreTrainedModel:
-    """Load a checkpoint in float32, including activations (drops `forward_dtype`); errors as in `load_model`."""
+    """Load a checkpoint in float32, including activations (no `forward_dtype`). Raises the errors of `load_model`."""
     config = load_config(model)
     exporter_of(config, model)
     if config.to_dict().get("forward_dtype"):
@@ -79,7 +79,7 @@ def load_exportable(model: str) -> PreTrainedModel:
 
 
 def export_torch(model: str | Path, out: str | Path, force: bool = False, check: bool = False) -> dict[str, Any]:
-    """Write the main graph of a model to a `torch.export` archive, which appears only if it is complete.
+    """Write a model's main graph to a `torch.export` archive. The file appears only once it is complete.
 
     The arguments are those of `ExportTorch`. With `check`, the file is loaded and compared before `out` appears.
 
@@ -111,7 +111,7 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """Return the names of the outputs, and the name, dtype and shape (with dynamic axes by name) of each input."""
+    """Return the output names, and the name, dtype and shape of each input. Shapes give the names of dynamic axes."""
     inputs = []
     for name, value in graph.inputs.items():
         shape = [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)]
@@ -121,7 +121,7 @@ def describe(graph: Graph) -> dict[str, Any]:
 
 @torch.no_grad()
 def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]:
-    """Compare the exported main graph, run by `run(inputs) -> tensors`, with the model on a new batch size.
+    """Compare the outputs of the exported main graph (from `run(inputs)`) with the model's, at a new batch size.
 
     Raises:
         ValueError: an output differs by more than TOLERANCE times its largest value.
@@ -135,7 +135,7 @@ def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]
             ours, theirs = ours[given], theirs[given]
         differences[name], reach = (
             tensor.abs().max().item() if tensor.numel() else 0.0 for tensor in (ours - theirs, ours)
-        )  # the state of SE-RRM has no elements
+        )  # SE-RRM's state is an empty tensor
         if not differences[name] <= TOLERANCE * max(1.0, reach):
             raise ValueError(
                 f"the exported graph computes a different {name}: values up to {reach:.3g} differ by up to "

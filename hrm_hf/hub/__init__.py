@@ -1,4 +1,4 @@
-"""Push and pull of complete checkpoints and Spaces, a thin layer over huggingface_hub.
+"""Thin layer over huggingface_hub that pushes and pulls complete checkpoints and Spaces.
 
 `push.py` and `pull.py` transfer files, `cards.py` writes model cards, `manifests.py` validates that a folder is
 complete, and `kinds.py` determines the kind of a model. `model.push_to_hub` and `Trainer(push_to_hub=True)` are in
@@ -29,14 +29,14 @@ __getattr__, __all__ = lazy_names(
     },
 )  # fmt: skip
 __all__ += ["PullOptions", "PushOptions"]
-PULL_REQUEST = "refs/pr/"  # revision of the newest commit of a pull request
+PULL_REQUEST = "refs/pr/"  # prefix of pull request revisions
 
 
 @dataclass(kw_only=True)
 class PushOptions(Options):
-    """What to push and where."""
+    """Options of `hrm-hf push`: what to push, and where."""
 
-    sources: list[str] = option("Checkpoint folder; with --space, a Space's folder or models to show.", argument=True)
+    sources: list[str] = option("Checkpoint folder; with --space, a Space's folder or models to demo.", argument=True)
     repo_id: str = option("Repository; created if it does not exist.", argument=True, metavar="OWNER/NAME")
     private: bool | None = option(
         "Visibility of a new repository. [default: the owner's setting]", None, flags=("--private/--public",)
@@ -46,7 +46,7 @@ class PushOptions(Options):
     )
     message: str | None = option("Commit message; with --create-pr, also the title of the pull request.", None)
     license: str | None = option("License of the weights, as named on the Hub: apache-2.0, mit, other, ...", None)
-    create_pr: bool = option("Open a pull request for an existing repository; needs no write access.", False)
+    create_pr: bool = option("Open a pull request in an existing repository; does not need write access.", False)
     with_training_state: bool = option("Also push the optimizer, the carry and the checkpoint-N folders.", False)
     include: list[str] = option("Also push files that match this pattern; may be repeated.", [])
     space: bool = option("Push a Gradio demo instead of a model.", False)
@@ -85,11 +85,11 @@ class PushOptions(Options):
 
 @dataclass(kw_only=True)
 class PullOptions(Options):
-    """What to pull and where."""
+    """Options of `hrm-hf pull`: what to pull, and where."""
 
     repo_id: str = option("Repository on the Hub.", argument=True, metavar="OWNER/NAME")
     out: Path | None = option(
-        "New folder, or the folder of an earlier pull of the same commit. [default: the huggingface_hub cache]", None
+        "New folder, or a folder from an earlier pull of the same commit. [default: the huggingface_hub cache]", None
     )
     revision: str | None = option("Branch, tag, commit sha or refs/pr/N. [default: main]", None)
     verify: bool = option("Compare --out with the checksums on the Hub instead of downloading.", False)

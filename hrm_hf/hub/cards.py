@@ -1,8 +1,8 @@
-"""Model cards with results.
+"""Create model cards, and add results to them.
 
 A card is created once from the template of its architecture (`model_cards/<model_type>.md`, jinja). After that, only
 three parts are updated: the `model-index` of its metadata, which holds every result; the table of results between two
-markers; and the table of the training between two others, from `recipe.yaml`, `results.json` and the data builders'
+markers; and the table about training between two other markers, from `recipe.yaml`, `results.json` and data builders'
 files. Everything else can be edited. Results are also written as `.eval_results/*.yaml`, the newer format of the Hub.
 """
 
@@ -30,7 +30,7 @@ LICENSE_NOT_STATED = "not stated; name one here and in the metadata"
 SOLVING_SETTINGS = (
     "max_steps", "min_steps", "min_confidence", "halt", "restarts", "noise", "noise_at", "choose", "exit_when_still",
 )  # fmt: skip
-# Metrics of speed and progress, which do not measure the quality of a model.
+# Speed and progress metrics, which do not measure model quality.
 NOT_RECORDED = (
     "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",
     "runtime", "model_preparation_time",
@@ -40,7 +40,7 @@ NOT_RECORDED = (
 def record_evaluation(
     folder: str | Path, metrics: dict[str, Any], dataset: str, split: str, parameters: int | None, **settings: Any
 ) -> Path:
-    """Record an evaluation in the card of a checkpoint folder, which is created if missing, and return its path.
+    """Record an evaluation in a checkpoint's card, creating the card if it is missing, and return the card's path.
 
     Replaces a result with the same data set, split, settings and metric, and keeps all others.
 
@@ -112,7 +112,7 @@ def _evaluations(results: list) -> list[dict[str, Any]]:
 
 
 def _write_eval_results(folder: Path, results: list) -> None:
-    """Write `EvalResult`s to one DATA.yaml per data set; the Hub displays those of its benchmarks."""
+    """Write `EvalResult`s to one DATA.yaml per data set. The Hub displays results on its benchmarks."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     entries: dict[str, list[EvalResultEntry]] = {}
@@ -133,7 +133,7 @@ def _write_eval_results(folder: Path, results: list) -> None:
 
 
 def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
-    """Render the card template of the folder's architecture from its config and training files.
+    """Render the card template for a folder's architecture from the folder's config and training files.
 
     Raises the errors of `record_evaluation`.
     """
@@ -155,7 +155,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     )
     card = ModelCard.from_template(
         metadata,
-        template_str="{% include card %}",  # huggingface_hub's jinja environment finds no layouts
+        template_str="{% include card %}",  # huggingface_hub's jinja environment cannot find layouts
         card=_environment().get_template(template.name),
         config=config,
         task=row.task_of(config),
@@ -173,7 +173,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
 
 
 def card_for_repository(folder: str | Path, repo_id: str) -> str:
-    """Return the folder's card (or a new one) with `repo_id` instead of the folder in its examples."""
+    """Return the folder's card (or a new one), with `repo_id` replacing the folder name in the examples."""
     from huggingface_hub import ModelCard
 
     folder, path = Path(folder), Path(folder, CARD_FILE)
@@ -198,7 +198,7 @@ def _config(folder: Path):
 
 
 def _count_parameters(config) -> int:
-    """Count the parameters of a config's model, without buffers (puzzle table, initial states)."""
+    """Count the parameters of the model that a config describes, without buffers (puzzle table, initial states)."""
     import torch
 
     heads = {head.__name__: head for head in ARCHITECTURES[type(config)].heads.values()}
@@ -225,7 +225,7 @@ def _environment() -> Any:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the recipe and the results of a checkpoint folder; {} for a missing file or one of another tool."""
+    """Return the recipe and the results of a checkpoint folder; {} for a missing file or one from a different tool."""
     return _read(folder / "recipe.yaml", yaml.safe_load), _read(folder / "results.json", json.loads)
 
 
@@ -241,7 +241,7 @@ def training_context(folder: Path) -> dict[str, Any]:
 
 
 def training_sources(recipe: dict[str, Any]) -> list[str]:
-    """Return the paths and names of the training data, or the `hrm-hf data` command that generates them."""
+    """Return the paths and names of the training data, or the `hrm-hf data` command that generates the data."""
     if not recipe.get("build_data"):
         listed = recipe.get("train_data") or []
         listed = [listed] if isinstance(listed, str) else listed
@@ -255,10 +255,10 @@ def training_sources(recipe: dict[str, Any]) -> list[str]:
 
 
 def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
-    """Return the data of a run, as names or generating commands, and the weights that it started from.
+    """Return a run's data, as names or generating commands, and the weights that the run started from.
 
     Raises:
-        ValueError: a recipe that was not written by our scripts.
+        ValueError: the recipe was not written by our scripts.
     """
     names = [recipe.get(name) for name in ("build_data", "data_path", "train_data", "model_name_or_path")]
     each = [part for name in names if name is not None for part in (name if isinstance(name, list) else [name])]
@@ -282,14 +282,14 @@ def _read(file: Path, load: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def _on_hub(source: str) -> bool:
-    """Check whether a source is a Hub name; `runs/model` is a path if the folder `runs` exists here."""
+    """Check whether a source is a Hub name. `runs/model` is a local path if the current folder contains `runs`."""
     if source.startswith("hrm-hf ") or not is_hub_source(source):
         return False
     return source.startswith(HUB_PREFIX) or Path(source).parts[0] not in os.listdir()
 
 
 def _without_folders(path: str | None) -> str | None:
-    """Return a Hub name unchanged, or the last part of a path, because a card must not publish local folders."""
+    """Return a Hub name unchanged, but only the last part of a path, because a card must not publish local folders."""
     return path if not path or _on_hub(path) else Path(path).name
 
 

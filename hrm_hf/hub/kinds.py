@@ -1,4 +1,4 @@
-"""Kinds of models, so that a command that needs a puzzle solver rejects a language model before it loads it."""
+"""Kinds of models. A command that needs a puzzle solver rejects a language model before loading its weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kind:
     """A kind of model that some commands accept.
 
     Attributes:
-        title: name for messages, such as "a puzzle solver".
+        title: name used in messages, such as "a puzzle solver".
         commands: commands that accept this kind.
         auto_class: name of the Auto class that loads the head, in the registry and in `auto_map` of config.json.
         ability: entry of `registry.ABILITIES` that the architecture must also have, if any.
@@ -61,7 +61,7 @@ LANGUAGE_MODEL = Kind(
 )
 REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "AutoModelForImageClassification")
 MASS_MAPPER = Kind("a mass mapper (a model of mass maps)", "eval cosmo-map and app", "AutoModelForImageToImage")
-KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR, MASS_MAPPER)  # every model is of one of these kinds
+KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR, MASS_MAPPER)  # every model belongs to one of these kinds
 GO_CODER = Kind("a Go coder", "go and eval go", "AutoModelForCausalLM", "refinement")
 
 
@@ -85,14 +85,14 @@ def validate_kind(name: str, wanted: Kind) -> None:
 
 
 def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -> PreTrainedConfig:
-    """Load the config of a folder or of a model on the Hub.
+    """Load a config from a folder or from a model on the Hub.
 
     Args:
         wanted: required kind of the model; None for any.
         adapters: accept a PEFT adapter, and return the config of its base model.
 
     Raises:
-        ModelError: a missing model, an unreadable config, a model of another kind, or an adapter without `adapters`.
+        ModelError: the model is missing, of a different kind, or an unwanted adapter, or its config is unreadable.
     """
     find_model(name)
     adapter = Path(name, ADAPTER_CONFIG)
@@ -123,7 +123,7 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
 
 
 def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
-    """Load a model in eval mode. Raises CheckpointError for unreadable, missing, misshapen or non-finite weights."""
+    """Load a model in eval mode. Raises CheckpointError for missing, unreadable, misshapen or non-finite weights."""
     from transformers.utils import logging
 
     from ..models.modeling_utils import broken_weights
@@ -151,7 +151,7 @@ def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
 
 
 def _unreadable(name: str, error: Exception) -> ModelError:
-    reason = shorten(str(error), 300, placeholder=" ...")  # messages of transformers can be long
+    reason = shorten(str(error), 300, placeholder=" ...")  # transformers' messages can be long
     return ModelError(f"{name}: the model cannot be read: {reason}")
 
 

@@ -1,6 +1,6 @@
-"""Detection of a folder's license from its license file, and of well-known data sets' licenses from their names.
+"""License detection: from the license file of a folder, or from the name of a well-known data set.
 
-Model cards state these licenses. They are not legal advice. Licenses of Go records are in the records themselves.
+Model cards state these licenses. They are not legal advice. Each Go record states its own license.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 UNKNOWN_LICENSE = "unknown"  # the Hub's name for an unstated license
 NOT_STATED = "not stated"
-MAX_CHARACTERS = 1_000_000  # read from a license file
+MAX_CHARACTERS = 1_000_000  # maximum number of characters to read from a license file
 SPDX = re.compile(r"SPDX-License-Identifier:\s*([\w.+-]+)")
 LICENSE_FILES = (
     "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING", "COPYING.txt", "UNLICENSE",
@@ -47,7 +47,7 @@ KNOWN = (
 
 
 def license_of(folder: str | Path, levels: int = 2) -> str:
-    """Return the SPDX name of the license file in a folder or up to `levels` parent folders, or "unknown"."""
+    """Return the SPDX name of the license in a folder or in up to `levels` parent folders, or "unknown"."""
     folder = Path(folder).resolve()
     for place in (folder, *folder.parents[:levels]):
         for name in LICENSE_FILES:
@@ -67,5 +67,5 @@ def license_of_text(text: str) -> str:
 
 
 def known_source(source: str) -> tuple[str, str] | None:
-    """Return the name and license of a well-known data set by its path or name; None for others."""
+    """Look up the name and license of a well-known data set by its path or name. Return None for other data sets."""
     return next(((name, license) for words, name, license in KNOWN if re.search(words, source, re.IGNORECASE)), None)

@@ -1,8 +1,8 @@
 """Checkpoint manifests, which list the size and SHA-256 of every file, to detect incomplete or corrupted checkpoints.
 
 The manifest is written last and checked before loading. A run that is killed while saving leaves no manifest; a faulty
-disk or copy leaves a file that does not match it. The manifest also names the run. It protects against corruption, not
-against tampering: anyone who can change a file can also write a new manifest.
+disk or copy leaves a file that does not match its entry. The manifest also names the run. It protects against
+corruption but not against tampering: anyone who can change a file can also write a new manifest.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from ..io.options import wanted_checkpoint
 MANIFEST = "manifest.json"
 WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
 RAW_WEIGHTS_FILE = "raw_weights.safetensors"
-CARRY_FILE = "act_state_{}.pt"  # carry and data position of each process of a puzzle run
+CARRY_FILE = "act_state_{}.pt"  # carry and data position of each process in a puzzle run
 # Patterns of files that our trainers add to the training state of transformers; a push omits them by default.
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, CARRY_FILE.format("*"))
 
@@ -41,7 +41,7 @@ METADATA_CLASSES = {
     "pathlib": ("PosixPath", "PurePosixPath"),
     "collections": ("OrderedDict",),
 }  # fmt: skip
-# Parts of the error messages of torch when it cannot write an archive.
+# Parts of torch's error messages for archives that it cannot write.
 TORCH_CANNOT_WRITE = ("inline_container", "iostream error", "PytorchStreamWriter failed")
 # Errors that torch and other readers raise for corrupted checkpoints.
 READ_ERRORS = (
@@ -51,18 +51,18 @@ READ_ERRORS = (
 
 
 class CheckpointError(ValueError):
-    """Error for a checkpoint that is corrupted or belongs to another run."""
+    """Error for a checkpoint that is corrupted or belongs to a different run."""
 
 
 class Manifest(NamedTuple):
-    """Size in bytes and SHA-256 in hex of each file, by its name in the folder; and the id of the run."""
+    """Size in bytes and SHA-256 (hex) of each file, keyed by its name in the folder, plus the run id."""
 
     files: dict[str, tuple[int, str]]
     run_id: str | None = None
 
 
 def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
-    """List every file of `folder` with its size and checksum, as the last step of saving a checkpoint."""
+    """Write the size and checksum of every file in `folder` to a manifest, as the last step of saving a checkpoint."""
     folder = Path(folder)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(MANIFEST)]
     # Fast, because the files are still in the page cache; benchmarks/package/checkpoints.py measures the cost.
@@ -76,9 +76,9 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
 
 
 def manifest_of_copy(folder: Path, sources: Mapping[str, Path | bytes]) -> bytes:
-    """Return the manifest of a copy of `folder` in which `sources` replace files with the same names.
+    """Return the manifest for a copy of `folder` that consists of the files in `sources`.
 
-    Drops files that the copy lacks. Does not add files that only the copy has, because people may edit those.
+    Files missing from the copy are dropped. Files that only the copy has are not added, because people may edit them.
     """
     manifest, entries = read_manifest(folder), {}
     for name, (size, digest) in manifest.files.items():
@@ -138,7 +138,7 @@ def _own_checksum(content: dict[str, Any]) -> str:
 
 
 def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str]:
-    """List the problems of a checkpoint folder, one line per file; an empty list means that it is complete.
+    """List the problems of a checkpoint folder, one line per file. The list is empty for a complete checkpoint.
 
     Args:
         with_checksums: compare the content of every file, not only its size.
@@ -176,7 +176,7 @@ def list_checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """Return the step of a checkpoint folder."""
+    """Return the step number in the name of a checkpoint folder."""
     return int(folder.name.removeprefix("checkpoint-"))
 
 
@@ -196,7 +196,7 @@ def resolve_checkpoint(
     Args:
         wanted: None or False for a fresh start; True or "last" for the newest checkpoint; "last-complete" for the
             newest complete one, or a fresh start if there is none; or a folder.
-        problems: filled with the result of `find_corruption` for each folder that was read, by its resolved path.
+        problems: dict to fill with the result of `find_corruption` for each checked folder, keyed by resolved path.
 
     Raises:
         FileNotFoundError: `wanted` is "last", and there is no checkpoint.
@@ -208,7 +208,7 @@ def resolve_checkpoint(
     available, problems = list_checkpoints(output_dir), {} if problems is None else problems
 
     def problems_of(folder: Path) -> list[str]:
-        """Return the problems of a folder; each folder is checked only once, because hashing takes minutes."""
+        """Return the problems of a folder. Check each folder only once, because hashing takes minutes."""
         place = folder.resolve()
         if place not in problems:
             problems[place] = find_corruption(folder)
@@ -231,7 +231,7 @@ def resolve_checkpoint(
 
 @contextlib.contextmanager
 def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator[None]:
-    """Convert errors from reading a checkpoint in this context into a CheckpointError with the folder and `what`.
+    """Convert errors from reading a checkpoint in this context into a CheckpointError that names `folder` and `what`.
 
     Args:
         values_too: also convert plain ValueErrors; set to False if this package may raise them with clear messages.

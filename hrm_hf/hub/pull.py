@@ -31,15 +31,15 @@ from ..io.model_names import is_below_here
 
 
 TEMPORARY_ERRORS = (408, 409, 423, 425, 429)  # client errors for which a retry may succeed
-PULL_RECORD = ".pulled.json"  # records the repository and commit of a folder
+PULL_RECORD = ".pulled.json"  # records the repository and commit of a pulled folder
 
 
 class HubError(OSError):
-    """Error of a failed push or pull; the message explains the reason and what to do."""
+    """Error raised when a push or pull fails. The message explains the reason and what to do."""
 
 
 class PullResult(NamedTuple):
-    """Folder with a repository at `commit`, in which every file matches its digest on the Hub."""
+    """Result of a pull: folder, commit, number of files and bytes. Every file matches its digest on the Hub."""
 
     path: Path
     commit: str
@@ -48,7 +48,7 @@ class PullResult(NamedTuple):
 
 
 class HubAddress(NamedTuple):
-    """Address of a model on the Hub, or of a file or folder `path` in it; `revision` is None for main."""
+    """Address of a model on the Hub, or of the file or folder `path` in its repository. `revision` None means main."""
 
     repo_id: str
     path: str = ""
@@ -62,7 +62,7 @@ def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
     """Parse OWNER/NAME, OWNER/NAME/FILE or the URL of either; return None for a local path.
 
     Raises:
-        ValueError: another host, an invalid name, two different revisions, or a revision for a local path.
+        ValueError: a different host, an invalid name, two different revisions, or a revision for a local path.
     """
     is_url = "://" in text
     if not is_url and ("/" not in text.strip("/") or is_below_here(text)):
@@ -99,14 +99,14 @@ def pull_checkpoint(
 
     Args:
         repo_id: OWNER/NAME.
-        out: new folder, or the folder of an earlier pull of the same commit, which is only verified; None for the
+        out: new folder, or the folder from an earlier pull of the same commit, which is only verified; None for the
             cache of huggingface_hub.
         revision: branch, tag or sha; default main.
         token: Hub token; None for the token of the logged-in user.
         choose: function that selects the file names to download; None for all.
 
     Raises:
-        ValueError: `out` has other content.
+        ValueError: `out` has different content.
         HubError: the download failed, or a file does not match its digest.
     """
     validate_repo_id(repo_id)
@@ -117,7 +117,7 @@ def pull_checkpoint(
         names = names if choose is None else list(choose(names))
         patterns = [glob.escape(name) for name in names]
         if folder is None:
-            # Pass the name of the revision, so that the cache can resolve it offline.
+            # Pass the revision by name, so that the cache can resolve it offline.
             folder = Path(api.snapshot_download(repo_id, revision=revision, allow_patterns=patterns))
             commit = folder.name
             _verify(api, folder, repo_id, commit, names)
@@ -165,7 +165,7 @@ def verify_checkpoint(
 
 
 def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str]) -> list[str]:
-    """Raise HubError if files do not match their digests, and delete these files. Return extra files."""
+    """Return extra files. If files do not match their digests, delete them and raise HubError."""
     found = api.verify_repo_checksums(repo_id, revision=commit, local_dir=folder)
     for each in found.mismatches:
         file = folder / each["path"]
@@ -183,7 +183,7 @@ def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str
 
 
 def _is_new(folder: Path, repo_id: str, commit: str) -> bool:
-    """Return False if the folder contains this commit, True if it is empty or missing; else raise ValueError."""
+    """Return False if the folder contains this commit, True if it is empty or missing. Otherwise raise ValueError."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return True
     record = _pull_record(folder)
@@ -203,14 +203,14 @@ def _pull_record(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def hub_errors(action: str, repo_id: str, revision: str | None = None, token: str | None = None) -> Iterator[None]:
-    """Convert errors of huggingface_hub in this context into a one-sentence `HubError`; `action` is push or pull."""
+    """Convert huggingface_hub errors in this context into a one-sentence `HubError`; `action` is push or pull."""
     try:
         yield
     except HubError:
         raise
     except (HTTPError, OSError, RuntimeError) as error:
         cause: BaseException | None = error
-        while cause is not None:  # huggingface_hub wraps the errors of its threads
+        while cause is not None:  # huggingface_hub wraps errors from its threads
             if message := _explained(cause, action, repo_id, revision, has_token=bool(token or get_token())):
                 raise HubError(message) from error
             cause = cause.__cause__ or cause.__context__

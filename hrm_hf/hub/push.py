@@ -54,14 +54,14 @@ SPACE_IGNORED = ("__pycache__", ".git", ".cache", ".ipynb_checkpoints")
 
 @dataclass
 class Contents:
-    """Files of one commit by name in the repository, reasons for omitted files, and notes on what was added."""
+    """Contents of one commit: files by their name in the repository, omitted files with reasons, and notes."""
 
     files: dict[str, Path | bytes] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, file: Path, problem: str | None) -> None:
-        """Add a file unless its name suggests secrets. Raise ValueError for a `problem` of `folder_files`."""
+        """Add a file unless its name suggests secrets. Raise ValueError if `folder_files` found a `problem`."""
         if problem:
             raise ValueError(f"{file} {problem}; nothing was uploaded. Replace it with a copy, or delete it")
         if any(fnmatch(file.name, pattern) for pattern in SECRETS_FILES):
@@ -78,7 +78,7 @@ class Contents:
 
 
 class PushResult(NamedTuple):
-    """Result of a push: URL of the repository or pull request, commit sha, file names and bytes, notes, revision."""
+    """Result of a push: URL of the repository or pull request, commit sha, file names, bytes, notes, revision."""
 
     url: str
     commit: str
@@ -107,7 +107,7 @@ def push_checkpoint(folder: str | Path, repo_id: str, *, token: str | None = Non
 
 
 def push_space(folder: str | Path, repo_id: str, *, token: str | None = None, **options: Any) -> PushResult:
-    """Upload the folder of a Gradio Space in one commit; arguments and errors are those of `push_checkpoint`."""
+    """Upload a Gradio Space from its folder in one commit. Arguments and errors are as in `push_checkpoint`."""
     target = PushOptions(sources=[str(folder)], repo_id=repo_id, space=True, **options)
     return commit_contents(space_contents(folder), target, token)
 
@@ -134,7 +134,7 @@ def space_contents(folder: str | Path) -> Contents:
 
 
 def commit_contents(contents: Contents, target: PushOptions, token: str | None = None) -> PushResult:
-    """Upload all `contents` in one commit, which also deletes old weights that would be loaded instead of new ones."""
+    """Upload all `contents` in one commit. Also delete old weights that would be loaded instead of new ones."""
     if not (token or get_token()):
         raise HubError("a push needs a token: `hf auth login`, or set HF_TOKEN")
     name = "the demo" if target.space else Path(target.sources[0]).resolve().name
@@ -174,7 +174,7 @@ def commit_contents(contents: Contents, target: PushOptions, token: str | None =
 
 
 def _head(api: HfApi, target: PushOptions) -> ModelInfo | SpaceInfo:
-    """Return the commit that a push starts from. Raise HubError if a pull request cannot be opened or is closed."""
+    """Return the commit that a push is based on. Raise HubError if a pull request cannot be opened or is closed."""
     try:
         head = api.repo_info(**target.repository, revision=target.revision)
     except RepositoryNotFoundError as error:
@@ -203,10 +203,10 @@ def checkpoint_contents(
     with_training_state: bool = False,
     include: Iterable[str] = (),
 ) -> Contents:
-    """Collect the files to push from `folder` to `repo_id`; arguments are those of `PushOptions`.
+    """Collect the files to push from `folder` to `repo_id`. The other arguments are fields of `PushOptions`.
 
     Raises:
-        FileNotFoundError: `folder` is not the folder of a model.
+        FileNotFoundError: `folder` is not a model folder.
         ValueError: weights are missing, truncated or not safetensors; a language model has no tokenizer; there is
             neither a card nor a template for one; a file contains a secret, or is a link to a file outside the folder.
     """
@@ -224,7 +224,7 @@ def checkpoint_contents(
 
 
 def own_files(folder: Path, with_training_state: bool = False, include: Iterable[str] = ()) -> Contents:
-    """Collect the folder's own files; arguments and errors are those of `checkpoint_contents`."""
+    """Collect the folder's own files. Arguments and errors are as in `checkpoint_contents`."""
     weights = {file.name for file in validate_weights(folder)}
     found, include = Contents(), tuple(include)
     for name, (file, problem) in folder_files(folder).items():
@@ -243,7 +243,7 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
 
 
 def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
-    """Return each file below a folder by its name, and the reason why it must not be pushed (None if it may).
+    """Return the files below a folder by name, each with the reason why it must not be pushed (None if it may be).
 
     A link may point to a file in the folder or, in a snapshot of the huggingface_hub cache, to a blob of the cache.
     Links to folders are not followed.
@@ -251,7 +251,7 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
     own, found = Path(os.path.realpath(folder)), {}
     allowed, repository = [own], own.parent.parent
     if own.parent.name == "snapshots" and repository.parent == Path(os.path.realpath(constants.HF_HUB_CACHE)):
-        # Blobs of this repository, and blobs that all repositories share.
+        # Blobs of this repository, and blobs shared by all repositories.
         allowed += [repository / "blobs", repository.parent / "blobs"]
     for path in sorted(folder.rglob("*")):
         problem = None
@@ -269,7 +269,7 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
 
 
 def validate_weights(folder: Path) -> list[Path]:
-    """Return the weight files of a checkpoint folder; errors for incomplete ones are as in `checkpoint_contents`."""
+    """Return the weight files of a checkpoint. Incomplete weights raise the errors of `checkpoint_contents`."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; expected the folder of a saved model")
     if not (folder / CONFIG).exists():
@@ -309,7 +309,7 @@ def _tensors_of(file: Path) -> set[str]:
 
 
 def _complete(contents: Contents, folder: Path, config: PreTrainedConfig, row: ArchitectureSpec | None) -> None:
-    """Add the architecture's code with its license, and a generation config or feature extractor if missing."""
+    """Add the architecture's code with its license, plus a generation config or feature extractor if missing."""
     if row:
         _add_code(contents, folder, config, row)
     if (row and AutoModelForCausalLM in row.heads) or type(config) in AutoModelForCausalLM._model_mapping:
@@ -355,7 +355,7 @@ def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig, row: A
 
 
 def _add_fields(contents: Contents, folder: Path, name: str, fields: dict[str, Any]) -> None:
-    """Add entries to mappings in a JSON file that an older version of the package may have saved without them."""
+    """Add entries to mappings in a JSON file, in case an older version of the package saved the file without them."""
     try:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
         old = {field: dict(content.get(field) or {}) for field in fields}
@@ -394,7 +394,7 @@ def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | Non
 def complete_push(folder: str, repo_id: str) -> None:
     """Add the code license to the files of `model.push_to_hub`, and replace transformers' placeholder card.
 
-    Keeps a card that the repository already has, and the caller's tags. Raise ValueError if a file contains a secret.
+    Existing cards and the caller's tags are kept. Raises ValueError if a file contains a secret.
     """
     path, tags = Path(folder, CARD_FILE), []
     Path(folder, CODE_LICENSE).write_bytes(code_license())

@@ -29,10 +29,10 @@ SECRETS_FILES = (
     "id_rsa", "id_ecdsa", "id_ed25519", "credentials", "credentials.json",
 )  # fmt: skip
 NOT_SEARCHED = f"files were not searched for secrets: {install_command('secrets')}"
-BLOCK, OVERLAP = 2**18, 2**13  # bytes searched at once; bytes shared by consecutive blocks, more than any secret has
+BLOCK, OVERLAP = 2**18, 2**13  # bytes per block; overlap of consecutive blocks, longer than any secret
 TENSOR = re.compile(r"(^|/)data/\d+$")  # name of a tensor in a torch file
 PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter strings contain no secret
-# Detectors of detect-secrets; a slow one only searches texts that contain one of its words (in lower case).
+# Detectors from detect-secrets. A slow one lists words, and only searches texts that contain one (in lower case).
 DETECTORS = {
     "aws.AWSKeyDetector": "akia asia abia acca a3t aws",
     "azure_storage_key.AzureStorageKeyDetector": "",
@@ -54,7 +54,7 @@ DETECTORS = {
 NO_EXAMPLE = r"(?![xX*]{8})"
 MORE_PATTERNS = {
     "AWS Secret Key": (
-        # a name, punctuation, perhaps a word as in "value: KEY", and 40 mixed characters; digests are longer
+        # a name, punctuation, optionally a word as in "value: KEY", and 40 mixed characters (digests are longer)
         r"(?i:aws|secret)[\w .-]{0,30}(?:\\n|[^\w/+]){0,12}(?:(?i:is|value)[^\w/+]{1,8})?(?<![\w/+])"
         r"(?=\S{0,39}[0-9])(?=\S{0,39}[a-z])(?=\S{0,39}[A-Z])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]{3}|=)",
         r"(?i:se(?:ssion|curity)[_ -]?token)[^\w/+]{1,12}[A-Za-z0-9/+=]{100,}",
@@ -88,7 +88,7 @@ MORE_PATTERNS = {
         r"[;?& ](?:password|pwd)=(?![$%<{])[^\s;&\"'<>{}]{3,}",
     ),
 }  # fmt: skip
-WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # words as in DETECTORS
+WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # used like the words in DETECTORS
 
 
 def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:
@@ -121,7 +121,7 @@ def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str 
 
 
 def _blocks(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[bytes]:
-    """Yield overlapping blocks of a file's content to search; UTF-16 blocks also without their zero bytes."""
+    """Yield overlapping blocks of a file's content. Yield UTF-16 blocks a second time without zero bytes."""
     for stream in _streams(name, file, source):
         before = b""
         while block := stream.read(BLOCK):
@@ -145,7 +145,7 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             members = archive.namelist()
-            if any(member.endswith("data.pkl") for member in members):  # torch.save wrote it
+            if any(member.endswith("data.pkl") for member in members):  # written by torch.save
                 for member in members:
                     if not TENSOR.search(member):
                         with archive.open(member) as stream:
@@ -156,17 +156,17 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
 
 
 def _texts_in(metadata: dict[str, str]) -> Iterator[str]:
-    """Yield each entry as `key: value`, and also the unescaped entries of values that are JSON mappings."""
+    """Yield each entry as `key: value`. If a value is a JSON mapping, also yield its unescaped entries."""
     for key, value in metadata.items():
         yield f"{key}: {value}"
         if value.startswith("{"):
-            with suppress(ValueError):  # the value is not JSON; only the value itself is searched
+            with suppress(ValueError):  # not JSON, so only the value itself is searched
                 yield from _texts_in({name: str(inner) for name, inner in json.loads(value).items()})
 
 
 @cache
 def _detectors() -> list[tuple[str, list[str], Any]]:
-    """Return (kind of secret, words, detector) tuples; detectors only run on texts with one of their words, if any."""
+    """Return (kind of secret, words, detector) tuples. A detector with words only runs on texts that contain one."""
     if not find_spec("detect_secrets"):
         return []
     from detect_secrets.plugins.base import RegexBasedDetector

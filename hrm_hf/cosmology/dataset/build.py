@@ -1,4 +1,4 @@
-"""Simulate the maps of a cosmology data set (`rows.py`) with several processes; interrupted builds can be resumed.
+"""Simulation of cosmology data sets (`rows.py`) with several processes. Interrupted builds can be resumed.
 
 Workers draw maps and this process writes them in order, so the files depend neither on the number of workers nor on
 interruptions. Existing shards are always complete; repeating the command builds the missing ones.
@@ -99,7 +99,7 @@ def build_cosmology_dataset(
 
 
 def draw_rows(plan: CosmologyPlan, split: str, start: int, stop: int) -> Rows:
-    """Draw rows `start` to `stop` of a split. Raises ValueError with the row if a map fails or is not finite."""
+    """Draw rows `start` to `stop` of a split. Raises ValueError naming the row if a map fails or is not finite."""
     rows: dict[str, list] = {name: [] for name in column_names(plan.settings)}
     for row in range(start, stop):
         cosmology, realisation = divmod(row, plan.maps_per_cosmology)

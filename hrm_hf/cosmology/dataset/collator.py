@@ -1,4 +1,4 @@
-"""Rows, batches, augmentation and noise of maps for training.
+"""Rows and batches of training maps, with augmentation and noise.
 
 Augmentation and fresh noise depend only on (seed, step, number of the map), not on the state of a random generator, so
 a map is the same in a resumed run and for any number of workers or processes. Both are tensor operations on the device
@@ -21,17 +21,17 @@ MASK_SHARES = (0.1, 0.6, 0.2, 0.1)  # fractions of training maps with zero, one,
 
 
 class MapRows(Dataset):
-    """Maps of a split, with labels.
+    """Maps from one split, with labels.
 
     Args:
         maps: float32 [N, C, H, W], an array or a `MappedColumn`. masks: the same with bool [N, H, W], or None.
         labels: float32 [N, T], in physical units and in the order of the model's targets.
         rows: indices of the rows to use; None for all.
-        training: whether `MapCollator` leaves the maps to `at_step`, which augments them.
+        training: whether `MapCollator` passes batches on unchanged, for `at_step` to augment.
         kappa: true convergence of shear maps, float32 [N, P, H, W], for mass mappers.
     """
 
-    column_names = None  # makes Trainer treat this as a dataset without a table
+    column_names = None  # tells Trainer that this dataset has no columns
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class MapRows(Dataset):
 class MapCollator:
     """Convert a batch of `MapRows` to `pixel_values` and `labels`.
 
-    Calling the collator returns training batches unchanged; the trainer passes them to `at_step` with the step.
+    Calling the collator returns training batches unchanged. The trainer passes them and the step to `at_step`.
 
     Args:
         augment: rotate and flip each training map at random (the 8 symmetries of the square).
@@ -90,7 +90,7 @@ class MapCollator:
         return batch if "training" in batch else self.at_step(batch, EVALUATION)
 
     def at_step(self, batch: Batch, step: int) -> Batch:
-        """Add noise to the batch of a training step, scale it, and augment it unless `step` is EVALUATION."""
+        """Add noise to a batch and scale the maps; also augment the maps unless `step` is EVALUATION."""
         maps, masks, numbers = batch["maps"], batch.get("masks"), batch["map_index"]
         if self.noise_sigma:
             maps = maps + self.noise_sigma * map_noise(maps, numbers, self.seed, step)
@@ -102,7 +102,7 @@ class MapCollator:
         return finished | ({"kappa": self.moved(batch["kappa"], draws)} if "kappa" in batch else {})
 
     def moved(self, maps: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:
-        """Rotate, flip and shift maps [B, C, S, S] by `map_draws`, if enabled; None leaves them unchanged."""
+        """Rotate, flip and shift maps [B, C, S, S] by `draws` (see `map_draws`), if enabled. Do nothing for None."""
         if draws is not None and self.augment:
             maps = turned(maps, draws[:, 0] % 8)
         return maps if draws is None or not self.shift else shifted(maps, draws[:, 1], draws[:, 2])
@@ -112,8 +112,8 @@ class MapCollator:
 class MassMapCollator(MapCollator):
     """Collator for shear maps with `kappa`, which can simulate new observations at every training step.
 
-    A network would memorize fixed observations. New ones have shear computed from the full convergence, new shape
-    noise, and a mask that is rotated, flipped and shifted.
+    A network would memorize fixed observations. New observations have shear computed from the full convergence, new
+    shape noise, and a mask that is rotated, flipped and shifted.
 
     Args:
         shear_noise: standard deviation of the shape noise of new observations; None uses the stored observations. New
@@ -154,7 +154,7 @@ def shear_signs(which: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
 
 
 def shifted(maps: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Shift each map [B, C, H, W] by a whole number of pixels [B] around the periodic edges."""
+    """Shift each map [B, C, H, W] by an integer number of pixels [B], with periodic edges."""
     height, width = maps.shape[-2:]
     rows = (torch.arange(height, device=maps.device) - down[:, None]) % height
     columns = (torch.arange(width, device=maps.device) - right[:, None]) % width
@@ -163,7 +163,7 @@ def shifted(maps: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torc
 
 
 def map_draws(numbers: torch.Tensor, seed: int, step: int, count: int = 3) -> torch.Tensor:
-    """Return random integers below 2^31, [B, count], that depend only on seed, step and the number of each map."""
+    """Return random integers below 2^31, [B, count], that depend only on seed, step and map number."""
     start = _mixed(_mixed(numbers.new_tensor(seed) ^ 0x5DEECE66D) + step)
     streams = torch.arange(1, count + 1, device=numbers.device)
     return _mixed(_mixed(start ^ numbers)[:, None] + streams) >> 33 & 0x7FFFFFFF
@@ -189,7 +189,7 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
 def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Combine zero to three copies of each row's mask [B, S, S], each rotated and shifted differently.
 
-    By `MASK_SHARES`, a model sees both fewer and more hidden pixels than in the data set. `draws`: integers [B, 4].
+    With `MASK_SHARES`, a model sees both fewer and more hidden pixels than in the data set. `draws`: integers [B, 4].
     """
     ends = torch.tensor(MASK_SHARES, device=masks.device).cumsum(0)
     count = torch.bucketize(draws[:, 0] % 1000 / 1000, ends, right=True)

@@ -1,4 +1,4 @@
-"""Readers of observed and simulated maps in local files: HEALPix mass maps, FITS images, Quijote density cubes.
+"""Readers for observed and simulated maps in local files: HEALPix mass maps, FITS images, Quijote density cubes.
 
 Nothing is downloaded. Unobserved pixels are False in the mask and 0 in the map. Files mark them with UNSEEN, with the
 BAD_DATA of the header, or with the TNULL of an integer column.
@@ -34,10 +34,10 @@ QUIJOTE_SOURCE = (
 )
 QUIJOTE_BOX = 1000.0  # side of all Quijote boxes in Mpc/h
 MAX_SIDE_DEG = 30.0  # larger gnomonic patches stretch areas in their corners by more than 25 %
-MAX_ZEROS = 0.01  # a larger fraction of exact zeros in a map without a mask looks like missing sky
+MAX_ZEROS = 0.01  # with a larger fraction of exact zeros, a map without a mask probably has missing sky
 ORDERINGS = {"RING": "RING", "NEST": "NESTED", "NESTED": "NESTED"}
 COORDINATES = re.compile("(?P<galactic>G)|(?P<equatorial>C|Q|EQ|ICRS|FK5|J2000)|(?P<ecliptic>E)")  # by COORDSYS
-PIXEL_NAMES = ("PIX", "HPIX", "HPX", "IPIX", "HEALPIX")  # names of the column with pixel indices
+PIXEL_NAMES = ("PIX", "HPIX", "HPX", "IPIX", "HEALPIX")  # possible names of the pixel index column
 MOST = 1e20  # larger values mark missing pixels
 UNSEEN = -1.6375e30  # value that marks unobserved pixels in HEALPix files
 QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
@@ -45,7 +45,7 @@ QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
 
 @dataclass(frozen=True)
 class SkyPatches:
-    """Flat patches cut out of maps of the sphere; a margin makes each side 2 * margin pixels longer.
+    """Flat patches cut from maps of the sphere; a margin makes each side 2 * margin pixels longer.
 
     Attributes:
         maps: float32 [patches, channels, size, size] in the unit of the file. Rows run from south to north, columns
@@ -175,7 +175,7 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
 
 
 def _read_healpix(path: str | Path, field: int) -> tuple[str | None, np.ndarray]:
-    """Read coordinates and one map of a HEALPix file in RING order, with UNSEEN where it has no value."""
+    """Read the coordinate system and one map of a HEALPix file, in RING order with UNSEEN for missing pixels."""
     healpy = _import_optional("healpy")
     with _open_fits(path, HEALPIX_SOURCE) as hdus:
         table = next(filter(_is_healpix, hdus), None)
@@ -219,7 +219,7 @@ def _header_word(hdu: Any, name: str) -> str:
 
 
 def _has_pixel_numbers(table: Any) -> bool:
-    """Check whether the first column contains pixel indices, as in a map of part of the sky."""
+    """Check whether the first column contains pixel indices, as in a partial-sky map."""
     names, scheme = table.columns.names, _header_word(table, "INDXSCHM")
     if len(names) > 1 and names[0].upper().startswith(PIXEL_NAMES):
         return True  # regardless of the header
@@ -240,10 +240,10 @@ def _bad_data(values: np.ndarray, header: Any) -> np.ndarray:
 
 
 def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
-    """Yield the centers of patches that tile the sphere in strips of equal latitude, from south to north."""
+    """Yield the centers of patches that tile the sphere in strips of constant latitude, from south to north."""
     strips = int(180 // side_deg)
     for latitude in (np.arange(strips) - (strips - 1) / 2) * side_deg:
-        # Patches are closest to each other at the edge nearer to the pole.
+        # Patches are closest to each other at the edge nearer the pole.
         across = 360 * np.cos(np.radians(min(abs(latitude) + side_deg / 2, 90)))
         tiles = max(int(across // side_deg), 1)
         for longitude in np.arange(tiles) * 360 / tiles:
@@ -341,7 +341,7 @@ def _list_hdus(hdus: Iterable[Any]) -> str:
 
 
 def read_quijote_cube(path: str | Path) -> QuijoteCube:
-    """Open and validate a cube of density contrast (mean 0) or of density, which is later divided by its mean."""
+    """Open and validate a cube of density contrast (mean 0) or of density (later divided by its mean)."""
     path = _existing(path, QUIJOTE_SOURCE)
     name = QUIJOTE_NAME.fullmatch(path.name)
     if name is None or name[2] not in ("CIC", "PCS"):

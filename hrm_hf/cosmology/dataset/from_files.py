@@ -1,4 +1,4 @@
-"""Data sets of maps read from files (`files.py`), in the layout of `rows.py`.
+"""Build data sets in the layout of `rows.py` from map files (`files.py`).
 
 Additional columns: `source`, the file; `longitude` and `latitude` in degrees for sky patches; `axis`, `slab` and
 `redshift` for slabs of a cube. The data set has parameters only if the user provides a table of them. A trained model
@@ -6,9 +6,9 @@ can be applied to maps without parameters, but not trained on them.
 
 `models.shear_operator` is exact on a periodic sky, but a patch of a larger map is also sheared by mass beyond its
 edges. The operator is therefore applied to a cutout that extends beyond the patch on all sides, surrounded by empty
-sky, and the patch is its middle. Only the shear by mass outside the cutout is missing. With the default margin of half
-a patch on each side, its rms is 18 % of the shear's for patches of 5 degrees and 27 % for 2.5 degrees; without a
-margin 47 % and 56 % (log-normal maps of sources at redshift 1, measured by `test_cosmology_files_shear.py`).
+sky, and the patch is the middle. Only shear from mass outside the cutout is missing. With the default margin of half
+a patch on each side, the missing part has 18 % of the full shear's rms for patches of 5 degrees, 27 % for 2.5 degrees;
+without a margin 47 % and 56 % (log-normal maps of sources at redshift 1, measured by `test_cosmology_files_shear.py`).
 Unobserved pixels of the cutout are set to the mean of the others, which makes the shear near them less accurate.
 """
 
@@ -34,16 +34,16 @@ from .rows import Rows, claimed_folder, finish_folder, pixel_statistics, read_he
 
 
 READS_IN_SHARD = 50
-MARGIN = 0.5  # default margin around a shear patch in units of its side; the cutout is twice as wide as the patch
+MARGIN = 0.5  # default margin around a shear patch, in patch sides; the cutout is twice as wide as the patch
 LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # "s8" may mean S_8
 FILE_NAMES = ("file", "file_name", "filename", "path")
-INDEX_NAMES = ("", "index", "unnamed: 0")  # names of the index column that pandas and R write
+INDEX_NAMES = ("", "index", "unnamed: 0")  # names that pandas and R give to the index column
 LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # (low, high]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Files of one universe; `read` reads their rows, and `path` is the first file."""
+    """Files from one universe. `read` reads their rows, and `path` is the first file."""
 
     path: Path
     read: Callable[[], Rows]
@@ -100,13 +100,13 @@ def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Readin
 
 
 class LabelTable:
-    """Parameters of universes, read from a table.
+    """Parameters of each universe, read from a table.
 
     The table is CSV (separated by commas, tabs, semicolons or bars), or has columns separated by spaces like Quijote's
     `latin_hypercube_params.txt`. The first line, with or without a leading #, names the columns, which must include
     omega_m and sigma_8 (any case, with or without underscore). A column `file` assigns a row to a file by its name or
     the end of its path. Without it, row N (from 0) applies to the files in the folder N, as in
-    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. Leading index columns of pandas may also hold the numbers or files.
+    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. A leading pandas index column may also hold the numbers or files.
     """
 
     def __init__(self, path: str | Path):
@@ -121,7 +121,7 @@ class LabelTable:
                 raise ValueError(f"{path} has {len(found)} columns {name}; expected one in its header {header}")
             columns[name] = found[0]
         self.rows = [self._parse(row, number, columns) for number, row in enumerate(table, 1)]
-        self.files: list[tuple[tuple, tuple]] | None = None  # parts of the path, and the labels of that file
+        self.files: list[tuple[tuple, tuple]] | None = None  # path parts and labels of each listed file
         self.numbered = dict(enumerate(self.rows))
         place = next((header.index(name) for name in FILE_NAMES if name in header), None)
         index = [
@@ -167,7 +167,7 @@ class LabelTable:
         return tuple(values)
 
     def __call__(self, path: Path) -> tuple[float, float]:
-        """Return omega_m and sigma_8 of a file. Raises ValueError unless exactly one row applies to it."""
+        """Return omega_m and sigma_8 for a file. Raises ValueError unless exactly one row applies to the file."""
         if self.files is None:
             folder = path.resolve().parent.name
             if not folder.isdecimal() or int(folder) not in self.numbered:
@@ -232,13 +232,13 @@ def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, 
 
 
 def cube_reading(path: Path, slab_mpc: float) -> Reading:
-    """Return a `Reading` of the slabs of a Quijote cube along its three axes; see `quijote_maps`."""
+    """Return a `Reading` of slabs along the three axes of a Quijote cube; see `quijote_maps`."""
 
     def read() -> Rows:
         cube = read_quijote_cube(path)
         maps = quijote_maps(cube, slab_mpc)
         slabs = len(maps) // 3
-        # Include the folder, which is the realization: all cubes of a redshift have the same file name.
+        # Include the folder, because it names the realization: all cubes at one redshift have the same file name.
         rows = {"map": maps, "source": np.full(len(maps), f"{path.resolve().parent.name}/{path.name}")}
         rows |= {"axis": np.repeat(range(3), slabs), "slab": np.tile(np.arange(slabs), 3)}
         return rows | {"redshift": np.full(len(maps), cube.redshift)}
@@ -270,7 +270,7 @@ def write_files_dataset(
         test_share: fraction of the universes in the test split, drawn with `seed`; values below 1 need labels.
         seed: seed of the split, and of the noise and the mask of each shear patch.
 
-    Raises FileExistsError if `out` has other content, and ValueError for invalid files, labels, priors or splits.
+    Raises FileExistsError if `out` has different content, and ValueError for invalid files, labels, priors or splits.
     """
     out = Path(out)
     parameters = None if labels is None else [labels(reading.path) for reading in readings]
@@ -320,7 +320,7 @@ def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySett
 def _prior_bounds(
     labels: LabelTable | None, given: Mapping[str, tuple[float, float]], readings: Sequence[Reading]
 ) -> dict[str, tuple[float, float]] | None:
-    """Return the given bounds, or estimates from the table; reject labels outside them."""
+    """Return the given bounds, or estimates from the table. Reject labels outside the bounds."""
     if labels is None:
         if given:
             raise ValueError(f"prior of {', '.join(given)}: has no effect without labels; add a table of labels")
@@ -387,7 +387,7 @@ def _blocks(
 
 
 def sheared(rows: Rows, settings: FileSettings, seed: int, number: int) -> Rows:
-    """Convert rows of convergence with margins to rows of shear without them.
+    """Convert convergence rows with margins to shear rows without margins.
 
     Args:
         rows: one reading; "map" [rows, planes, wide, wide], "margin" in pixels, optional "mask" [rows, wide, wide].
@@ -410,7 +410,7 @@ def sheared(rows: Rows, settings: FileSettings, seed: int, number: int) -> Rows:
 
 
 def shear_of_cut(kappa: np.ndarray) -> np.ndarray:
-    """Return the shear [2 * planes, wide, wide] of convergence [planes, wide, wide] surrounded by empty sky."""
+    """Return the shear [2 * planes, wide, wide] from convergence [planes, wide, wide] surrounded by empty sky."""
     import torch  # slow import, not needed for convergence maps
 
     from ...models.shear_operator import shear_from_convergence
@@ -422,6 +422,6 @@ def shear_of_cut(kappa: np.ndarray) -> np.ndarray:
 
 
 def _subtract_mean(kappa: np.ndarray, observed: np.ndarray) -> np.ndarray:
-    """Subtract the mean of the observed pixels from maps [planes, side, side], and set the others to 0."""
+    """Subtract the mean of the observed pixels from maps [planes, side, side], and set unobserved pixels to 0."""
     kappa = kappa.astype(np.float64)
     return np.where(observed, kappa - kappa[:, observed].mean(1)[:, None, None], 0)

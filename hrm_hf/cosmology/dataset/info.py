@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INFO_FILE = "cosmology.json"
 SPLITS = ("train", "test")
-TEST_ID = 10**9  # cosmology_id of the first simulated test cosmology, so that ids are unique across splits
+TEST_ID = 10**9  # cosmology_id of the first simulated test cosmology, so ids are unique across splits
 PARAMETERS = ("omega_m", "sigma_8")
 TYPES = {"source": "string", "longitude": "float64", "latitude": "float64"}  # columns that are not float32
 TYPES |= dict.fromkeys(("axis", "slab", "seed", "cosmology_id"), "int64")
@@ -54,7 +54,7 @@ SHEAR_UNIT = "shear, dimensionless: g1 and g2 of each plane in turn, 0 where not
 
 
 class MapsInfo:
-    """Properties of a data set of maps that a model needs.
+    """Properties of a map data set that a model needs.
 
     `pixel_mean` and `pixel_std` are per channel, in map units, over the observed pixels of the train split, or of the
     test split if there is no train split. Subclasses add `target_names`, `column_names()`, and `notes()` for the data
@@ -102,7 +102,7 @@ class MapsInfo:
 
 
 def column_names(settings: MapSettings) -> list[str]:
-    """Return the columns of simulated maps, without the slow import of `datasets` in each worker."""
+    """Return the column names of simulated maps. Workers call this to avoid the slow import of `datasets`."""
     maps = ["map", *(["mask"] if settings.has_mask else []), *(["kappa"] if settings.observable == "shear" else [])]
     parameters = ["omega_m"] if settings.kind in LEGACY else [*PARAMETERS, "s_8"]
     return [*maps, *parameters, "seed", "cosmology_id"]
@@ -131,14 +131,14 @@ class CosmologyPlan:
         for name, (low, high) in self.prior.items():
             if not low < high:
                 raise ValueError(f"prior of {name}={low},{high}: the lower bound must be below the upper bound")
-        for end in (0, 1):  # if both bounds are valid, all values between them are
+        for end in (0, 1):  # if both bounds are valid, so are all values between them
             Cosmology(self.prior["omega_m"][end], self.prior["sigma_8"][end])
         if self.settings.kind == "2lpt":
             widest = Cosmology(self.prior["omega_m"][0], self.prior["sigma_8"][0])
             validate_width(widest, self.settings.box_mpc, self.settings)
 
     def parameters(self, split: str, cosmology: int) -> dict[str, float]:
-        """Draw the parameters of a cosmology from its number, rounded to float32 as in the data set."""
+        """Draw the parameters of cosmology number `cosmology`, rounded to float32 as in the data set."""
         uniform = self._generator(split, cosmology, 0).random(len(PRIOR))
         ends = [self.prior[name] for name in PRIOR]
         return {name: float(np.float32(low + (high - low) * x)) for name, (low, high), x in zip(PRIOR, ends, uniform)}
@@ -204,7 +204,7 @@ class FileSettings(SurveySettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FilesInfo(MapsInfo):
-    """Description of a data set of maps that were read from files.
+    """Description of a data set with maps that were read from files.
 
     Args:
         seed: seed of the split by universe, and of the noise and masks of shear.
@@ -228,7 +228,7 @@ class FilesInfo(MapsInfo):
 
     @property
     def prior(self) -> Mapping[str, tuple[float, float]]:
-        """Return the `prior_bounds`. Raises ValueError without labels."""
+        """Return the `prior_bounds`. Raises ValueError if there are no labels."""
         if self.prior_bounds is None:
             raise ValueError(
                 f"the {self.kind} maps of this data set have no labels {' and '.join(PARAMETERS)}, so models cannot "

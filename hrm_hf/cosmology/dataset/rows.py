@@ -1,4 +1,4 @@
-"""Reading and writing of cosmology data sets: maps with the parameters of the universes they come from.
+"""Reading and writing of cosmology data sets, which pair maps with their cosmological parameters.
 
 A data set is a folder that `datasets.load_dataset(folder)` can read and that can be pushed to the Hub unchanged:
 
@@ -147,7 +147,7 @@ class MappedColumn:
 
 
 def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -> dict[str, Any]:
-    """Open columns of one split (default: all); pixel columns become a `MappedColumn`, others an array.
+    """Open columns of one split (default: all columns). Pixel columns become a `MappedColumn`, others an array.
 
     The first call converts the columns to Arrow files in the cache of `datasets` (`HF_DATASETS_CACHE`).
     Raises ValueError for an unknown split or column, and if files were modified or do not match `cosmology.json`.
@@ -183,7 +183,7 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
 
 
 def read_arrays(path: str | Path, split: str, columns: list[str] | None = None, limit: int | None = None) -> dict:
-    """Read the columns of `map_arrays` into memory: the first `limit` rows, or all."""
+    """Read columns of one split, as in `map_arrays`, but load the first `limit` rows (or all) into memory."""
     return {name: values[:limit] for name, values in map_arrays(path, split, columns).items()}
 
 
@@ -218,7 +218,7 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
 def claimed_folder(out: Path, options: dict[str, Any]) -> Iterator[None]:
     """Lock the folder of a data set and record the build options in it.
 
-    Deletes modified and added shards, so that they are built again. Raises FileExistsError if the folder has other
+    Deletes modified and added shards, so they are built again. Raises FileExistsError if the folder has different
     content.
     """
     with building(out):
@@ -266,7 +266,7 @@ def pixel_statistics(files: Iterable[Path]) -> dict[str, tuple[float, ...]]:
     count, total, squares = sum(np.array(read_header(file)["moments"]) for file in files)
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    # Round to 9 digits, the precision of float32; further digits depend on the sizes of the shards.
+    # Round to 9 digits, the precision of float32; further digits depend on the shard sizes.
     mean, std = (tuple(float(f"{value:.9g}") for value in values) for values in (mean, std))
     return {"pixel_mean": mean, "pixel_std": std}
 
@@ -277,7 +277,7 @@ def finish_folder(out: Path, info: CosmologyInfo | FilesInfo) -> None:
     shards = (file.relative_to(out).as_posix() for split in SPLITS for file in (out / split).glob("*.parquet"))
     write_text(out / INFO_FILE, json.dumps(asdict(info) | checksums_in(out, shards), indent=1))
     (out / UNFINISHED).unlink(missing_ok=True)
-    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # a killed process left it
+    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # left by a killed process
         leftover.unlink(missing_ok=True)
 
 
@@ -305,7 +305,7 @@ def data_card(info: CosmologyInfo | FilesInfo) -> str:
 
 
 def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows]) -> None:
-    """Write blocks of rows to one parquet file, which appears only when it is complete.
+    """Write blocks of rows to one parquet file. The file appears only once it is complete.
 
     The header stores `rows` and `moments`: for each channel the number of observed pixels, their sum and their sum of
     squares. Rows are summed one by one, so the result does not depend on the block size.

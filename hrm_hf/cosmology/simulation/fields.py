@@ -16,7 +16,7 @@ import numpy as np
 
 
 ARCMIN = np.pi / 180 / 60  # radians
-LOGNORMAL_SHIFT = 0.4  # in units of minus the convergence of an empty beam; reproduces the skewness of ray-traced maps
+LOGNORMAL_SHIFT = 0.4  # multiple of the (negated) empty-beam convergence; reproduces the skewness of ray-traced maps
 HUBBLE_DISTANCE = 2997.92458  # c / H0 in Mpc/h
 CMB_TEMPERATURE = 2.7255  # K
 PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}  # default bounds of the flat prior
@@ -102,7 +102,7 @@ def lensing_kernel(cosmology: Cosmology, z: np.ndarray, source_redshift: float) 
 
 
 def empty_beam(cosmology: Cosmology, source_redshift: float) -> float:
-    """Return the convergence of a line of sight without matter, the minimum (negative) value of kappa."""
+    """Return the convergence along a line of sight without matter, which is the minimum (negative) value of kappa."""
     z = source_redshift * _NODES
     dchi = HUBBLE_DISTANCE / cosmology.hubble(z) * source_redshift
     return -float((_WEIGHTS * dchi * lensing_kernel(cosmology, z, source_redshift)).sum())
@@ -123,7 +123,7 @@ def convergence_power(
     weight = weight * _WEIGHTS * HUBBLE_DISTANCE / cosmology.hubble(z) * min(source_redshift, other)
     weight = weight * cosmology.growth(z) ** 2
     k = (ell[..., None] + 0.5) / chi
-    table = np.geomspace(k.min(), k.max(), 1024)  # interpolating is cheaper than the transfer function at every k
+    table = np.geomspace(k.min(), k.max(), 1024)  # interpolating is cheaper than evaluating the power at every k
     power = np.exp(np.interp(np.log(k), np.log(table), np.log(cosmology.linear_power(table))))
     return (weight * power).sum(-1)
 
@@ -258,7 +258,7 @@ def map_power_spectrum(
     """
     size = field.shape[-1]
     ell = multipole_grid(size, side_rad)
-    weight = np.full(ell.shape, 2.0)  # counts the conjugate of each mode, which rfft2 omits
+    weight = np.full(ell.shape, 2.0)  # also counts each mode's conjugate, which rfft2 omits
     weight[:, 0] = 1
     if size % 2 == 0:
         weight[:, -1] = 1
@@ -286,11 +286,11 @@ def shape_noise(sigma_e: float, galaxies_per_arcmin2: float, pixel_arcmin: float
     return sigma_e / np.sqrt(2 * galaxies_per_arcmin2 * pixel_arcmin**2)
 
 
-@lru_cache(maxsize=1)  # maps of the same cosmology are drawn consecutively
+@lru_cache(maxsize=1)  # one entry is enough, because maps of the same cosmology are drawn consecutively
 def spectra_on_modes(
     cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...]
 ) -> np.ndarray:
-    """Return auto and cross spectra on the modes of a patch, [bins, bins, size, size // 2 + 1]; 0 at ell = 0."""
+    """Return auto and cross spectra at the modes of a patch, [bins, bins, size, size // 2 + 1]; 0 at ell = 0."""
     ell = multipole_grid(size, side_rad)
     low, high = 2 * np.pi / side_rad, ell.max()
     table = np.geomspace(low * 0.999, high * 1.001, 96)
@@ -313,7 +313,7 @@ def _correlated_fields(spectra: np.ndarray, size: int, side_rad: float, rng: np.
 
 
 def lower_roots(spectra: np.ndarray) -> np.ndarray:
-    """Return the lower triangular L of every mode, with L L^T = spectra [bins, bins, ...].
+    """Return the lower triangular L for every mode, such that L L^T = spectra [bins, bins, ...].
 
     `numpy.linalg.cholesky` fails for negative eigenvalues, which a log-normal field has at ell = 0. Here negative
     power is clipped to 0 and correlations to [-1, 1], which leaves all other auto spectra unchanged.

@@ -25,7 +25,7 @@ LAYER_MPC = 32.0  # maximum thickness of a layer in Mpc/h; halving it changes th
 
 @dataclass(frozen=True)
 class LptBox:
-    """Displacements of the particles of a periodic box; a particle is at q + D1 * first + D2 * second.
+    """Displacements of the particles in a periodic box. A particle is at q + D1 * first + D2 * second.
 
     `side` is in Mpc/h; `first` = -grad phi1 and `second` = grad phi2 are in Mpc/h, float32 [3, grid, grid, grid].
     """
@@ -43,10 +43,10 @@ def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.
     """Draw a Gaussian density contrast [grid] * 3 with today's linear power in a box of `side` Mpc/h."""
     white = np.fft.rfftn(rng.standard_normal((grid, grid, grid), dtype=np.float32))
     k = np.sqrt(sum(component**2 for component in _wave_numbers(grid, side)))
-    table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # interpolating is cheaper than the spectrum of every mode
+    table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # cheaper to interpolate than to evaluate at every mode
     amplitude = np.sqrt(cosmology.linear_power(table) * (grid / side) ** 3)
     scale = np.exp(np.interp(np.log(np.maximum(k, table[0])), np.log(table), np.log(amplitude))).astype(np.float32)
-    scale[0, 0, 0] = 0  # the box has mean density
+    scale[0, 0, 0] = 0  # the mean density contrast is 0
     return np.fft.irfftn(white * scale, s=(grid, grid, grid), axes=(0, 1, 2))
 
 
@@ -113,9 +113,9 @@ def _turned_layers(
     light_cone: tuple[np.ndarray, np.ndarray],
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Project a randomly rotated box whose near face is at `start` Mpc/h to density contrast [layers, grid, grid].
+    """Project a randomly rotated box, placed with its near face at `start` Mpc/h, to layers of density contrast.
 
-    `light_cone` is a table of comoving distances and their redshifts.
+    `light_cone` is a table of comoving distances and their redshifts. Returns [layers, grid, grid].
     """
     axes = rng.permutation(3)
     cells = box.grid / box.side
@@ -125,7 +125,7 @@ def _turned_layers(
     growths = [_along(0, factor * cells) for factor in (cosmology.growth(z), second_growth(cosmology, z))]
     lattice, depth = np.arange(box.grid), _along(0, depth)
     counts = np.zeros((layers, box.grid, box.grid), np.float32)
-    step = max(1, 2**15 // box.grid**2)  # planes with about 32,000 particles, whose arrays fit in the CPU cache
+    step = max(1, 2**15 // box.grid**2)  # about 32,000 particles at a time, so the arrays fit in the CPU cache
     for part in (slice(first, first + step) for first in range(0, box.grid, step)):
         depths, rows, columns = (
             box.first[axis].transpose(axes)[part] * growths[0][part]
@@ -155,7 +155,7 @@ def _deposit(counts: np.ndarray, layer: np.ndarray, positions: list[np.ndarray])
 
 
 def _sharpen(planes: np.ndarray) -> np.ndarray:
-    """Undo the blur of the cloud-in-cell deposit and of the interpolation, which are squared sincs.
+    """Undo the blur from the cloud-in-cell deposit and from the interpolation; both multiply modes by squared sincs.
 
     Modes beyond the Nyquist circle, where noise would be amplified, are dropped.
     """
@@ -166,7 +166,7 @@ def _sharpen(planes: np.ndarray) -> np.ndarray:
 
 
 def _sample(plane: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Interpolate a periodic plane bilinearly at the grid of `rows` and `columns` (in cells)."""
+    """Interpolate a periodic plane bilinearly on the grid of `rows` and `columns` (in cells)."""
     for axis, position in enumerate((rows, columns)):
         low = np.floor(position).astype(int)
         share = np.expand_dims(position - low, 1 - axis)

@@ -1,9 +1,9 @@
-"""Simulated maps: settings, two cosmological parameters and a seed determine a map.
+"""Simulation of maps from settings, two cosmological parameters and a seed.
 
 "lognormal" is the default kind, and published results use it. Maps of kind "des" are drawn in three steps:
 
 1. Draw log-normal convergence of the source planes, with the correct cross spectra, on a periodic sky of 1.5 times the
-   patch side. Cut out the patch, so that opposite edges do not match, and subtract the mean of its observed pixels.
+   patch side. Cut out the patch, so opposite edges do not match, and subtract the mean of its observed pixels.
 2. Add shape noise of variance sigma_e^2 / (2 n A) to each pixel and plane, where A is the pixel area and n the galaxy
    density of one plane.
 3. Apply one mask to all planes: a rough edge of the footprint, and round holes around bright stars. Unobserved pixels
@@ -34,13 +34,13 @@ from .settings import EDGE_SHARE, HOLE_ARCMIN, LEGACY, MapSettings, SurveySettin
 # and Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of all sources), not verified against their tables.
 # Each component of ellipticity has a dispersion of 0.26; sigma_e is the dispersion of both together.
 DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 5.59, "sigma_e": 0.26 * 2**0.5}
-MARGIN = 1.5  # side of the periodic sky / side of the patch; opposite edges of the patch are half a side apart
-EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units of the side
+MARGIN = 1.5  # side of the periodic sky in patch sides, so opposite patch edges are half a patch side apart
+EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units of the patch side
 
 # Constants of the legacy kinds:
 H = 0.7
 SPECTRAL_INDEX = 0.965
-DES_ARCMIN2 = 8  # galaxies per arcmin^2, or per pixel, since pixels are 1 arcmin wide
+DES_ARCMIN2 = 8  # galaxies per arcmin^2, which is also per pixel, because pixels are 1 arcmin wide
 DES_ELLIPTICITY = 0.26
 DES_BLUR = 10.0  # pixels
 
@@ -172,7 +172,7 @@ def survey_mask(
 
 
 def _punch(mask: np.ndarray, row: int, column: int, radius: float, most: int) -> int:
-    """Mask a round hole of at most `most` observed pixels, and return the number of pixels masked."""
+    """Mask a round hole that hides at most `most` observed pixels, and return the number of pixels masked."""
     reach = int(radius)
     near = np.s_[max(row - reach, 0) : row + reach + 1, max(column - reach, 0) : column + reach + 1]
     rows, columns = np.indices(mask[near].shape)
@@ -184,7 +184,7 @@ def _punch(mask: np.ndarray, row: int, column: int, radius: float, most: int) ->
 
 
 def _edge(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the signed distance from a rough line across the patch, in units of its side, [size, size]."""
+    """Return the signed distance from a rough line across the patch, in units of the patch side, [size, size]."""
     direction = rng.uniform(0, 2 * np.pi)
     place = (np.arange(size) + 0.5) / size - 0.5
     straight = np.cos(direction) * place[:, None] + np.sin(direction) * place
@@ -265,8 +265,8 @@ def _matter_field(omega_m: float, size: int, rng: np.random.Generator) -> np.nda
 def _blur(field: np.ndarray, sigma: float) -> np.ndarray:
     """Blur a periodic field with a Gaussian kernel of `sigma` pixels, truncated at 4 sigma.
 
-    The truncation matters: its ripples let white noise pass at 1e-7 of its amplitude, and for "legacy-des" a spectrum
-    reveals omega_m mainly through the level of this noise.
+    The truncation matters: it causes ripples that let white noise pass at 1e-7 of the noise amplitude. The spectrum of
+    a "legacy-des" map reveals omega_m mainly through the level of this noise.
     """
     reach = int(4 * sigma + 0.5)
     offset = np.arange(-reach, reach + 1)

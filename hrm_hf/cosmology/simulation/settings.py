@@ -13,7 +13,7 @@ KINDS = get_args(Kind)
 LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
 PERIODIC = ("lognormal", "gaussian")  # kinds whose opposite edges match, so maps can be shifted and padded circularly
 MASKED = ("des",)  # kinds with a mask of observed pixels even for convergence
-GENERATOR_VERSION = 1  # increase it when the same settings and seed would give a different map
+GENERATOR_VERSION = 1  # increase it when a change makes the same settings and seed give a different map
 EDGE_SHARE = 0.5  # default fraction of hidden pixels beyond the edge of the footprint; the rest are in holes
 HOLE_ARCMIN = (2.0, 12.0)  # range of the hole radii, uniform in the logarithm
 OBSERVABLES = get_args(Observable)
@@ -29,7 +29,7 @@ class SurveySettings:
         sigma_e: dispersion of intrinsic ellipticities, both components together; 0 for maps without noise.
         galaxies_per_arcmin2: source density of all planes together, divided evenly among them.
         mask_fraction: fraction of pixels that are hidden.
-        mask_edge_share: fraction of these beyond the survey's edge; the rest are in holes around bright stars.
+        mask_edge_share: fraction of hidden pixels beyond the survey's edge; the rest are in holes around bright stars.
         hole_arcmin: smallest and largest radius of a hole; radii are uniform in the logarithm.
     """
 

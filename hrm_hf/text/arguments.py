@@ -1,4 +1,4 @@
-"""Data options and training arguments of the scripts that train causal language models."""
+"""Data options and training arguments for the scripts that train causal language models."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -59,7 +59,7 @@ class LmDataArguments(AnswerDataArguments):
     on_bad_line: str = HfArg(default="stop", help="What to do with unreadable lines: stop, or skip and count them.")
     min_text_length: int | None = HfArg(default=None, help="Drop documents with fewer characters.")
     max_text_length: int | None = HfArg(default=None, help="Maximum length of a document in characters.")
-    long_texts: str = HfArg(default="drop", help="What to do with longer documents: drop or cut them.")
+    long_texts: str = HfArg(default="drop", help="What to do with documents above the maximum: drop or cut.")
     deduplicate: str = HfArg(
         default="none", help="Remove documents seen before: none, exact, or near (needs datasketch)."
     )
@@ -69,7 +69,7 @@ class LmDataArguments(AnswerDataArguments):
     streaming: bool = HfArg(default=False, help="Stream the training data; needs --max_steps.")
     shuffle_buffer: int = HfArg(default=1000, help="Size of a stream's shuffle buffer in rows; 0 to disable.")
     block_size: int = HfArg(default=1024, help="Number of tokens per row.")
-    chunk_overlap: int = HfArg(default=0, help="Number of tokens that a row repeats from the previous row.")
+    chunk_overlap: int = HfArg(default=0, help="Number of tokens to repeat from the previous row, as context.")
     drop_last_block: bool = HfArg(default=False, help="Drop the last row if it is not full.")
     document_mask: bool = HfArg(
         default=False, help="Mask attention between documents in one row (models with position_ids)."
@@ -146,7 +146,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
         default=0.2, help="Fraction of the run over which the backpropagation depth grows to the config's bp_steps."
     )
     halt_warmup_ratio: float = HfArg(
-        default=0.5, help="Fraction of the run with all segments for each token; later, the halting gate decides."
+        default=0.5, help="Fraction of the run with all segments for each token; after that, the gate decides."
     )
 
     depth_warmup_ratio: float = HfArg(

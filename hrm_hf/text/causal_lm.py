@@ -1,4 +1,4 @@
-"""Load the tokenizer, config and weights of a causal language model from the options of a run.
+"""Load the tokenizer, config and weights of a causal language model from a run's options.
 
 This works for all causal LMs of transformers and of this package. A new model takes its vocabulary size from the
 tokenizer and its number of positions from the row length. A tokenizer that does not fit the model is an error.

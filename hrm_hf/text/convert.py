@@ -198,7 +198,7 @@ def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[d
 def _load_state(model, tensors: dict[str, torch.Tensor], file: Path, config_name: str, **options: Any) -> None:
     try:
         model.load_state_dict(tensors, **options)
-    except RuntimeError as error:  # which lists every tensor that is missing, unexpected or has the wrong shape
+    except RuntimeError as error:  # the error lists every tensor that is missing, unexpected or has the wrong shape
         raise ValueError(f"{file} does not fit its {config_name}: {error}") from error
 
 

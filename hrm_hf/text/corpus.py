@@ -1,4 +1,4 @@
-"""Build packed training and validation rows from the data options of a run.
+"""Build packed training and validation rows from a run's data options.
 
 The steps, in order: read the sources; remove documents that are unreadable, too short, too long or duplicates; hold
 out validation documents; mix; take the first `max_*_samples`; tokenize; pack. Accelerate later splits the rows among
@@ -368,7 +368,7 @@ def pack_documents(documents: "Dataset", packing: Packing, cache_dir: str | None
     path = Path(cache_dir or config.HF_DATASETS_CACHE) / "hrm_hf_packed" / f"{key}.arrow"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Written under a temporary name first, so that a killed run leaves no file that looks complete.
+        # Write under a temporary name first, so a killed run leaves no file that looks complete.
         unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
         with ArrowWriter(features=packing.features(), path=str(unfinished)) as writer:
             bar = tqdm(_token_arrays(documents), total=len(documents), desc="Packing documents", disable=None)

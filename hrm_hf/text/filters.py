@@ -17,7 +17,7 @@ from ..io.usage import validate_extra
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-BATCH_ROWS = 100  # texts in memory at once
+BATCH_ROWS = 100  # number of texts in memory at once
 SHINGLE_WORDS = 5
 WORD = re.compile(r"\w+")
 
@@ -44,7 +44,7 @@ class TextFilter:
     bad_lines: list[str] = field(default_factory=list)
 
     def __call__(self, text: str | None, error: str | None) -> bool:
-        """Return whether to keep a row. Raise `BadLineError` for an unreadable row if `on_bad_line` is "stop"."""
+        """Check whether to keep a row. Raise `BadLineError` for an unreadable row if `on_bad_line` is "stop"."""
         reason = self._reason(text, error)
         self.counts[reason or "kept"] += 1
         if reason is None and self._too_long(text):

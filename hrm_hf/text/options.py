@@ -11,7 +11,7 @@ from ..io.usage import UsageError
 
 # Halting criteria: the keys of `hrm_hf.models.early_exit.EXIT_CRITERIA`.
 Exit = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
-# The keys of `hrm_hf.text.reasoning.tasks.TASKS`.
+# Reasoning tasks: the keys of `hrm_hf.text.reasoning.tasks.TASKS`.
 ReasoningTask = Literal["automaton", "pointers", "permutations", "addition", "brackets", "maze"]
 
 
@@ -81,9 +81,9 @@ class EvaluateLm(EvaluationOptions, ThinkingOptions):
     on_bad_line: Literal["stop", "skip"] = option("What to do with an unreadable line.", "stop")
     tokenizer: str | None = option("Tokenizer to use instead of the checkpoint's own.", None)
     block_size: int | None = option("Tokens per row; by default the context length, at most 1024.", None, min=2)
-    overlap: int = option("Number of tokens that a row repeats from the previous row.", 0, min=0)
+    overlap: int = option("Number of tokens to repeat from the previous row, as context.", 0, min=0)
     num_segments: int | None = option("Maximum segments per token (hrm_lm); by default the config's.", None, min=1)
-    batch_size: int = option("Rows per batch.", 8, min=1)
+    batch_size: int = option("Number of rows per batch.", 8, min=1)
     limit: int | None = option(
         "Evaluate only the first N rows; bits per byte still use the complete text's bytes per token.", None, min=1
     )
@@ -95,8 +95,8 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
 
     data: str = option("Data set of `hrm-hf data reasoning`: a folder or a name on the Hub.", argument=True)
     splits: str = option("Comma-separated splits; by default test, and beyond if the data set has it.", "")
-    passes: str = option("Comma-separated numbers of passes (hrm_lm: segments) to also evaluate.", "")
-    batch_size: int = option("Rows per batch.", 64, min=1)
+    passes: str = option("Comma-separated numbers of passes (hrm_lm: segments) to evaluate in addition.", "")
+    batch_size: int = option("Number of rows per batch.", 64, min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -144,7 +144,7 @@ def _use_inference_likelihoods(trainer: DpoTrainer | GrpoTrainer) -> None:
 
 
 def _as_in_inference(body: torch.nn.Module, args: tuple) -> None:
-    """Turn off the body's training mode before each call, because trainers turn it on at each step.
+    """Turn off the body's training mode before each call, because trainers enable it at every step.
 
     Submodules stay in training mode: TRL has an option for dropout, and activation checkpointing needs that mode.
     """
@@ -215,7 +215,7 @@ class PostTrainingRun(TrainingRun):
         )
 
     def trainer_options(self) -> dict[str, Any]:
-        """Return extra arguments for the trainer of this task."""
+        """Return extra arguments for this task's trainer."""
         return {}
 
     def before_saving(self, trainer: PostTraining) -> None:

@@ -23,7 +23,7 @@ from .reasoning.build import FILLING, INFO_FILE, load_reasoning_info, validate_v
 from .trainer import CausalLMTrainer
 
 
-# Options of `LmDataArguments` that also apply to reasoning data, besides those of `AnswerDataArguments`.
+# Options of `LmDataArguments` that also apply to reasoning data, in addition to `AnswerDataArguments`.
 REASONING_OPTIONS = ("block_size", "prompt", "prompt_new_tokens", "validation_split_percentage")
 
 
@@ -76,7 +76,7 @@ class CausalLMRun(TrainingRun):
     def results(self, trainer: CausalLMTrainer, metrics: dict[str, Any]):
         args = self.args
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # in data loader workers
+        counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # by data loader workers
         return metrics, {
             # Includes padding and context tokens. An upper bound, because an epoch's last step may be smaller.
             "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.block_size),

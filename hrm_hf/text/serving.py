@@ -84,7 +84,7 @@ ROUTES = {
         _schema("input", SHARED | {"input": Text | Turns, "instructions": str, "max_output_tokens": Count}),
         ("max_output_tokens",),
     ),
-    "/load_model": (_schema("model", {"model": str}), ()),  # the first request that `transformers chat` sends
+    "/load_model": (_schema("model", {"model": str}), ()),  # the first request from `transformers chat`
 }
 # Fields of the JSON in `generation_config`, which `transformers chat` sends.
 GENERATION = _schema("", SAMPLING | {
@@ -104,7 +104,7 @@ class Rejection(Exception):  # noqa: N818 - a response to a request, not a failu
 
 
 class Gate:
-    """ASGI application that checks each request before passing it to `app` (`transformers serve`)."""
+    """ASGI middleware that validates each request before passing it to `app` (`transformers serve`)."""
 
     def __init__(self, app, options: ServeOptions):
         self.app, self.options, self.running = app, options, 0
@@ -132,7 +132,7 @@ class Gate:
             raise Rejection(404, f"POST {path[:80]}: this server has no such route")
         if not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(b"application/json"):
             raise Rejection(415, "Content-Type: must be application/json")
-        raw = await _read(receive)  # first, so that a slow body does not take a slot from other requests
+        raw = await _read(receive)  # first, so a slow body does not take a slot from other requests
         if self.running >= most:
             raise Rejection(429, f"{most} requests are running (--max-requests); try again later", retry_after="5")
         self.running += 1
@@ -221,7 +221,7 @@ def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[st
 
 
 class Connection(H11Protocol):
-    """Connection that closes if no request arrives. uvicorn's own would wait forever."""
+    """Connection that closes if no request arrives within HEAD_SECONDS. uvicorn would wait forever."""
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)

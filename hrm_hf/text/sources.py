@@ -171,7 +171,7 @@ def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Itera
 def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
     text = "".join(lines)
     text = text.strip("\r\n") if strip else text
-    if text:  # there is none between two consecutive separators
+    if text:  # empty between two consecutive separators
         yield {"text": text, "error": None}
 
 

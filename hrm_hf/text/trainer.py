@@ -266,7 +266,7 @@ class CausalLMTrainer(HrmTrainer):
         return {f"{prefix}_{name}": value for name, value in {**means, **counts, "tokens": int(tokens)}.items()}
 
     def prediction_step(self, model, inputs, *args: Any, **kwargs: Any):
-        """Evaluate a batch, ignoring rows that accelerate repeated to fill each process's last batch."""
+        """Run Trainer's prediction step, ignoring rows that accelerate repeats to fill a last batch."""
         labelled = {name: inputs[name] for name in COUNTED_ONCE if name in inputs}
         for name, labels in labelled.items():
             counting = self._rows_that_count(len(labels))

@@ -1,4 +1,4 @@
-"""Base class of all trainers, imported on first use because loading a checkpoint needs no trainer."""
+"""Shared base of all trainers, imported lazily because loading a checkpoint does not need it."""
 
 from ..io import lazy_names
 

@@ -88,7 +88,7 @@ def quantization_config(
 
 
 def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfig:
-    """Return PEFT's config for the adapter of a model.
+    """Return the PEFT config for a model's adapter.
 
     Raises:
         ValueError: the targets include a vocabulary head with tied embeddings, or a module to save does not exist.
@@ -176,7 +176,7 @@ def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
 
 
 def merge(trainer: HrmTrainer) -> None:
-    """Merge the adapter (its average, if there is one) into the weights of the trainer's model."""
+    """Merge the adapter, or its weight average if there is one, into the trainer's model."""
     if trainer.average is not None:
         trainer.average.swap()
         trainer.average = None

@@ -54,7 +54,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     arguments_class: ClassVar[type[HrmTrainingArguments]] = HrmTrainingArguments
     pipeline: ClassVar[str]  # the trainer accepts architectures with this pipeline
-    log_format: ClassVar[dict[str, str]] = {}  # formats of the values in a progress line, in order
+    log_format: ClassVar[dict[str, str]] = {}  # format of each value in a progress line, in order
     average: WeightAverage | None = None
     _eval_metrics: MetricAccumulator | None = None
     _step_loss: torch.Tensor | float = 0.0
@@ -128,7 +128,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """Exclude vectors and scalars from weight decay, because scales and gates must not decay to zero."""
-        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # includes tied weights
+        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # tied weights too
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
@@ -208,7 +208,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     # ---- logging and evaluation ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, adding loss components, metrics, speed, GPU memory and the number of skipped steps."""
+        """Log loss components, metrics, speed, GPU memory and the number of skipped steps as well."""
         if "loss" in logs:
             sums, steps, seconds = self.train_metrics.drain(self.accelerator, self.state.global_step)
             logs |= self._training_logs(sums, steps, seconds) | gpu_memory(self.accelerator)
@@ -238,7 +238,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return output
 
     def _rows_that_count(self, rows: int) -> int:
-        """Return the number of rows in this process's batch, without those repeated to fill the last batch."""
+        """Return the number of rows in this process's batch, without rows repeated to fill it up."""
         batches = self.accelerator.gradient_state
         if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
             return rows

@@ -51,7 +51,7 @@ class MetricAccumulator:
         self.pending = {}
 
     def drain(self, accelerator, step: int) -> tuple[dict[str, float], int, float]:
-        """Return the sums over all processes, and steps and seconds since the last call. Reset (collective)."""
+        """Return sums over all processes, and steps and seconds since the last call, then reset (collective)."""
         sums, self.sums = self.sums, {}
         found = {}
         if sums:  # empty if every step since the last call was dropped
@@ -136,7 +136,7 @@ class OriginalNamesCallback(TrainerCallback):
 
 
 def original_names(logs: dict[str, float]) -> dict[str, float]:
-    """Return the values to log again: the learning rate, and values with a group in their name."""
+    """Return the values to log again: the learning rate, and values with a group prefix."""
     rate = {"train/lr": logs["learning_rate"]} if "learning_rate" in logs else {}
     return {name: value for name, value in logs.items() if "/" in name} | rate
 

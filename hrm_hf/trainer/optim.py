@@ -123,7 +123,7 @@ class CompositeOptimizer(torch.optim.Optimizer):
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Restore each optimizer. Raise ValueError if their number differs."""
+        """Restore each optimizer. Raise ValueError if the number of optimizers differs."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
@@ -201,7 +201,7 @@ NOT_SETTINGS = ("params", "param_names", "lr", "fused", "foreach", "capturable",
 def group_settings(optimizer: Any) -> list[dict[str, Any]]:
     """Return each parameter group's settings, including `initial_lr`, which the schedule scales."""
     for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])  # as most schedules do
+        group.setdefault("initial_lr", group["lr"])  # most schedules set it too
     return [{k: v for k, v in group.items() if k not in NOT_SETTINGS} for group in optimizer.param_groups]
 
 

@@ -105,7 +105,7 @@ def plot_reward_training(log_history: list[dict[str, Any]], path: str | Path) ->
 
 
 def plot_cosmo_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Plot a regressor's `log_history`: negative log-likelihood, held-out errors and their calibration."""
+    """Plot a regressor's `log_history`: negative log-likelihood, held-out errors and calibration."""
     logged = sorted({name for entry in log_history for name in entry if name.startswith("eval_rmse_")})
     panels = {
         "Negative log likelihood (nats)": ("nll_loss", "eval_nll_loss"),

@@ -59,7 +59,7 @@ class PreemptionCallback(TrainerCallback):
         self.pressed: float | None = None  # time of the first Ctrl-C
 
     def note(self, number: int, frame: Any) -> None:
-        """Handle a signal by remembering it."""
+        """Remember a signal until the current step ends."""
         self.received = number
 
     def note_interrupt(self, number: int, frame: Any) -> None:

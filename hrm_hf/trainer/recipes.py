@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 ALL_LINEAR = "all-linear"
 RECIPES = ROOT / "training" / "recipes"
-# Numbers out of range are rejected before anything is built; infinite numbers are always rejected.
+# Numbers out of range are rejected before anything is built. Infinity and NaN are always rejected.
 BOUNDS = {
     "at least 1": (
         lambda v: v >= 1,
@@ -121,7 +121,7 @@ class HrmTrainingArguments(CheckedArguments, TrainingArguments):
     lr_scheduler_type: SchedulerType | str = HfArg(default="cosine", help="Learning-rate schedule after the warm-up.")
     logging_steps: float = HfArg(default=10, help="Log every N steps; below 1, a fraction of the run.")
     eval_steps: float | None = HfArg(default=500, help="Evaluate every N steps, with --eval_strategy steps.")
-    logging_nan_inf_filter: bool = HfArg(default=False, help="Hide non-finite losses from the log.")
+    logging_nan_inf_filter: bool = HfArg(default=False, help="Leave non-finite losses out of the logged loss.")
     ddp_find_unused_parameters: bool | None = HfArg(default=False, help="DDP's find_unused_parameters.")
     ddp_broadcast_buffers: bool | None = HfArg(default=False, help="DDP's broadcast_buffers.")
     save_total_limit: int | None = HfArg(default=3, help="Maximum number of checkpoints to keep; 0 keeps all.")
@@ -161,7 +161,7 @@ class CarrylessTrainingArguments(HrmTrainingArguments):
 
     max_grad_norm: float = HfArg(default=1.0, help="Maximum gradient norm; 0 disables clipping.")
     # Trainer's default would also include shift_labels.
-    label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Keys of the labels in a batch.")
+    label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Keys of a batch that hold labels.")
     early_stopping_patience: int | None = HfArg(default=None, help="Stop after N evaluations without improvement.")
     early_stopping_threshold: float = HfArg(default=0.0, help="Minimum change that counts as an improvement.")
 
@@ -366,7 +366,7 @@ def keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
 
 
 def save_recipe(path: str | Path, *arguments: Any) -> None:
-    """Save all options of a run as a recipe that reproduces it."""
+    """Save all options of a run as a recipe that reproduces the run."""
     values: dict[str, Any] = {}
     for part in arguments:
         options = part.to_dict() if isinstance(part, TrainingArguments) else asdict(part)

@@ -1,4 +1,4 @@
-"""Everything a training script does after parsing (`run_training`), and the management of run folders.
+"""Run a training script once its options are parsed (`run_training`), and manage the run's folder.
 
     options = parse_script((PuzzleDataArguments, PuzzleTrainingArguments), __doc__)
     run_training(PuzzleRun(*options))
@@ -39,7 +39,7 @@ from .preemption import exit_if_preempted
 from .recipes import ModelArguments, TuningArguments, hardware_of, save_recipe, write_results
 
 
-TRACKERS = {"tensorboard", "trackio", "wandb"}  # each name is an extra, a value of --report_to and a module
+TRACKERS = {"tensorboard", "trackio", "wandb"}  # each is the name of an extra, a --report_to value and a module
 LOCK_FILE = ".run.lock"
 _locks_until_exit: list[FileLock] = []  # a lock without references would be released
 
@@ -103,7 +103,7 @@ class TrainingRun:
         raise NotImplementedError
 
     def save_options(self) -> None:
-        """Save recipe.yaml and other files that the model needs. Called in processes that save."""
+        """Save recipe.yaml and other files that the model needs. Called only in processes that save."""
         save_recipe(self.out / "recipe.yaml", *self.options)
 
     def make_trainer(self, model: Any) -> Trainer:
@@ -126,7 +126,7 @@ class TrainingRun:
         """Plot the training history."""
 
     def record(self, metrics: dict[str, Any]) -> None:
-        """Record metrics, if there are any, in the model card of a complete checkpoint."""
+        """Record metrics, if there are any, in the model card. Called only for complete checkpoints."""
         if metrics:
             record_evaluation(self.out, **self.card_entry(metrics))
 

@@ -76,7 +76,7 @@ class NonFiniteError(RuntimeError):
 
 
 class CompleteCheckpoints:
-    """Mixin for Trainer classes of transformers and TRL. Subclasses must set `preemption`."""
+    """Mixin that adds complete, resumable checkpoints to Trainer classes. Subclasses set `preemption`."""
 
     average: Any = None
     cache_at_inference: bool | None = None  # the config's `use_cache` before training, if it has this field
@@ -91,7 +91,7 @@ class CompleteCheckpoints:
     # ---- training ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any):
-        """Train. `resume_from_checkpoint` may also be "last" or "last-complete".
+        """Train the model. `resume_from_checkpoint` may also be "last" or "last-complete".
 
         Raises:
             FileExistsError, FolderInUseError: the folder has checkpoints of an earlier run, or another run uses it.
@@ -120,7 +120,7 @@ class CompleteCheckpoints:
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Run an epoch, unless the run is already complete. Trainer would then take one more step."""
+        """Run an epoch, but not in a completed run, where Trainer would take one more step."""
         if self._resumed:
             self._resumed = False
             self.validate_finite_weights()
@@ -188,7 +188,7 @@ class CompleteCheckpoints:
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         if self.args.should_save and folder.exists():  # do not mix files from two runs
-            (folder / MANIFEST).unlink(missing_ok=True)  # first, so a half-deleted folder never counts as complete
+            (folder / MANIFEST).unlink(missing_ok=True)  # first: a half-deleted folder must not count as complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         self.state.stateful_callbacks[OPTIMIZATION] = optimization_record(self.args, self.optimizer, self.lr_scheduler)

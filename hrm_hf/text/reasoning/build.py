@@ -36,7 +36,7 @@ REDRAWS = 20  # attempts to replace a training question that also occurs in anot
 FILLING = {"input_ids": PAD_ID, "labels": NO_LABEL, "steps": 0}
 INFO_FILE = "reasoning.json"
 SPLITS = ("train", "validation", "test", "beyond")
-BLOCK = 1024  # rows drawn with one seed
+BLOCK = 1024  # number of rows drawn with one seed
 
 
 @dataclass

@@ -29,7 +29,7 @@ MAX_NODES, MAX_ITEMS = 16, 10
 BLANK = "_"  # position at which the model predicts an answer
 STEP = "|"  # written once per step
 DIGITS = tuple("0123456789")
-# Each arrow is a single word, and a node has different words as a start and as an answer. Otherwise small models need
+# Each arrow is a single word, and a node has one word as a start and another as an answer. Otherwise small models need
 # many times as many training steps to learn the lookup.
 ARROWS = tuple(f"{node}>{to}" for node in range(MAX_NODES) for to in range(MAX_NODES))
 STARTS = tuple(f"from{node}" for node in range(MAX_NODES))
@@ -83,12 +83,12 @@ class Questions:
 
 
 def question_part(words: np.ndarray) -> Questions:
-    """Create a part of each question from words [N, T] that have no answers."""
+    """Create question parts from word ids [N, T] that have no answers."""
     return Questions(words, np.full_like(words, NO_LABEL), np.zeros_like(words))
 
 
 def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Create a part of each question from blanks with answers [N, T] and their numbers of steps."""
+    """Create question parts from blanks with answers [N, T] and the number of steps to each."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
         answers[:, :-1], steps[:, :-1] = NO_LABEL, 0
@@ -270,7 +270,7 @@ class Addition(Task):
         return Questions.join(*parts)
 
     def digits(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the digits of numbers [N] as words [N, size], lowest digit first."""
+        """Return the digits of numbers [N] as word ids [N, size], lowest digit first."""
         return ids(DIGITS)[numbers[:, None] // 10 ** np.arange(self.size) % 10]
 
 
@@ -298,7 +298,7 @@ class Brackets(Task):
         stack = np.full((count, depth + 1), nothing)  # kinds of the open brackets; the bottom stays `nothing`
         height, deepest, rows = np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count)
         for place in range(length):
-            # Open a bracket with probability 2/3 until the depth is reached, then 1/2; stay between 0 and the depth.
+            # Open a bracket with probability 2/3 until the depth is reached, then 1/2. The height is in [0, depth].
             up = luck[:, place] < np.where(deepest < depth, 4, 3)
             up = (up | (height == 0)) & (height < depth)
             words[:, place] = np.where(up, opening[kinds[:, place]], closing[stack[rows, height]])

@@ -75,7 +75,7 @@ class MontySession:
 
     def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
         """Run a block, pass its output to `write`, and return the text of its error, or None."""
-        if seconds < self._seconds:  # a worker's limits are fixed, so a shorter time limit needs a new worker
+        if seconds < self._seconds:  # a worker's limits are fixed, so a shorter one needs a new worker
             self._restart(seconds)
         monty = self.monty
         error = self._feed(code, write, time.monotonic() + seconds)
@@ -89,7 +89,7 @@ class MontySession:
         return f"{self._text(error)}\n(the variables are reset to those before this block)"
 
     def answer(self) -> Any:
-        """Return the variable `answer`, or None if it was deleted or cannot be transferred from the REPL."""
+        """Return the value of `answer`, or None if it was deleted or cannot be transferred from the REPL."""
         try:
             return self._session.feed_run("answer")
         except (self.monty.MontyError, ValueError, RecursionError, MemoryError):

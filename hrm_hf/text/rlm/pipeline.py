@@ -37,7 +37,7 @@ PLAIN_STOP = "\nUser:"
 
 @dataclass
 class RlmResult:
-    """The result of a run.
+    """Result of a run.
 
     Attributes:
         answer: the answer; "" if there is none.

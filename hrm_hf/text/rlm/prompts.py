@@ -60,9 +60,9 @@ CUT = "\n[{count} more characters were printed and are not shown]"
 CODE_LANGUAGES = ("repl", "python", "py")
 MAX_KEYS, MAX_LENGTHS = 20, 50  # shown in the description of a context
 MAX_CONTEXT_VALUES = 10_000_000
-MAX_CHARS = 1_000_000  # for an answer, and for the value of a block's last line
-MAX_PROMPT_CHARS = 20_000_000  # for the prompts of one sub-call; tokenization needs 100 times their memory
-MAX_ERROR_CHARS, SHOWN = 4000, 80  # for an error, and for a value in an error message
+MAX_CHARS = 1_000_000  # limit for an answer, and for the value of a block's last line
+MAX_PROMPT_CHARS = 20_000_000  # limit for a sub-call's prompts; tokenization needs 100 times their memory
+MAX_ERROR_CHARS, SHOWN = 4000, 80  # limits for an error, and for a value in an error message
 
 
 def parse_reply(text: str) -> tuple[str | None, str]:
@@ -129,7 +129,7 @@ def text_of(value: Any, quoted: bool = False) -> str:
 
 
 def _size(value: Any, most: int, of_text: bool = False) -> int:
-    """Count nested values (`of_text`: characters) up to about `most`, including every repetition."""
+    """Count nested values (`of_text`: characters) up to about `most`, including repetitions."""
     total, parts = 0, [value]
     while parts and total <= most:
         part = parts.pop()

@@ -190,7 +190,7 @@ def test_late_starts_are_not_compiled():
         ({"late_starts": 2}, "late_starts=2"),
         ({"late_start_max_steps": 0}, "late_start_max_steps=0"),
         ({"late_start_max_steps": 24}, "late_start_max_steps=24"),
-        ({"difficulty_ramp": 1.5}, r"difficulty_ramp=1\.5 .*0\.\.1"),
+        ({"difficulty_ramp": 1.5}, r"difficulty_ramp=1\.5: "),
     ],
 )
 def test_invalid_curriculum_options_are_rejected(arguments, message, tmp_path):

@@ -99,8 +99,8 @@ def test_text_options_keep_what_is_written(recipe, text):
     [
         ("needed: 1\nwrod: x\n", "recipe.yaml: .*'wrod'.*'word'"),
         ("needed: [1\n", "recipe.yaml .*YAML.*flow sequence"),
-        ("- needed\n", "recipe.yaml .*mapping.* list"),
-        ("", "recipe.yaml .*mapping.* NoneType"),
+        ("- needed\n", "recipe.yaml: .*mapping.* list"),
+        ("", "recipe.yaml: .*mapping.* NoneType"),
         ("needed: many\n", "--needed: .*int.*'many'"),
         ("needed: 1.5\n", "--needed: .*int.*'1.5'"),
         *((f"needed: {value}\n", r"recipe\.yaml: needed=") for value in ("[1]", "{a: 1}", "null")),
@@ -118,7 +118,7 @@ def test_a_missing_recipe_is_bad_usage(tmp_path):
         assert re.search(rf"recipe=.*{name}: .*{nearest}", refused([Options], ["--recipe", str(tmp_path / name)]))
 
 
-@pytest.mark.parametrize(("old", "new"), [("warmup-ratio", "warmup_steps, .*share"), ("no_cuda", "use_cpu")])
+@pytest.mark.parametrize(("old", "new"), [("warmup-ratio", "warmup_steps, .*fraction"), ("no_cuda", "use_cpu")])
 def test_options_of_transformers_4_name_what_takes_their_place(old, new, recipe):
     assert re.search(f"'{old}'; use {new}", refused(CLASSES, ["--output_dir", "x", f"--{old}", "0.1"]))
     assert re.search(f"'{old}'; use {new}", refused(CLASSES, ["--recipe", recipe({old: 0.1})]))

@@ -68,7 +68,7 @@ from .models.pipeline_mass_mapping import MassMappingPipeline
 
 
 class AutoModelForPuzzleSolving(_BaseAutoModelClass):
-    """Auto class that loads any puzzle model by its config, as `transformers.AutoModel` does."""
+    """Auto class that selects the puzzle model class from the config, as `transformers.AutoModel` does."""
 
     _model_mapping = _LazyAutoMapping(CONFIG_MAPPING_NAMES, OrderedDict())
 
@@ -115,7 +115,7 @@ ABILITIES = {
     "parameter_groups": ("parameter_group",),  # parts of the model can have different learning rates
     "refinement": ("generate_with_refinement",),  # generates code, validates it, and repairs it
     "hyper_connections": ("get_detailed_mhc_metrics",),  # reports how much the residual streams amplify signals
-    "statistics": ("fit_statistics",),  # reads summary statistics of maps, scaled by the training data
+    "statistics": ("fit_statistics",),  # reads summary statistics of maps, scaled to the training data
 }
 
 

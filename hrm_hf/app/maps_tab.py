@@ -356,7 +356,7 @@ def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.nd
 
 def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
     """Plot the first plane of the map after each segment, with its error if the truth is known."""
-    segments = result["segment_maps"][: result["steps"]]  # after halting, the last map is repeated
+    segments = result["segment_maps"][: result["steps"]]  # after halting, entries repeat the last map
     titles = [f"Segment {number}" for number in range(1, len(segments) + 1)]
     if kappa is not None:
         titles = [f"{title}: error {error:.3f}" for title, error in zip(titles, map_errors(segments, kappa))]

@@ -28,7 +28,7 @@ OPTIONS = {  # fields of `SolveOptions` with a control; for sliders, also (minim
     "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
     "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
 }  # fmt: skip
-# Legends of boards: the CSS style of each sample, and its meaning. Tasks that are not in LEGENDS use SYMBOLS.
+# Legend of a board: the CSS style of each swatch and its meaning. Tasks that are not in LEGENDS use SYMBOLS.
 SYMBOLS = {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
            "background: #ffe08a": "changed in this step", "background: #f6b3ab": "breaks a rule"}  # fmt: skip
 RINGS = {"box-shadow: inset 0 0 0 2px #f5c518": "changed in this step",

@@ -226,7 +226,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
 
 
 def gain_rows(sites: list[dict]) -> list[list[Any]]:
-    """Return one row per layer: its gains, and the gains of the product of all maps so far, as in COLUMNS."""
+    """Return one row per layer, with COLUMNS: the layer's gains, and the gains of the product of all maps so far."""
     rows = []
     for attention, feed_forward in zip(sites[::2], sites[1::2]):
         own = [max(site["forward"], site["backward"]) for site in (attention, feed_forward)]

@@ -55,7 +55,7 @@ def solve(options: SolvePuzzles, as_json: bool):
 
 
 def _spare_cpu(model: str) -> None:
-    """Speed up importing transformers and keep idle threads from spinning. Must run before torch is imported."""
+    """Speed up importing transformers and keep idle threads from spinning. Call this before importing torch."""
     config, adapter = (Path(model, each) for each in CONFIGS)
     plain = config.is_file() and not adapter.is_file() and "quantization_config" not in load_json(config)
     if plain and "torch" not in sys.modules:

@@ -23,7 +23,7 @@ class AppOptions(Options):
     share: bool = option("Also create a public link through Gradio's servers.", False)
     allow_host: list[str] = option("Additional host name to accept: NAME or *.NAME; repeatable.", [])
     max_upload_mb: int = option("Maximum size of an uploaded file in MB.", 32, min=1)
-    device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ...; by default the best available one.", None)
     open_browser: bool = option("Open the page in a browser.", False, flags=("--open",))
 
 
@@ -53,7 +53,7 @@ def show(options: AppOptions):
 
 
 def validate_port(host: str, port: int) -> None:
-    """Raise ValueError if the port is in use. Runs before the models are loaded, which can take a minute."""
+    """Raise ValueError if the port is in use. Call this before loading the models, which can take a minute."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

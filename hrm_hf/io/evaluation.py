@@ -20,7 +20,7 @@ class EvaluationOptions(Options):
 
     model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
     out: Path | None = option("Folder for results.json and evaluation.png.", None)
-    device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ...; by default the best available one.", None)
     update_card: bool = option("Add the results to the model card, MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ def validate_evaluation(model: str, out: Path | None, update_card: bool) -> None
 
 
 def validate_output(out: Path) -> None:
-    """Raise UsageError if the folder `out` cannot be created or written to. Does not create the folder."""
+    """Raise UsageError if the folder `out` cannot be created or written to. This does not create the folder."""
     nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise UsageError(f"{nearest} is a file; expected a folder", "--out")

@@ -168,5 +168,5 @@ def _add_to(parser: argparse.ArgumentParser, field: dataclasses.Field, kind: Any
 
 
 def wanted_checkpoint(value: str | bool | Path | None) -> str | None:
-    """Convert any value of `resume_from_checkpoint` to None, "last", "last-complete" or a folder."""
+    """Convert a value of `resume_from_checkpoint` to None, "last", "last-complete" or a folder."""
     return {"none": None, "false": None, "true": "last"}.get(str(value).lower(), str(value))

@@ -1,4 +1,4 @@
-"""Make a record from a changed file: the old function, the author's message, and the new code.
+"""Build a record from a changed file: the old function, the author's message, and the new code.
 
 Commits, pull requests and edit data sets from the Hub share this module. It accepts or rejects paths, finds the
 changed function, and derives the plan from the verb in the subject. Edits to several functions, or to declarations

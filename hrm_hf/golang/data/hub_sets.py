@@ -82,7 +82,7 @@ def _text(value: Any) -> str:
 
 
 def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
-    """Determine the kind of a data set from its columns, and return it with the column for each part."""
+    """Identify the kind of data set from its column names, and map each part of a row to a column."""
     missing = []
     for kind, roles in COLUMNS.items():
         found = {part: next((name for name in known.split() if name in names), None) for part, known in roles.items()}

@@ -173,7 +173,8 @@ class GoStreamBuilder:
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
             raise TooLongError(
-                "stream", f"record {record['id']!r}: plan and code leave only {limit} of max_length={self.max_length}"
+                "stream",
+                f"record {record['id']!r}: only {limit} of max_length={self.max_length} tokens are left for the problem",
             )
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")

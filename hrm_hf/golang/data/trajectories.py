@@ -156,7 +156,7 @@ def _judged(
 def _draw(
     source: _Source, count: int, generator: random.Random, counts: TrajectoryCounts
 ) -> list[tuple[str, Feedback]]:
-    """Take up to `count` failed candidates, the rarer kind first, until the trajectory is too long."""
+    """Draw up to `count` failed candidates, rarest kind so far first. Stop when the code gets too long."""
     drawn: list[tuple[str, Feedback]] = []
     characters = len(source.record["solution"]["code"])
     for _ in range(count):
@@ -276,7 +276,7 @@ def body_of(code: str, prefix: str) -> Body:
     firsts = {token.start for token in tokens}
     for line in encoded.splitlines(keepends=True):
         stop = position + len(line)
-        # A token that spans lines is not part of any line, so line operators cannot cut it.
+        # Skip blank lines and lines inside a multi-line token, so that line operators do not edit them.
         if position >= start and any(first in firsts for first in range(position, stop)):
             lines.append((position, stop))
         position = stop

@@ -100,7 +100,7 @@ VALIDATOR_CHOICES = get_args(GoValidator)
 
 
 def best_validator(kind: str = "auto") -> TreeSitterValidator | GoParserValidator:
-    """Return the validator called `kind`. "auto" is "parser" if Go is installed, else "tree-sitter".
+    """Return the validator called `kind`. "auto" selects "parser" if Go is installed, else "tree-sitter".
 
     "auto" never checks types, because a function without the rest of its package may use undefined names.
 

@@ -1,1 +1,1 @@
-"""The architectures, in a flat folder: checkpoints ship a modeling file and only its siblings."""
+"""Model architectures in a flat folder, because a checkpoint ships only a modeling file and siblings."""

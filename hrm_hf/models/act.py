@@ -1,7 +1,7 @@
 """Adaptive computation time (ACT) with a persistent carry: state, halting rules and losses.
 
-Each slot of a batch works on one example over several calls of the model. When its example has halted, the slot takes
-a new example at the next call. B is the number of slots, S the positions, V the vocabulary size, T the positions of
+Each slot of a batch works on one example over several calls of the model. When the example has halted, the slot takes
+a new one at the next call. B is the number of slots, S the positions, V the vocabulary size, T the positions of
 the latent states, and D their width.
 
 Source: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734, section 2 (ACT, Q-learning head);
@@ -54,17 +54,17 @@ torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__mod
 
 
 def replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Return `new` in the rows where `rows`, bool [B], is True, and `old` elsewhere, [B, ...]."""
+    """Take the rows of `new` [B, ...] where `rows`, bool [B], is True, and those of `old` elsewhere."""
     return torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)
 
 
 def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Give each halted slot its row of `incoming` and reset its step count to 0.
+    """Load a new example into each halted slot and reset the slot's step count to 0.
 
-    Rows offered to busy slots are ignored; the caller offers them again.
+    Rows of `incoming` at busy slots are ignored; the caller passes them again later.
 
     Returns:
-        The steps, int32 [B], and the data of all slots.
+        The step counts, int32 [B], and the data of all slots.
     """
     halted = carry.halted
     data = {name: replace_rows(halted, incoming[name].to(old.dtype), old) for name, old in carry.current_data.items()}
@@ -74,28 +74,28 @@ def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Te
 def exploration_min_steps(steps: torch.Tensor, halt_max_steps: int, exploration_prob: float) -> torch.Tensor:
     """Draw each slot's minimum number of ACT steps, int32 [B].
 
-    It is in 2..halt_max_steps with probability `exploration_prob`, else 0. As in the original code, a new minimum is
-    drawn at every step: first the Bernoulli variable, then the integer.
+    With probability `exploration_prob`, the minimum is uniform in 2..halt_max_steps, otherwise 0. As in the original
+    code, a new minimum is drawn at every step: first the Bernoulli variable, then the integer.
     """
     explore = torch.rand(steps.shape, device=steps.device) < exploration_prob
     return explore * torch.randint_like(steps, low=2, high=halt_max_steps + 1)
 
 
 def wants_to_halt(q_halt: torch.Tensor, q_continue: torch.Tensor | None) -> torch.Tensor:
-    """Check which rows prefer to halt, bool [B]: HRM compares both Q values, TRM uses the sign of q_halt."""
+    """Return a mask of the rows that prefer to halt. HRM compares both Q values, TRM checks q_halt > 0."""
     return q_halt > 0 if q_continue is None else q_halt > q_continue
 
 
 def continue_target(next_q_halt: torch.Tensor, next_q_continue: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """Return the bootstrap target [B] of the continue value from the next Q values (HRM paper, eq. 8)."""
+    """Return the target [B] for q_continue, bootstrapped from the next step's Q values (HRM paper, eq. 8)."""
     return torch.sigmoid(torch.where(last, next_q_halt, torch.maximum(next_q_halt, next_q_continue)))
 
 
 def stablemax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Compute the stablemax cross entropy [...] of logits x [..., V] and labels [...].
 
-    It is -log(s(x_label) / sum s(x)), with s(x) = x + 1 for x >= 0, else 1 / (1 - x), and 0 for ignored labels. The
-    dtype is float64, or float32 on MPS, which lacks float64.
+    The loss is -log(s(x_label) / sum s(x)), with s(x) = x + 1 for x >= 0, else 1 / (1 - x); ignored labels give 0.
+    The dtype is float64, or float32 on MPS, which lacks float64.
     """
     logits = logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
     s = torch.where(logits < 0, 1 / (1 - logits + 1e-30), logits + 1)
@@ -105,7 +105,7 @@ def stablemax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch
 
 
 def softmax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Compute the cross entropy [...] of logits [..., V] in float32, with 0 for ignored labels."""
+    """Compute the cross entropy [...] of logits [..., V] in float32. Ignored labels give 0."""
     flat = F.cross_entropy(
         logits.float().flatten(0, -2), labels.long().flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
@@ -122,12 +122,12 @@ def sequence_correctness(logits: torch.Tensor, labels: torch.Tensor) -> tuple[to
 
 
 def row_mean_loss(loss: torch.Tensor, num_labels: torch.Tensor) -> torch.Tensor:
-    """Average a loss [B, S] over the labeled positions of each row (num_labels [B]), and sum over rows."""
+    """Average a loss [B, S] over the labeled positions in each row (num_labels [B]), then sum over rows."""
     return (loss / num_labels.clamp_min(1).unsqueeze(-1)).sum()
 
 
 def halting_loss(q_logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the binary cross entropy of logits and targets [B], summed over all slots."""
+    """Return the binary cross entropy between logits and targets [B], summed over all slots."""
     return F.binary_cross_entropy_with_logits(q_logits, target.to(q_logits.dtype), reduction="sum")
 
 
@@ -138,7 +138,7 @@ def halted_metrics(
     num_labels: torch.Tensor,
     q_halt: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Sum the metrics of slots that halted and have labels. Divide by `count` for means. Inputs are [B]."""
+    """Sum metrics over the halted slots with labels; divide by `count` for means. Inputs are [B]."""
     valid = halted & (num_labels > 0)
     exact = num_correct == num_labels
     return {

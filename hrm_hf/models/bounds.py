@@ -1,4 +1,4 @@
-"""Ranges of config fields, checked whenever a field is set, and a check for unknown field names.
+"""Range checks for config fields, run whenever a field is set, and a check for unknown field names.
 
     H_layers: int = bounded(4, COUNT)
 
@@ -27,9 +27,9 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Bound:
-    """Range of a number, or of each number in a list. None is always valid.
+    """Valid range of a number, or of each number in a list. None is always valid.
 
-    `whole` allows only integers. `lists` is the minimum and maximum length of a list; None rejects lists.
+    `whole` allows only integers. `lists` gives the minimum and maximum length of a list; None rejects lists.
     """
 
     low: float
@@ -39,7 +39,7 @@ class Bound:
     name: str = "the value"
 
     def __call__(self, value: Any) -> None:
-        """Raise ValueError for an invalid value, with the name of the field and its range."""
+        """Raise ValueError for an invalid value. The message names the field and its range."""
         if isinstance(value, (list, tuple)) and self.lists is not None:
             if not self.lists[0] <= len(value) <= self.lists[1]:
                 raise ValueError(f"{self.name} has {len(value)} entries: must have {self.lists[0]} to {self.lists[1]}")
@@ -48,7 +48,7 @@ class Bound:
             return
         kinds = int if self.whole else (int, float)
         number = isinstance(value, kinds) and not isinstance(value, bool)
-        # NaN fails every comparison, and no field can be infinite.
+        # NaN fails every comparison, and no field may be infinite.
         if value is not None and not (number and self.low <= value <= self.high and abs(value) < inf):
             kind = "an integer" if self.whole else "a number"
             bounds = f">= {self.low:g}" if self.high == inf else f"in [{self.low:g}, {self.high:g}]"
@@ -69,12 +69,12 @@ def bounded(default: Any, bound: Bound) -> Any:
 COUNT, SOME = whole(1), whole(0)
 TOKEN_ID = whole(-1, lists=(0, 1024))
 PROBABILITY = number(0, 1)
-SPREAD = number(1e-12)  # standard deviation of new weights; with 0 they could not learn
+SPREAD = number(1e-12)  # standard deviation of initial weights; with 0, the weights could not learn
 LOSS_WEIGHT = number(0)
 ANY_NUMBER = number(-inf)
 
 
-# Names that a config accepts besides its own fields and the public attributes of its class.
+# Names that a config accepts in addition to its own fields and the public attributes of its class.
 LIBRARY_FIELDS = frozenset(
     (
         # read by PreTrainedConfig when a config is built
@@ -83,7 +83,7 @@ LIBRARY_FIELDS = frozenset(
         "classifier_dropout", "loss_type", "tie_last_hidden_states", "token_classification_bias",
         # written into config.json by the library
         "adapters", "auto_map", "compression_config", "custom_pipelines", "distributed_config", "quantization_config",
-        # in the config.json of every model before transformers 5
+        # present in every config.json saved before transformers 5
         "add_cross_attention", "bad_words_ids", "cross_attention_hidden_size", "finetuning_task", "is_decoder",
         "prefix", "pruned_heads", "sep_token_id", "task_specific_params", "tf_legacy_loss", "tie_encoder_decoder",
         "tie_word_embeddings", "tokenizer_class", "torchscript", "use_bfloat16",
@@ -91,20 +91,20 @@ LIBRARY_FIELDS = frozenset(
         *GenerationConfig._get_default_generation_params(),
     )
 )  # fmt: skip
-# Names of our fields in other libraries and models.
+# Names that other libraries and models use for our fields.
 OTHER_NAMES = {
     "d_ff": "intermediate_size", "d_model": "hidden_size", "dim": "hidden_size", "n_ctx": "max_position_embeddings",
     "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_inner": "intermediate_size",
     "n_layer": "num_hidden_layers", "n_positions": "max_position_embeddings", "num_heads": "num_attention_heads",
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
-MISSPELLED = 0.8  # minimum difflib similarity of a name and its misspelling
-MISSPELLED_FIELD = 0.86  # stricter where tokenizer options are valid too: vocab_file and vocab_size have 0.8
+MISSPELLED = 0.8  # minimum difflib similarity for a name to count as misspelled
+MISSPELLED_FIELD = 0.86  # stricter where tokenizer options are also valid: vocab_file is 0.8 similar to vocab_size
 
 
 @lru_cache
 def _accepted(config_class: type) -> frozenset[str]:
-    """Return the names of a config class's fields, their aliases, and its other settable attributes."""
+    """Return the names and aliases of a config class's fields, and its other settable attributes."""
     attributes = {name: inspect.getattr_static(config_class, name) for name in dir(config_class)}
     fixed = {name for name, at in attributes.items() if inspect.isroutine(at) or getattr(at, "fset", at) is None}
     fields = {field.name for field in dataclasses.fields(config_class)}
@@ -112,7 +112,7 @@ def _accepted(config_class: type) -> frozenset[str]:
 
 
 def _unknown(config_class: type, given: dict[str, Any], cutoff: float = 0.0) -> list[str]:
-    """Return an error message for each unknown name that resembles a field of a config class.
+    """Return an error message for each unknown name that resembles a config field.
 
     Names with a leading underscore are internal to transformers and accepted.
     """
@@ -143,8 +143,8 @@ class BoundedFields:
                 field.metadata = MappingProxyType({**field.metadata, "validator": bound})
         super().__init_subclass__(*args, **kwargs)
 
-    # The package sets this so that `pipeline` uses the package's pipelines. The pipelines in a checkpoint are for
-    # processes without the package: they need trust_remote_code and can do less.
+    # The package sets this to make `pipeline` use the package's pipelines. The pipelines in a checkpoint are for
+    # processes without the package: they need trust_remote_code and have fewer features.
     _has_pipelines: ClassVar[bool] = False
 
     def __post_init__(self, **kwargs: Any):
@@ -154,19 +154,19 @@ class BoundedFields:
             logger.warning_once(f"The saved config has fields that this version of hrm_hf does not read: {unknown}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
-        if "rope_theta" in kwargs:  # transformers would ignore it because we set a default
+        if "rope_theta" in kwargs:  # transformers would ignore rope_theta because we set a default
             self.rope_parameters = {**(self.rope_parameters or {}), "rope_theta": kwargs["rope_theta"]}
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """Load as in transformers. Raise TypeError if `kwargs` has a misspelled field."""
+        """Load a config as transformers does, but raise TypeError if `kwargs` contains a misspelled field."""
         if unknown := _unknown(cls, kwargs, MISSPELLED_FIELD):
             raise TypeError("; ".join(unknown))
         return super().from_dict(config_dict, **kwargs)
 
     def validate_all_bounds(self):
-        """Validate all bounds. `@strict` runs this before `validate_architecture`, in alphabetical order."""
+        """Check all bounds. `@strict` runs validators alphabetically, so `validate_architecture` comes later."""
         for name, validators in self.__validators__.items():
             for validator in validators:
                 if isinstance(validator, Bound):

@@ -1,4 +1,4 @@
-"""Config fields that all models of sky maps share, and fields of the mass-mapping models."""
+"""Config fields shared by all sky-map models, and by the mass-mapping models."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -20,14 +20,14 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         mask_channel (`bool`, defaults to `False`): whether the last channel is a mask (1: observed, 0: not observed).
         padding_mode (`str`, defaults to "zeros"): "zeros", or "circular" for periodic maps.
         pixel_mean, pixel_std (`list[float]`, *optional*): mean and standard deviation of each map channel over the
-            training set. (Over a single map, they would remove the amplitude.) The feature extractor applies them; the
-            config only records them.
+            training set. (Statistics of a single map would remove its amplitude.) The feature extractor applies them;
+            the config only records them.
     Targets:
         target_names (`list[str]`, defaults to `["omega_m", "sigma_8"]`): free parameters in the order of the labels;
             `id2label` and `label2id` are derived from them.
         derived_s8 (`bool`, defaults to `True`): also report s_8 = sigma_8 (omega_m / 0.3)^0.5, which is not free.
         prior_bounds (`list[list[float]]`, *optional*): [low, high] of each target under a flat prior. With bounds, the
-            posterior is a density on this box; without, on all real numbers.
+            posterior is a density on this box; without bounds, it is a density on all real numbers.
         target_mean, target_std (`list[float]`, *optional*): used to scale the targets if there are no bounds.
     Posterior:
         covariance (`str`, defaults to "cholesky"): covariance of each Gaussian, "diag" or "cholesky".
@@ -40,13 +40,13 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     """
 
     model_type = "cosmo_regression"
-    # Without these, a Trainer's predictions are the means and standard deviations of the labels and of s_8.
+    # Without these fields, the predictions of a Trainer are the means and stds of the targets and of s_8.
     keys_to_ignore_at_inference = [
         "nll_loss", "mse_loss", "halt_loss", "log_weights", "loc", "scale_tril", "halt_logits", "steps",
         "segment_means", "metrics", "hidden_states",
     ]  # fmt: skip
 
-    chunk_size_feed_forward: int = bounded(0, SOME)  # a field of transformers, redeclared with a bound
+    chunk_size_feed_forward: int = bounded(0, SOME)  # inherited from transformers, redeclared with a bound
     image_size: int = bounded(64, whole(1, 65_536))
     num_channels: int = bounded(1, whole(1, 4096))
     mask_channel: bool = False
@@ -81,7 +81,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         self.label2id = {name: index for index, name in self.id2label.items()}
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         for name, allowed in {
             "padding_mode": ("circular", "zeros"),
             "covariance": ("diag", "cholesky"),
@@ -104,12 +104,12 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def num_map_channels(self) -> int:
-        """Number of channels, not counting the mask."""
+        """Number of channels, excluding the mask."""
         return self.num_channels - self.mask_channel
 
     @property
     def reported_names(self) -> list[str]:
-        """Names of the columns of posterior samples."""
+        """Column names of posterior samples."""
         return [*self.target_names, S_8] if self.derived_s8 else list(self.target_names)
 
 
@@ -117,14 +117,14 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 class MassMappingConfig(CosmoRegressionConfig):
     r"""Fields shared by `hrm_mass_mapping` and its U-Net baseline.
 
-    It has the fields of `CosmoRegressionConfig`. The channels are g1 and g2 of each source plane in turn, and
+    It adds these fields to `CosmoRegressionConfig`. The channels are g1 and g2 of each source plane in turn, and
     optionally the mask.
 
     Args:
         kappa_std (`list[float]`, *optional*): standard deviation of the convergence in each plane over the training
-            set, which is the unit of the model's maps; 1 if None.
-        num_error_rings (`int`, defaults to 12): number of multipole rings for which the model predicts the power of
-            the map's error.
+            set. The model's maps are in this unit; 1 if None.
+        num_error_rings (`int`, defaults to 12): number of multipole rings. The model predicts the power of the map's
+            error in each ring.
         map_loss_weight (`float`, defaults to 1): weight of the map's likelihood in pixels.
         harmonic_loss_weight (`float`, defaults to 1): weight of the map's likelihood by multipole.
     """
@@ -143,7 +143,7 @@ class MassMappingConfig(CosmoRegressionConfig):
     harmonic_loss_weight: float | int = bounded(1.0, LOSS_WEIGHT)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         super().validate_architecture()
         if self.num_map_channels % 2:
             channels = f"num_channels={self.num_channels} with mask_channel={self.mask_channel}"

@@ -10,9 +10,9 @@ from .configuration_cosmo import CosmoRegressionConfig
 
 @strict
 class CosmoCnnConfig(CosmoRegressionConfig):
-    r"""Configuration of `cosmo_cnn`: a residual network without recurrence, the baseline of `hrm_cosmo`.
+    r"""Configuration of `cosmo_cnn`, a non-recurrent residual network and the baseline for `hrm_cosmo`.
 
-    It has the fields of `CosmoRegressionConfig` for maps, targets and posterior, and:
+    In addition to the fields of `CosmoRegressionConfig` (maps, targets, posterior):
 
     Args:
         embedding_size (`int`, defaults to 24): channels of the stem, which keeps the resolution.
@@ -45,7 +45,7 @@ class CosmoCnnConfig(CosmoRegressionConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         super().validate_architecture()
         if len(self.depths) != len(self.hidden_sizes):
             raise ValueError(

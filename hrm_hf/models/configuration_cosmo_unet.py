@@ -10,9 +10,9 @@ from .configuration_cosmo import MassMappingConfig
 
 @strict
 class CosmoUnetConfig(MassMappingConfig):
-    r"""Configuration of `cosmo_unet`: a U-Net without recurrence, the baseline of `hrm_mass_mapping`.
+    r"""Configuration of `cosmo_unet`, a non-recurrent U-Net and the baseline for `hrm_mass_mapping`.
 
-    It has the fields of `MassMappingConfig` for maps, targets and posterior, and:
+    In addition to the fields of `MassMappingConfig` (maps, targets, posterior):
 
     Args:
         hidden_sizes (`list[int]`, defaults to `[16, 32, 40, 50]`): channels of each level. The first level has full
@@ -35,7 +35,7 @@ class CosmoUnetConfig(MassMappingConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         super().validate_architecture()
         halvings = len(self.hidden_sizes) - 1
         if self.image_size % 2**halvings:

@@ -10,9 +10,9 @@ from .configuration_cosmo import CosmoRegressionConfig
 
 @strict
 class HrmCosmoConfig(CosmoRegressionConfig):
-    r"""Configuration of `hrm_cosmo`: a convolutional stem, and HRM's two levels over its tokens.
+    r"""Configuration of `hrm_cosmo`, in which HRM's two levels process the tokens of a convolutional stem.
 
-    It has the fields of `CosmoRegressionConfig` for maps, targets and posterior, and:
+    In addition to the fields of `CosmoRegressionConfig` (maps, targets, posterior):
 
     Args:
         stem (`str`, defaults to "conv"): "conv", or "patch" for a linear projection of patches, as in ViT.
@@ -23,8 +23,8 @@ class HrmCosmoConfig(CosmoRegressionConfig):
         num_ps_bins (`int`, defaults to 12): number of bins of the power spectrum, up to the Nyquist frequency.
         use_histogram (`bool`, defaults to `True`): also add histograms and moments at four scales.
         statistics_dropout (`float`, defaults to 0.3): dropout on the hidden layer that reads these statistics.
-        max_map_distance (`float`, *optional*): limit of `HrmCosmoForRegression.map_distance`; the posterior of a map
-            beyond it is not trustworthy. Training sets it to the value that one in 200 held-out maps exceeds.
+        max_map_distance (`float`, *optional*): limit for `HrmCosmoForRegression.map_distance`. The posterior of a map
+            beyond the limit is not trustworthy. Training sets it to the value that one in 200 held-out maps exceeds.
         pos_encodings (`str`, defaults to "none"): "none" (the sky has no preferred position) or "learned".
         hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4): as in transformers, for both
             levels.
@@ -32,10 +32,10 @@ class HrmCosmoConfig(CosmoRegressionConfig):
             of 256.
         H_layers, L_layers (`int`, defaults to 1): blocks of the high- and of the low-level module.
         H_cycles, L_cycles (`int`, defaults to 2): high-level cycles per segment, low-level steps per cycle.
-        halt_max_steps (`int`, defaults to 4): number of segments in training, and by default the maximum in inference.
+        halt_max_steps (`int`, defaults to 4): number of segments in training, and default maximum in inference.
         halt_threshold (`float`, defaults to 0.01): adaptive halting stops a map when the expected gain from further
             segments, in nats, is below this threshold.
-        halt_loss_weight (`float`, defaults to 0.1): weight of the loss of the expected gain.
+        halt_loss_weight (`float`, defaults to 0.1): weight of the loss on the predicted gain.
         rms_norm_eps (`float`, defaults to 1e-5): epsilon of the gain-free RMS norms.
     """
 
@@ -81,7 +81,7 @@ class HrmCosmoConfig(CosmoRegressionConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         super().validate_architecture()
         for name, allowed in {"stem": ("conv", "patch"), "pos_encodings": ("none", "learned")}.items():
             if getattr(self, name) not in allowed:
@@ -98,7 +98,7 @@ class HrmCosmoConfig(CosmoRegressionConfig):
 
     @property
     def patch_size(self) -> int:
-        """Side of a token's patch in pixels."""
+        """Side length of a token's patch, in pixels."""
         return 2 ** len(self.stem_channels)
 
     @property

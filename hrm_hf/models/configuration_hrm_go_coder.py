@@ -13,7 +13,7 @@ from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
 @strict
 class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
-    r"""Configuration of `hrm_go_coder`: a planner, a generator that attends to it, and a refinement head.
+    r"""Configuration of `hrm_go_coder`: planner, generator that attends to the planner, refinement head.
 
     Body:
         vocab_size (`int`, defaults to 50000): size of the embedding table, which is also the output head.
@@ -22,7 +22,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
             as in Llama, for both stacks.
         planner_layers (`int`, defaults to 4), generator_layers (`int`, defaults to 8): blocks of each stack.
         planner_cycles (`int`, defaults to 1), generator_cycles (`int`, defaults to 1): how often a stack is applied
-            with the same weights (the recursion of HRM and TRM); this adds computation but no parameters.
+            with the same weights (the recursion of HRM and TRM). This adds computation but no parameters.
         hidden_dropout (`float`, defaults to 0.0): dropout on the output of each branch.
         max_position_embeddings (`int`, defaults to 2048): maximum tokens of a stream, including all attempts.
         unified (`bool`, defaults to `False`): planner and generator share one stack of `planner_layers` blocks without
@@ -35,8 +35,8 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         plan_budget (`int`, defaults to 512), code_budget (`int`, defaults to 1024): maximum new tokens of a plan and
             of an attempt.
         max_refinement_iterations (`int`, defaults to 5): maximum number of attempts in `generate_with_refinement`.
-        refinement_threshold (`float`, defaults to 0.9): minimum probability of DONE at which the loop stops.
-        repetition_guard (`bool`, defaults to `True`): keep plans and code from repeating more than real code does.
+        refinement_threshold (`float`, defaults to 0.9): probability of DONE from which the loop stops.
+        repetition_guard (`bool`, defaults to `True`): prevent plans and code from repeating more than real code does.
     Losses:
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
         refinement_loss_weight (`float`, defaults to 0.2): weights of the three parts of the loss.
@@ -51,9 +51,9 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         "metrics",
     ]  # fmt: skip
     base_model_tp_plan = None
-    base_model_pp_plan = None  # pipeline plans cannot express that both stacks read the same embeddings
+    base_model_pp_plan = None  # pipeline-parallel plans cannot express that both stacks read the same embeddings
 
-    # Fields of transformers, redeclared with bounds.
+    # Fields inherited from transformers, redeclared with bounds.
     chunk_size_feed_forward: int = bounded(0, SOME)
     num_key_value_heads: int | None = bounded(None, COUNT)
     head_dim: int | None = bounded(None, COUNT)
@@ -92,7 +92,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     refinement_class_weights: list[float] | None = bounded(None, number(0, 1e6, lists=(len(DECISIONS),) * 2))
     decision_temperature: float | int = bounded(1.0, number(1e-3, 1e3))
 
-    # The comments give parameter counts in millions.
+    # Comments give the number of parameters in millions.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "test": {  # 0.31
             "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4,
@@ -113,7 +113,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
-        # Key-value slots of one cycle; caches read this field.
+        # Number of key-value slots per cycle. Caches read it from this field.
         layers, given = self.planner_layers + 2 * self.generator_layers, self.num_hidden_layers
         if given not in (type(self).num_hidden_layers, layers) and "model_type" not in kwargs:
             raise ValueError(f"num_hidden_layers={given}: set planner_layers and generator_layers instead")
@@ -123,7 +123,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         super().validate_architecture()
         if self.unified != (self.generator_layers == 0):
             raise ValueError(
@@ -135,7 +135,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
 
     @property
     def cache_slots(self) -> dict[str, int]:
-        """First cache slot of each kind (planner, generator, cross, phase), and their total number (end)."""
+        """First cache slot of each kind (planner, generator, cross, phase), and the number of slots (end)."""
         planner, generator = self.planner_layers * self.planner_cycles, self.generator_layers * self.generator_cycles
         if self.unified:
             return {"planner": 0, "generator": planner, "cross": planner, "phase": planner, "end": planner}
@@ -145,7 +145,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
 
     @property
     def per_layer_config(self) -> list["HrmGoCoderConfig"]:
-        """One entry per cache slot. transformers' caches use its length as the number of slots."""
+        """One entry per cache slot. transformers' caches read the number of slots from the list's length."""
         return [self] * self.cache_slots["end"]
 
 

@@ -12,7 +12,7 @@ from .modeling_utils import LlamaModulesMixin, PresetsMixin
 EXITS = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
 STACKS = ("L_module", "H_module", "prelude", "coda")
 TP_PLAN = {**LlamaConfig.base_model_tp_plan, "layers.*.self_attn.gate_proj": "colwise"}
-# A flat loop, trained on the loss of its last pass; the gate is trained afterwards (`--train_gate_only`).
+# A flat loop, trained on the loss after its last pass. The gate is trained afterwards (`--train_gate_only`).
 LOOP = {
     "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": 4, "initial_state": "zero",
     "detach_between_segments": False, "deep_supervision": "last", "q_loss_weight": 0.0, "ponder_loss_weight": 0.0,
@@ -21,7 +21,7 @@ LOOP = {
 
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
-    """Return preset fields. `layers` is (high, low), or (prelude, loop, coda) for a flat loop."""
+    """Return a preset's fields. `layers` is (high, low), or (prelude, loop, coda) for a flat loop."""
     flat = len(layers) == 3
     names = ("prelude_layers", "num_l_layers", "coda_layers") if flat else ("num_h_layers", "num_l_layers")
     own = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
@@ -30,7 +30,7 @@ def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields)
 
 @strict
 class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConfig):
-    r"""Configuration of `hrm_lm`, a causal language model that thinks in segments and halts per token.
+    r"""Configuration of `hrm_lm`, a causal language model that thinks in segments and halts for each token.
 
     Shapes and blocks (fields not listed here are as in Llama):
         num_h_layers, num_l_layers: blocks of the high- and the low-level stack; num_h_layers=0 makes a flat loop over
@@ -42,19 +42,19 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
     Recurrence:
         H_cycles, L_cycles: high-level cycles per segment, low-level passes per cycle.
         bp_steps: number of a segment's last stack passes that have gradients, high-level stack first; None for all.
-        detach_between_segments: cut gradients between segments; if False, only the last bp_segments have gradients.
+        detach_between_segments: stop gradients between segments; if False, only the last bp_segments have gradients.
         initial_state: low-level state at the start, "fixed" (an untrained random vector) or "random" (for each token).
         step_vectors, pass_gains: add a vector to the input in each pass; scale the branches in each pass.
         mhc_flows: number of residual streams that hyper-connections mix between the passes of a flat loop.
         segment_sampling: number of segments in training: halt_max_steps ("fixed"), or drawn with this mean per forward
             or per token; segment_sampling_sigma is the std of the logarithm of the rate.
     Halting (see early_exit.py for the losses and their fields):
-        halt_max_steps, halt_min_steps: maximum and minimum segments of a token; a maximum of 1 builds no gate.
+        halt_max_steps, halt_min_steps: maximum and minimum segments per token; with a maximum of 1, there is no gate.
         halt_exploration_prob: fraction of tokens that draw a random minimum in training.
         initial_halt_prob: probability that the gate of a new model halts after a segment.
         halt_margin (0.0): with exit_criterion="q", a token halts if q_halt - q_continue exceeds this margin.
         exit_criterion, exit_threshold: the rule that halts a token; None for the criterion's default threshold.
-        convergence_threshold: relative change below which a state counts as converged, in metrics only.
+        convergence_threshold: relative change below which metrics count a state as converged.
         kv_layout: cache each visit of a layer ("per_segment", exact), only the last segment ("last_segment"), or one
             slot per layer ("last_visit"); the latter two are approximate and do not grow with halt_max_steps.
     """
@@ -67,7 +67,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
     base_model_tp_plan = {f"{stack}.{name}": rule for stack in STACKS for name, rule in TP_PLAN.items()}
     base_model_fsdp_plan = dict.fromkeys(["embed_tokens", *(f"{s}.layers.*" for s in STACKS)], "free_full_weight")
 
-    chunk_size_feed_forward: int = bounded(0, SOME)  # a field of transformers, redeclared with a bound
+    chunk_size_feed_forward: int = bounded(0, SOME)  # inherited from transformers, redeclared with a bound
     vocab_size: int = bounded(50304, COUNT)
     hidden_size: int = bounded(512, COUNT)
     intermediate_size: int = bounded(1792, COUNT)
@@ -151,7 +151,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         if self.flat_loop and self.H_cycles != 1:
             raise ValueError(f"H_cycles={self.H_cycles}: must be 1 with num_h_layers=0; set L_cycles instead")
         self.check_bp_steps(self.bp_steps)
@@ -180,7 +180,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
 
     @property
     def stack_passes(self) -> int:
-        """Number of stack passes per segment: H_cycles * (L_cycles + 1), or L_cycles in a flat loop."""
+        """Number of stack passes per segment, H_cycles * (L_cycles + 1), or L_cycles in a flat loop."""
         return self.H_cycles * (self.L_cycles + (not self.flat_loop))
 
     @property
@@ -190,7 +190,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
 
     @property
     def num_hidden_layers(self) -> int:
-        """Number of key-value cache slots, not of blocks, under the name that transformers' caches read."""
+        """Number of key-value cache slots (not of blocks). The name is the one that transformers' caches read."""
         once = self.prelude_layers + self.coda_layers
         if self.kv_layout == "last_visit":
             return once + self.num_h_layers + self.num_l_layers

@@ -11,13 +11,13 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 
 @strict
 class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
-    r"""Configuration of `hrm_mass_mapping`, with convolutions over pixels and attention over patches.
+    r"""Configuration of `hrm_mass_mapping`: convolutions over pixels combined with attention over patches.
 
     It has the fields of `MassMappingConfig` for maps, and those of `HrmCosmoConfig` for the stem, its statistics, the
-    high level, cycles and halting. The halting threshold is a fraction of the map's squared error. It also has:
+    high level, cycles and halting. The halting threshold is a fraction of the map's squared error. Other fields:
 
     Args:
-        cell_size (`int`, defaults to 2): side of a cell of the low level in pixels.
+        cell_size (`int`, defaults to 2): side length in pixels of a low-level cell.
         cell_channels (`int`, defaults to 32): channels of the low level.
         num_proposals (`int`, defaults to 4): number of maps that the low level proposes in addition to those from the
             forward operator.
@@ -49,7 +49,7 @@ class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         super().validate_architecture()
         if self.patch_size % self.cell_size:
             raise ValueError(

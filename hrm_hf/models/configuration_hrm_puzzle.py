@@ -1,4 +1,4 @@
-"""Configuration of HRM, with the fields that all puzzle models share, and the fields of EqR."""
+"""Configuration of HRM, including the fields shared by all puzzle models, and the fields of EqR."""
 
 from typing import Any, ClassVar
 
@@ -43,14 +43,14 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     """
 
     model_type = "hrm_puzzle"
-    # Without these, a Trainer's predictions are (logits, q_halt_logits) of one ACT step.
+    # Without these fields, the predictions of a Trainer are the (logits, q_halt_logits) of one ACT step.
     keys_to_ignore_at_inference = [
         "lm_loss", "q_halt_loss", "q_continue_loss", "q_continue_logits", "target_q_continue", "carry", "metrics",
         "hidden_states",
     ]  # fmt: skip
     attribute_map = {"num_heads": "num_attention_heads"}
 
-    chunk_size_feed_forward: int = bounded(0, SOME)  # a field of transformers, redeclared with a bound
+    chunk_size_feed_forward: int = bounded(0, SOME)  # inherited from transformers, redeclared with a bound
     vocab_size: int = bounded(11, COUNT)
     seq_len: int = bounded(81, COUNT)
     hidden_size: int = bounded(512, COUNT)
@@ -90,7 +90,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
             raise ValueError(f"hidden_size={width}: must be a multiple of num_attention_heads={heads}")
@@ -123,12 +123,12 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def rotary_parts(self) -> int:
-        """Number of coordinates that rotate parts of a head: 1 with "rope", 2 with "rope2d", else 0."""
+        """Number of rotary coordinates per head: 1 with "rope", 2 with "rope2d", else 0."""
         return {"rope": 1, "rope2d": 2}.get(self.pos_encodings, 0)
 
     @property
     def prefix_len(self) -> int:
-        """Number P of prefix slots, which hold the puzzle embedding before the tokens."""
+        """Number P of prefix slots. They hold the puzzle embedding and precede the tokens."""
         return self.puzzle_emb_ndim and (self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size))
 
     @property
@@ -138,7 +138,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def halt_confidence(self) -> float:
-        """Minimum sigmoid(q_halt) at which a row may halt. Solve settings can only raise it."""
+        """Minimum sigmoid(q_halt) at which a row may halt. Solve settings can raise it but not lower it."""
         return 0.0
 
     @property
@@ -160,10 +160,10 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 class EquilibriumConfig(HrmPuzzleConfig):
     r"""Fields of the Equilibrium Reasoner (EqR, arXiv 2605.21488), for models with a single level.
 
-    With the defaults, results are bitwise the same as without these fields.
+    With the defaults, results are bitwise identical to those without these fields.
 
     Args:
-        update_rate (`float`, defaults to 1.0): lambda: a pass of the network f updates a state to
+        update_rate (`float`, defaults to 1.0): lambda. A pass of the network f updates a state z to
             (1 - lambda) z + lambda f(z).
         noise_scale (`float`, defaults to 0.0): std of the normal noise added to a state after every pass, in training
             and in evaluation.

@@ -21,8 +21,8 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     Body:
         hidden_size ("hidden_dim"), num_hidden_layers ("num_layers"), num_attention_heads ("num_heads"),
             max_position_embeddings ("max_seq_len"): as in Llama; hidden_size is the width C of a stream.
-        intermediate_size ("ffn_dim"): width of the SwiGLU. The default is the guide's; multiples of 64 run faster, see
-            the "-aligned" presets.
+        intermediate_size ("ffn_dim"): width of the SwiGLU. The default is the guide's, but multiples of 64 run faster
+            (see the "-aligned" presets).
         hidden_dropout ("dropout"): dropout on the output of each branch.
     Streams:
         mhc_enabled: False gives a plain Llama, with the same weight names.
@@ -51,9 +51,9 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
         "hc_sinkhorn_iters": "mhc_sinkhorn_iters",
         "hc_eps": "mhc_eps",
     }
-    base_model_pp_plan = None  # pipeline plans cannot express the step from embeddings to streams
+    base_model_pp_plan = None  # pipeline-parallel plans cannot express the step from embeddings to streams
 
-    # Fields of transformers, redeclared with bounds.
+    # Fields inherited from transformers, redeclared with bounds.
     chunk_size_feed_forward: int = bounded(0, SOME)
     num_key_value_heads: int | None = bounded(None, COUNT)
     head_dim: int | None = bounded(None, COUNT)
@@ -85,8 +85,8 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     loop_start: int | None = bounded(None, SOME)
     loop_end: int | None = bounded(None, SOME)
 
-    # Sizes from the training guide. The comments give the guide's names, and parameter counts in millions (tied
-    # embeddings, with mHC).
+    # Sizes from the training guide. Comments give the guide's names, and parameter counts in millions with mHC and
+    # tied embeddings.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "small": {  # "125M": 111.3
             "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048,
@@ -102,7 +102,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __new__(cls, *args, **kwargs):
-        # Check before fields are assigned; afterwards, defaults and given values look the same.
+        # Check before fields are assigned; afterwards, defaults cannot be told from given values.
         for alias, name in cls.attribute_map.items():
             if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
                 raise ValueError(
@@ -120,7 +120,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Validate relations between fields, as part of `@strict` validation."""
+        """Check that the fields are consistent with each other. `@strict` calls this method."""
         super().validate_architecture()
         if self.mhc_enabled and self.mhc_res_mode == "birkhoff" and self.mhc_flows > 4:
             raise ValueError(
@@ -143,7 +143,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
 
     @property
     def per_layer_config(self) -> list["RlmMhcConfig"]:
-        """One entry per layer visit. transformers' caches use its length as the number of slots."""
+        """One entry per layer visit. transformers' caches read the number of slots from the list's length."""
         return [self] * len(self.layer_order)
 
 

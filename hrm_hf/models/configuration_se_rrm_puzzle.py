@@ -1,4 +1,4 @@
-"""Configuration of the symbol-equivariant recurrent reasoner, as differences from HRM's."""
+"""Configuration of the symbol-equivariant recurrent reasoner, derived from HRM's."""
 
 from typing import Any, ClassVar
 
@@ -95,12 +95,12 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
 
     @property
     def prefix_len(self) -> int:
-        """Number of prefix slots: 0, because the puzzle's row is added to every position."""
+        """Number of prefix slots, 0 because the puzzle's table row is added to every position instead."""
         return 0
 
     @property
     def max_position_embeddings(self) -> int:
-        """Latent positions T = S + add_tokens."""
+        """Number of latent positions, T = S + add_tokens."""
         return self.seq_len + self.add_tokens
 
     @property
@@ -111,13 +111,13 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
         return self.vocab_size - (0 if self.special_symbols else SPECIAL_SYMBOLS)
 
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of z_H and z_L, [B, V, T, D]. With one state, z_L is empty."""
+        """Return the shapes of z_H and z_L, [B, V, T, D]. In models with one state, z_L is empty."""
         shape = (batch_size, self.state_symbols, self.max_position_embeddings, self.hidden_size)
         return shape, shape if self.two_states else (batch_size, 0)
 
     @property
     def symbol_kinds(self) -> int:
-        """Number of rows of the token table: one per symbol, or with equivariance one per kind of token.
+        """Number of rows in the token table: one per symbol or, with equivariance, one per kind of token.
 
         The kinds are padding, empty and other symbols. Without special symbols, they describe a cell for a given
         symbol: the cell is empty, holds a different symbol, or holds this one.
@@ -130,7 +130,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim}: must be 0 or {width}")
 
     def validate_mixing(self):
-        """Validate the requirements of each mixer, as part of `@strict` validation."""
+        """Check that the config meets the requirements of its mixer. `@strict` calls this method."""
         self._validate_choice("mixing", ("attention", "mlp_t", "units", "neighbours"))
         if self.mixing != "attention" and (self.add_tokens or self.rotary_parts):
             given = f"add_tokens={self.add_tokens}, pos_encodings={self.pos_encodings!r}"
@@ -150,7 +150,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             raise ValueError(f"special_symbols=False, {given}: set them to True and > {SPECIAL_SYMBOLS}")
 
     def validate_states(self):
-        """Reject EqR fields if there is only one state, as part of `@strict` validation."""
+        """Reject EqR fields if there is only one state. `@strict` calls this method."""
         plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False, "H_init_std": 1, "L_init_std": 1}
         given = [f"{name}={getattr(self, name)}" for name, value in plain.items() if getattr(self, name) != value]
         if given and not self.two_states:

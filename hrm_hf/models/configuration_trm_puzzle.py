@@ -1,4 +1,4 @@
-"""Configuration of the Tiny Recursive Model, as differences from HRM's."""
+"""Configuration of the Tiny Recursive Model, derived from HRM's."""
 
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ EQR = {"update_rate": 0.95, "noise_scale": 0.01, "random_initial_states": True}
 class TrmPuzzleConfig(EquilibriumConfig):
     r"""Configuration of the Tiny Recursive Model (Jolicoeur-Martineau 2025, arXiv 2510.04871).
 
-    It has the fields of `HrmPuzzleConfig` with different defaults, those of `EquilibriumConfig`, and:
+    In addition to the fields of `HrmPuzzleConfig`, with different defaults, and of `EquilibriumConfig`:
 
     Args:
         mlp_t (`bool`, defaults to False): replace attention with a SwiGLU over the position axis, for small puzzles of

@@ -1,7 +1,7 @@
-"""Layers that turn maps into tokens: a stem, means of its features, and map statistics.
+"""Layers that turn maps into tokens: a stem, mean features of its stages, and map statistics.
 
-No layer normalizes over a map, because its amplitude is the signal. B is the number of maps, C their channels, S their
-side in pixels, and D the width of the model.
+No layer normalizes over a map, because the map's amplitude is the signal. B is the number of maps, C the number of
+channels, S the side length of a map in pixels, and D the width of the model.
 """
 
 import math
@@ -19,9 +19,9 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 from .modeling_utils import Float32Buffers, Float32Linear
 
 
-SCALES = (1, 2, 4, 8)  # side lengths in pixels of the squares that are averaged for histograms and moments
-THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in training-set stds
-VARIANCE_FLOOR = 1e-3  # added to the variances of the principal components to avoid amplifying noise
+SCALES = (1, 2, 4, 8)  # histograms and moments are of maps averaged over squares with these sides, in pixels
+THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in stds of the training set
+VARIANCE_FLOOR = 1e-3  # added to the variance of each principal component to avoid amplifying noise
 
 
 class StemStage(GradientCheckpointingLayer):
@@ -29,7 +29,7 @@ class StemStage(GradientCheckpointingLayer):
 
     def __init__(self, c_in: int, c_out: int, padding_mode: str):
         super().__init__()
-        middle = max(1, c_out // 2)  # fewer channels at full resolution, where they are most expensive
+        middle = max(1, c_out // 2)  # fewer channels at full resolution, where each channel costs most
         self.wraps = padding_mode == "circular"
         padding = 0 if self.wraps else 1
         self.conv = nn.Conv2d(c_in, middle, 3, padding=padding)
@@ -54,7 +54,7 @@ def validate_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConf
 
 
 def wrap(maps: torch.Tensor) -> torch.Tensor:
-    """Pad one pixel on each side periodically, with a faster backward pass on CPUs than F.pad."""
+    """Pad one pixel on each side periodically. The backward pass is faster on CPUs than that of F.pad."""
     maps = torch.cat((maps[..., -1:], maps, maps[..., :1]), dim=-1)
     return torch.cat((maps[..., -1:, :], maps, maps[..., :1, :]), dim=-2)
 
@@ -62,13 +62,13 @@ def wrap(maps: torch.Tensor) -> torch.Tensor:
 class MapStatistics(Float32Buffers):
     """Summary statistics of maps, whitened to mean 0 and covariance 1 over the training set.
 
-    Per map, these are the log power in rings of equal width in log |k|, and at four scales the fraction of pixels
-    below thresholds, the log standard deviation, skewness and kurtosis. Per pair of maps, it is their correlation in
-    each ring. Unobserved pixels do not count, and the power is divided by the observed fraction.
+    The statistics of a map are its log power in rings of equal width in log |k| and, at four scales, the fraction of
+    pixels below each threshold, the log standard deviation, skewness and kurtosis. Each pair of maps adds its
+    correlation in each ring. Unobserved pixels do not count; the power is divided by the observed fraction.
 
     Whitening helps because neighboring statistics are nearly equal: the information is in their differences, which
-    gradient descent would only find late. `fit` computes the transformation and the units of the thresholds from the
-    training set.
+    gradient descent would be slow to find. `fit` computes the transformation, and the units of the thresholds, from
+    the training set.
     """
 
     def __init__(self, config: HrmCosmoConfig):
@@ -89,7 +89,7 @@ class MapStatistics(Float32Buffers):
         self.reset()
 
     def reset(self, std: float | None = None) -> None:
-        """Fill the buffers, also after the model was built on the meta device."""
+        """Fill the buffers with initial values. This also works after a build on the meta device."""
         init.copy_(self.rings, ring_weights(self.size, self.bins))
         init.copy_(self.thresholds, torch.tensor(THRESHOLDS))
         init.zeros_(self.mean)
@@ -98,7 +98,7 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def fit(self, batches: Sequence[torch.Tensor]) -> None:
-        """Compute the transformation from batches of training maps, iterating over them several times."""
+        """Compute the whitening from batches of training maps. Iterates over `batches` several times."""
         spreads = [self._moments(batch, scale)[1].mean(0) for scale in self.scales for batch in batches]
         if self.scales:
             self.spread.copy_(torch.stack(spreads).view(len(self.scales), len(batches), -1).mean(1).sqrt())
@@ -110,7 +110,7 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return features [B, F] of pixel_values [B, C, S, S], without gradients."""
+        """Return the whitened features [B, F] of pixel_values [B, C, S, S], without gradients."""
         return self._whitened(pixel_values).clamp(-10, 10)
 
     @torch.no_grad()
@@ -128,7 +128,7 @@ class MapStatistics(Float32Buffers):
         return torch.cat(([self._power(pixel_values)] if self.bins else []) + parts, dim=1)
 
     def _power(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return half the log power, relative to white noise of variance 1, and correlations."""
+        """Return half the log power (0 for white noise of variance 1) and the correlations in each ring."""
         maps, share = pixel_values[:, : self.maps].float(), 1.0
         if self.masked:
             mask = pixel_values[:, -1:].float()
@@ -142,7 +142,7 @@ class MapStatistics(Float32Buffers):
         return torch.cat(features, dim=1).flatten(1)
 
     def _shape(self, pixel_values: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the fractions of pixels below thresholds and the moments at one scale, [B, maps * features]."""
+        """Return the fraction of pixels below each threshold, and moments, at one scale, [B, maps * features]."""
         centred, variance, weight, count = self._moments(pixel_values, self.scales[index])
         scaled = centred / self.spread[index].view(-1, 1)
         below = [(weight * (scaled < threshold)).sum(-1) / count for threshold in self.thresholds]
@@ -153,11 +153,11 @@ class MapStatistics(Float32Buffers):
         return torch.stack((*below, std.log(), torch.asinh(skewness), torch.asinh(kurtosis)), dim=-1).flatten(1)
 
     def _moments(self, pixel_values: torch.Tensor, scale: int) -> tuple[torch.Tensor, ...]:
-        """Average maps over squares of `scale` pixels and return their moments.
+        """Average maps over squares with a side of `scale` pixels and return the moments.
 
         Returns:
             The centered pixels [B, maps, P], their variance [B, maps], the weight of each pixel (0 if less than half
-            of it is observed), and the sum of the weights.
+            of the pixel is observed), and the sum of the weights.
         """
         maps = pixel_values[:, : self.maps].float()
         if self.masked:
@@ -173,13 +173,13 @@ class MapStatistics(Float32Buffers):
 
 
 def ring_weights(size: int, bins: int) -> torch.Tensor:
-    """Return the weight of each mode of `rfft2` in the mean power of each ring, [modes, rings].
+    """Return weights [modes, rings] that average the power of `rfft2` modes over each ring.
 
     Rings have equal width in log |k| from the fundamental to the Nyquist frequency; rings without modes are dropped.
     """
     if not bins:
         return torch.empty(size * (size // 2 + 1), 0, device="cpu")
-    real = {"dtype": torch.float64, "device": "cpu"}  # even if the model is built on the meta device
+    real = {"dtype": torch.float64, "device": "cpu"}  # on the CPU even if the model is built on the meta device
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
     weight = torch.full((size, size // 2 + 1), 2.0, **real)  # each mode also represents its conjugate
@@ -194,7 +194,7 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
 
 
 class ZeroLinear(Float32Linear):
-    """Linear layer in float32 whose weights and biases start at 0."""
+    """Linear layer in float32 with weights and biases initialized to 0."""
 
     def reset(self, std: float | None = None) -> None:
         init.zeros_(self.weight)
@@ -202,7 +202,7 @@ class ZeroLinear(Float32Linear):
 
 
 class CosmoStem(nn.Module):
-    """Turns maps into tokens [B, tokens, D]: CLS with statistics, the mean of each stage, patches."""
+    """Turns maps into tokens [B, tokens, D]: CLS with statistics, mean features per stage, and patches."""
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__()
@@ -235,12 +235,12 @@ class CosmoStem(nn.Module):
         cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))
-            # Dropout, because these statistics can overfit: rotating and shifting maps does not change them.
+            # Dropout prevents overfitting to the statistics, which rotating and shifting a map does not change.
             cls = cls + self.statistics_out(F.dropout(hidden, self.config.statistics_dropout, self.training))
         tokens = [cls.unsqueeze(1)]
         features, means = pixel_values.to(dtype), []
         if self.training and any(stage.gradient_checkpointing for stage in self.stages):
-            # Reentrant checkpointing gives a layer no gradients unless one of its inputs requires them.
+            # With reentrant checkpointing, a layer gets no gradients unless one of its inputs requires them.
             features = features.detach().requires_grad_()
         for stage in self.stages:
             features = stage(features)
@@ -248,6 +248,6 @@ class CosmoStem(nn.Module):
         tokens.extend(summary(mean).unsqueeze(1) for summary, mean in zip(self.summaries, means, strict=False))
         grid = self.project(features.flatten(2).mT) if self.stages else self.project(features).flatten(2).mT
         if self.config.pos_encodings == "learned":
-            # Call the module instead of reading its weight: accelerate loads offloaded modules when they are called.
+            # Call the module instead of reading its weight, because accelerate loads offloaded weights on the call.
             grid = grid + self.positions(torch.arange(grid.shape[1], device=grid.device))
         return torch.cat((*(token.to(grid.dtype) for token in tokens), grid), dim=1)

@@ -1,7 +1,7 @@
-"""Per-token halting in models that think in segments: exit criteria and losses of the gate.
+"""Per-token halting in models that think in segments: exit criteria, and losses that train the gate.
 
 Each forward creates a criterion and evaluates it after each segment. The criterion reads only a token's own states, so
-its decision does not depend on later tokens or other rows. B rows, T tokens, V vocabulary size.
+the decision does not depend on later tokens or other rows. B rows, T tokens, V vocabulary size.
 
 Losses (`segment_losses`): N labeled tokens, M segments that ran. a[n, m] = 1 if token n was active in segment m =
 1..M; h_n is the segment in which it halted. All sums over tokens have the same divisor (the number of labeled tokens
@@ -36,18 +36,18 @@ from torch.utils.checkpoint import checkpoint
 from .act import IGNORE_INDEX
 
 
-LOGITS_AT_ONCE = 2**24  # values; larger logits are computed in chunks and recomputed in the backward pass
+LOGITS_AT_ONCE = 2**24  # number of logits; more are computed in chunks and recomputed in the backward pass
 GEOMETRIC_PRIOR = 0.5  # prior probability of halting after each segment, for ponder_type="geometric_kl"
 
 
 @dataclass
 class SegmentState:
-    """Inputs of an exit criterion after a segment.
+    """Inputs to an exit criterion after a segment.
 
     Attributes:
         hidden, previous: states [B, T, D] after this segment and the previous one (None after the first segment).
         q_logits: [B, T, 2], halt and continue values; None for a model without a halting head.
-        logits: maps hidden [B, T, D] to next-token logits [B, T, V].
+        logits: function from hidden [B, T, D] to next-token logits [B, T, V].
     """
 
     hidden: torch.Tensor
@@ -57,7 +57,7 @@ class SegmentState:
 
 
 class ExitKind(NamedTuple):
-    """Thresholds of an exit criterion, and whether it reads the trained halting head or all logits."""
+    """Default threshold of an exit criterion, and whether it needs the halting head or next-token logits."""
 
     default_threshold: float | None = None
     highest_threshold: float = torch.inf
@@ -78,7 +78,7 @@ EXIT_CRITERIA = {
 
 
 class ExitCriterion:
-    """Halts tokens by comparing a value [B, T] (see the methods) with a threshold.
+    """Exit criterion that compares a value per token [B, T] (see the private methods) with a threshold.
 
     "cdf" and "confidence" halt at or above the threshold, the other criteria below it. "q" halts where the halt value
     exceeds the continue value by more than `margin`. "fixed" never halts.
@@ -89,7 +89,7 @@ class ExitCriterion:
             raise ValueError(f"exit_criterion={name!r}: must be one of {tuple(EXIT_CRITERIA)}")
         self.name, self.margin = name, margin
         self.threshold = EXIT_CRITERIA[name].default_threshold if threshold is None else threshold
-        self.last: torch.Tensor | None = None  # value after the previous segment
+        self.last: torch.Tensor | None = None  # the criterion's value after the previous segment
 
     def check(self, state: SegmentState) -> torch.Tensor:
         """Return which tokens halt, bool [B, T]."""
@@ -101,17 +101,17 @@ class ExitCriterion:
         return value >= self.threshold if self.name in ("cdf", "confidence") else value < self.threshold
 
     def _cdf(self, state: SegmentState) -> torch.Tensor:
-        """Return the gate's probability of having halted by now, 1 - prod(1 - lambda)."""
+        """Return the probability that the gate has halted so far, 1 - prod(1 - lambda)."""
         going_on = torch.sigmoid(state.q_logits[..., 1] - state.q_logits[..., 0])
         self.last = going_on if self.last is None else self.last * going_on
         return 1 - self.last
 
     def _latent_diff(self, state: SegmentState) -> torch.Tensor:
-        """Return the change of the state relative to its norm."""
+        """Return the norm of the change in the state, relative to the norm of the state."""
         return relative_change(state.hidden, state.previous)
 
     def _second_diff(self, state: SegmentState) -> torch.Tensor | None:
-        """Return the difference of the last two state changes relative to the norm, from segment 3 on."""
+        """Return the difference between the last two state changes, relative to the norm of the state."""
         if state.previous is None:
             return None
         change = state.hidden - state.previous
@@ -119,13 +119,13 @@ class ExitCriterion:
         return None if last is None else (change - last).norm(dim=-1) / state.hidden.norm(dim=-1)
 
     def _kl(self, state: SegmentState) -> torch.Tensor | None:
-        """Return KL(p_m || p_{m-1}) of the next-token distributions, in nats."""
+        """Return KL(p_m || p_{m-1}) in nats between the next-token distributions after two segments."""
         now = state.logits(state.hidden).float().log_softmax(-1)
         last, self.last = self.last, now
         return None if last is None else (now.exp() * (now - last)).sum(-1)
 
     def _entropy_diff(self, state: SegmentState) -> torch.Tensor | None:
-        """Return the change of the entropy of the next-token distribution, in nats."""
+        """Return the absolute change in next-token entropy, in nats."""
         log_p = state.logits(state.hidden).float().log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
         last, self.last = self.last, entropy
@@ -137,7 +137,7 @@ class ExitCriterion:
 
 
 class DrawnExit:
-    """Halts each token after its random number of segments [B, T] (segment_sampling="per_token")."""
+    """Exit rule that halts each token after a random number of segments (segment_sampling="per_token")."""
 
     def __init__(self, segments: torch.Tensor):
         self.segments, self.done = segments, 0
@@ -163,16 +163,16 @@ def segment_losses(
     logits: torch.Tensor | None = None,
     num_items: torch.Tensor | int | None = None,
 ) -> dict:
-    """Return `loss`, its terms and `metrics` as a dict with the field names of `HrmLmCausalLMOutput`.
+    """Return `loss`, its terms, and `metrics` as a dict of `HrmLmCausalLMOutput` fields.
 
     The loss is the weighted sum of the terms in training, and `lm_loss` in evaluation.
 
     Args:
-        plan: the `SegmentPlan` of the forward; with `gate_only`, the loss is only that of the gate, with weight 1.
+        plan: the `SegmentPlan` of the forward. With `gate_only`, only the gate's loss counts, with weight 1.
         head: function from states [N, D] to logits [N, V].
-        outputs: an `HrmLmModelOutput`, with the states of all segments if the plan learns from them.
+        outputs: an `HrmLmModelOutput`, including the states of all segments if the plan learns from all segments.
         targets: [B, T], shifted.
-        logits: [B, T, V] of the last states; None to compute them here.
+        logits: [B, T, V], computed from the last states; None to compute them here.
         num_items: divisor of the sums over tokens; None for the number of labeled tokens.
     """
     config = plan.config
@@ -192,7 +192,7 @@ def segment_losses(
     M = len(states)
     nll, correct = [final_nll.detach()] * M, [final_correct] * M
     supervised = [_at(halted_in == m + 1, final).sum() for m in range(M)]
-    for m in range(M - 1):  # only tokens that continued; the final state of the others is handled above
+    for m in range(M - 1):  # only tokens that continued; the others' final states are handled above
         going_on = (halted_in > m + 1).nonzero().squeeze(-1)
         if not len(going_on):
             continue
@@ -205,7 +205,7 @@ def segment_losses(
 
     terms = {"lm_loss": final_nll.sum() / num_items, "deep_supervision_loss": final.sum() * 0.0}
     if config.deep_supervision == "all" and config.halt_max_steps > 1:
-        # Normalize by all M segments, even if fewer ran: a token's loss must not depend on how long others think.
+        # Divide by the weights of all segments, even if fewer ran: a token's loss must not depend on other tokens.
         weights = [m + 1.0 if config.ds_schedule == "linear" else 1.0 for m in range(max(M, config.halt_max_steps))]
         terms["deep_supervision_loss"] = sum(w * s for w, s in zip(weights, supervised)) / sum(weights) / num_items
     loss = config.lm_loss_weight * final.sum() / num_items
@@ -214,25 +214,25 @@ def segment_losses(
     nll, correct = torch.stack(nll, dim=1), torch.stack(correct, dim=1)
     metrics = _metrics(config, states, valid, halted_in, nll, correct)
     if config.halt_max_steps > 1 and config.deep_supervision == "last" and q_logits is None:
-        del metrics["ce_first"], metrics["convergence_rate"]  # the states of earlier segments are unknown
+        del metrics["ce_first"], metrics["convergence_rate"]  # earlier segments' states were not kept
     if q_logits is not None:
         q = q_logits[valid]
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
-        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # all tokens had halted: repeat values
+        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # all tokens halted: repeat the last
         gate["ponder_loss"] = ponder_loss(config, torch.cat([q, unrun], dim=1))
         metrics |= gate_metrics
         terms |= {name: value.sum() / num_items for name, value in gate.items()}
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
         loss = values if plan.gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
-    loss = loss if plan.training else terms["lm_loss"].clone()  # Trainer may scale it in place
+    loss = loss if plan.training else terms["lm_loss"].clone()  # clone, because Trainer may scale it in place
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
 
 
 def halting_value_losses(
     config, q: torch.Tensor, halted_in: torch.Tensor, nll: torch.Tensor, correct: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the losses [N] of both halting values, averaged over segments, and metrics.
+    """Return the losses [N] for both halting values, averaged over segments, and metrics.
 
     q: [N, M, 2]. halted_in: int [N], 1..M. nll [N, M] and correct, bool [N, M], keep the values of the halting
     segment after it.
@@ -251,8 +251,8 @@ def halting_value_losses(
     with torch.no_grad():
         value = torch.sigmoid(q)
         best = value.amax(-1)
-        if M == config.halt_max_steps:  # after the last segment, a token must halt
-            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # by definition, that is correct
+        if M == config.halt_max_steps:  # a token must halt after the last segment
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # correct by definition
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {
@@ -268,7 +268,7 @@ def halting_value_losses(
 
 
 def halting_distribution(q: torch.Tensor) -> torch.Tensor:
-    """Return the probability [N, M] that the gate s(q_halt - q_continue) halts after each segment."""
+    """Return the probability [N, M] that the gate, sigmoid(q_halt - q_continue), halts after each segment."""
     gate = torch.sigmoid(q[..., 0] - q[..., 1])
     gate = torch.cat([gate[:, :-1], torch.ones_like(gate[:, :1])], dim=1)
     before = torch.cat([torch.ones_like(gate[:, :1]), (1 - gate[:, :-1]).cumprod(1)], dim=1)
@@ -276,7 +276,7 @@ def halting_distribution(q: torch.Tensor) -> torch.Tensor:
 
 
 def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
-    """Return the ponder loss [N], each token's cost of compute, from the halting values q [N, M, 2]."""
+    """Return the ponder loss [N], a compute cost for each token, from the halting values q [N, M, 2]."""
     p = halting_distribution(q)
     segment = torch.arange(1, p.shape[1] + 1, device=p.device, dtype=p.dtype)
     if config.ponder_type == "expected_steps":
@@ -289,7 +289,7 @@ def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
 
 
 def _token_losses(head, hidden, target, smoothing: float, size: int, logits: torch.Tensor | None = None) -> tuple:
-    """Return each token's NLL, its NLL with label smoothing, and whether argmax is correct, [n] each.
+    """Return each token's NLL, NLL with label smoothing, and whether the argmax is correct, [n] each.
 
     hidden is [n, D], target [n]. If `logits` [n, V] are None, they are computed for `size` tokens at a time.
     """
@@ -311,7 +311,7 @@ def _token_losses(head, hidden, target, smoothing: float, size: int, logits: tor
 
 @torch.no_grad()
 def _metrics(config, states, valid, halted_in, nll, correct) -> dict[str, torch.Tensor]:
-    """Return 0-d metrics over the labeled tokens, from nll and correct [N, M], or zeros without tokens."""
+    """Compute 0-d metrics over labeled tokens from nll and correct [N, M]. Without tokens, return zeros."""
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         return values.float().sum() / max(len(values), 1)

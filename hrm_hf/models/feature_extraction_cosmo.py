@@ -1,7 +1,7 @@
 """`CosmoMapFeatureExtractor`, which turns sky maps (arrays or files) into `pixel_values`.
 
-Maps are scaled by the mean and the standard deviation of the data set, never of a single map, because the amplitude of
-a map is the signal. Maps are not resized, because the model has learned the angular size of a pixel.
+Maps are scaled by the mean and standard deviation of the data set, never of a single map, because a map's amplitude
+is the signal. Maps are not resized, because the model has learned the angular size of a pixel.
 """
 
 from contextlib import suppress
@@ -15,12 +15,12 @@ from transformers import BatchFeature, FeatureExtractionMixin
 
 STRETCHES = ("linear", "asinh")
 FILE_KINDS = (".npy", ".npz", ".fits", ".fits.gz", ".fit")
-MOST = 1e20  # larger magnitudes mark missing pixels, such as HEALPix's UNSEEN = -1.6375e30
+MOST = 1e20  # larger absolute values mark missing pixels, e.g. HEALPix's UNSEEN = -1.6375e30
 MAP_NAMES, MASK_NAMES = ("map", "maps", "kappa"), ("mask", "masks")
 
 
 class CosmoMapFeatureExtractor(FeatureExtractionMixin):
-    """Scale maps by the statistics of a training set, and append the mask as a channel.
+    """Feature extractor that scales maps with training-set statistics and appends the mask as a channel.
 
     Args:
         image_size: side of a map in pixels.
@@ -54,23 +54,23 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
 
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> "CosmoMapFeatureExtractor":
-        """Build the feature extractor for a model's config."""
+        """Build the feature extractor that matches a model's config."""
         mean = config.pixel_mean or [0.0] * config.num_map_channels
         return cls(config.image_size, mean, config.pixel_std, config.mask_channel, **kwargs)
 
     @property
     def num_map_channels(self) -> int:
-        """Number of channels, not counting the mask."""
+        """Number of channels, excluding the mask."""
         return len(self.pixel_mean)
 
     def __call__(self, maps: Any, mask: Any = None, return_tensors: str | None = "pt") -> BatchFeature:
-        """Check and scale maps.
+        """Validate and scale maps.
 
         Args:
             maps: one or several maps: an array or tensor [H, W], [C, H, W] or [B, C, H, W] (with one channel also
-                [B, H, W]), nested lists of numbers, the path of a .npy, .npz or .fits file, or a list of any of these.
-            mask: observed pixels, [H, W] for all maps or [B, H, W]. None uses the mask in the file or of the masked
-                array, or treats all pixels as observed. Unobserved pixels may have any value.
+                [B, H, W]), nested lists of numbers, the path to a .npy, .npz or .fits file, or a list of any of these.
+            mask: observed pixels, [H, W] for all maps or [B, H, W]. None uses the mask of the file or masked array, if
+                there is one, or treats all pixels as observed. Unobserved pixels may have any value.
 
         Returns:
             `pixel_values` float32 [B, C (+ 1), H, W].
@@ -83,7 +83,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         return BatchFeature({"pixel_values": self.scale(values, masks)}, tensor_type=return_tensors)
 
     def scale(self, maps: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
-        """Scale maps float32 [B, C, H, W] and append their masks, bool [B, H, W] or None, without checks."""
+        """Scale maps (float32 [B, C, H, W]) and append their masks (bool [B, H, W] or None) without checks."""
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=maps.device)[:, None, None]
             for values in (self.pixel_mean, self.pixel_std)
@@ -98,10 +98,10 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         observed = masks[:, None]
         return torch.cat([torch.where(observed, scaled, 0.0), observed.to(scaled.dtype)], dim=1)
 
-    # ---- reading and checking ----
+    # ---- reading and validation ----
 
     def read(self, maps: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Read and check maps. Return maps float32 [B, C, H, W] and masks bool [B, H, W] or None."""
+        """Read and validate maps. Return maps, float32 [B, C, H, W], and masks, bool [B, H, W] or None."""
         parts = [self._one(item, place) for item, place in _items(maps)]
         values = np.concatenate([part for part, _, _ in parts])
         places = [
@@ -120,7 +120,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         return torch.from_numpy(np.where(masks[:, None], values, np.float32(0))), torch.from_numpy(masks)
 
     def _one(self, item: Any, place: str) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """Return maps [B, C, H, W], mask [B, H, W] and location (for error messages) of one item."""
+        """Return the maps [B, C, H, W] and mask [B, H, W] of an item, and its location for error messages."""
         mask = None
         if isinstance(item, (str, Path)):
             place = f"{place}{item}: "
@@ -189,7 +189,7 @@ def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
         return _read_numpy(path) if path.suffix.lower() in (".npy", ".npz") else _read_fits(path)
     except ImportError as error:
         raise ImportError(f'{path}: FITS files need astropy; run pip install ".[cosmology]" in hrm_hf') from error
-    except Exception as error:  # corrupted files make numpy, zipfile, zlib and astropy raise many types
+    except Exception as error:  # for corrupted files, numpy, zipfile, zlib and astropy raise many error types
         raise ValueError(f"{path} cannot be read as maps: {error or type(error).__name__}") from error
 
 
@@ -223,19 +223,19 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _with_gaps(data: np.ndarray, bad: Any) -> np.ndarray:
-    """Replace the header's BAD_DATA value, if it has one, with NaN."""
+    """Replace pixels with the header's BAD_DATA value, if there is one, with NaN."""
     with suppress(ValueError):
         return np.where(np.isclose(data, float(str(bad)), rtol=1e-5, atol=0), np.nan, data)
     return data
 
 
 def _native(data: np.ndarray) -> np.ndarray:
-    """Convert FITS's big-endian numbers to this machine's byte order."""
+    """Convert big-endian FITS data to this machine's byte order."""
     return data.astype(data.dtype.newbyteorder("="))
 
 
 def _items(maps: Any) -> list[tuple[Any, str]]:
-    """Return the items of a list of maps or files, with their locations for error messages."""
+    """Return the items in a list of maps or files, with their locations for error messages."""
     listed = isinstance(maps, (list, tuple)) and len(maps)
     if listed and isinstance(maps[0], (str, Path, np.ndarray, torch.Tensor)):
         return [(item, f"item {i}: " if len(maps) > 1 else "") for i, item in enumerate(maps)]
@@ -245,7 +245,7 @@ def _items(maps: Any) -> list[tuple[Any, str]]:
 def _numbers(item: Any, place: str) -> np.ndarray:
     try:
         values = item.detach().cpu().float().numpy() if torch.is_tensor(item) else np.asarray(item)
-    except ValueError as error:  # rows of different lengths
+    except ValueError as error:  # the rows have different lengths
         raise ValueError(f"{place}the map is not a regular array of numbers ({error})") from error
     if values.dtype.kind not in "fiu":
         raise ValueError(f"{place}the map has values of type {values.dtype}: must be real numbers")
@@ -253,7 +253,7 @@ def _numbers(item: Any, place: str) -> np.ndarray:
 
 
 def _masked(item: Any) -> np.ndarray:
-    """Return the mask of a masked array or of a list of them: an array of its shape, or a single False."""
+    """Return the mask of a masked array, or of a list of masked arrays, in the same shape, or just False."""
     if isinstance(item, (list, tuple)):
         parts = [_masked(each) for each in item]
         if not any(part.any() for part in parts):

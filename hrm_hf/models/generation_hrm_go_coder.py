@@ -1,4 +1,4 @@
-"""Text generation of the Go coder, which first writes a hidden plan and then code.
+"""Text generation for the Go coder, which writes a hidden plan before the code.
 
 `generate` runs transformers' `generate` on a tagged stream. The tags of a prompt decide how it is read:
 
@@ -37,15 +37,15 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # after inputs and generation_config
-LEAST_CODE = 16  # minimum tokens left for code to start another attempt
-LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose tables depend on the longest row of the batch
-SHORTEST_STATIC = 128  # length of the shortest static cache; longer ones double it
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # after generation_config
+LEAST_CODE = 16  # another attempt starts only if at least this many tokens are left for code
+LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types with tables that depend on the longest row in the batch
+SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the next power of two
 STEP = TOKEN_IDS["<STEP>"]
 LONGEST_CYCLE = 64  # tokens, about six lines of code
-# Maximum length of text that repeats with a period of one cycle. Real code (1,748 programs, functions and table-driven
-# tests, with three vocabularies of 1,024 to 10,374 tokens) has at most 20 equal tokens in a row (digits of a number),
-# 114 tokens with a cycle of 2 to 19 tokens, and 5.9 copies of a longer cycle (rows of a table).
+# Limits for text that repeats a cycle of tokens. Real code (1,748 programs, functions and table-driven tests, with
+# three vocabularies of 1,024 to 10,374 tokens) has at most 20 equal tokens in a row (digits of a number), 114 tokens
+# that repeat a cycle of 2 to 19 tokens, and 5.9 copies of a longer cycle (rows of a table).
 SAME_TOKEN = 24
 SHORT_CYCLES = 128
 COPIES = 6
@@ -55,10 +55,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GoCoderGenerateOutput(GenerateBeamDecoderOnlyOutput):
-    """The output of transformers for the code, with the plan and the hidden stream.
+    """Output of `generate` for the code, plus the plan and the hidden stream.
 
-    `sequences` [B, S] are prompt and code, with </s> instead of </CODE>. `scores` and `logits` have an entry for each
-    token of the code; the value of </CODE> is at </s>. Attentions and hidden states are those of the hidden stream.
+    `sequences` [B, S] contain prompt and code, with </s> instead of </CODE>. `scores` and `logits` have one entry per
+    code token, with the value of </CODE> stored at </s>. Attentions and hidden states are those of the hidden stream.
 
     Attributes:
         plan_ids: the plan of each row, a list of ids without the enclosing tags.
@@ -75,9 +75,9 @@ class Task:
 
     Attributes:
         head: ids up to and including </PROBLEM> or </CONTEXT>.
-        prefix: ids of the given beginning of the code.
+        prefix: ids of the beginning of the code, if the prompt gives one.
         plan: ids of the current plan, including its tags.
-        history: segments after the head: earlier plans, attempts and verdicts, and the current plan.
+        history: segments after the head, i.e. earlier plans, attempts and verdicts, and the current plan.
     """
 
     head: list[int]
@@ -90,7 +90,7 @@ class Task:
 
 
 class RowLimits(StoppingCriteria):
-    """Stops each row at its own length, including prompt and padding. Beams of a row are adjacent."""
+    """Stops each row at its own length, counting prompt and padding. A row's beams must be adjacent."""
 
     def __init__(self, lengths: Sequence[int]):
         self.lengths = torch.tensor(lengths)
@@ -101,7 +101,7 @@ class RowLimits(StoppingCriteria):
 
 
 class CodeStreamer(BaseStreamer):
-    """Streamer that passes the visible prompt and the code, but no tags, to a user's streamer."""
+    """Streamer that forwards the visible prompt and the code to a user's streamer, without tags."""
 
     def __init__(self, streamer: BaseStreamer, prompt: torch.Tensor | None):
         self.streamer, self.prompt = streamer, prompt
@@ -120,7 +120,7 @@ class CodeStreamer(BaseStreamer):
 
 
 class GoCoderGenerationMixin(GenerationMixin):
-    """Mixin with `generate` of `HrmGoCoderForCausalLM`, which the refinement loop also uses."""
+    """Mixin that implements `generate` for `HrmGoCoderForCausalLM`. The refinement loop uses it too."""
 
     @torch.no_grad()
     def generate(
@@ -133,14 +133,14 @@ class GoCoderGenerationMixin(GenerationMixin):
         repetition_guard: bool | None = None,
         **kwargs: Any,
     ):
-        """Generate as in transformers, but write a hidden plan first (see the module's docstring).
+        """Generate as transformers does, but write a hidden plan first (see the module docstring).
 
         Args:
             inputs: prompt ids [B, S]; also accepted as `input_ids`.
-            generation_config: as in transformers. If it sets no length, at most `code_budget` new tokens of code are
-                written; a plan can have another `plan_budget` tokens.
-            plan_first: False continues every prompt unchanged, without a plan.
-            return_plan: return `GoCoderGenerateOutput`, like `return_dict_in_generate`.
+            generation_config: as in transformers. If it sets no length, code is limited to `code_budget` new tokens,
+                and the plan to another `plan_budget` tokens.
+            plan_first: whether to write a plan; False continues every prompt as it is.
+            return_plan: whether to return a `GoCoderGenerateOutput`, like `return_dict_in_generate`.
             repetition_guard: whether to keep plan and code from repeating themselves (`repetition_guards`); the
                 config's by default. If prompts are continued unchanged, pass the guards as `logits_processor`.
 
@@ -150,7 +150,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         """
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         rows = None
-        # An assistant model only continues the stream of another model.
+        # An assistant model (speculative decoding) only continues the main model's stream.
         drafts = generation_config is not None and generation_config.is_assistant
         begins = kwargs.get("past_key_values") is None
         if plan_first and self.config.tagged and begins and not drafts:
@@ -175,7 +175,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         return self._generate_planned(ids, rows, generation_config, return_plan, **kwargs)
 
     def _tasks(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[Task] | None:
-        """Return the rows of a batch as tasks, or None if they are tagged streams."""
+        """Parse the rows of a batch as tasks. Return None if the rows are tagged streams."""
         if ids.dim() != 2 or ids.dtype.is_floating_point:
             return None
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask
@@ -236,12 +236,12 @@ class GoCoderGenerationMixin(GenerationMixin):
         return GoCoderGenerateOutput(**parts)
 
     def _write_plans(self, rows: list[Task], settings, kwargs) -> None:
-        """Write a plan for each row."""
+        """Generate a plan for each row."""
         settings = for_ids_alone(settings)
         settings.min_new_tokens, settings.stop_strings, settings.min_length = None, None, 0
         kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY} | {"planner_only": True}
         prompts = [[*row.stream(), PLAN] for row in rows]
-        # The plan is followed by its end tag, <CODE>, the given beginning of the code, and the new code.
+        # After the plan come its end tag, <CODE>, the given beginning of the code, and the new code.
         room = self.config.max_position_embeddings - 2 - LEAST_CODE
         rooms = [room - len(prompt) - len(row.prefix) for prompt, row in zip(prompts, rows)]
         budgets = [max(1, min(self.config.plan_budget, room)) for room in rooms]
@@ -255,8 +255,8 @@ class GoCoderGenerationMixin(GenerationMixin):
     ):
         """Run transformers' `generate` on prompts of different lengths.
 
-        It cannot generate tags other than `tags` and EOS. `budgets` limits the new tokens of each row; the model's
-        positions limit them too.
+        Only the tags in `tags` and EOS can be generated. New tokens per row are limited by `budgets`, and by the
+        number of positions of the model.
         """
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest >= limit:
@@ -289,9 +289,9 @@ class GoCoderGenerationMixin(GenerationMixin):
         return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
 
     def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
-        """Prepare a cache whose length is a power of two, because each length compiles a new step.
+        """Prepare a static cache with a power of two as length, because each new length triggers compilation.
 
-        transformers would keep the longest cache, so plans would be compiled again after the first code.
+        transformers would keep the longest cache, and steps for plans would be compiled again after the first code.
         """
         self._previous_max_cache_length = -1
         length = max(SHORTEST_STATIC, 1 << (max_cache_len - 1).bit_length())
@@ -299,7 +299,7 @@ class GoCoderGenerationMixin(GenerationMixin):
 
 
 def _read_prompt(prompt: list[int]) -> Task | None:
-    """Return a prompt as a task, or None if it is a tagged stream."""
+    """Parse a prompt as a task. Return None if the prompt is a tagged stream."""
     text = [token for token in prompt if token not in NO_TAGS]
     tags = {token for token in text if token < len(SPECIAL_TOKENS)}
     bos = TOKEN_IDS[BOS]
@@ -314,7 +314,7 @@ def _read_prompt(prompt: list[int]) -> Task | None:
 
 
 def for_ids_alone(settings):
-    """Return a copy of generation settings that only returns ids, one sequence per prompt."""
+    """Return a copy of the generation settings for plain ids, with one sequence per prompt."""
     settings = copy.deepcopy(settings)
     settings.num_return_sequences = 1
     for name in ("return_dict_in_generate", *(name for name in vars(settings) if name.startswith("output_"))):
@@ -323,7 +323,7 @@ def for_ids_alone(settings):
 
 
 def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:
-    """Wrap criteria, processors and prefix function to see `prompts` [B, W], not `start` hidden tokens."""
+    """Make criteria, processors and prefix function see `prompts` [B, W] instead of the hidden tokens."""
 
     def visible(streams: torch.Tensor) -> torch.Tensor:  # [B * beams, T]
         shown = prompts.to(streams.device).repeat_interleave(len(streams) // len(prompts), dim=0)
@@ -352,7 +352,7 @@ def _with_visible_end(written: torch.Tensor) -> torch.Tensor:
 
 
 def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indices: torch.Tensor | None) -> None:
-    """Swap the scores [B * beams, V] of </CODE> and </s> in place at the steps that wrote </CODE>."""
+    """Swap the scores [B * beams, V] of </CODE> and </s>, in place, at steps that generated </CODE>."""
     ends = [TOKEN_IDS[EOS], END_CODE]
     places = (written == END_CODE).nonzero().tolist()
     rows = {(step, row if beam_indices is None else int(beam_indices[row, step])) for row, step in places}
@@ -365,20 +365,20 @@ def until(tokens: Sequence[int], ends: Container[int], kept: int = 0) -> list[in
     return next((list(tokens[: i + kept]) for i, token in enumerate(tokens) if token in ends), list(tokens))
 
 
-# ---- guards against text that repeats itself, for any causal language model ----
+# ---- guards against repetitive text, for any causal language model ----
 
-# transformers can penalize every token that has occurred (`repetition_penalty`) and ban every n-gram that has occurred
-# (`no_repeat_ngram_size`). Both forbid good code: 60 of 164 functions written by people repeat some sequence of ten
-# tokens. These guards only forbid text that directly repeats *itself*, if the repetition is longer than in real code.
+# transformers can penalize tokens that already occurred (`repetition_penalty`) and ban n-grams that already occurred
+# (`no_repeat_ngram_size`). Both rule out good code: 60 of 164 functions written by people repeat some sequence of ten
+# tokens. These guards only forbid back-to-back repetition, and only if it is longer than in real code.
 
 
 def longest_stretch(period: int) -> int:
-    """Return the maximum length of text that repeats with this period, including the first copy."""
+    """Return the maximum length of repetition with this period, including the first copy."""
     return SAME_TOKEN if period == 1 else max(SHORT_CYCLES, COPIES * period)
 
 
 class _WrittenText(LogitsProcessor):
-    """Base class of logits processors that forbid tokens based on the text generated after the prompt.
+    """Base class for logits processors that forbid tokens based on the text after the prompt.
 
     Args:
         prompt_length: number of prompt tokens of each row, including padding.
@@ -395,19 +395,19 @@ class _WrittenText(LogitsProcessor):
         forbidden = torch.zeros_like(scores, dtype=torch.bool)
         forbidden[tuple(zip(*found))] = True
         left = scores.masked_fill(forbidden, -torch.inf)
-        # If all tokens of a row would be forbidden, leave the row unchanged: sampling would raise an error.
+        # Leave a row unchanged if every token would be forbidden, because sampling would then raise an error.
         return torch.where(left.amax(dim=-1, keepdim=True) == -torch.inf, scores, left)
 
 
 class RepetitionGuard(_WrittenText):
-    """Forbids tokens that extend a cycle of up to `LONGEST_CYCLE` tokens beyond `longest_stretch`."""
+    """Forbids tokens that would extend a cycle of up to `LONGEST_CYCLE` tokens past `longest_stretch`."""
 
     def forbidden(self, ids: list[int]) -> set[int]:
         return repeated_too_often(ids[-longest_stretch(LONGEST_CYCLE) :])
 
 
 def repeated_too_often(ids: list[int]) -> set[int]:
-    """Return the next tokens that would extend a repetition at the end of `ids` beyond `longest_stretch`."""
+    """Return next tokens that would extend a repetition at the end of `ids` past `longest_stretch`."""
     found = set()
     for period in range(1, LONGEST_CYCLE + 1):
         stretch = longest_stretch(period)
@@ -417,9 +417,9 @@ def repeated_too_often(ids: list[int]) -> set[int]:
 
 
 class DistinctSteps(_WrittenText):
-    """Keeps a plan from repeating a step: a step that equals an earlier one cannot end until it differs.
+    """Prevents repeated steps in a plan: a step cannot end while it is identical to an earlier one.
 
-    The prompt ends with <PLAN>. Code has no steps, so nothing is forbidden there.
+    The prompt ends with <PLAN>. In code, nothing is forbidden, because code has no steps.
     """
 
     def forbidden(self, ids: list[int]) -> Iterable[int]:
@@ -430,5 +430,5 @@ class DistinctSteps(_WrittenText):
 
 
 def repetition_guards(prompt_length: int) -> LogitsProcessorList:
-    """Return the guards for a plan or code that follows a prompt of `prompt_length` tokens."""
+    """Return the guards for a plan or code after a prompt of `prompt_length` tokens."""
     return LogitsProcessorList([RepetitionGuard(prompt_length), DistinctSteps(prompt_length)])

@@ -1,4 +1,4 @@
-"""The Go coder's refinement head, helpers that locate plans and code, and a fused cross-entropy.
+"""The Go coder's refinement head, helpers that locate plans and code, and a chunked cross-entropy.
 
 `processing_hrm_go_coder.py` lists the tags that open code and plans.
 """
@@ -11,13 +11,13 @@ from .processing_hrm_go_coder import CATEGORIES, DECISIONS, LINE_BUCKETS, PLANNE
 
 
 IGNORED = -100
-LOSS_CHUNK = 512  # positions whose logits are computed at once; 100 MB in float32 with 50,000 tokens
+LOSS_CHUNK = 512  # number of positions per chunk of logits; 100 MB in float32 with a vocabulary of 50,000
 
 
 class HrmGoCoderFeedbackEncoder(nn.Module):
     """Encodes validator feedback as a vector: two verdicts, the category of the error, and its line.
 
-    Without a validator, it is a separate learned vector, so the model can tell this from feedback without errors.
+    A separate learned vector means "no validator", so the model can tell this case from feedback without errors.
     """
 
     def __init__(self, config: HrmGoCoderConfig):
@@ -30,7 +30,7 @@ class HrmGoCoderFeedbackEncoder(nn.Module):
         self.no_validator = nn.Parameter(torch.empty(config.hidden_size))
 
     def forward(self, feedback_ids: torch.Tensor) -> torch.Tensor:
-        """Encode feedback ids [..., 4] of `Feedback.token_ids` as vectors [..., C]."""
+        """Encode feedback ids [..., 4] from `Feedback.token_ids` as vectors [..., C]."""
         syntax, tests, category, line = feedback_ids.unbind(dim=-1)
         # Map 0 (unknown), 1 (good) and 2 (bad) to 0, 1 and -1.
         flags = torch.stack([syntax, tests], dim=-1)
@@ -42,7 +42,7 @@ class HrmGoCoderFeedbackEncoder(nn.Module):
 
 
 class HrmGoCoderRefinementHead(nn.Module):
-    """Classifies an attempt at its </CODE> as CONTINUE, REFINE or DONE."""
+    """Classifies an attempt as CONTINUE, REFINE or DONE, from the states at its </CODE> token."""
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__()
@@ -51,7 +51,7 @@ class HrmGoCoderRefinementHead(nn.Module):
         self.classes = nn.Linear(config.hidden_size // 2, len(DECISIONS))
 
     def forward(self, planner, generator, plan, feedback) -> torch.Tensor:
-        """Return logits [..., 3] of planner state, generator state, plan and feedback, each [..., C]."""
+        """Compute logits [..., 3] from planner state, generator state, plan and feedback, each [..., C]."""
         features = torch.cat([planner, generator, plan, feedback], dim=-1)
         return self.classes(self.dropout(nn.functional.gelu(self.hidden(features))))
 
@@ -59,7 +59,7 @@ class HrmGoCoderRefinementHead(nn.Module):
 def decision_loss(
     logits: torch.Tensor, labels: torch.LongTensor, class_weights: list[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the class-weighted cross-entropy of logits [B, K, 3], and the number of labels."""
+    """Return the class-weighted cross-entropy of logits [B, K, 3], and the number of labeled decisions."""
     weight, flat = logits.new_tensor(class_weights, dtype=torch.float), labels.flatten()
     known = flat != IGNORED
     total = nn.functional.cross_entropy(
@@ -69,7 +69,7 @@ def decision_loss(
 
 
 def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positions: torch.LongTensor) -> torch.Tensor:
-    """Return the mean planner state [B, K, C] of the last plan before each position, or zeros."""
+    """Return the mean planner state [B, K, C] over the last plan before each position (0 without a plan)."""
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
     openers = last_openers(input_ids)[0]
     plans = torch.where(input_ids == TOKEN_IDS["<PLAN>"], indices, -1).cummax(dim=1).values
@@ -80,7 +80,7 @@ def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positi
 
 
 def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the index [B, T] of the last opener up to each position (or -1), and a mask of <CODE>."""
+    """Return the index [B, T] of the last opener up to each position (or -1), and a mask of <CODE> tokens."""
     opens_code = input_ids == TOKEN_IDS["<CODE>"]
     opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, RESERVED))
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -88,7 +88,7 @@ def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def within(input_ids: torch.Tensor, tags: tuple[str, ...]) -> torch.Tensor:
-    """Return a mask of the ids from the first to the last of `tags`, inclusive."""
+    """Return a mask of the ids in the range from the first to the last tag, inclusive."""
     return (input_ids >= TOKEN_IDS[tags[0]]) & (input_ids <= TOKEN_IDS[tags[-1]])
 
 
@@ -99,7 +99,7 @@ def at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 # ---- cross-entropy without logits ----
 
-# With 50,000 tokens, the logits are much larger than all other tensors of a small model. Here they only exist for one
+# With a vocabulary of 50,000, a small model's logits are much larger than its other tensors. Here they exist for one
 # chunk of positions at a time. The forward computes the loss and the gradients of a chunk together and keeps only the
 # gradients, so nothing is computed twice. The idea is from "Cut Your Losses" (Wijmans et al. 2024, arXiv
 # 2411.09009) and Liger (arXiv 2410.10989); this version is plain torch for any device.

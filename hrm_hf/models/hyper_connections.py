@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections (mHC): n residual streams that are mixed by learned maps.
+"""Manifold-constrained hyper-connections (mHC): n residual streams mixed by learned maps.
 
 At a site (an attention or feed-forward branch F), with the streams x of a token in R^{n x C}:
 
@@ -8,8 +8,8 @@ At a site (an attention or feed-forward branch F), with the streams x of a token
     comb   = Sinkhorn(scale[2] * (fn v)_comb + base_comb)          [n, n], first index the source stream
     x_next = H_res x + post F(pre x)          with H_res = comb^T
 
-Sinkhorn keeps H_res (nearly) doubly stochastic, so a product of many maps neither grows nor vanishes: its row sums are
-the forward gain, its column sums the backward gain.
+Sinkhorn keeps H_res (nearly) doubly stochastic, so a product of many maps neither grows nor vanishes. Row sums are the
+forward gain, column sums the backward gain.
 
 Sources: Xie et al. 2026, "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880, equations 4 to 9. Names,
 layouts and the position of eps follow `deepseek_v4` in transformers, so its weights load directly. Other residual
@@ -22,8 +22,8 @@ dtype. There are no fused GPU kernels.
 Gains (`MhcMetricsMixin`) measure how much a signal can grow on its way through the streams. The forward gain is the
 largest absolute row sum of H_res, the backward gain the largest absolute column sum; both are 1 for a doubly
 stochastic map. Composite gains are those of the product of all maps up to a site. Maps are averaged over tokens before
-the sums are taken. The paper calls this "Amax Gain Magnitude". The smallest column sum is our addition, because gains
-do not show vanishing signals.
+summing. The paper calls these gains "Amax Gain Magnitude". We add the smallest column sum, because gains do not show
+vanishing signals.
 """
 
 import math
@@ -34,11 +34,11 @@ import torch
 from torch import nn
 
 
-SITES = ("attention", "feed_forward")  # the hyper-connections of a layer, in execution order
+SITES = ("attention", "feed_forward")  # locations of a layer's hyper-connections, in execution order
 
 
 class HyperConnection(nn.Module):
-    """Hyper-connection of one site, between n streams of width C and a branch.
+    """Hyper-connection at one site, between n streams of width C and a branch.
 
     Args:
         hidden_size: width C.
@@ -83,7 +83,7 @@ class HyperConnection(nn.Module):
 
     @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Return initial parameters and buffers, with pre = 1/n, post = 1 and (unconstrained) H_res = I."""
+        """Return initial parameters and buffers: pre = 1/n, post = 1 and, if unconstrained, H_res = I."""
         n = self.num_streams
         base = torch.zeros_like(self.base)
         base[:n] = pre_bias(n)
@@ -93,7 +93,7 @@ class HyperConnection(nn.Module):
         if self.res_mode == "birkhoff":  # each column is a flattened permutation matrix
             orders = torch.tensor(list(permutations(range(n))))
             constants["permutations"] = nn.functional.one_hot(orders, n).flatten(1).T.float()
-        # `fn` must not be zero: all streams have the same base, so they could never become different.
+        # `fn` must not be zero: with the same base for all streams, they would always stay equal.
         return constants | {
             "fn": torch.randn_like(self.fn) * self.initializer_range,
             "base": base,
@@ -101,7 +101,7 @@ class HyperConnection(nn.Module):
         }
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the input of the branch [B, S, C], `post` [B, S, n] and H_res [B, S, n, n] for the streams."""
+        """Return the branch's input [B, S, C], `post` [B, S, n] and H_res [B, S, n, n] for the streams."""
         with without_autocast(streams):
             pre, post, h_res = self.coefficients(streams)
             return weighted_sum(pre, streams), post, h_res
@@ -109,7 +109,7 @@ class HyperConnection(nn.Module):
     def merge(
         self, streams: torch.Tensor, branch: torch.Tensor, post: torch.Tensor, h_res: torch.Tensor
     ) -> torch.Tensor:
-        """Return the next streams H_res x + post F, [B, S, n, C], where `branch` is F [B, S, C]."""
+        """Compute the next streams H_res x + post F, [B, S, n, C], where `branch` is F [B, S, C]."""
         dtype = streams.dtype
         with without_autocast(streams):
             post, branch = post.to(dtype).unsqueeze(-1), branch.to(dtype).unsqueeze(-2)
@@ -128,23 +128,23 @@ class HyperConnection(nn.Module):
         pre, post, comb = raw.split(self.sizes)
         pre = torch.sigmoid(pre) + self.eps
         post = 2 * torch.sigmoid(post)
-        # Contiguous, because torch multiplies a batch of tiny strided matrices in a slow loop.
+        # Make H_res contiguous, because torch multiplies batches of tiny strided matrices in a slow loop.
         h_res = self._residual_map(comb).permute(2, 0, 1).contiguous()
         return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
 
     def get_connection_matrix(self, streams: torch.Tensor | None = None) -> torch.Tensor:
-        """Return H_res [B, S, n, n] for streams [B, S, n, C], or its static part [n, n] without streams."""
+        """Return H_res [B, S, n, n] for streams [B, S, n, C], or its static part [n, n] if streams is None."""
         if streams is not None:
             return self.coefficients(streams)[2]
         base = self.base.to(torch.promote_types(self.base.dtype, torch.float32))
         return self._residual_map(base[2 * self.num_streams :].unsqueeze(-1))[..., 0]
 
     def _per_entry(self, scale: torch.Tensor) -> torch.Tensor:
-        """Return the factor from `scale` for each row of `fn`, [2n + r, 1]."""
+        """Expand `scale` to one factor per row of `fn`, [2n + r, 1]."""
         return torch.cat([scale[part].expand(size) for part, size in enumerate(self.sizes) if size]).unsqueeze(-1)
 
     def _residual_map(self, raw: torch.Tensor) -> torch.Tensor:
-        """Return H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]."""
+        """Compute H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]."""
         n = self.num_streams
         if self.res_mode == "identity":
             return torch.eye(n, dtype=raw.dtype, device=raw.device).unsqueeze(-1).expand(n, n, raw.shape[-1])
@@ -208,21 +208,21 @@ class mHCLayer(HyperConnection):
 
 
 def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return fn RMSNorm(flatten(x)) [rows of fn, tokens] of streams x [B, S, n, C], in float32 or float64."""
+    """Return fn RMSNorm(flatten(x)), [rows of fn, tokens], for streams x [B, S, n, C] in at least float32."""
     dtype = torch.promote_types(streams.dtype, torch.float32)
     x, fn = streams.flatten(2).flatten(0, 1).to(dtype), fn.to(dtype)
     return _NormedProjection.apply(x, fn, eps) if torch.is_grad_enabled() else _project(x, fn, eps)[0]
 
 
 def _project(x: torch.Tensor, fn: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return fn RMSNorm(x) [rows of fn, tokens] for x [tokens, n C], and the factors [tokens]."""
+    """Return fn RMSNorm(x), [rows of fn, tokens], for x [tokens, n C], and the norm factors [tokens]."""
     norm = torch.linalg.vector_norm(x, dim=-1)
     factor = torch.rsqrt(norm * norm / x.shape[-1] + eps)
     return torch.mm(fn, x.T) * factor, factor
 
 
 class _NormedProjection(torch.autograd.Function):
-    """Function fn RMSNorm(x) for x [tokens, n C], which divides by the norm after the product.
+    """Computes fn RMSNorm(x) for x [tokens, n C], dividing by the norm after the matrix product.
 
     As in section 4.3 of the paper, the normalized streams are never stored, neither here nor in the backward pass.
     Tokens are the last axis of the result, so elementwise operations on the few coefficients run over long rows.
@@ -244,29 +244,29 @@ class _NormedProjection(torch.autograd.Function):
 
 def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     """Return sum_i weights[..., i] streams[..., i, :] in the dtype of `streams`."""
-    if torch.compiler.is_compiling():  # compiled, this is one fused pass; uncompiled, it would store every product
+    if torch.compiler.is_compiling():  # one fused pass if compiled; otherwise it would store every product
         return (weights.to(streams.dtype).unsqueeze(-1) * streams).sum(dim=-2)
     return torch.matmul(weights.to(streams.dtype).unsqueeze(-2), streams).squeeze(-2)
 
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """Return a nearly doubly stochastic matrix for each token, [n, n, tokens] like `logits`.
+    """Normalize `logits` [n, n, tokens] to a nearly doubly stochastic matrix for each token.
 
-    First a softmax is applied over the second axis; the last normalization is over the first axis. As in deepseek_v4,
+    The first step is a softmax over the second axis, the last a normalization over the first axis. As in deepseek_v4,
     `eps` is added once to every entry, and to every sum in each of the `iterations`. An `eps` of 0 is replaced with a
-    tiny number, which keeps underflowed columns from becoming 0 / 0 and is negligible in other sums.
+    tiny number, which prevents 0 / 0 in underflowed columns and is negligible in other sums.
     """
     eps = max(eps, torch.finfo(logits.dtype).tiny ** 0.5)
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return _sinkhorn(logits, iterations, eps)[0]
     comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
-    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # same result; NumPy calls take half the time
+    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # same result in half the time of torch calls
         return torch.from_numpy(_normalize(comb.numpy(), iterations, eps)[0])
     return _normalize(comb, iterations, eps)[0]
 
 
 def _normalize(comb, iterations: int, eps: float):
-    """Normalize torch or NumPy matrices [n, n, tokens] in place. Return them and the divisors."""
+    """Normalize torch or NumPy matrices [n, n, tokens] in place. Return the matrices and the divisors."""
     sums = []
     for step in range(2 * iterations - 1):
         total = comb.sum(step % 2, keepdims=True)
@@ -276,8 +276,8 @@ def _normalize(comb, iterations: int, eps: float):
     return comb, sums
 
 
-# A custom operator, because compiling some 120 elementwise steps would take 15 seconds per site, and autograd would
-# store every step. The backward pass undoes the divisions instead of storing their results.
+# This is a custom operator, because compiling some 120 elementwise steps would take 15 seconds per site, and autograd
+# would store every step. The backward pass undoes the divisions instead of storing their results.
 
 
 @torch.library.custom_op("hrm_hf::sinkhorn", mutates_args=())
@@ -322,13 +322,13 @@ _sinkhorn.register_autograd(_differentiate, setup_context=_save)
 
 
 def without_autocast(x: torch.Tensor):
-    """Return a context in which autocast is off for the device of `x`."""
+    """Return a context manager that disables autocast on the device of `x`."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def pre_bias(n: int) -> float:
-    """Return the logit of the initial `pre`, 1/n. For n = 1, return a finite logit with sigmoid 1."""
+    """Return the logit of 1/n, the initial `pre`. For n = 1, return a finite logit with a sigmoid of 1."""
     return -math.log(n - 1) if n > 1 else 40.0
 
 
@@ -358,28 +358,28 @@ def min_column_sum(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def composite_maps(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the running products H_l ... H_1, newest on the left, of maps [..., n, n] in execution order."""
+    """Return the running products H_l ... H_1 of maps [..., n, n], which are in execution order."""
     return list(accumulate(matrices, lambda product, matrix: matrix @ product))
 
 
 class MhcMetricsMixin:
-    """Mixin with the gains of a model whose layers have `attn_hc` and `ffn_hc`."""
+    """Mixin that computes gains for models with `attn_hc` and `ffn_hc` in each layer."""
 
     def get_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[tuple[float, float]]:
-        """Return the gains of the attention map and the feed-forward map of each layer, in execution order.
+        """Return the gains of each layer's attention map and feed-forward map, in execution order.
 
         1.0 is ideal; the training guide warns of instability above 2.0. The list is empty without mHC.
 
         Args:
             input_ids: tokens [B, S] over which maps are averaged; None for the static part of the maps.
-            inputs: further arguments of the forward; `attention_mask` excludes padding from the average.
+            inputs: further arguments for the forward; `attention_mask` excludes padding from the average.
         """
         sites = self.get_detailed_mhc_metrics(input_ids, **inputs)
         gains = [max(site["forward"], site["backward"]) for site in sites]
         return list(zip(gains[::2], gains[1::2]))
 
     def get_detailed_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[dict]:
-        """Return a dict for each site in execution order, with arguments as in `get_mhc_metrics`.
+        """Return a dict of metrics per site in execution order. Takes the arguments of `get_mhc_metrics`.
 
         Keys: `layer`; `site` ("attention" or "feed_forward"); for the site's map, `forward` and `backward` (gains),
         `min_column` (smallest column sum) and `largest_entry`; for the product of all maps up to this site,
@@ -403,7 +403,7 @@ class MhcMetricsMixin:
 
     @torch.no_grad()
     def _maps(self, input_ids, inputs) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return H_res of each site in order, and the weights [B, S] of its tokens (None if static)."""
+        """Return each site's H_res in execution order, with token weights [B, S] (None for static maps)."""
         base = self.base_model
         if not self.config.mhc_enabled:
             return []
@@ -411,7 +411,7 @@ class MhcMetricsMixin:
             layers = [base.layers[layer] for layer in self.config.layer_order]
             return [(hc.get_connection_matrix(), None) for layer in layers for hc in (layer.attn_hc, layer.ffn_hc)]
         training = base.training
-        base.eval()  # disables dropout, and checkpointing, which would show hooks the maps twice
+        base.eval()  # disables dropout, and checkpointing, which would call the hooks twice
         try:
             matrices = base(input_ids, **inputs, use_cache=False, output_mhc_matrices=True).mhc_matrices
         finally:

@@ -1,7 +1,7 @@
-"""Parts shared by mass-mapping models: filters by multipole, the likelihood of a map, and the output.
+"""Parts shared by mass-mapping models: multipole filters, the likelihood of a map, and the output.
 
-Within a model, convergence maps are in units of `config.kappa_std` and have mean 0. B is the number of maps, P their
-planes, and S their side in pixels.
+Within a model, convergence maps are in units of `config.kappa_std` and have mean 0. B is the number of maps, P the
+number of planes, and S the side length of a map in pixels.
 """
 
 import math
@@ -21,7 +21,7 @@ from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorMixin
 if TYPE_CHECKING:
     from .pipeline_mass_mapping import MassMappingPipeline  # noqa: F401 - saved with checkpoints
 
-LOG_STD_LIMIT = 5.0  # predicted standard deviations are within a factor of e^5 of the maps' own
+LOG_STD_LIMIT = 5.0  # keeps predicted standard deviations within a factor of e^5 of the maps' std
 
 
 @dataclass
@@ -30,7 +30,7 @@ class MassMappingOutput(CosmoRegressionOutput):
 
     Attributes:
         map_loss: negative log likelihood of the true map in nats per pixel, after the last segment.
-        harmonic_loss: the same for the modes of the map, in nats per mode, with the error's power in each ring.
+        harmonic_loss: the same for the map's modes, in nats per mode, given the error's power in each ring.
         kappa: convergence [B, P, S, S], with mean 0 in each plane. kappa_std: standard deviation of its error.
         segment_maps: `kappa` after each segment [B, segments, P, S, S]; halted maps repeat their last map.
     """
@@ -44,7 +44,7 @@ class MassMappingOutput(CosmoRegressionOutput):
 
 @dataclass
 class MapEstimate:
-    """Map [B, P, S, S], log std of its error [B, P, S, S], log power of its error [B, P, rings]."""
+    """Estimated map [B, P, S, S] with the log std [B, P, S, S] and log power [B, P, rings] of its error."""
 
     kappa: torch.Tensor
     log_std: torch.Tensor
@@ -52,7 +52,7 @@ class MapEstimate:
 
 
 def shear_and_mask(pixel_values: torch.Tensor, config: MassMappingConfig) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Recover the shear [B, 2P, S, S], 0 where not observed, and the mask [B, 1, S, S] from scaled maps."""
+    """Recover the shear [B, 2P, S, S], 0 in unobserved pixels, and the mask [B, 1, S, S] from scaled maps."""
     channels = config.num_map_channels
     maps = pixel_values[:, :channels].float()
     std, mean = config.pixel_std or [1.0], config.pixel_mean or [0.0]
@@ -64,7 +64,7 @@ def shear_and_mask(pixel_values: torch.Tensor, config: MassMappingConfig) -> tup
 
 
 def soft_limited(log_std: torch.Tensor) -> torch.Tensor:
-    """Limit values smoothly to +-`LOG_STD_LIMIT`, without making gradients vanish completely."""
+    """Limit values smoothly to +-`LOG_STD_LIMIT`, without zero gradients."""
     return LOG_STD_LIMIT * torch.tanh(log_std / LOG_STD_LIMIT)
 
 
@@ -74,7 +74,7 @@ def map_units(config: MassMappingConfig, like: torch.Tensor) -> torch.Tensor:
 
 
 class MultipoleGains(Float32Buffers):
-    """Combines maps [B, C, S, S], weighted with a gain per multipole, into maps [B, P, S, S] with mean 0.
+    """Combines maps [B, C, S, S], weighted by a gain per multipole, into maps [B, P, S, S] with mean 0.
 
     Gains are given at nodes from the fundamental frequency to the corner of Fourier space, and interpolated linearly
     in the logarithm of the multipole.
@@ -97,7 +97,7 @@ class MultipoleGains(Float32Buffers):
 
 
 def hat_functions(size: int, nodes: int) -> torch.Tensor:
-    """Return the weight of each node at each mode of `rfft2`, [nodes, modes], which is 0 for the mean."""
+    """Return each node's interpolation weight at each `rfft2` mode, [nodes, modes]; 0 at the mean mode."""
     real = {"dtype": torch.float64, "device": "cpu"}
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
@@ -107,7 +107,7 @@ def hat_functions(size: int, nodes: int) -> torch.Tensor:
 
 
 class MapLikelihood(Float32Buffers):
-    """Two Gaussian likelihoods of a map, by pixel and by multipole, in nats."""
+    """Gaussian likelihoods of a map in nats: one over pixels, one over multipoles."""
 
     def __init__(self, config: MassMappingConfig):
         super().__init__()
@@ -121,9 +121,9 @@ class MapLikelihood(Float32Buffers):
         init.copy_(self.rings, ring_weights(self.size, self.bins))
 
     def log_power(self, maps: torch.Tensor) -> torch.Tensor:
-        """Return the log mean power of maps per ring [B, C, R], which is 0 for white noise of variance 1."""
+        """Return the log of the mean power per ring, [B, C, R]. White noise of variance 1 gives 0."""
         modes = torch.fft.rfft2(maps.float(), norm="ortho").flatten(2)
-        with torch.autocast(maps.device.type, enabled=False):  # half precision would round the power by 0.4 %
+        with torch.autocast(maps.device.type, enabled=False):  # bfloat16 would round the power by up to 0.4 %
             power = (modes.real.square() + modes.imag.square()) @ self.rings
         return torch.log(power.clamp_min(1e-8))
 
@@ -134,7 +134,7 @@ class MapLikelihood(Float32Buffers):
         return nll.mean((1, 2, 3)) + 0.5 * math.log(2 * math.pi)
 
     def harmonic(self, estimate: MapEstimate, truth: torch.Tensor) -> torch.Tensor:
-        """Return the negative log likelihood [B] of the error's modes, given the predicted power of each ring.
+        """Return the negative log likelihood [B] of the error's modes, given the predicted power per ring.
 
         All rings have equal weight. If they were weighted by their number of modes, the smallest scales, which are
         noise, would dominate.
@@ -144,7 +144,7 @@ class MapLikelihood(Float32Buffers):
 
 
 class MassMappingMixin(PosteriorMixin):
-    """Mixin with the output and the losses of a head whose `model.likelihood` is a `MapLikelihood`."""
+    """Mixin that builds outputs and losses for heads with a `MapLikelihood` as `model.likelihood`."""
 
     _custom_pipelines = {
         "mass-mapping": {
@@ -157,7 +157,7 @@ class MassMappingMixin(PosteriorMixin):
     def maps_and_posteriors(
         self, estimates: list[MapEstimate], posteriors: list[Posterior], used: torch.Tensor
     ) -> MassMappingOutput:
-        """Return the output in physical units, without losses."""
+        """Build the output in physical units, without losses."""
         units = map_units(self.config, used)
         maps = torch.stack([estimate.kappa for estimate in estimates], dim=1) * units
         fields = {"kappa": maps[:, -1], "kappa_std": estimates[-1].log_std.exp() * units, "segment_maps": maps}
@@ -171,7 +171,7 @@ class MassMappingMixin(PosteriorMixin):
         labels: torch.Tensor | None,
         kappa: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """Add losses (means over segments) and metrics for the given labels and true maps.
+        """Add losses (averaged over segments) and metrics for the given labels and true maps.
 
         The true maps can also be passed as `labels`, as image-to-image data sets do.
 

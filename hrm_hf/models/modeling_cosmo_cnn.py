@@ -1,4 +1,4 @@
-"""A residual network that infers cosmological parameters from maps: the baseline without recurrence.
+"""Residual network that infers cosmological parameters from maps, as a non-recurrent baseline.
 
 The blocks are those of transformers' ResNet (He et al. 2015, arXiv 1512.03385), with these changes for maps: the stem
 is a 3x3 convolution at full resolution, because pooling would remove the small scales, which contain most information;
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SumOverProcesses(torch.autograd.Function):
-    """Sums a tensor and its gradients over all processes (torch's own version is deprecated)."""
+    """Sums a tensor and its gradients over all processes. torch's own version is deprecated."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ class SumOverProcesses(torch.autograd.Function):
 
 
 class ProcessBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm over the maps of all processes in training, which also works on the CPU."""
+    """Batch norm with statistics over the training maps of all processes. Also works on the CPU."""
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -59,10 +59,10 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
         return torch.addcmul(shift.view(-1, 1, 1), maps, scale.view(-1, 1, 1)).to(maps.dtype)
 
     def _statistics(self, maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the mean and the biased variance of each channel [C] over all processes, and the value count."""
+        """Return each channel's mean and biased variance over all processes, [C] each, and the value count."""
         variance, mean = torch.var_mean(maps.float(), dim=(0, 2, 3), correction=0)
         channels, count = len(mean), mean.new_full((1,), maps.numel() / maps.shape[1])
-        # One row per process: a difference of summed squares would lose precision if means are large.
+        # Gather one row per process, because E[x^2] - E[x]^2 would lose precision if means are large.
         rows = mean.new_zeros(dist.get_world_size(), 2 * channels + 1)
         rows[dist.get_rank()] = torch.cat((mean, variance, count))
         means, variances, counts = SumOverProcesses.apply(rows).split((channels, channels, 1), dim=1)
@@ -72,7 +72,7 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
 
 
 class CosmoCnnPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Base class with initialization (He, fan out, for convolutions as in ResNet) and saving."""
+    """Base class with saving, and initialization (for convolutions He with fan-out, as in ResNet)."""
 
     config_class = CosmoCnnConfig
     base_model_prefix = "model"
@@ -99,7 +99,7 @@ def _wrap_maps(layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Ten
 
 
 class CosmoCnnModel(CosmoCnnPreTrainedModel):
-    """Stem and residual stages, from maps [B, C, S, S] to features [B, F] averaged over the map."""
+    """Stem and residual stages that turn maps [B, C, S, S] into features [B, F] averaged over the map."""
 
     def __init__(self, config: CosmoCnnConfig):
         super().__init__(config)
@@ -110,10 +110,10 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         for module in self.modules():
             if isinstance(module, ResNetConvLayer | ResNetShortCut):
                 module.normalization = ProcessBatchNorm2d(module.normalization.num_features)
-        if config.padding_mode == "circular":  # transformers' ResNet has no such option
+        if config.padding_mode == "circular":  # transformers' ResNet has no padding option
             for module in self.modules():
                 if isinstance(module, ResNetConvLayer):
-                    # Adapters do not copy a convolution's padding_mode, so pad with a hook.
+                    # Pad in a hook, because adapters do not copy a convolution's padding_mode.
                     module.convolution.padding = (0, 0)
                     module.register_forward_pre_hook(_wrap_maps)
         self.post_init()
@@ -125,7 +125,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Return the features of each pixel after the last stage, and their mean as `pooler_output` [B, F]."""
+        """Return the last stage's features for each pixel, and their mean as `pooler_output` [B, F]."""
         validate_no_attentions(self, output_attentions)
         validate_maps(pixel_values, self.config)
         if output_hidden_states is None:
@@ -140,7 +140,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
 
 
 class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
-    """Infers the posterior of the parameters of each map in a single step."""
+    """Infers the posterior of each map's cosmological parameters in a single pass."""
 
     _keep_in_fp32_modules_strict = ["posterior_head"]
 
@@ -158,10 +158,10 @@ class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> CosmoRegressionOutput:
-        """Predict posteriors, and compute losses if labels are given.
+        """Predict posteriors and, given labels, compute losses.
 
         Args:
-            pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.
+            pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` returns them.
             labels: [B, T] in physical units, in the order of `config.target_names`.
             output_hidden_states: also return the features of each stage.
         """

@@ -1,4 +1,4 @@
-"""A U-Net that reconstructs mass maps from shear in one pass: the baseline without recurrence.
+"""U-Net that reconstructs mass maps from shear in one pass, as a non-recurrent baseline.
 
 The network is that of Ronneberger et al. 2015 (arXiv 1505.04597), applied to weak lensing by Jeffrey et al. 2020
 (arXiv 1908.00543, DeepMass). As in DeepMass, the input includes a first estimate of the map, here the adjoint A^T d.
@@ -34,7 +34,7 @@ from .shear_operator import adjoint_shear
 
 
 class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Base class with initialization (He for convolutions) and saving."""
+    """Base class with saving, and initialization (He for convolutions)."""
 
     config: CosmoUnetConfig
     base_model_prefix = "model"
@@ -54,7 +54,7 @@ class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTraine
 
 
 class UnetLevel(nn.Module):
-    """Two 3x3 convolutions at one resolution, from [B, c_in, S, S] to [B, c_out, S, S]."""
+    """Two 3x3 convolutions at one resolution, mapping [B, c_in, S, S] to [B, c_out, S, S]."""
 
     def __init__(self, c_in: int, c_out: int, wraps: bool):
         super().__init__()
@@ -70,7 +70,7 @@ class UnetLevel(nn.Module):
 
 
 class CosmoUnetModel(CosmoUnetPreTrainedModel):
-    """Levels down and up, from shear maps [B, C, S, S] to features of each pixel and of the complete map."""
+    """U-Net that turns shear maps [B, C, S, S] into features per pixel and for the complete map."""
 
     def __init__(self, config: CosmoUnetConfig):
         super().__init__(config)
@@ -88,7 +88,7 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndNoAttention:
-        """Return features [B, F, S, S], and the mean of the lowest level [B, W] as `pooler_output`.
+        """Return features [B, F, S, S], and the mean over the lowest level, [B, W], as `pooler_output`.
 
         Args:
             pixel_values: [B, 2P (+ 1), S, S], as `CosmoMapFeatureExtractor` returns them.
@@ -115,7 +115,7 @@ class CosmoUnetModel(CosmoUnetPreTrainedModel):
 
 
 class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
-    """Infers mass maps with their uncertainty and the posterior of cosmological parameters in one step."""
+    """Infers mass maps with uncertainties, and the posterior of cosmological parameters, in one pass."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "errors"]
 
@@ -137,7 +137,7 @@ class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """Estimate maps and parameters, with arguments as in `HrmCosmoForMassMapping.forward`."""
+        """Estimate maps and parameters. Takes the arguments of `HrmCosmoForMassMapping.forward`."""
         features = self.model(pixel_values, output_hidden_states, output_attentions, return_dict=True)
         estimated, log_std = self.maps(features.last_hidden_state).float().split(self.config.num_planes, dim=1)
         with torch.autocast(estimated.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""A hierarchical recurrent model that infers cosmological parameters from maps.
+"""Hierarchical recurrent model that infers cosmological parameters from maps.
 
 A stem turns a map into tokens once. Segments of H_cycles * L_cycles low-level and H_cycles high-level updates then
 refine the two states. Only the last update of each is differentiated (the one-step gradient of Wang et al. 2025, arXiv
@@ -28,12 +28,12 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 if TYPE_CHECKING:
     from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - saved with checkpoints
 
-GAIN_LIMITS = (-1.0, 3.0)  # in nats; prevent a single map from dominating the loss of the expected gain
+GAIN_LIMITS = (-1.0, 3.0)  # in nats; clamped to keep a single map from dominating the halting loss
 
 
 @dataclass
 class HrmCosmoModelOutput(ModelOutput):
-    """States [B, tokens, D] after a segment, with z_H also as `last_hidden_state`."""
+    """Latent states [B, tokens, D] after a segment. `last_hidden_state` is z_H."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
@@ -74,7 +74,7 @@ class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 
 
 class HrmCosmoModel(HrmCosmoPreTrainedModel):
-    """Stem and recurrence without heads. `embed` makes tokens, `forward` runs one segment on them."""
+    """Stem and recurrence without heads. `embed` returns tokens, `forward` runs one segment on them."""
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__(config)
@@ -84,7 +84,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         self.post_init()
 
     def embed(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Turn maps [B, C, S, S] into tokens [B, tokens, D], with CLS first."""
+        """Turn maps [B, C, S, S] into tokens [B, tokens, D], starting with CLS."""
         return self.stem(pixel_values)
 
     @can_return_tuple
@@ -97,7 +97,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> HrmCosmoModelOutput:
-        """Run one segment on maps or on `tokens` from `embed`, starting at z_H and z_L (zeros if None)."""
+        """Run one segment on maps or on `tokens` from `embed`, starting from z_H and z_L (0 if None)."""
         validate_no_attentions(self, output_attentions)
         if (pixel_values is None) == (tokens is None):
             raise ValueError("pass either pixel_values, or tokens from embed(pixel_values)")
@@ -110,21 +110,21 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
 
 
 def _tensors(state: ModelOutput) -> dict[str, torch.Tensor]:
-    """Return the tensors of a state by name, without the duplicates in `hidden_states`."""
+    """Return the tensors in a state by name, without the duplicates in `hidden_states`."""
     return {name: values for name, values in state.items() if torch.is_tensor(values)}
 
 
 class RecurrentHeadMixin:
-    """Mixin for recurrent heads with a `halt_head`: the loop over segments, halting, and map statistics."""
+    """Mixin that adds the segment loop, halting and map statistics to heads with a `halt_head`."""
 
     def run_segments(
         self, segment: Callable[[torch.Tensor | None, Any], Any], max_steps: int | None, halt: str
     ) -> tuple[list[Any], torch.Tensor]:
-        """Run the segments of a batch, with halt="adaptive" only on maps that have not halted.
+        """Run all segments on a batch. With halt="adaptive", skip maps that have halted.
 
         Args:
-            segment: function that runs one segment on rows [N] (None for all) from their state (None at first), and
-                returns the next state, an output with z_H.
+            segment: function that takes rows [N] (None for all) and their state (None at first), runs one segment,
+                and returns the next state, an output with z_H.
             max_steps: number of segments; `config.halt_max_steps` by default.
             halt: "fixed" or "adaptive".
 
@@ -156,27 +156,27 @@ class RecurrentHeadMixin:
         return states, used
 
     def expected_gain(self, z_H: torch.Tensor) -> torch.Tensor:
-        """Predict the gain [B] of further segments from the detached state."""
+        """Predict the gain [B] from further segments, given the detached state."""
         with torch.autocast(z_H.device.type, enabled=False):
             return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
     def add_halt_loss(self, output: CosmoRegressionOutput, gained: torch.Tensor) -> None:
-        """Add the loss of the predicted gains, given the true gains after each segment [B, segments]."""
+        """Add the loss on the predicted gains, given the true gains after each segment, [B, segments]."""
         output.halt_loss = (output.halt_logits - gained).square().mean()
         output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
         output.metrics["steps"] = output.steps.float().mean()
 
     def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
-        """Fit the scaling of the statistics to batches of a few thousand training maps, once before training."""
+        """Fit the statistics' whitening to a few thousand training maps. Call this once, before training."""
         if self.model.stem.statistics is not None:
             self.model.stem.statistics.fit(batches)
 
     def map_distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
-        """Return the distance of each map's statistics from those of the training maps, float32 [B].
+        """Return how far each map's statistics are from those of the training maps, float32 [B].
 
         This is the Mahalanobis distance divided by the square root of the number of statistics, about 1 for a training
-        map. Beyond `config.max_map_distance`, a posterior can be confident and wrong. Returns None for a model without
-        statistics.
+        map. Beyond `config.max_map_distance`, a posterior can be confident and wrong. If the model has no statistics,
+        the result is None.
         """
         statistics = self.model.stem.statistics
         return None if statistics is None else statistics.distance(pixel_values)
@@ -185,8 +185,8 @@ class RecurrentHeadMixin:
 class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
     """Infers the posterior of cosmological parameters from maps."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model adds its own
-    # Excludes modules from quantization; transformers does not allow a name in both lists.
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model adds its own modules
+    # Excludes these modules from quantization too. transformers allows a name in only one list, hence ".*".
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):
@@ -206,10 +206,10 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> CosmoRegressionOutput:
-        """Run all segments of a batch of maps.
+        """Infer posteriors for a batch of maps. Runs all segments unless halt is "adaptive".
 
         Args:
-            pixel_values: [B, C, S, S] as `CosmoMapFeatureExtractor` scales them, the mask last if there is one.
+            pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` returns them.
             labels: [B, T] in physical units, in the order of `config.target_names`.
             max_steps: segments, `config.halt_max_steps` by default.
             halt: "fixed" runs all segments; "adaptive" (only in inference) stops a map when its expected gain is below

@@ -1,4 +1,4 @@
-"""The hierarchical recursive Go coder: a token stream, two stacks, a decision after each attempt.
+"""The hierarchical recursive Go coder: one token stream, two stacks, a decision after each attempt.
 
     states of the planner   = planner(embed(ids))                        causal, over the complete stream
     states of the generator = generator(embed(ids), planner states)      causal, over code; reads the planner
@@ -85,7 +85,7 @@ class HrmGoCoderModelOutput(BaseModelOutputWithPast):
 
 @dataclass
 class HrmGoCoderOutput(CausalLMOutputWithPast):
-    """Output of `HrmGoCoderForCausalLM`, in training without `logits`, which are never computed.
+    """Output of `HrmGoCoderForCausalLM`. In training, `logits` is None if the loss is chunked.
 
     `loss` is the weighted sum of the three losses in training, and the mean negative log-likelihood of all labeled
     tokens in evaluation. `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0 if
@@ -103,16 +103,16 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
 
 
 class HrmGoCoderCrossAttention(LlamaAttention):
-    """Cross-attention from code positions to planner states. Positions are those in the stream."""
+    """Cross-attention from code positions to planner states. Rotary positions are those of the stream."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.is_causal = False  # the mask determines which states can be read
+        self.is_causal = False  # the mask determines which states are visible
 
     def keys_and_values(
         self, states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [B, heads, S, head_dim] of planner states [B, S, C]."""
+        """Return keys and values [B, heads, S, head_dim] for planner states [B, S, C]."""
         shape = (*states.shape[:-1], -1, self.head_dim)
         keys = self.k_proj(states).view(shape).transpose(1, 2)
         values = self.v_proj(states).view(shape).transpose(1, 2)
@@ -126,7 +126,7 @@ class HrmGoCoderCrossAttention(LlamaAttention):
         attention_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from hidden_states [B, T, C] to keys and values of S >= T stream positions."""
+        """Attend from hidden_states [B, T, C] to keys and values at S >= T stream positions."""
         shape = hidden_states.shape[:-1]
         query = self.q_proj(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
         query = _rotated(query, *position_embeddings)
@@ -141,7 +141,7 @@ class HrmGoCoderCrossAttention(LlamaAttention):
 
 
 def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary positions to states [B, heads, T, head_dim], which are queries or keys."""
+    """Apply rotary positions to queries or keys [B, heads, T, head_dim]."""
     return states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
 
 
@@ -163,7 +163,7 @@ class HrmGoCoderPlannerLayer(GradientCheckpointingLayer):
 
 
 class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
-    """Self-attention over code, cross-attention to the planner, feed-forward."""
+    """Generator layer: self-attention over code, cross-attention to planner states, feed-forward."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__()
@@ -178,7 +178,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        keys: torch.Tensor,  # from the planner; a tuple of both would hide gradients from reentrant checkpointing
+        keys: torch.Tensor,  # from the planner; reentrant checkpointing would not see gradients inside a tuple
         values: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
@@ -206,7 +206,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
 
 
 class HrmGoCoderPlanner(nn.Module):
-    """Causal stack over the complete stream, which reads everything and writes plans."""
+    """Causal stack over the complete stream. It reads all tokens and writes plans."""
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__()
@@ -224,7 +224,7 @@ class HrmGoCoderPlanner(nn.Module):
 
 
 class HrmGoCoderGenerator(nn.Module):
-    """Causal stack over code, which reads the planner's states by cross-attention."""
+    """Causal stack over code. It reads the planner's states through cross-attention."""
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__()
@@ -237,7 +237,7 @@ class HrmGoCoderGenerator(nn.Module):
     def keys_and_values(
         self, planner_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], cache: Cache | None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return each layer's cross-attention keys and values, past positions included, for all cycles."""
+        """Return each layer's cross-attention keys and values, including past positions. All cycles use them."""
         first = self.config.cache_slots["cross"]
         pairs = [layer.cross_attn.keys_and_values(planner_states, position_embeddings) for layer in self.layers]
         return pairs if cache is None else [cache.update(*pair, first + index) for index, pair in enumerate(pairs)]
@@ -293,7 +293,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             self.generator = HrmGoCoderGenerator(config)
             self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
             self.refinement_head = HrmGoCoderRefinementHead(config)
-            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also disables quantization
+            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also disables their quantization
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -322,7 +322,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)
         kwargs |= {"past_key_values": cache, "use_cache": use_cache}
         alone = planner_only or self.generator is None
-        # The size of the mask depends on the cache, so create it before the planner writes to the cache.
+        # Create the mask before the planner writes to the cache, because its size depends on the cache.
         mask = create_causal_mask(
             self.config, inputs_embeds, attention_mask, cache, position_ids, allow_is_causal_skip=alone
         )
@@ -345,7 +345,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         )  # fmt: skip
 
     def _start(self, input_ids, inputs_embeds, cache, position_ids, use_cache):
-        """Return embeddings [B, T, C], the cache (or None), its number of tokens, and positions [B or 1, T]."""
+        """Return embeddings [B, T, C], cache (or None), number of cached tokens, and positions [B or 1, T]."""
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
@@ -372,7 +372,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     # ---- phases ----
 
     def _phases(self, input_ids, inputs_embeds, cache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return bool masks of code for the new positions [B, T], and for all positions in the cache [B, S]."""
+        """Return bool masks that mark code at the new positions [B, T] and at all cached positions [B, S]."""
         batch, length = inputs_embeds.shape[:2]
         before = self._phase_before(cache, batch, inputs_embeds.device)
         if self.config.tagged and input_ids is not None:
@@ -387,7 +387,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return phases, kept[:, 0, :, 0] > 0.5
 
     def _phase_before(self, cache, batch: int, device) -> torch.Tensor:
-        """Return the phase of the last cached token [B, 1]. Before the first opener, it is code."""
+        """Return whether the last cached token is code, [B, 1]. Tokens before the first opener are code."""
         slot = self.config.cache_slots["phase"]
         code = torch.ones(batch, 1, dtype=torch.bool, device=device)
         if cache is None or self.config.unified or slot >= len(cache.layers) or not cache.layers[slot].is_initialized:
@@ -401,7 +401,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     # ---- the generator ----
 
     def _code_positions(self, phases, attention_mask, kwargs) -> torch.Tensor | None:
-        """Return positions [B, Tc] on which the generator runs, with Tc the maximum over rows.
+        """Return the generator's positions [B, Tc]. Tc is the maximum number of code positions per row.
 
         None means all positions: with a cache, in compiled code, or if states or attentions are recorded.
         """
@@ -417,7 +417,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     def _generate(self, inputs_embeds, planner_states, rotary, masks, code, kwargs) -> torch.Tensor:
         """Return the generator's states [B, T, C], with zeros outside `code`.
 
-        Rows with fewer than Tc code positions are filled up with other positions, which no code attends to.
+        Rows with fewer than Tc code positions are padded with other positions, which no code position attends to.
         """
         memory, (own, cross) = self.generator.keys_and_values(planner_states, rotary, kwargs["past_key_values"]), masks
         if code is None:
@@ -436,7 +436,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
     # ---- the decision ----
 
     def _decide(self, planner_states, generator_states, input_ids, positions, feedback_ids) -> torch.Tensor:
-        """Return logits [B, K, 3] at </CODE> positions [B, K] of the complete stream `input_ids`."""
+        """Return decision logits [B, K, 3] at the </CODE> positions [B, K] in the complete stream `input_ids`."""
         if feedback_ids is None:
             feedback_ids = torch.tensor(NO_FEEDBACK, device=positions.device).expand(*positions.shape, -1)
         plan = plan_means(planner_states, input_ids, positions)
@@ -446,7 +446,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
 
 
 def _restricted(mask: torch.Tensor, keys: torch.Tensor, seen: int | torch.Tensor) -> torch.Tensor:
-    """Restrict a causal mask [B, 1, T, S] to `keys`, bool [B, S], and each query's own position."""
+    """Restrict a causal mask [B, 1, T, S] to the positions in `keys`, bool [B, S], plus each query's own."""
     indices = torch.arange(keys.shape[1], device=keys.device)
     queries = torch.arange(mask.shape[-2], device=keys.device) + seen
     allowed = keys[:, None, None, :] | (indices == queries.unsqueeze(-1))
@@ -471,20 +471,20 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
-    accepts_loss_kwargs = False  # the parts of the loss have different divisors, so there is no single number of items
+    accepts_loss_kwargs = False  # the loss terms have different divisors, so there is no single number of items
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)
         self.model = HrmGoCoderModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # This also excludes modules from quantization. Quantizers match prefixes of names, hence "model.".
+        # This also excludes the modules from quantization. Quantizers match name prefixes, hence "model.".
         self._keep_in_fp32_modules = [f"model.{name}" for name in self.model._keep_in_fp32_modules]
         self.post_init()
 
     @staticmethod
     def parameter_group(name: str) -> str:
-        """Return the group of a parameter by its full name: "planner", "generator", "refinement" or "shared"."""
+        """Return a parameter's group, given its full name: "planner", "generator", "refinement" or "shared"."""
         groups = {"planner": "planner", "generator": "generator"}
         groups |= {"refinement_head": "refinement", "feedback_encoder": "refinement"}
         return next((groups[part] for part in name.split(".") if part in groups), "shared")
@@ -523,14 +523,14 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         return HrmGoCoderOutput(**losses, logits=logits, **{name: outputs[name] for name in passed if name in outputs})
 
     def _head_is_plain(self) -> bool:
-        """Check that the loss can read the head's weights: they are not sharded, and have no adapter or hook."""
+        """Check that the loss can read the head's weights directly: not sharded, no adapter and no hook."""
         head = self.lm_head
         plain = type(head) is nn.Linear and not (head._forward_hooks or head._forward_pre_hooks)
         return plain and type(head.weight) is nn.Parameter and head.weight.numel() > 0
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
-        """Pop the loss arguments from `kwargs`. Return shifted labels and keyword arguments of `_losses`."""
-        # If these were named arguments of forward, a Trainer would compute a loss only for batches that have them.
+        """Pop the loss arguments from `kwargs`. Return shifted labels and keyword arguments for `_losses`."""
+        # If these were named arguments of forward, a Trainer would only compute losses for batches with all of them.
         targets = kwargs.pop("shift_labels", None)
         how = {"labels": kwargs.pop("decision_labels", None), "scale": kwargs.pop("refinement_scale", 1.0)}
         validate_call(self, kwargs)
@@ -546,7 +546,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         return targets, how
 
     def _losses(self, states, logits, targets, outputs, labels=None, scale: float = 1.0) -> dict[str, Any]:
-        """Return losses for targets [B, T] and decision labels [B, K], with the refinement loss times `scale`."""
+        """Compute losses for targets [B, T] and decision labels [B, K]. `scale` is for the refinement loss."""
         config = self.config
         learned = targets != IGNORED
         targets, code = targets[learned], outputs.phases[learned]
@@ -556,7 +556,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         members = torch.stack([~code & ~decides, code & ~decides, decides])
         counts = members.sum(dim=1)
         head_loss, decisions = self._head_loss(outputs.refinement_logits, labels, counts)
-        # A decision is learned both by the head and as a token. Each has half the weight, or all if there is only one.
+        # Decisions train both the head and the token logits. Each loss gets half the weight, or all if it is alone.
         halves = ((counts[2] > 0).float() + (decisions > 0).float()).clamp(min=1)
         refinement = config.refinement_loss_weight * scale
         factors = counts.new_tensor([config.plan_loss_weight, config.code_loss_weight, refinement], dtype=torch.float)
@@ -578,18 +578,18 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         }
 
     def _head_loss(self, logits, labels, counts) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss of the refinement head, and the number of decisions it averages over."""
+        """Return the refinement head's loss, averaged over decisions, and the number of decisions."""
         if logits is not None and labels is not None:
             return decision_loss(logits, labels, self.config.refinement_class_weights)
         nothing = counts.new_zeros(())
-        # Keep every weight in the graph, because distributed processes wait for each other's gradients.
+        # Keep every weight in the graph, because distributed processes wait for the gradients of all weights.
         heads = [self.model.refinement_head, self.model.feedback_encoder] if torch.is_grad_enabled() else []
         unused = [p.sum() for head in heads if head is not None for p in head.parameters()]
         return sum(unused, nothing.float()) * 0.0, nothing
 
 
 class OneStackMixin(OwnModelMixin):
-    """Mixin that rejects two stacks in classifiers, because texts have no tags to select a stack."""
+    """Mixin that rejects classifiers with two stacks, because plain text has no tags to select a stack."""
 
     _model_class = HrmGoCoderModel
 
@@ -603,11 +603,11 @@ class OneStackMixin(OwnModelMixin):
 
 
 class HrmGoCoderForSequenceClassification(OneStackMixin, GenericForSequenceClassification, HrmGoCoderPreTrainedModel):
-    """Classifier or reward model: `logits` [B, num_labels] of the last non-padding token."""
+    """Classifier or reward model with `logits` [B, num_labels] from the last non-padding token."""
 
 
 class HrmGoCoderForTokenClassification(OneStackMixin, GenericForTokenClassification, HrmGoCoderPreTrainedModel):
-    """Token classifier: `logits` [B, T, num_labels] of every token."""
+    """Token classifier with `logits` [B, T, num_labels] for each token."""
 
 
 __all__ = [

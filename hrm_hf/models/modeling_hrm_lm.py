@@ -67,20 +67,20 @@ from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin
 from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_segments
 
 
-Q_INIT_BIAS = -5.0  # initial bias of the halting value, far from a decision (HRM paper)
-# Arguments of `plan_segments` that HrmLmModel takes by keyword, and the fields that both outputs share.
+Q_INIT_BIAS = -5.0  # initial bias of the halting value, far below the threshold (HRM paper)
+# Arguments of `plan_segments` that HrmLmModel takes as keywords, and output fields that both classes share.
 PLAN_ARGUMENTS = ("schedule", "num_segments", "exit_criterion", "exit_threshold", "logits_fn")
 COMMON = ("past_key_values", "hidden_states", "attentions", "q_logits", "halt_steps")
 
 
 @dataclass
 class HrmLmModelOutput(BaseModelOutputWithPast):
-    """Output of `HrmLmModel`. `last_hidden_state` [B, T, D] is each token's state at its halting segment.
+    """Output of `HrmLmModel`. `last_hidden_state` [B, T, D] is taken at each token's halting segment.
 
     Attributes:
         q_logits: [B, T, m, 2], halt and continue values after each segment that ran; None for M = 1.
         halt_steps: int [B, T], number of segments of each token.
-        segment_hidden_states: tuple of [B, T, D] after each segment that ran, unchanged once halted; if requested.
+        segment_hidden_states: tuple of [B, T, D] after each segment that ran, constant for halted tokens; on request.
     """
 
     q_logits: torch.Tensor | None = None
@@ -97,7 +97,7 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
         lm_loss: cross entropy at each token's halting segment, without label smoothing.
         deep_supervision_loss, q_halt_loss, q_continue_loss, ponder_loss: see `early_exit`.
         logits: [B, T, V] at each token's halting segment.
-        q_logits: [B, T, m, 2]; halt_steps: int [B, T]; segment_logits: [B, m, T, V], if requested. m segments ran.
+        q_logits: [B, T, m, 2]; halt_steps: int [B, T]; segment_logits: [B, m, T, V], on request; m segments ran.
         metrics: 0-d tensors: avg_steps, convergence_rate, token_accuracy, perplexity, ...
     """
 
@@ -113,12 +113,12 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
 
 
 def rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:
-    """Return an RMS norm of the given width, with gains if `config.norm_affine`."""
+    """Build an RMS norm of the given width, with gains if `config.norm_affine`."""
     return nn.RMSNorm(width, eps=config.rms_norm_eps, elementwise_affine=config.norm_affine)
 
 
 class HrmLmAttention(nn.Module):
-    """Causal grouped-query attention with rotary positions, and optional sigmoid gate and QK norm."""
+    """Causal grouped-query attention with rotary positions, an optional sigmoid gate and optional QK norm."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -174,7 +174,7 @@ class HrmLmAttention(nn.Module):
 
 
 class HrmLmDecoderLayer(GradientCheckpointingLayer):
-    """Attention and SwiGLU, with norms where `config.norm_position` puts them."""
+    """Attention and SwiGLU, with norms placed according to `config.norm_position`."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -191,7 +191,7 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden_states: torch.Tensor, gains: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
-        """Map [B, T, D] to [B, T, D], with the two branches scaled by 1 + `gains` [2] in this pass."""
+        """Map [B, T, D] to [B, T, D]. `gains` [2] scales this pass's two branches by 1 + gain."""
         if self.post_norm:
             mixed, _ = self.self_attn(hidden_states, **kwargs)
             hidden_states = self.input_layernorm(hidden_states + self._branch(mixed, 0, gains))
@@ -214,7 +214,7 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
 class HrmLmStack(nn.Module):
     """Blocks in sequence, followed by a norm that bounds the state over many passes.
 
-    Optionally, each of `num_passes` passes adds its own vector to the input and has its own gains for the branches.
+    Optionally, each of `num_passes` passes adds its own vector to the input and has its own branch gains.
     """
 
     def __init__(self, config: HrmLmConfig, num_layers: int, num_passes: int = 0):
@@ -231,12 +231,12 @@ class HrmLmStack(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
-        """Map [B, T, D] to [B, T, D]. Passes are counted from 0 over all segments."""
+        """Map [B, T, D] to [B, T, D]. `pass_number` counts passes over all segments, from 0."""
         pass_number = min(pass_number, self.num_passes - 1)  # passes beyond those in training reuse the last vector
         if self.step_vectors is not None:
             hidden_states = hidden_states + self.step_vectors[pass_number]
         if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
-            hidden_states.requires_grad_()  # reentrant checkpointing needs an input that requires a gradient
+            hidden_states.requires_grad_()  # reentrant checkpointing needs an input that requires gradients
         gains = [None] * len(self.layers) if self.pass_gains is None else self.pass_gains[pass_number]
         for layer, layer_gains in zip(self.layers, gains):
             hidden_states = layer(hidden_states, layer_gains, **kwargs)
@@ -244,9 +244,9 @@ class HrmLmStack(nn.Module):
 
 
 class HrmLmQHead(nn.Linear):
-    """Computes halt and continue values in at least float32: bfloat16 cannot resolve their difference.
+    """Computes halt and continue values in at least float32. bfloat16 cannot resolve their difference.
 
-    This is a class because it has its own initialization: zero weights, and biases that give `initial_halt_prob`.
+    It has its own class for its initialization: zero weights, and biases that give `initial_halt_prob`.
     """
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -257,14 +257,14 @@ class HrmLmQHead(nn.Linear):
 
 
 class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedModel):
-    """Initialization and capabilities of `hrm_lm`."""
+    """Base class with the initialization and capabilities of `hrm_lm`."""
 
     config: HrmLmConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["HrmLmDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values", "key_values", "plan", "logits_fn"]
-    # transformers 5.23 forgets this vector when it splits a model over devices; `to` moves it to the states.
+    # transformers 5.23 does not place this vector when it splits a model across devices; `to` moves it later.
     _no_placement_params = {"model.z_L_init", "z_L_init"}
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -276,8 +276,8 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         super().post_init()
         config = self.config
         if config.halt_max_steps == 1:
-            self._keep_in_fp32_modules = set()  # there is no gate
-        # The plans for tensor parallelism and FSDP must not name stacks that the model lacks.
+            self._keep_in_fp32_modules = set()  # without a gate, no module needs float32
+        # The plans for tensor parallelism and FSDP must not name stacks that this model lacks.
         stacks = {"H_module": not config.flat_loop, "prelude": config.prelude_layers, "coda": config.coda_layers}
         absent = [f"{stack}.layers" for stack, layers in stacks.items() if not layers]
         for name in ("_tp_plan", "_fsdp_plan"):
@@ -311,7 +311,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
 
 
 class HrmLmModel(HrmLmPreTrainedModel):
-    """The recurrence and the halting decisions, without the language modeling head.
+    """Base model with the recurrence and halting decisions, but without the language modeling head.
 
     Arguments of the forward on T new tokens, given the past ones in `past_key_values`:
         input_ids: [B, T], or inputs_embeds: [B, T, D], not yet scaled.
@@ -325,7 +325,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             instead of `segment`. Compiling the complete forward would recompile for each number of segments.
     """
 
-    _keep_in_fp32_modules = ["q_head"]  # also excludes it from quantization
+    _keep_in_fp32_modules = ["q_head"]  # also excluded from quantization
     compiled_segment: Callable | None = None
 
     def __init__(self, config: HrmLmConfig):
@@ -342,7 +342,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             self.connection = HyperConnection(config.hidden_size, config.mhc_flows, norm_eps=config.rms_norm_eps)
             self.state_norm = rms_norm(config, config.hidden_size)
         self.q_head = HrmLmQHead(config.hidden_size, 2) if config.halt_max_steps > 1 else None
-        start = None if config.initial_state == "zero" else torch.zeros(config.hidden_size)  # sampled by _init_weights
+        start = None if config.initial_state == "zero" else torch.zeros(config.hidden_size)  # filled by _init_weights
         if config.initial_state == "learned":
             self.z_L_init = nn.Parameter(start)
         else:
@@ -381,7 +381,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, segments_to_keep)
             with torch.set_grad_enabled(plan.has_gradients(m)):
                 new = run(state, x, key_values=key_values, gradient_passes=plan.gradient_passes, **passes)
-            # `hidden` keeps the graph of the segment in which a token halted; the states passed on are detached.
+            # `hidden` keeps the graph of each token's halting segment; the states passed on may be detached.
             previous, hidden = hidden, tokens.keep(self.read(new), hidden)
             state = tokens.next_state(new, state)
             if output_segment_hidden_states:
@@ -403,7 +403,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return (self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds) * self.config.embedding_scale
 
     def pass_arguments(self, x, attention_mask, position_ids, cache: Cache | None, kwargs: dict) -> dict[str, Any]:
-        """Return the arguments that all stack passes share, for x [B, T, D]."""
+        """Return the arguments shared by all stack passes over x [B, T, D]."""
         if position_ids is None:
             past = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + past).unsqueeze(0)
@@ -418,7 +418,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return {"attention_mask": mask, "position_embeddings": embeddings, "position_ids": position_ids, **kwargs}
 
     def leave(self, states: list[torch.Tensor], cache: Cache | None, passes: dict[str, Any]) -> list[torch.Tensor]:
-        """Apply the coda to each segment's states. Later tokens read keys and values of the last one."""
+        """Apply the coda to each segment's states. Later tokens read the last segment's keys and values."""
         if self.coda is None:
             return states
         key_values = OnceCache(cache, self.config.num_hidden_layers - self.config.coda_layers)
@@ -427,7 +427,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
     def initial_state(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the state before the first pass: (z_H, z_L), or (z,) in a flat loop.
 
-        All are [B, T, D]; with hyper-connections, z are streams [B, T, n, D].
+        All states are [B, T, D], except that with hyper-connections, z has streams [B, T, n, D].
         """
         if self.config.initial_state == "random" and self.training:
             start = torch.randn_like(x)
@@ -440,13 +440,13 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return (start,)
 
     def read(self, state: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return the part of a state that the head (or the coda) reads, [B, T, D]."""
+        """Return the part of the state that is passed to the coda or the head, [B, T, D]."""
         return state[0] if self.connection is None else self.state_norm(state[0].mean(dim=-2))
 
     def segment(
         self, state: tuple[torch.Tensor, ...], x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
     ) -> tuple[torch.Tensor, ...]:
-        """Return the state after one more segment, with gradients only in `gradient_passes`."""
+        """Run one segment and return the new state. Only passes marked in `gradient_passes` have gradients."""
         run = self._loop if self.config.flat_loop else self._cycles
         return run(*state, x, gradient_passes, **passes)
 
@@ -488,7 +488,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
 
 
 class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
-    """`hrm_lm` with its language modeling head, training losses and generation.
+    """`hrm_lm` with a language modeling head, training losses and generation.
 
     Additional arguments of the forward:
         labels: [B, T] aligned with input_ids (shifted here, once); -100 is ignored. `shift_labels` [B, T] are labels
@@ -498,7 +498,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         num_items_in_batch: divisor of the sums over tokens; by default the number of labeled tokens in this call.
     """
 
-    _keep_in_fp32_modules = ["model.q_head"]  # transformers matches prefixes of names
+    _keep_in_fp32_modules = ["model.q_head"]  # transformers matches name prefixes
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
@@ -535,7 +535,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         plan = self.plan(tokens, schedule, num_segments, exit_criterion, exit_threshold)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:
-            use_cache = bool(use_cache)  # off by default: training has no use for a cache of M times all layer visits
+            use_cache = bool(use_cache)  # off by default: training does not need a cache for M segments
         kwargs |= {"use_cache": use_cache, "plan": plan, "output_segment_hidden_states": every}
         outputs: HrmLmModelOutput = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, **kwargs
@@ -550,28 +550,28 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
         return HrmLmCausalLMOutput(**terms, logits=logits, **{name: getattr(outputs, name) for name in COMMON})
 
     def plan(self, tokens, *options) -> SegmentPlan:
-        """Plan a forward with `plan_segments`. Exit criteria may use the logits of this head."""
+        """Plan a forward with `plan_segments`. Exit criteria may use this head's logits."""
         logits_fn = lambda hidden: self.lm_head(hidden)  # noqa: E731 - accelerate's hooks would move a module
         return plan_segments(self.config, tokens, self.training, *options, logits_fn)
 
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Return next-token labels [B, T], shifted here or by the caller, or None without labels."""
-    shifted = kwargs.pop("shift_labels", None)  # a Trainer would require it if it were a named argument
+    """Return next-token labels [B, T], shifted here or by the caller. Without labels, return None."""
+    shifted = kwargs.pop("shift_labels", None)  # not a named argument, because a Trainer would then require it
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted
 
 
 class HrmLmForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, HrmLmPreTrainedModel):
-    """Classifier or reward model: `logits` [B, num_labels] of the last non-padding token, when it halts."""
+    """Classifier or reward model with `logits` [B, num_labels] from the last token's halting segment."""
 
     _model_class = HrmLmModel
     _keep_in_fp32_modules = ["model.q_head"]
 
 
 class HrmLmForTokenClassification(OwnModelMixin, GenericForTokenClassification, HrmLmPreTrainedModel):
-    """Token classifier: `logits` [B, T, num_labels] of every token, when it halts."""
+    """Token classifier with `logits` [B, T, num_labels] from each token's halting segment."""
 
     _model_class = HrmLmModel
     _keep_in_fp32_modules = ["model.q_head"]

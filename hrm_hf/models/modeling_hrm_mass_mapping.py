@@ -1,4 +1,4 @@
-"""Mass maps and cosmological parameters from noisy, masked shear, with HRM's two levels.
+"""Infers mass maps and cosmological parameters from noisy, masked shear, using HRM's two levels.
 
 The data are d = A kappa + n, where A gives the shear of a convergence map under the survey's mask (`shear_operator`).
 Every segment m begins with the residual of its map,
@@ -12,7 +12,7 @@ level has to infer the spectrum. Between r and the new map are HRM's two levels 
 the low level convolves cells of pixels; the high level attends to the tokens of patches and to CLS, which reads
 statistics of the shear. CLS determines the gains, the power of the error and the posterior of the parameters.
 
-Differences from HRM: all updates of a segment are differentiated, not only the last, because there are few; states and
+Differences from HRM: all updates in a segment are differentiated, not only the last, because there are few; states and
 map are detached between segments, and each segment has its own loss (deep supervision). Halting compares the expected
 reduction of the map's squared error with a threshold.
 """
@@ -48,12 +48,12 @@ from .shear_operator import adjoint_shear, shear_from_convergence
 
 FIRST_GAIN = 0.3  # initial gain of the proposal b
 PROPOSAL_GAIN = 0.1  # initial gain of the low level's proposals
-LOG_STD_SCALE = 0.1  # factor on the cells' log_std; keeps the initial error nearly uniform
+LOG_STD_SCALE = 0.1  # scales the cells' log_std to make the initial error nearly uniform
 
 
 @dataclass
 class HrmMassMappingModelOutput(ModelOutput):
-    """State after a segment, with z_H as `last_hidden_state`.
+    """State after a segment. `last_hidden_state` is z_H.
 
     z_H: [B, tokens, D]. z_L: [B, C, cells, cells]. kappa, change: the map and its change [B, P, S, S], in units of
     `config.kappa_std`. log_std, log_power: see `MapEstimate`. hidden_states: (z_L, z_H), if requested.
@@ -85,7 +85,7 @@ class MapBlock(GradientCheckpointingLayer):
 
 
 class MapLevel(nn.Module):
-    """The low level, which refines the states of cells [B, C, h, w] after adding an injection."""
+    """Low level, which adds an injection to the states of cells [B, C, h, w] and refines them."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -99,7 +99,7 @@ class MapLevel(nn.Module):
 
 
 class GainHead(Float32Linear):
-    """Predicts, from CLS, how much each map adds to each plane at each node, [B, P, maps, nodes].
+    """Predicts gains [B, P, maps, nodes] from CLS: how much each map adds to each plane at each node.
 
     Initially, gains are small, and only b and the low level's proposals for a plane change that plane.
     """
@@ -121,7 +121,7 @@ class GainHead(Float32Linear):
 
 
 class MapReadout(nn.Module):
-    """Computes the change of the map, and the map's error, from both states."""
+    """Computes the change in the map, and the map's error, from both states."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -135,7 +135,7 @@ class MapReadout(nn.Module):
     def forward(
         self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return change, `log_std` and `log_power` for `maps` [B, 3P, S, S]: b, kappa and last change."""
+        """Return change, `log_std` and `log_power`. `maps` [B, 3P, S, S] holds b, kappa and the last change."""
         config, planes = self.config, self.config.num_planes
         proposed = F.pixel_shuffle(self.cells(z_L), config.cell_size).float()
         proposals, log_std = proposed.split((config.num_proposals * planes, planes), dim=1)
@@ -154,12 +154,12 @@ class HrmMassMappingPreTrainedModel(HrmCosmoPreTrainedModel):
 
 
 class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
-    """Recurrence without the posterior. `embed` makes tokens, `forward` runs one segment."""
+    """Recurrence without the posterior head. `embed` returns tokens, `forward` runs one segment."""
 
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # Excludes modules from quantization; transformers does not allow a name in both lists.
+    # Excludes these modules from quantization too. transformers allows a name in only one list, hence ".*".
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -178,7 +178,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         self.post_init()
 
     def embed(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Turn shear maps [B, C, S, S] into tokens [B, tokens, D], with CLS first."""
+        """Turn shear maps [B, C, S, S] into tokens [B, tokens, D], starting with CLS."""
         return self.stem(pixel_values)
 
     @can_return_tuple
@@ -190,7 +190,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> HrmMassMappingModelOutput:
-        """Run one segment on shear maps [B, C, S, S] and their tokens, from a state (None for an empty map)."""
+        """Run one segment on shear maps [B, C, S, S] and their tokens, starting from a state (None for all 0)."""
         validate_no_attentions(self, output_attentions)
         x = self.embed(pixel_values) if tokens is None else tokens
         z_H, z_L, kappa, change = self._begin(x, state)
@@ -199,7 +199,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         rest = shear - shear_from_convergence(kappa * units, mask)
         maps = torch.cat((adjoint_shear(rest, mask) / units, kappa, change), dim=1)
         powers = self.likelihood.log_power(maps[:, : 2 * self.config.num_planes]).flatten(1)
-        spectra = self.spectra_in(powers.to(x.dtype))  # spectra of b and kappa, which CLS reads
+        spectra = self.spectra_in(powers.to(x.dtype))  # CLS reads the spectra of b and kappa
         z_H, z_L = self._reason(x, self._cells(maps, mask), spectra, z_H, z_L)
         change, log_std, log_power = self.readout(z_H, z_L, maps)
         states = (z_L, z_H) if wants_hidden_states(self.config, output_hidden_states) else None
@@ -207,7 +207,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         return HrmMassMappingModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states, **maps)
 
     def _begin(self, x: torch.Tensor, state: HrmMassMappingModelOutput | None) -> tuple[torch.Tensor, ...]:
-        """Return z_H, z_L, kappa and change at the start of a segment, without gradients."""
+        """Return detached z_H, z_L, kappa and change for the start of a segment."""
         if state is not None:
             return tuple(values.detach() for values in (state.z_H, state.z_L, state.kappa, state.change))
         config = self.config
@@ -216,7 +216,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         return torch.zeros_like(x), x.new_zeros(len(x), config.cell_channels, side, side), kappa, kappa
 
     def _cells(self, maps: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Embed maps and mask for the low level, [B, C, cells, cells]."""
+        """Embed maps and mask as low-level input [B, C, cells, cells]."""
         maps = maps if mask is None else torch.cat((maps, mask), dim=1)
         cells = F.pixel_unshuffle(maps.to(self.cells_in.weight.dtype), self.config.cell_size)
         return self.cells_in(wrap(cells) if self.wraps else cells)
@@ -225,7 +225,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         """Run H_cycles cycles, each with L_cycles low-level updates and one high-level update."""
         config = self.config
         grid, ratio = config.image_size // config.patch_size, config.patch_size // config.cell_size
-        first = x.shape[1] - grid**2  # CLS and the means of the stem's stages come before the patches
+        first = x.shape[1] - grid**2  # CLS and the mean features of the stem's stages come before the patches
         x = torch.cat((x[:, :1] + spectra.unsqueeze(1), x[:, 1:]), dim=1)
         for _ in range(config.H_cycles):
             from_above = self.down(z_H[:, first:]).mT.unflatten(-1, (grid, grid))
@@ -238,10 +238,10 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 
 
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
-    """Infers mass maps with their uncertainty and the posterior of cosmological parameters from shear."""
+    """Infers mass maps with uncertainties, and the posterior of cosmological parameters, from shear."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model adds its own
-    # transformers matches prefixes of names, hence "model.".
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model adds its own modules
+    # transformers matches name prefixes, hence "model.".
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -262,7 +262,7 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """Run all segments of a batch of shear maps, with losses for the given labels and kappa.
+        """Infer mass maps and parameters from shear maps. Compute losses for the given labels and kappa.
 
         Args:
             pixel_values: [B, 2P (+ 1), S, S] as `CosmoMapFeatureExtractor` scales them: g1 and g2 of each plane, and

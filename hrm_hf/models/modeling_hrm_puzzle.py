@@ -8,7 +8,7 @@ Differences from the original code, none of which changes the results:
 - Attention uses transformers' attention interface instead of FlashAttention.
 - Both forwards of a training step share one input embedding. The second forward, which only computes a Q value, skips
   the token logits and runs the last block for the first position only.
-- The softmax loss also works uncompiled with prefix slots.
+- The softmax loss also works with prefix slots when uncompiled.
 """
 
 from .configuration_hrm_puzzle import HrmPuzzleConfig
@@ -17,7 +17,7 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 
 
 class HrmPuzzleModel(PuzzleReasoner):
-    """HRM without heads. A forward (one ACT step) runs H_cycles * (L_cycles + 1) level passes."""
+    """HRM without heads. A forward is one ACT step of H_cycles * (L_cycles + 1) level passes."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config)
@@ -31,7 +31,7 @@ class HrmPuzzleModel(PuzzleReasoner):
 
 
 class HrmPuzzleForSolving(PuzzleSolvingHead):
-    """HRM with a token head and a halting head. See `PuzzleSolvingHead` for ACT step and `solve`."""
+    """HRM with a token head and a halting head. See `PuzzleSolvingHead` for the ACT step and `solve`."""
 
     reasoner_class = HrmPuzzleModel
     has_continue_value = True

@@ -1,4 +1,4 @@
-"""Base classes of all puzzle models: initialization, reasoner interface, ACT step, losses.
+"""Base classes for all puzzle models: initialization, reasoner interface, ACT step and losses.
 
 `PuzzleSolvingHead.forward` is ONE ACT step on a carry: it looks up puzzle rows and runs `act_step`, which compiles to
 one graph. The loop over steps is in Python: in the trainer, with one optimizer step per ACT step, or in `solve`.
@@ -52,7 +52,7 @@ MAX_BLOCKS_IN_ONE_GRAPH = 32
 
 @dataclass
 class PuzzleModelOutput(ModelOutput):
-    """Latent states after one ACT step, [B, prefix slots + S, D], with z_H as `last_hidden_state`."""
+    """Latent states [B, prefix slots + S, D] after one ACT step. `last_hidden_state` is z_H."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
@@ -65,7 +65,7 @@ class PuzzleSolvingOutput(ModelOutput):
     """Result of one ACT step.
 
     Attributes:
-        loss: lm_loss + 0.5 * (q_halt_loss + q_continue_loss); all losses are sums over rows divided by B.
+        loss: lm_loss + 0.5 * (q_halt_loss + q_continue_loss). All losses are sums over rows, divided by B.
         logits: [B, S, V].
         q_halt_logits, q_continue_logits: float32 [B].
         target_q_continue: [B], when training a model with a continue value.
@@ -95,7 +95,7 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["PuzzleBlock"]
-    # transformers 5.23 forgets these vectors when it splits a model over devices; `to` moves them to the states.
+    # transformers 5.23 does not place these vectors when it splits a model across devices; `to` moves them later.
     _no_placement_params = {"model.H_init", "model.L_init", "H_init", "L_init"}
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -105,7 +105,7 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, QHead):
-            init.zeros_(module.weight)  # halting starts unlikely (sigmoid(-5) < 1 %) and independent of the state
+            init.zeros_(module.weight)  # initial halting is unlikely (sigmoid(-5) < 1 %) and state-independent
             init.constant_(module.bias, -5.0)
         elif isinstance(module, nn.Linear):
             truncated_normal_(module.weight, std=module.in_features**-0.5)
@@ -128,16 +128,16 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """Dtype of the activations: `config.forward_dtype`, or the dtype of the weights if it is None."""
+        """Dtype of activations: `config.forward_dtype`, or if that is None, the dtype of the weights."""
         return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
 
     def wants_hidden_states(self, requested: bool | None) -> bool:
-        """Return the call's `output_hidden_states`, or the config's if it is None."""
+        """Return `requested`, or the config's `output_hidden_states` if `requested` is None."""
         return self.config.output_hidden_states if requested is None else requested
 
 
 class PuzzleReasoner(PuzzlePreTrainedModel):
-    """Base model: the input embedding, and the recursion that each architecture defines in `reason`."""
+    """Base model with the input embedding. Each architecture defines its recursion in `reason`."""
 
     embedding_class: type[PuzzleInputEmbedding] = PuzzleInputEmbedding
 
@@ -158,7 +158,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         z_L: torch.Tensor,
         num_queries: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update the latent states in one ACT step, with the architecture's cycles and gradients.
+        """Update the latent states in one ACT step. Each architecture defines its cycles and gradients.
 
         x, z_H and z_L are [B, T, D]. With `num_queries`, only the first `num_queries` positions of z_H are computed,
         which saves most of the last block's work.
@@ -172,7 +172,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         self.embed.tokens = value
 
     def puzzle_rows(self, puzzle_identifiers: torch.Tensor | None, batch_size: int) -> torch.Tensor | None:
-        """Return rows [B, puzzle_emb_ndim] of the table, by default those of the blank puzzle (0)."""
+        """Return rows [B, puzzle_emb_ndim] of the table. Without identifiers, use the blank puzzle (0)."""
         if self.puzzle_emb is None:
             return None
         if puzzle_identifiers is None:
@@ -180,10 +180,10 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         return self.puzzle_emb(puzzle_identifiers)
 
     def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `initial_states`, plus normal noise with a std of `noise`.
+        """Return `initial_states` plus Gaussian noise with standard deviation `noise`.
 
-        The head calls this outside the module's forward, where accelerate may have offloaded H_init and L_init; its
-        hook then loads them as it does for a forward.
+        The head calls this outside the module's forward, where H_init and L_init may be offloaded. In that case,
+        accelerate's hook loads them as for a forward.
         """
         hook = getattr(self, "_hf_hook", None)
         fetched = hook is not None and any(buffer.is_meta for buffer in self.buffers(recurse=False))
@@ -210,7 +210,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> PuzzleModelOutput:
-        """Run one ACT step on input_ids [B, S], from the given latent states or from the initial ones."""
+        """Run one ACT step on input_ids [B, S], starting from the given latent states or the initial states."""
         validate_no_attentions(self, output_attentions)
         rows = self.puzzle_rows(puzzle_identifiers, input_ids.shape[0])
         x, rotary = self.embed(input_ids, rows, self.compute_dtype)
@@ -222,7 +222,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
 
 
 class EquilibriumReasoner(PuzzleReasoner):
-    """Reasoner with a single level, which updates both states as in TRM or EqR (arXiv 2605.21488).
+    """Reasoner with a single level that updates both states, as in TRM and EqR (arXiv 2605.21488).
 
     z <- (1 - update_rate) z + update_rate L_level(z, injection) + noise_scale * normal, in training and in evaluation.
     """
@@ -253,13 +253,13 @@ class EquilibriumReasoner(PuzzleReasoner):
 
 
 class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedModel):
-    """Token and halting heads on a `PuzzleReasoner`, with the ACT step and `solve`."""
+    """Puzzle model with token and halting heads on a `PuzzleReasoner`, the ACT step and `solve`."""
 
     reasoner_class: type[PuzzleReasoner]
-    # HRM learns a continue value by bootstrapping from a second forward; TRM halts by the sign of q_halt.
+    # HRM learns a continue value, bootstrapped from a second forward; TRM only uses the sign of q_halt.
     has_continue_value: bool
     learns_to_halt = True  # False: rows halt at random in training, and q_halt has no loss
-    _keep_in_fp32_modules = ["q_head"]  # also excludes it from quantization: halting depends on small differences
+    _keep_in_fp32_modules = ["q_head"]  # also excluded from quantization, because halting depends on small differences
     _custom_pipelines = {
         "puzzle-solving": {"impl": "pipeline_puzzle.PuzzlePipeline", "pt": ["AutoModelForMaskedLM"], "type": "text"}
     }
@@ -287,7 +287,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         puzzle_identifiers: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
     ) -> ActCarry:
-        """Return a carry of B halted slots, so that the next call starts every row on new data."""
+        """Return a carry of B halted slots, which makes the next call start every row on new data."""
         batch_size = input_ids.shape[0]
         z_H, z_L = (
             torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device)
@@ -312,8 +312,8 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent. labels: [B, S], -100 where ignored.
-                Only slots that have halted in `carry` take their new row; the loss is on the data in the carry.
-            carry: the carry that the previous call returned; None starts every row from the beginning.
+                Only slots that have halted in `carry` take their new row. The loss uses the data in the new carry.
+            carry: the carry that the previous call returned; None to start every row from the beginning.
 
         Raises:
             ValueError: the batch does not match the config or the carry, or attention weights are requested.
@@ -337,7 +337,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         puzzle_rows: torch.Tensor | None,
         min_steps: torch.Tensor | None,
     ) -> tuple[ActCarry, dict[str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """Run the tensor part of one ACT step, which compiles to one graph without data-dependent branches.
+        """Run the tensor part of one ACT step. It has no data-dependent branches and compiles to one graph.
 
         Args:
             puzzle_rows: [B, puzzle_emb_ndim], table rows of the puzzles after the refill.
@@ -370,15 +370,15 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return ActCarry(z_H.detach(), z_L.detach(), steps, halted, data), outputs, (z_L, z_H)
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
-        """Draw the minimum number of ACT steps of each slot in training, int32 [B], for exploration."""
+        """Draw each slot's minimum number of ACT steps, int32 [B], for exploration in training."""
         return exploration_min_steps(carry.steps, self.config.halt_max_steps, self.config.halt_exploration_prob)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        """Return the logits [B, S, V] of a state."""
+        """Compute token logits [B, S, V] from a state."""
         return self.lm_head(z_H[:, self.config.prefix_len :])
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt and q_continue, float32 [B], for z_H [B, T, D]. `logits` are those of z_H."""
+        """Compute q_halt and q_continue, float32 [B], from z_H [B, T, D]. `logits` are z_H's token logits."""
         return self.q_head(z_H[:, 0]).float().unbind(-1)
 
     def _losses_and_metrics(self, outputs, labels, halted, steps) -> dict[str, Any]:
@@ -397,7 +397,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return {**losses, "metrics": metrics}
 
     def compile_act_step(self, **kwargs: Any) -> None:
-        """Compile the training step. Keyword arguments are passed to `torch.compile`.
+        """Compile the training step, passing keyword arguments to `torch.compile`.
 
         A small model becomes one graph. A large one is compiled per level, because the compile time grows with the
         number of inlined blocks (95 s instead of 28 s for HRM's 48 blocks on two cores). `solve` stays uncompiled,
@@ -405,7 +405,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         """
         kwargs = {"dynamic": False, **kwargs}
         if self.config.draws_random_numbers and self.device.type == "cpu":
-            torch._inductor.config.fallback_random = True  # inductor's own generator is several times slower on CPUs
+            torch._inductor.config.fallback_random = True  # on CPUs, inductor's own generator is several times slower
         levels = [module for module in self.model.children() if isinstance(module, ReasoningLevel)]
         passes = self.config.H_cycles * (self.config.L_cycles + 1) * (1 + self.has_continue_value)
         if passes * max(len(level.layers) for level in levels) <= MAX_BLOCKS_IN_ONE_GRAPH:
@@ -415,7 +415,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             level.compile(fullgraph=True, **kwargs)
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer's parameter groups: trainable weights, and the sparsely trained puzzle table."""
+        """Return parameter groups for the optimizer: the trainable weights, and the sparse puzzle table."""
         groups = [{"name": "dense", "params": [p for p in self.parameters() if p.requires_grad]}]
         if self.model.puzzle_emb is not None:
             groups.append({"name": "puzzle_emb", "params": [self.model.puzzle_emb.weight], "sparse_rows": True})
@@ -431,7 +431,7 @@ def _incoming(input_ids, puzzle_identifiers, labels, vocab_size: int) -> dict[st
 
 
 def _validate_carry(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> None:
-    """Raise ValueError if the shapes of the batch differ from those in the carry."""
+    """Raise ValueError if the shapes in the batch differ from those in the carry."""
     shapes = [{name: list(value.shape) for name, value in data.items()} for data in (carry.current_data, incoming)]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         carried, offered = (each.get(name, "nothing") for each in shapes)

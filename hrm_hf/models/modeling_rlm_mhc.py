@@ -43,13 +43,13 @@ from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, va
 from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view, validate_slots
 
 
-STREAM_DECAY = 0.6  # ratio of the initial factors of neighboring streams
-COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # fields of both outputs
+STREAM_DECAY = 0.6  # ratio between the initial factors of consecutive streams
+COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # fields shared by both outputs
 
 
 @dataclass
 class RlmMhcModelOutput(BaseModelOutputWithPast):
-    """Llama's output, with optional fields for the streams.
+    """Base model output with optional fields for the streams.
 
     Attributes:
         hidden_states: the input [B, S, C] of each layer in execution order, and the final normalized state.
@@ -63,7 +63,7 @@ class RlmMhcModelOutput(BaseModelOutputWithPast):
 
 @dataclass
 class RlmMhcOutput(CausalLMOutputWithPast):
-    """Llama's output with `streams` and `mhc_matrices` (see `RlmMhcModelOutput`)."""
+    """Language model output with `streams` and `mhc_matrices` (see `RlmMhcModelOutput`)."""
 
     streams: tuple[torch.Tensor, ...] | None = None
     mhc_matrices: tuple[torch.Tensor, ...] | None = None
@@ -103,7 +103,7 @@ class RlmMhcDecoderLayer(GradientCheckpointingLayer):
 
 
 class PlainConnection(nn.Module):
-    """Site without mHC, as in Llama: the branch reads the state [B, S, C] and adds its output to it."""
+    """Site without mHC, as in Llama. The branch reads the state [B, S, C], and its output is added to it."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return x, None, None
@@ -113,7 +113,7 @@ class PlainConnection(nn.Module):
 
 
 def build_connection(config: RlmMhcConfig) -> HyperConnection | PlainConnection:
-    """Build the connection of a site."""
+    """Build the connection for a site."""
     if not config.mhc_enabled:
         return PlainConnection()
     own = {"sinkhorn_iters": config.mhc_sinkhorn_iters, "res_mode": config.mhc_res_mode}
@@ -121,7 +121,7 @@ def build_connection(config: RlmMhcConfig) -> HyperConnection | PlainConnection:
 
 
 def shared_options(config: RlmMhcConfig) -> dict[str, float]:
-    """Return the arguments that connections and the head share."""
+    """Return the arguments shared by connections and the head."""
     own = {"eps": config.mhc_eps, "norm_eps": config.rms_norm_eps, "alpha_init": config.mhc_alpha_init}
     return own | {"initializer_range": config.initializer_range}
 
@@ -138,7 +138,7 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {
-        # The input of a layer is the first output of its first site; the final state is the output of the norm.
+        # A layer's input is the first output of its first site; the final state is the norm's output.
         "hidden_states": [
             OutputRecorder(nn.Module, layer_name="attn_hc", capture_initial_hidden_state=False),
             OutputRecorder(LlamaRMSNorm, layer_name="norm", capture_initial_hidden_state=False),
@@ -150,7 +150,7 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
 
     @property
     def visits_layers_again(self) -> bool:
-        """Whether a layer stores keys and values more than once per token."""
+        """Whether any layer stores keys and values more than once per token."""
         return self.config.num_loops > 1
 
     @torch.no_grad()
@@ -183,7 +183,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         self.post_init()
 
     def expand(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Expand embeddings [B, S, C] to streams [B, S, n, C]. Without mHC, return the embeddings."""
+        """Expand embeddings [B, S, C] to streams [B, S, n, C]. Without mHC, return the embeddings unchanged."""
         if not self.config.mhc_enabled:
             return embeddings
         if self.stream_scale is not None:
@@ -191,7 +191,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         return embeddings.unsqueeze(-2).expand(-1, -1, self.config.mhc_flows, -1)
 
     def reduce(self, streams: torch.Tensor) -> torch.Tensor:
-        """Reduce the streams [B, S, n, C] to one state [B, S, C], before the final norm."""
+        """Merge the streams [B, S, n, C] into one state [B, S, C], before the final norm."""
         if not self.config.mhc_enabled:
             return streams
         if self.hc_head is not None:
@@ -287,7 +287,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_llama(cls, llama: LlamaForCausalLM, **overrides) -> "RlmMhcForCausalLM":
-        """Build a model with the weights and the logits of a Llama, for further training with mHC.
+        """Build a model with a Llama's weights and the same logits, for further training with mHC.
 
         The maps are initially independent of the token (`scale` = 0): they read with 1/n, write with 1 and mix doubly
         stochastically, so all streams stay equal. `scale` still learns from the first step, because `fn` is
@@ -310,7 +310,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):
-                assign_initial_values(module)  # again in the dtype of `llama`: rounding made biases inexact
+                assign_initial_values(module)  # again, because casting to llama's dtype rounded the biases
         missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
         missing = [name for name in missing if "_hc." not in name and ".hc_head." not in name]
         if missing or unexpected:
@@ -319,13 +319,13 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
 
 
 class RlmMhcForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, RlmMhcPreTrainedModel):
-    """Classifier or reward model: `logits` [B, num_labels] of the last non-padding token."""
+    """Classifier or reward model with `logits` [B, num_labels] from the last non-padding token."""
 
     _model_class = RlmMhcModel
 
 
 class RlmMhcForTokenClassification(OwnModelMixin, GenericForTokenClassification, RlmMhcPreTrainedModel):
-    """Token classifier: `logits` [B, T, num_labels] of every token."""
+    """Token classifier with `logits` [B, T, num_labels] for each token."""
 
     _model_class = RlmMhcModel
 

@@ -89,7 +89,7 @@ class SymbolInputEmbedding(PuzzleInputEmbedding):
 
 
 class SymbolBlock(PuzzleBlock):
-    """Post-norm block over [B, V, T, D]: attention over positions, attention over symbols, SwiGLU."""
+    """Post-norm block over [B, V, T, D]: attention over positions, attention over symbols, and SwiGLU."""
 
     def mix_positions(self, config, layer_idx):
         self.self_attn = PuzzleAttention(config, layer_idx)
@@ -104,13 +104,13 @@ class SymbolBlock(PuzzleBlock):
         return self.transition(rms_norm(by_position + attended, self.eps).transpose(1, 2))
 
     def transition(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Apply the block's SwiGLU and the norm after it to [B, V, T, D]."""
-        flat = hidden_states.flatten(0, 1)  # bitsandbytes' 8-bit product takes at most three axes
+        """Apply the block's SwiGLU and the following norm to [B, V, T, D]."""
+        flat = hidden_states.flatten(0, 1)  # bitsandbytes' 8-bit matmul takes at most 3 axes
         return rms_norm(hidden_states + self.mlp(flat).unflatten(0, hidden_states.shape[:2]), self.eps)
 
 
 class SymbolMeanBlock(SymbolBlock):
-    """Post-norm block over [B, V, S, D]: a cheap position mixer, the mean of symbols, SwiGLU."""
+    """Post-norm block over [B, V, S, D]: a cheap position mixer, the mean over symbols, and SwiGLU."""
 
     def mix_positions(self, config, layer_idx):
         self.positions = MIXERS[config.mixing](config)
@@ -124,7 +124,7 @@ class SymbolMeanBlock(SymbolBlock):
 
 
 class SeRrmPuzzleModel(EquilibriumReasoner):
-    """SE-RRM without its head. A forward is one ACT step with gradients in the last cycle."""
+    """SE-RRM without a head. A forward is one ACT step with gradients only in the last cycle."""
 
     config: SeRrmPuzzleConfig
     embedding_class = SymbolInputEmbedding
@@ -143,7 +143,7 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
         return self.H_init.to(x).expand_as(x), x.new_empty((x.shape[0], 0))
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        if self.config.two_states:  # num_queries would cut the symbol axis, which comes before the positions
+        if self.config.two_states:  # not num_queries, which would cut the symbol axis instead of the positions
             return super().reason(x, rotary, z_H, z_L)
         H_cycles, L_cycles = self.config.H_cycles, self.config.L_cycles
         with torch.no_grad():
@@ -155,7 +155,7 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
 
 
 def canonical_symbols(input_ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Renumber the symbols of each board [B, S], except special symbols, by first occurrence.
+    """Renumber each board's symbols [B, S], except special symbols, in order of first occurrence.
 
     Symbols that do not occur come last.
 
@@ -171,12 +171,12 @@ def canonical_symbols(input_ids: torch.Tensor, vocab_size: int) -> tuple[torch.T
 
 
 class SeRrmPuzzleForSolving(PuzzleSolvingHead):
-    """SE-RRM with its token head. See `PuzzleSolvingHead` for ACT step and `solve`."""
+    """SE-RRM with a token head. See `PuzzleSolvingHead` for the ACT step and `solve`."""
 
     config: SeRrmPuzzleConfig
     reasoner_class = SeRrmPuzzleModel
     has_continue_value = False
-    _keep_in_fp32_modules = None  # there is no q_head
+    _keep_in_fp32_modules = None  # because there is no q_head
     learns_to_halt = False
 
     def make_heads(self, config: SeRrmPuzzleConfig) -> None:
@@ -185,7 +185,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         self.lm_head = CastedLinear(*sizes, bias=False)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # keeps results the same if weights freeze
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # keeps results the same if weights are frozen
         if self.config.equivariant_symbols:
             logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
             specials = self.config.vocab_size - self.config.state_symbols
@@ -193,7 +193,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return self.lm_head(z_H.transpose(1, 2).flatten(2))
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q_halt (the logit of the least confident cell) and q_continue (0), float32 [B]."""
+        """Return q_halt, the logit of the lowest confidence over cells, and q_continue (0), float32 [B]."""
         with torch.no_grad():
             logits = self.read_out(z_H) if logits is None else logits
             least = logits.float().softmax(-1).amax(-1).amin(-1)
@@ -208,10 +208,10 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         until: StopCheck | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
-        """Run as in `PuzzleSolverMixin.run`, on boards whose symbols are renumbered by first occurrence.
+        """Renumber each board's symbols by first occurrence, then solve as `PuzzleSolverMixin.run` does.
 
         Boards that differ only by a permutation of symbols therefore become the same tensor, and their answers and
-        logits differ by exactly that permutation. With a puzzle table, which distinguishes symbols, boards stay
+        logits differ by exactly that permutation. Models with a puzzle table distinguish symbols, so their boards stay
         unchanged.
         """
         if not self.config.equivariant_symbols or self.model.puzzle_emb is not None:
@@ -227,7 +227,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return solution
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
-        """Return minimum steps, int32 [B]: 0 with `halt_exploration_prob`, so the row halts, else the maximum."""
+        """Draw minimum steps, int32 [B]: 0 with probability `halt_exploration_prob`, else the maximum."""
         goes_on = torch.rand(carry.steps.shape, device=carry.steps.device) >= self.config.halt_exploration_prob
         return goes_on * torch.full_like(carry.steps, self.config.halt_max_steps)
 

@@ -4,7 +4,7 @@ One small network f updates both states: first z_L = f(z_L, z_H + x), L_cycles t
 of H_cycles such cycles is differentiated completely. A row halts if q_halt > 0; there is no continue value and no
 second forward.
 
-With `update_rate`, `noise_scale` and `random_initial_states` it is the Equilibrium Reasoner (EqR, arXiv 2605.21488).
+With `update_rate`, `noise_scale` and `random_initial_states` this is the Equilibrium Reasoner (EqR, arXiv 2605.21488).
 
 Difference from the original code: `mlp_t` blocks and attention blocks are two classes instead of one with a switch.
 """
@@ -22,13 +22,13 @@ class PositionMixingBlock(PuzzleBlock):
 
     def forward(self, hidden_states, rotary, num_queries=None):
         transposed = hidden_states.transpose(1, 2)
-        hidden_states = rms_norm(transposed + self.mlp_t(transposed), self.eps).transpose(1, 2)  # RMS over positions
+        hidden_states = rms_norm(transposed + self.mlp_t(transposed), self.eps).transpose(1, 2)  # over positions
         hidden_states = hidden_states[:, :num_queries]
         return rms_norm(hidden_states + self.mlp(hidden_states), self.eps)
 
 
 class TrmPuzzleModel(EquilibriumReasoner):
-    """TRM without heads. A forward (one ACT step) runs H_cycles * (L_cycles + 1) level passes."""
+    """TRM without heads. A forward is one ACT step of H_cycles * (L_cycles + 1) level passes."""
 
     config: TrmPuzzleConfig
 
@@ -39,7 +39,7 @@ class TrmPuzzleModel(EquilibriumReasoner):
 
 
 class TrmPuzzleForSolving(PuzzleSolvingHead):
-    """TRM with a token head and a halting head. See `PuzzleSolvingHead` for ACT step and `solve`."""
+    """TRM with a token head and a halting head. See `PuzzleSolvingHead` for the ACT step and `solve`."""
 
     config: TrmPuzzleConfig
     reasoner_class = TrmPuzzleModel

@@ -1,4 +1,4 @@
-"""Helpers that all models share, and fixes for 4-bit weights on the CPU.
+"""Helpers shared by all models, and workarounds for 4-bit weights on the CPU.
 
 bitsandbytes 0.50 has these bugs on the CPU, but not on the GPU:
 
@@ -32,7 +32,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .bounds import MISSPELLED
 
 
-# Arguments that transformers may pass to any forward with **kwargs, whether or not the forward reads them.
+# Arguments that transformers may pass to any forward with **kwargs, even if the forward does not use them.
 LIBRARY_ARGUMENTS = frozenset(
     (
         *TransformersKwargs.__annotations__, "cache_position", "debug_io", "debug_io_dir", "ignore_index",
@@ -41,7 +41,7 @@ LIBRARY_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 
-LARGEST_WEIGHT = 1e18  # its square is close to the largest float32, so larger weights overflow
+LARGEST_WEIGHT = 1e18  # the square of larger weights can overflow in float32
 
 
 def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Tensor | None = None) -> None:
@@ -70,7 +70,7 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Ten
 
 
 def validate_ids(ids: torch.Tensor, size: int, name: str = "input_ids", limit: str = "vocab_size") -> None:
-    """Raise ValueError for a token or label out of range, but only on the CPU (a GPU would sync)."""
+    """Raise ValueError for a token or label out of range. Only checks on the CPU, to avoid GPU syncs."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
     ids = ids[ids != -100] if name == "labels" else ids
@@ -80,7 +80,7 @@ def validate_ids(ids: torch.Tensor, size: int, name: str = "input_ids", limit: s
 
 
 def validate_labels(labels: torch.Tensor | None, tokens: torch.Tensor | None, vocab_size: int) -> None:
-    """Raise ValueError for labels outside the vocabulary or with a different shape than the tokens [B, S]."""
+    """Raise ValueError for labels outside the vocabulary, or with a shape other than the tokens' [B, S]."""
     if labels is not None:
         validate_ids(labels, vocab_size, "labels")
     if labels is not None and tokens is not None and labels.shape != tokens.shape[:2]:
@@ -89,7 +89,7 @@ def validate_labels(labels: torch.Tensor | None, tokens: torch.Tensor | None, vo
 
 
 def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors that are not finite, or so large that computing with them overflows."""
+    """Return the names of tensors that have non-finite values or values large enough to overflow."""
     local = {n: t.to_local() if hasattr(t, "to_local") else t for n, t in named.items()}
     plain = {n: t.detach() for n, t in local.items() if type(t) in (torch.Tensor, nn.Parameter)}  # not torchao
     local = {n: t for n, t in plain.items() if t.numel() and t.is_floating_point() and t.element_size() > 1}
@@ -99,10 +99,10 @@ def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
 
 
 class PromptsMixin:
-    """Mixin for causal language models whose `generate` rejects prompts longer than the context window."""
+    """Mixin for causal language models that makes `generate` reject prompts beyond the context window."""
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any):
-        """Generate as in transformers. Raise ValueError if a prompt without padding exceeds the window."""
+        """Generate as transformers does, but raise ValueError if a prompt exceeds the window without padding."""
         ids, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         window = self.config.max_position_embeddings
         if ids is not None and ids.shape[-1] > window:
@@ -113,16 +113,16 @@ class PromptsMixin:
         return super().generate(inputs, *args, **kwargs)
 
 
-@lru_cache  # a serving engine passes the same names at every token
+@lru_cache  # cached because serving engines pass the same names at every token
 def _closest_argument(name: str, model_class: type) -> str | None:
-    """Return the forward argument that is most similar to a name, or None if none is similar."""
+    """Return the forward argument with the most similar name. If none is similar, return None."""
     recorded = [f"output_{one}" for one in model_class._can_record_outputs or ()]
     known = [*inspect.signature(model_class.forward).parameters, "labels", *LIBRARY_ARGUMENTS, *recorded]
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELLED)), None)
 
 
 def validate_no_attentions(model: nn.Module, requested: bool | None) -> None:
-    """Raise ValueError if attention weights are requested from a model that does not return any."""
+    """Raise ValueError if attention weights are requested, because the model cannot return them."""
     if model.config.output_attentions if requested is None else requested:
         raise ValueError(
             f"output_attentions=True: {type(model).__name__} does not return attention weights, because its attention "
@@ -156,7 +156,7 @@ uncompiled = _Uncompiled()
 
 
 class PresetsMixin:
-    """Mixin with `presets()` and `from_preset(name)` for config classes with presets in `_presets`."""
+    """Mixin that adds `presets()` and `from_preset(name)` to config classes with a `_presets` table."""
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
@@ -167,17 +167,17 @@ class PresetsMixin:
 
     @classmethod
     def from_preset(cls, name: str, **overrides):
-        """Return a preset's config with `overrides` applied. Raise ValueError for an unknown name."""
+        """Build a preset's config and apply `overrides`. Raise ValueError for an unknown name."""
         if name not in cls._presets:
             raise ValueError(f"name={name!r}: unknown preset of {cls.model_type}; use one of {cls.presets()}")
         return cls(**{**cls._presets[name], **overrides})
 
 
 class LlamaModulesMixin:
-    """Mixin for configs of models with Llama's layer names, which gives PEFT default targets.
+    """Config mixin that gives PEFT default target modules for models with Llama's layer names.
 
-    PEFT calls `to_dict` of the config before it looks up the model type in its tables. The entries are added in that
-    call, because adding them earlier would mean importing PEFT, which takes seconds.
+    PEFT calls the config's `to_dict` before it looks up the model type in its tables, so `to_dict` adds the entries.
+    Adding them earlier would require importing PEFT, which takes seconds.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -189,13 +189,13 @@ class LlamaModulesMixin:
 
 
 class CheckpointCodeMixin:
-    """Mixin for pretrained models that save their code, and maybe a pipeline, with checkpoints.
+    """Mixin for pretrained models that save their code, and optionally a pipeline, with each checkpoint.
 
     Attributes:
         _auto_map: Auto class -> "module.Class"; set by `hrm_hf.registry`.
         _custom_pipelines: config.json's entry for the pipeline that is saved with a head: task -> "impl" (module and
-            class), "pt" (Auto classes of transformers), "type" (of its inputs). transformers saves the modules that
-            the head's module imports, so it imports the pipeline, if only under TYPE_CHECKING.
+            class), "pt" (transformers' Auto classes), "type" (of its inputs). transformers saves the modules that
+            the head's module imports, so that module must import the pipeline, at least under TYPE_CHECKING.
         _complete_push: function that adds a model card and the code's license to a folder (first argument) before it
             is pushed to a repository (second argument). Without the package, transformers' own card is pushed.
     """
@@ -207,14 +207,14 @@ class CheckpointCodeMixin:
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if cls.__name__.endswith("ForCausalLM"):
-            # For label smoothing, Trainer shifts labels only for the classes in this table.
+            # With label smoothing, Trainer shifts labels only for classes in this table.
             known, model_type = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, cls.config_class.model_type
             if cls.__name__ not in known.values():
                 known[cls.__name__ if model_type in known else model_type] = cls.__name__
 
     @property
     def device(self) -> torch.device:
-        """Device for inputs, which for offloaded weights is the one on which accelerate computes.
+        """Device for inputs. With offloaded weights, this is the device on which accelerate computes.
 
         Between calls, offloaded weights are on the meta device; inputs moved there would lose their values.
         """
@@ -222,36 +222,36 @@ class CheckpointCodeMixin:
         if device.type == "meta":
             for module in self.modules():
                 hook = getattr(module, "_hf_hook", None)
-                for one in getattr(hook, "hooks", (hook,)):  # accelerate may attach several hooks to a module
+                for one in getattr(hook, "hooks", (hook,)):  # accelerate can attach several hooks to a module
                     if getattr(one, "execution_device", None) is not None:
                         return torch.device(one.execution_device)
         return device
 
     def save_pretrained(self, save_directory, **kwargs):
-        """Save as in transformers, with the `auto_map` and the custom pipelines in config.json."""
+        """Save as transformers does, and add `auto_map` and the custom pipelines to config.json."""
         if self._auto_map:
             self.config.auto_map = dict(self._auto_map)
         if self._custom_pipelines:
             self.config.custom_pipelines = deepcopy(self._custom_pipelines)
         super().save_pretrained(save_directory, **kwargs)
-        if self._custom_pipelines and self._auto_map:  # the package uses its own pipelines, see BoundedFields
+        if self._custom_pipelines and self._auto_map:  # the package uses its own pipelines (see BoundedFields)
             del self.config.custom_pipelines
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
-        """Upload as the last step of `push_to_hub` does, after adding our model card."""
+        """Add our model card before `push_to_hub` uploads the files."""
         if self._complete_push:
             self._complete_push(working_dir, repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load as in transformers. bitsandbytes' 4-bit weights also work on the CPU."""
+        """Load as transformers does, and make bitsandbytes' 4-bit weights work on the CPU."""
         loaded = super().from_pretrained(*args, **kwargs)
-        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # tuple: output_loading_info=True
+        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple with output_loading_info=True
         return loaded
 
     def load_adapter(self, peft_model_id: str | None = None, *args, **kwargs):
-        """Load as in transformers. Raise ValueError for DoRA, which transformers 5.23 only loads partly."""
+        """Load as transformers does, but reject DoRA adapters, which transformers 5.23 loads only partly."""
         info = super().load_adapter(peft_model_id, *args, **kwargs)
         lost = [name for name in info.missing_keys if "lora_magnitude_vector" in name]
         if lost:
@@ -263,7 +263,7 @@ class CheckpointCodeMixin:
 
 
 class OwnModelMixin:
-    """Mixin placed before a generic head of transformers, which builds its base model with AutoModel.
+    """Mixin to place before transformers' generic heads, which build the base model with AutoModel.
 
     Registering `_model_class` keeps AutoModel from asking again whether to trust the checkpoint's code. Each head
     registers its config class, because loading that code creates a new class every time.
@@ -273,7 +273,7 @@ class OwnModelMixin:
 
     def __init__(self, config):
         AutoModel.register(type(config), self._model_class, exist_ok=True)
-        self._model_class.register_for_auto_class()  # the base model includes its code when saved separately
+        self._model_class.register_for_auto_class()  # makes the base model include its code when saved separately
         super().__init__(config)
 
     @can_return_tuple
@@ -288,7 +288,7 @@ class OwnModelMixin:
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ):
-        """Run as in transformers, but divide the loss by `num_items_in_batch` of a Trainer, if given."""
+        """Run as transformers does, but divide the loss by the Trainer's `num_items_in_batch`, if given."""
         num_items = kwargs.pop("num_items_in_batch", None)
         if labels is not None and self.num_labels > 1 and not labels.is_floating_point():
             validate_ids(labels, self.num_labels, "labels", "num_labels")
@@ -299,16 +299,16 @@ class OwnModelMixin:
             output.loss = self.loss_function(labels=labels, config=self.config, **given)
             of_texts = self.loss_type == "ForSequenceClassification"
             if num_items is not None and of_texts and self.config.problem_type != "single_label_classification":
-                output.loss = output.loss * (labels.numel() / num_items)  # transformers averages these losses
+                output.loss = output.loss * (labels.numel() / num_items)  # undo transformers' averaging
         return output
 
 
 class ConvolutionsMixin:
-    """Mixin for pretrained convolutional models, whose only linear layers are in their heads."""
+    """Mixin for pretrained convolutional models, which have linear layers only in their heads."""
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
-        """Load as in transformers. Raise ValueError for a quantization_config, which has no effect."""
+        """Load as transformers does, but reject a quantization_config, because it would have no effect."""
         if kwargs.get("quantization_config") is not None:
             raise ValueError(
                 f"quantization_config: {cls.__name__} consists of convolutions, and bitsandbytes and torchao quantize "
@@ -318,10 +318,10 @@ class ConvolutionsMixin:
 
 
 class Float32Buffers(nn.Module):
-    """Module whose buffers keep their dtype in `.half()` etc., while its parameters are converted.
+    """Module with buffers that keep their dtype in `.half()` etc. Parameters are still converted.
 
-    Use it for constants whose small differences half precision would lose. (`_keep_in_fp32_modules_strict` does the
-    same, but only for tensors that `from_pretrained(dtype=...)` reads from a file.)
+    Use it for constants with small differences that half precision would lose. (`_keep_in_fp32_modules_strict` does
+    the same, but only for tensors that `from_pretrained(dtype=...)` reads from a file.)
     """
 
     def _apply(self, fn, recurse=True):
@@ -335,7 +335,7 @@ class Float32Buffers(nn.Module):
 
 
 class Float32Linear(nn.Linear):
-    """Linear layer that computes in float32 for any dtype (the caller disables autocast)."""
+    """Linear layer that computes in float32 for any input dtype. The caller must disable autocast."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.float()
@@ -343,11 +343,11 @@ class Float32Linear(nn.Linear):
 
 
 def repair_4bit_layers(model: nn.Module) -> None:
-    """Make the 4-bit layers of a newly loaded model avoid bitsandbytes' broken CPU kernels."""
+    """Make 4-bit layers in a newly loaded model avoid bitsandbytes' broken CPU kernels."""
     if not getattr(model, "is_loaded_in_4bit", False):
         return
     for module in model.modules():
-        if type(module).__name__ != "Linear4bit":  # compare names to avoid importing bitsandbytes
+        if type(module).__name__ != "Linear4bit":  # compares names to avoid importing bitsandbytes
             continue
         module.support_avx512bf16_for_cpu = False
         on_cpu = module.weight.device.type == "cpu"
@@ -356,17 +356,17 @@ def repair_4bit_layers(model: nn.Module) -> None:
 
 
 def _multiply(module: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Apply a 4-bit layer in its compute dtype. The result has the dtype of `hidden_states`."""
+    """Apply a 4-bit layer in its compute dtype and return the result in the dtype of `hidden_states`."""
     dtype = module.compute_dtype or hidden_states.dtype
     bias = None if module.bias is None else module.bias.to(dtype)
     return F.linear(hidden_states.to(dtype), dequantize_weight(module.weight).to(dtype), bias).to(hidden_states.dtype)
 
 
 def dequantize_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Dequantize bitsandbytes' 4-bit `weight` to float32 [out, in], on any device and for any input size."""
+    """Dequantize a bitsandbytes 4-bit `weight` to float32 [out, in], on any device and for any input size."""
     state, operators = weight.quant_state, torch.ops.bitsandbytes
     scales = state.absmax
-    if state.nested:  # the scales are quantized too, to 8 bits
+    if state.nested:  # the scales are quantized to 8 bits
         inner = state.state2
         scales = operators.dequantize_blockwise(scales, inner.absmax, inner.code, inner.blocksize, torch.float32)
         scales = scales + state.offset

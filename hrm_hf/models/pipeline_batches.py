@@ -1,4 +1,4 @@
-"""Helpers shared by our pipelines: batching without a tokenizer, and reproducible random numbers."""
+"""Helpers for our pipelines: batching without a tokenizer, and reproducible random numbers."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from .modeling_utils import broken_weights
 
 
 class OwnBatchesMixin:
-    """Mixin for a `transformers.Pipeline` that processes batches in `_run`.
+    """Mixin for pipelines that process batches in their `_run` method.
 
-    `_run(batch, forward_params, postprocess_params)` yields a result per input. transformers' own iteration would need
-    a tokenizer for padding.
+    `_run(batch, forward_params, postprocess_params)` yields one result per input. transformers' own iteration would
+    need a tokenizer for padding.
     """
 
     _load_tokenizer = False
@@ -29,7 +29,7 @@ class OwnBatchesMixin:
             raise ValueError(f"{self.model.name_or_path}: {len(broken)} weights are not finite, such as {broken[0]}")
 
     def save_pretrained(self, save_directory, **kwargs: Any) -> None:
-        """Save the model with the pipeline's code, and the feature extractor if there is one."""
+        """Save the model, the pipeline's code and, if there is one, the feature extractor."""
         self.model.save_pretrained(save_directory, **kwargs)
         if self.feature_extractor is not None:
             self.feature_extractor.save_pretrained(save_directory, **kwargs)
@@ -43,7 +43,7 @@ class OwnBatchesMixin:
         forward_params,
         postprocess_params,
     ) -> Iterator[dict[str, Any]]:
-        """Yield results in the order of `inputs`, running `batch_size` inputs at a time."""
+        """Yield results in the order of `inputs`, processing `batch_size` inputs at a time."""
         batch: list[dict] = []
         for item in inputs:
             batch.append(self.preprocess(item, **preprocess_params))
@@ -60,7 +60,7 @@ class OwnBatchesMixin:
 
 @contextmanager
 def seeded(device: torch.device, *seed: int) -> Iterator[None]:
-    """Seed the random generators of `device` and the CPU in a block, and restore them afterwards."""
+    """Seed the random generators of `device` and the CPU inside a block, and restore both afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         yield

@@ -21,15 +21,15 @@ from .posterior_head import CosmoRegressionOutput
 
 logger = logging.get_logger(__name__)
 
-POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # fields of a model's output
+POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # fields of the model output
 INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
 
 
 class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
     """Pipeline that infers cosmological parameters with any of the package's regression models.
 
-    A map is an array or tensor [H, W] or [C, H, W], nested lists of numbers, the path of a .npy, .npz or .fits file
-    with one map, or a dict `{"map": ..., "mask": ...}` of these, where the mask is True in observed pixels. A list or
+    A map is an array or tensor [H, W] or [C, H, W], nested lists of numbers, the path to a .npy, .npz or .fits file
+    with one map, or a dict `{"map": ..., "mask": ...}` of these; the mask is True in observed pixels. A list or
     generator of maps, an array [B, C, H, W], or a file with several maps gives a list of results.
 
     Parameters of the constructor and of every call:
@@ -38,7 +38,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         num_samples (`int`, 2000): number of posterior samples, from which the intervals are computed.
         return_samples (`bool`, False): add "samples", float32 [num_samples, parameters], with columns in the order of
             the names.
-        seed (`int`, 0): seed of the samples, which do not depend on other maps in the batch.
+        seed (`int`, 0): seed for the samples. The samples do not depend on other maps in the batch.
         batch_size (`int`): number of maps per batch.
 
     Returns, per map, a dict:
@@ -67,7 +67,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return tuple({name: value for name, value in part.items() if value is not None} for part in parts)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Infer the parameters of one map, or of a list, file, array or generator (see the class)."""
+        """Infer the parameters of one map, or of each map in a list, file, array or generator (see the class)."""
         if isinstance(inputs, (GeneratorType, Dataset)):
             return super().__call__(inputs, **kwargs)
         if isinstance(inputs, (list, tuple)) and not len(inputs):
@@ -77,7 +77,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return super().__call__(items[0] if single else items, **kwargs)
 
     def _read(self, inputs: Any) -> list[dict[str, torch.Tensor]]:
-        """Return a dict with the checked map for each map in `inputs`."""
+        """Validate the maps in `inputs` and return one dict per map."""
         if isinstance(inputs, (list, tuple)) and isinstance(inputs[0], dict):
             return [item for one in inputs for item in self._read(one)]
         mask = None
@@ -90,7 +90,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return [{"pixel_values": one[None]} for one in pixel_values]
 
     def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
-        """Return `pixel_values` float32 [1, C, H, W] of one map."""
+        """Return `pixel_values`, float32 [1, C, H, W], for one map."""
         if isinstance(input_, dict) and "pixel_values" in input_:
             return input_
         items = self._read(input_)
@@ -108,7 +108,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return self._answers(self.model(**input_tensors, **forward_params), input_tensors, POSTERIOR)
 
     def _answers(self, outputs: Any, input_tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> dict:
-        """Return the named tensors of an output, and each map's number of segments and distance.
+        """Return the named tensors in an output, and each map's number of segments and distance.
 
         If the model has a distance limit, warn about maps that are unlike the training maps.
         """
@@ -132,7 +132,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return_samples: bool = False,
         seed: int = 0,
     ) -> dict[str, Any]:
-        """Return means, standard deviations and intervals of one map's posterior."""
+        """Return the means, standard deviations and intervals of one map's posterior."""
         generator = torch.Generator().manual_seed(seed)
         distance = model_outputs.get("map_distance")
         model_outputs = {name: value for name, value in model_outputs.items() if name != "map_distance"}
@@ -153,7 +153,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
 
 
 def _is_many(inputs: Any) -> bool:
-    """Check whether the result is a list even if there is only one map."""
+    """Check whether to return a list even for a single map."""
     if isinstance(inputs, dict):
         return _is_many(inputs["map"])
     if isinstance(inputs, (str, Path)):

@@ -1,4 +1,4 @@
-"""`pipeline("mass-mapping", model=...)`: from shear maps to convergence and parameters.
+"""`pipeline("mass-mapping", model=...)`: shear maps in, convergence maps and parameters out.
 
 infer = pipeline("mass-mapping", model="runs/mass_64")
 infer({"map": shear, "mask": mask})["kappa"]  # float32 [size, size]
@@ -11,7 +11,7 @@ import torch
 from .pipeline_cosmo import POSTERIOR, CosmologyRegressionPipeline
 
 
-MAPS = ("kappa", "kappa_std", "segment_maps")  # fields of a model's output
+MAPS = ("kappa", "kappa_std", "segment_maps")  # fields of the model output
 
 
 class MassMappingPipeline(CosmologyRegressionPipeline):
@@ -39,7 +39,7 @@ class MassMappingPipeline(CosmologyRegressionPipeline):
     def postprocess(
         self, model_outputs: dict[str, torch.Tensor], return_segments: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return the maps and the posterior of one item."""
+        """Return the maps and posterior for one item."""
         kappa, std, segments = (model_outputs.pop(name)[0].cpu() for name in MAPS)
         planes = slice(None) if len(kappa) > 1 else 0
         maps = {"kappa": kappa[planes].numpy(), "kappa_std": std[planes].numpy()}

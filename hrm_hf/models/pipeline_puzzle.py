@@ -21,12 +21,12 @@ from .settings_puzzle import SolveSettings
 
 SETTINGS = [each.name for each in fields(SolveSettings)]
 NAMES = ("puzzle", "question", "quizzes")
-MAZE = "?# SGo"  # the character of each token; no puzzle contains padding ("?")
-NOISE_STREAM = 1  # as in the package: the same seed gives the same noise
+MAZE = "?# SGo"  # character for each token; "?" is padding, which no puzzle contains
+NOISE_STREAM = 1  # same value as in the package, so the same seed gives the same noise
 
 
 class PuzzlePipeline(OwnBatchesMixin, Pipeline):
-    """Pipeline that solves puzzles with the model of its checkpoint.
+    """Pipeline that solves puzzles with the model in its checkpoint.
 
     A puzzle is a string (Sudoku: `.` or `0` for a blank; maze: `#`, space, `S`, `G`, with or without line breaks), a
     list of rows, a flat list of cells, or a dict `{"puzzle": ..., "puzzle_identifier": row of the puzzle table}`. The
@@ -34,7 +34,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
 
     Parameters of the constructor and of every call:
         max_steps, halt, restarts and the other fields of `SolveSettings`.
-        seed (`int`, 0): seed of the noise.
+        seed (`int`, 0): seed for the noise.
         batch_size (`int`): number of puzzles per batch.
 
     Returns, per puzzle, a dict: grid (rows of the answer), text (the same as a string), steps (ACT steps), confidence
@@ -48,7 +48,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         self.tokens, self.cells = (
             {token: token for token in range(config.vocab_size)},
             None,
-        )  # cell -> token, and token -> cell
+        )  # maps from cell to token and from token to cell
         shape = (1, config.seq_len)
         if config.task == "sudoku":
             digits = range(1, side + 1)
@@ -68,17 +68,17 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return {}, {name: value for name, value in {**given, "seed": seed}.items() if value is not None}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Solve one puzzle, or a list, generator or `Dataset` of puzzles (see the class)."""
+        """Solve one puzzle, or the puzzles in a list, generator or `Dataset` (see the class)."""
         if isinstance(inputs, torch.Tensor):
             inputs = inputs.tolist()
         if isinstance(inputs, (list, tuple)):
             longest = max((len(self._flat(part)) for part in inputs if not isinstance(part, dict)), default=0)
             if longest < max(2, self.model.config.seq_len) and not any(isinstance(part, dict) for part in inputs):
-                inputs = {"puzzle": inputs}  # no element can be a puzzle, so the list is one puzzle
+                inputs = {"puzzle": inputs}  # the elements are too short to be puzzles
         return super().__call__(inputs, **kwargs)
 
     def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
-        """Return `input_ids` int64 [1, S] and `puzzle_identifiers` [1] of one puzzle."""
+        """Return `input_ids`, int64 [1, S], and `puzzle_identifiers` [1] for one puzzle."""
         config = self.model.config
         item = dict(input_) if isinstance(input_, dict) else {"puzzle": input_}
         row = int(item.pop("puzzle_identifier", 0))
@@ -97,8 +97,8 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return {"input_ids": torch.tensor([tokens]), "puzzle_identifiers": torch.tensor([row])}
 
     def _flat(self, item: Any) -> list:
-        """Flatten a board or any part of it into a list of cells."""
-        if isinstance(item, str):  # spaces are the open cells of a maze
+        """Flatten a board, or part of a board, into a list of cells."""
+        if isinstance(item, str):  # in a maze, spaces are open cells
             return list(item.replace("\n", "") if self.model.config.task == "maze" else "".join(item.split()))
         if isinstance(item, (list, tuple)):
             return [cell for part in item for cell in self._flat(part)]
@@ -116,9 +116,9 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return {"tokens": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
 
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the answer as rows and as a string, with the number of steps and the confidence."""
+        """Return the answer as rows and as a string, plus the number of steps and the confidence."""
         grid = model_outputs["tokens"].reshape(self.grid_shape).tolist()
-        if self.cells:  # tokens beyond the known characters are shown as padding
+        if self.cells:  # show tokens without a character as padding
             grid = [[self.cells[token if token < len(self.cells) else 0] for token in row] for row in grid]
         if self.model.config.task == "sudoku":
             text = "".join(str(cell or ".") for row in grid for cell in row)

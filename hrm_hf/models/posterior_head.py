@@ -1,11 +1,11 @@
-"""The posterior of cosmological parameters as a network's output: a mixture of Gaussians.
+"""Network head that predicts the posterior of cosmological parameters as a mixture of Gaussians.
 
 With a flat prior on [low, high], a target y is mapped to u = sqrt(2) erfinv(2 (y - low) / (high - low) - 1), which is
 standard normal under the prior. An uninformative map therefore has exactly the posterior N(0, 1), and there is no
 probability outside the bounds. Without bounds, u = (y - mean) / std.
 
-B is the batch size, T the number of free targets, K of Gaussians in the mixture, and R of reported parameters
-(including s_8). Sources: Bishop 1994 for mixture density networks; Jeffrey & Wandelt 2020 (arXiv 2011.05991) for
+B is the batch size, T the number of free targets, K the number of Gaussians, and R the number of reported parameters,
+including s_8. Sources: Bishop 1994 for mixture density networks; Jeffrey & Wandelt 2020 (arXiv 2011.05991) for
 moment regression in cosmology.
 """
 
@@ -23,23 +23,23 @@ from .configuration_cosmo import CosmoRegressionConfig
 from .modeling_utils import Float32Buffers, Float32Linear
 
 
-NUM_POINTS = 128  # quasi-random points per Gaussian; moments are exact to about 1 % of a standard deviation
-EDGE = 1e-6  # labels are clamped this far inside the bounds, as a fraction of the range, because u is infinite there
+NUM_POINTS = 128  # quasi-random points per Gaussian; moments are accurate to about 1 % of a std
+EDGE = 1e-6  # distance, as a fraction of the range, that labels keep from the bounds, where u is infinite
 
 
 @dataclass
 class CosmoRegressionOutput(ModelOutput):
-    """Output of a model that infers cosmological parameters.
+    """Output of models that infer cosmological parameters.
 
     Attributes:
         loss: weighted sum of the parts below, over all segments.
         nll_loss: negative log likelihood of the labels in nats (density in physical units), after the last segment.
         mse_loss: squared error of the targets' means, relative to their prior variance, after the last segment.
-        halt_loss: squared error of the expected gains.
+        halt_loss: squared error of the predicted gains.
         logits, std: posterior means and standard deviations [B, T] in physical units, ordered like the labels.
         s_8, s_8_std: posterior mean and standard deviation of s_8 [B]; None without `config.derived_s8`.
-        log_weights: [B, K] of the mixture. loc: [B, K, T] and scale_tril: [B, K, T, T] of its Gaussians, in u.
-        halt_logits: expected gain from the remaining segments in nats, after each segment [B, segments].
+        log_weights: [B, K], for the mixture. loc: [B, K, T] and scale_tril: [B, K, T, T], for its Gaussians, in u.
+        halt_logits: predicted gain in nats from the remaining segments, after each segment [B, segments].
         steps: int64 [B], number of segments.
         segment_means: posterior means after each segment [B, segments, R]; halted maps repeat their last means.
         metrics: 0-d means over the maps.
@@ -80,7 +80,7 @@ def _with_column(columns: torch.Tensor, last: torch.Tensor | None) -> torch.Tens
 
 @dataclass
 class Posterior:
-    """Mixture of Gaussians in u: log_weights [B, K], loc [B, K, T], scale_tril [B, K, T, T]."""
+    """Mixture of Gaussians in u, with log_weights [B, K], loc [B, K, T] and scale_tril [B, K, T, T]."""
 
     log_weights: torch.Tensor
     loc: torch.Tensor
@@ -88,7 +88,7 @@ class Posterior:
 
 
 class PosteriorHead(Float32Buffers):
-    """Maps features [B, F] to a `Posterior`, and computes its density, moments and samples, in float32."""
+    """Maps features [B, F] to a `Posterior` and computes densities, moments and samples, all in float32."""
 
     def __init__(self, config: CosmoRegressionConfig, in_features: int):
         super().__init__()
@@ -106,18 +106,18 @@ class PosteriorHead(Float32Buffers):
         init.zeros_(self.hidden.bias)
         init.normal_(self.out.weight, std=std or 0.1 * self.out.in_features**-0.5)
         bias = torch.zeros(*self.shape[:1], self.out.out_features // self.shape[0])
-        if self.shape[0] > 1:  # equal Gaussians would stay equal
+        if self.shape[0] > 1:  # identical Gaussians would stay identical
             bias[:, 1 : 1 + self.shape[1]] = torch.linspace(-0.5, 0.5, self.shape[0]).unsqueeze(-1)
         init.copy_(self.out.bias, bias.flatten())
         init.copy_(self.points, normal_points(NUM_POINTS, self.shape[1]))
 
     def forward(self, features: torch.Tensor) -> Posterior:
         config, (components, targets) = self.config, self.shape
-        with torch.autocast(features.device.type, enabled=False):  # variances need float32
+        with torch.autocast(features.device.type, enabled=False):  # variances need float32 precision
             raw = self.out(F.gelu(self.hidden(features))).unflatten(-1, (components, -1))
         log_weights, loc, log_std, rest = raw.split((1, targets, targets, self.off_diagonal), dim=-1)
         middle, half = (config.max_log_std + config.min_log_std) / 2, (config.max_log_std - config.min_log_std) / 2
-        # Soft limits, because a clamp would have no gradient beyond them.
+        # Use soft limits, because outside the limits a clamp would have no gradient.
         log_std = middle + half * torch.tanh((log_std - middle) / half)
         scale_tril = torch.diag_embed(log_std.exp())
         if self.off_diagonal:
@@ -140,13 +140,13 @@ class PosteriorHead(Float32Buffers):
         return -(torch.logsumexp(posterior.log_weights + log_density, dim=-1) + log_slope)
 
     def normalize(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return u [B, T] for labels y [B, T], and log |du/dy| summed over the targets [B]."""
+        """Return u [B, T] for labels y [B, T], and log |du/dy| summed over targets, [B]."""
         labels = labels.float()
         first, second = self._scaling(labels)
         if self.config.prior_bounds is None:
             return (labels - first) / second, -second.log().sum().expand(len(labels))
         share = (labels - first) / (second - first)
-        # Check only on the CPU: a check would synchronize other devices, and a compiled graph cannot check.
+        # Only check on the CPU, because checks would synchronize other devices. Compiled graphs cannot check.
         checks = labels.device.type == "cpu" and not torch.compiler.is_compiling()
         if checks and not ((share > -EDGE) & (share < 1 + EDGE)).all():
             row, column = ((share <= -EDGE) | (share >= 1 + EDGE) | share.isnan()).nonzero()[0].tolist()
@@ -166,7 +166,7 @@ class PosteriorHead(Float32Buffers):
         return self.reported(first + (second - first) * torch.special.ndtr(u))
 
     def reported(self, values: torch.Tensor) -> torch.Tensor:
-        """Append s_8 to targets [..., T] in physical units if `config.derived_s8`, giving [..., R]."""
+        """Append s_8 to targets [..., T] in physical units if `config.derived_s8`. The result is [..., R]."""
         if not self.config.derived_s8:
             return values
         names = self.config.target_names
@@ -176,7 +176,7 @@ class PosteriorHead(Float32Buffers):
 
     def moments(self, posterior: Posterior) -> tuple[torch.Tensor, torch.Tensor]:
         """Return means and standard deviations [B, R] in physical units."""
-        with torch.autocast(posterior.loc.device.type, enabled=False):  # half precision would round by 0.4 %
+        with torch.autocast(posterior.loc.device.type, enabled=False):  # bfloat16 would round by up to 0.4 %
             u = posterior.loc.unsqueeze(-2) + self.points @ posterior.scale_tril.mT  # [B, K, points, T]
         values = self.physical(u)
         weights = posterior.log_weights.exp()[..., None, None] / len(self.points)
@@ -185,20 +185,20 @@ class PosteriorHead(Float32Buffers):
         return mean, variance.clamp_min(1e-12).sqrt()
 
     def squared_error(self, mean: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the squared error [B] over the prior variance or `target_std`^2, averaged over targets."""
+        """Return the mean squared error [B] over targets, in units of the prior variance or `target_std`^2."""
         first, second = self._scaling(mean)
         spread = second if self.config.prior_bounds is None else (second - first) / math.sqrt(12)
         return ((mean[:, : self.shape[1]] - labels.float()) / spread).square().mean(-1)
 
     def metrics(self, mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return `mse_<name>` of each reported parameter, and `z_squared`, the mean squared error in stds."""
+        """Return `mse_<name>` for each reported parameter, and `z_squared`, the mean squared z-score."""
         truth = self.reported(labels.float())
         squared = (mean.detach() - truth).square()
         metrics = {f"mse_{name}": squared[:, i].mean() for i, name in enumerate(self.config.reported_names)}
         return metrics | {"z_squared": (squared / std.detach().square()).mean()}
 
     def sample(self, posterior: Posterior, num_samples: int, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draw samples [B, num_samples, R] from the posterior in physical units."""
+        """Draw posterior samples [B, num_samples, R] in physical units."""
         weights, loc = posterior.log_weights.exp(), posterior.loc
         which = torch.multinomial(weights, num_samples, replacement=True, generator=generator)
         rows = torch.arange(len(loc), device=loc.device).unsqueeze(-1)
@@ -208,10 +208,10 @@ class PosteriorHead(Float32Buffers):
         return self.physical(u)
 
     def best_scale(self, posterior: Posterior, labels: torch.Tensor) -> float:
-        """Find the factor on all standard deviations that makes held-out labels [B, T] most likely.
+        """Find the factor for all standard deviations that maximizes the likelihood of held-out labels [B, T].
 
         This is temperature scaling (Guo et al. 2017, arXiv 1706.04599). The factor is relative to the current
-        `config.posterior_scale`, between 0.37 and 2.7, in steps of 1 %.
+        `config.posterior_scale`. Values from 0.37 to 2.7 are tried in steps of 1 %.
         """
         scales = torch.linspace(-1, 1, 201).exp().tolist()
         likely = [
@@ -221,14 +221,14 @@ class PosteriorHead(Float32Buffers):
         return scales[int(torch.stack(likely).argmin())]
 
     def _scaling(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the prior's lower and upper bounds, or mean and standard deviation, [T] each."""
+        """Return the prior's lower and upper bounds, or else the targets' mean and std, [T] each."""
         config, targets = self.config, self.shape[1]
         scaling = zip(config.target_mean or [0.0] * targets, config.target_std or [1.0] * targets, strict=True)
         return like.new_tensor(config.prior_bounds or list(scaling)).unbind(-1)
 
 
 class PosteriorMixin:
-    """Mixin with the output, losses and samples of a model with a `posterior_head`."""
+    """Mixin that builds outputs, losses and samples for models with a `posterior_head`."""
 
     posterior_head: PosteriorHead
     _custom_pipelines = {
@@ -272,7 +272,7 @@ class PosteriorMixin:
     def posterior_losses(
         self, output: CosmoRegressionOutput, posteriors: list[Posterior], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Set losses and metrics. Return NLL and squared error after each segment, [B, segments]."""
+        """Add losses and metrics to the output. Return NLL and squared error per segment, [B, segments]."""
         head = self.posterior_head
         nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
         mse = torch.stack([head.squared_error(mean, labels) for mean in output.segment_means.unbind(1)], dim=1)
@@ -289,7 +289,7 @@ class PosteriorMixin:
 
 
 def normal_points(count: int, dim: int) -> torch.Tensor:
-    """Return quasi-random points [count, dim] of a standard normal, with exactly mean 0 and covariance 1."""
+    """Return quasi-random standard normal points [count, dim] with exactly mean 0 and covariance 1."""
     sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(count, dtype=torch.float64)
     points = math.sqrt(2) * torch.erfinv(2 * sobol.clamp(1e-6, 1 - 1e-6) - 1)
     points = points - points.mean(0)

@@ -1,4 +1,4 @@
-"""The token stream of the Go coder: special tokens, segments, and validator feedback.
+"""Token stream of the Go coder: special tokens, segments, and validator feedback.
 
     <s> <PROBLEM>title, body</PROBLEM> [<CONTEXT><FILE>path</FILE>text before</CONTEXT>]
     <PLAN><INTENT:ADD><TARGET:func>name<STEP>text<STEP>text</PLAN>
@@ -6,9 +6,9 @@
     [<VALIDATE><SYNTAX_ERR>unexpected token, line 3: message</VALIDATE> <RETRY> <CODE>...</CODE>
      <VALIDATE><SYNTAX_OK><TEST_PASS></VALIDATE> <DONE>] </s>
 
-<RETRY> (class CONTINUE) is followed by new code for the same plan, <REFINE> by a new plan, <DONE> by the end. A token
-belongs to the phase of the last opener up to and including itself: <CODE> opens the generator's phase, every other
-opener the planner's. Tokens before the first opener belong to the generator, so plain Go text is code. All
+<RETRY> (class CONTINUE) is followed by new code for the same plan, <REFINE> by a new plan, <DONE> by the end. The last
+opener up to and including a token sets its phase: <CODE> opens the generator's phase, every other opener the
+planner's. Tokens before the first opener belong to the generator, so plain Go text is code. All
 functions in this module encode text with `encode_text`, which never turns user text into special tokens.
 """
 
@@ -20,11 +20,11 @@ from typing import Any
 UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
 INTENTS = ("FIX", "ADD", "REFACTOR", "OPTIMIZE", "UPDATE", "REMOVE", "PRESERVE")
 TARGET_KINDS = ("func", "method", "type", "interface", "var")
-# The index in this tuple is the class of the decision.
+# Decision classes are indices into this tuple.
 DECISIONS = ("CONTINUE", "REFINE", "DONE")
 CONTINUE, REFINE, DONE = range(3)
 DECISION_TOKENS = ("<RETRY>", "<REFINE>", "<DONE>")
-# Openers of the planner's phase; only <CODE> opens the generator's phase.
+# These tags open the planner's phase; only <CODE> opens the generator's phase.
 PLANNER_OPENERS = (
     "<REPO>", "<PR_TITLE>", "<PR_BODY>", "<FILE>", "<COMMENTS>", "<PROBLEM>", "<CONTEXT>", "<STRUCTURE>", "<PLAN>",
     "<VALIDATE>",
@@ -32,7 +32,7 @@ PLANNER_OPENERS = (
 RESERVED = ("<BEFORE>", "<AFTER>")  # unused, but kept so that token ids do not change
 CLOSERS = ("</PROBLEM>", "</CONTEXT>", "</FILE>", "</PLAN>", "</CODE>", "</VALIDATE>")
 MARKS = ("<STEP>", "<SYNTAX_OK>", "<SYNTAX_ERR>", "<TEST_PASS>", "<TEST_FAIL>")
-# Our tokenizers start with these tokens, so their ids are indices into this tuple.
+# Our vocabularies start with these tokens, so token ids are indices into this tuple.
 SPECIAL_TOKENS = (
     UNK, BOS, EOS, PAD, *PLANNER_OPENERS[:4], *RESERVED, *PLANNER_OPENERS[4:], "<CODE>", *CLOSERS, *MARKS,
     *DECISION_TOKENS,
@@ -40,32 +40,32 @@ SPECIAL_TOKENS = (
 )  # fmt: skip
 TOKEN_IDS = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
 
-# Error categories; the id of a category is its index. 1 to 6 are syntax errors, 7 and 8 type errors.
+# Error categories. A category's id is its index: 1 to 6 are syntax errors, 7 and 8 type errors.
 CATEGORIES = (
     "none",  # no error
     "unexpected token",
-    "missing closing",  # brace, bracket or parenthesis; or the text ends too early
+    "missing closing",  # brace, bracket or parenthesis, or premature end of text
     "missing comma or newline",
     "unterminated literal",
     "missing operand or type",
-    "misplaced statement",  # a statement or declaration in an invalid place
+    "misplaced statement",  # statement or declaration in an invalid place
     "undefined name",
-    "mismatched types",  # and all other type errors
-    "other",  # a failed test, a timeout, and all other errors
+    "mismatched types",  # also all other type errors
+    "other",  # failed tests, timeouts and all other errors
 )
-LINE_BUCKETS = 32  # number of error positions that the feedback encoder distinguishes
-LEAST_TEXT = 16  # truncation keeps at least this many tokens of a problem or context
-MAX_MESSAGE = 120  # maximum characters of a validator's message in the stream
+LINE_BUCKETS = 32  # number of line ranges that the feedback encoder distinguishes
+LEAST_TEXT = 16  # minimum number of tokens to keep when truncating a problem or context
+MAX_MESSAGE = 120  # maximum length of a validator message in the stream, in characters
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """Validator feedback on one attempt, with None for parts that were not checked.
+    """Validator feedback on one attempt. None means that a check did not run.
 
     Attributes:
         syntax_ok: whether the code parses.
         types_ok: whether the code type-checks.
-        tests_pass: whether its tests pass.
+        tests_pass: whether the code's tests pass.
         category: one of CATEGORIES.
         line: line of the first error in the code, from 1.
         message: the first error, on one line.
@@ -84,7 +84,7 @@ class Feedback:
 
     @classmethod
     def of_record(cls, values: dict[str, Any]) -> "Feedback":
-        """Build the feedback from a record, with defaults for missing and null fields."""
+        """Build the feedback from a record, using defaults for missing or null fields."""
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names and value is not None})
 
@@ -98,10 +98,10 @@ class Feedback:
         return self if self.syntax_ok is False else Feedback(syntax_ok=self.syntax_ok)
 
     def token_ids(self, lines: int) -> list[int]:
-        """Return the ids [syntax, tests, category, line bucket] for the feedback encoder.
+        """Return feedback ids [syntax, tests, category, line bucket] for the feedback encoder.
 
         syntax and tests are 0 (unknown), 1 (good) or 2 (bad); 0 for both means that there was no validator. A type
-        error is encoded as a failed test, but with its own category. `lines` is the number of lines of the attempt.
+        error is encoded as a failed test with its own category. `lines` is the number of lines in the attempt.
         """
         tests = self.tests_pass if self.types_ok is not False else False
         bucket = 0 if self.line is None else min(LINE_BUCKETS - 1, (self.line - 1) * LINE_BUCKETS // max(lines, 1))
@@ -113,23 +113,23 @@ NO_FEEDBACK = [0, 0, 0, 0]
 
 
 def is_go_tokenizer(tokenizer: Any) -> bool:
-    """Check whether a tokenizer's vocabulary starts with the special tokens of the Go coder."""
+    """Check whether a tokenizer's vocabulary starts with the Go coder's special tokens."""
     vocabulary = tokenizer.get_vocab()
     return all(vocabulary.get(token) == index for token, index in TOKEN_IDS.items())
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Encode user text to ids. Tags in the text become ordinary characters."""
+    """Encode user text to ids. Tags in the text are encoded as ordinary characters."""
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
 
 
 def problem_segment(tokenizer: Any, title: str, body: str = "") -> list[int]:
-    """Return <PROBLEM>title, an empty line, body</PROBLEM>, without empty parts."""
+    """Encode <PROBLEM>title, an empty line, body</PROBLEM>, omitting empty parts."""
     return _segment(tokenizer, "PROBLEM", "\n\n".join(part for part in (title, body) if part))
 
 
 def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
-    """Return <CONTEXT><FILE>path</FILE>text</CONTEXT>, without an empty path, or [] if both are empty."""
+    """Encode <CONTEXT><FILE>path</FILE>text</CONTEXT>, omitting an empty path, or return [] without content."""
     if not path and not before:
         return []
     named = _segment(tokenizer, "FILE", path) if path else []
@@ -137,7 +137,7 @@ def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
 
 
 def cut_middle(context: list[int], room: int) -> list[int]:
-    """Truncate the middle of a context segment to `room` ids. Return [] if too little is left."""
+    """Cut the middle out of a context segment to fit `room` ids. Return [] if too little would be left."""
     if len(context) <= room:
         return context
     file_end = TOKEN_IDS["</FILE>"]
@@ -152,7 +152,7 @@ def cut_middle(context: list[int], room: int) -> list[int]:
 def fit_task(
     problem: list[int], context: list[int], problem_budget: int, context_budget: int, room: int | None = None
 ) -> list[int]:
-    """Return <s>, problem and context, each truncated to its budget, and to `room` ids in total."""
+    """Return <s>, problem and context. Truncate each to its budget, and everything to `room` ids."""
     room = 1 + problem_budget + context_budget if room is None else room
     limit = min(problem_budget, room - 1)
     problem = problem if len(problem) <= limit else [*problem[: limit - 1], problem[-1]]
@@ -160,7 +160,7 @@ def fit_task(
 
 
 def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Iterable[str]) -> list[int]:
-    """Return <PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN> for targets "kind:name".
+    """Encode <PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN> for targets "kind:name".
 
     Raises:
         ValueError: the intent is not in INTENTS, or a kind is not in TARGET_KINDS.
@@ -179,16 +179,16 @@ def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Ite
 
 
 def code_segment(tokenizer: Any, prefix: str, body: str) -> tuple[list[int], int]:
-    """Return <CODE>prefix body</CODE>, and the number of ids of <CODE> and the prefix.
+    """Encode <CODE>prefix body</CODE>. Also return the number of ids in <CODE> and the prefix.
 
-    Prefix and body are encoded separately, like a prompt and its continuation.
+    The prefix and the body are encoded separately, like a prompt and its continuation.
     """
     given = [TOKEN_IDS["<CODE>"], *encode_text(tokenizer, prefix)]
     return [*given, *encode_text(tokenizer, body), TOKEN_IDS["</CODE>"]], len(given)
 
 
 def validation_segment(tokenizer: Any, feedback: Feedback | None) -> list[int]:
-    """Return <VALIDATE>feedback</VALIDATE>, with nothing between the tags if there was no validator."""
+    """Encode <VALIDATE>feedback</VALIDATE>. Leave the tags empty if there was no validator."""
     ids = [TOKEN_IDS["<VALIDATE>"]]
     if feedback is not None:
         if feedback.syntax_ok is not None:
@@ -203,12 +203,12 @@ def validation_segment(tokenizer: Any, feedback: Feedback | None) -> list[int]:
 
 
 def decision_segment(tokenizer: Any, feedback: Feedback | None, decision: int) -> list[int]:
-    """Return the `validation_segment` of an attempt and the token of the decision, an index of DECISIONS."""
+    """Return an attempt's `validation_segment` and the token of `decision`, an index into DECISIONS."""
     return [*validation_segment(tokenizer, feedback), TOKEN_IDS[DECISION_TOKENS[decision]]]
 
 
 def parse_plan(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
-    """Parse the ids of a plan into {"intent": str | None, "targets": [...], "steps": [...]}."""
+    """Parse a plan's ids into {"intent": str | None, "targets": [...], "steps": [...]}."""
     plan: dict[str, Any] = {"intent": None, "targets": [], "steps": []}
     parts: list[tuple[str, list[int]]] = []
     for token in ids:

@@ -1,7 +1,7 @@
-"""Layers of the puzzle models: embeddings, post-norm blocks, and the level that stacks them.
+"""Layers of the puzzle models: embeddings, post-norm blocks, and levels that stack the blocks.
 
-Differences from the usual transformer, all from the original HRM code: no gain in the RMS norms, normalization after
-the residual sum, attention over all positions without a mask, weights cast to the dtype of the activations on use, and
+Differences from the usual transformer, all from the original HRM code: RMS norms without gains, normalization after
+the residual sum, attention over all positions without a mask, weights cast to the activations' dtype on use, and
 embeddings scaled by sqrt(D). Source: Wang et al. 2025, arXiv 2506.21734.
 """
 
@@ -21,21 +21,21 @@ from .configuration_hrm_puzzle import HrmPuzzleConfig
 from .modeling_utils import validate_ids
 
 
-# Std of a standard normal truncated at +-2: dividing by it gives truncated samples the requested std.
+# Std of a standard normal truncated at +-2. Divide truncated samples by it to get a std of 1.
 TRUNCATED_STD = 0.87962566103423978
 REDRAWS = 3
 
 
 def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
-    """Fill `tensor` from a normal truncated at two of its scales, so that its standard deviation is `std`."""
+    """Fill `tensor` from a normal distribution truncated at +-2 scales, with standard deviation `std`."""
     scale = std / TRUNCATED_STD
     return init.trunc_normal_(tensor, mean=0.0, std=scale, a=-2 * scale, b=2 * scale)
 
 
 def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
-    """Draw from the distribution of `truncated_normal_` in a way that compiles to fast code.
+    """Draw from the same distribution as `truncated_normal_`, in a way that compiles to fast code.
 
-    Values beyond two scales are redrawn up to three times; the one in 230,000 that still exceeds them is clamped.
+    Values beyond +-2 scales are redrawn up to three times. One value in 230,000 is then still outside and is clamped.
     (The inverse error function would be exact, but on a CPU it takes longer than a compiled pass of the network.)
     """
     draw = torch.randn_like(tensor, dtype=torch.float32)
@@ -45,7 +45,7 @@ def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
 
 
 def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
-    """Apply RMS normalization without gain in float32. It is faster than torch's on the CPU."""
+    """Apply RMS normalization without gain, in float32. On the CPU, this is faster than torch's version."""
     wide = hidden_states.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(hidden_states.dtype)
 
@@ -59,19 +59,19 @@ class CastedLinear(nn.Linear):
 
 
 def linear_class(config: HrmPuzzleConfig) -> type[nn.Linear]:
-    """Return the linear class of the blocks: `CastedLinear`, or nn.Linear for quantization.
+    """Return the class for linear layers in blocks: `CastedLinear`, or nn.Linear for quantization.
 
-    bitsandbytes replaces nn.Linear but not its subclasses; its layers also follow the dtype of their input.
+    bitsandbytes replaces nn.Linear but not subclasses. The layers of bitsandbytes also follow the input's dtype.
     """
     return CastedLinear if getattr(config, "quantization_config", None) is None else nn.Linear
 
 
 class QHead(CastedLinear):
-    """Q values of halting (row 0) and continuing (row 1), with initial weights 0 and biases -5."""
+    """Q values for halting (row 0) and continuing (row 1). Initial weights are 0, initial biases -5."""
 
 
 class PuzzleAttention(nn.Module):
-    """Multi-head attention over all positions, with a fused projection (rows: q, k, v heads)."""
+    """Multi-head attention over all positions, with a fused projection (rows: q, k and v heads)."""
 
     is_causal = False
     num_key_value_groups = 1
@@ -95,7 +95,7 @@ class PuzzleAttention(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor] | None,
         num_queries: int | None = None,
     ) -> torch.Tensor:
-        """Attend from the first `num_queries` positions (None for all) of hidden_states [B, T, D]."""
+        """Attend from the first `num_queries` positions in hidden_states [B, T, D] (None for all)."""
         heads = self.num_heads
         qkv = self.qkv_proj(hidden_states).unflatten(-1, (3 * heads, self.head_dim))
         query_key, value = qkv.split((2 * heads, heads), dim=2)
@@ -115,7 +115,7 @@ class PuzzleAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate) * up) over the last axis, gate and up fused (rows: gate, up)."""
+    """SwiGLU, down(silu(gate) * up), over the last axis. Gate and up are fused (rows: gate, up)."""
 
     def __init__(self, size: int, config: HrmPuzzleConfig, width: int | None = None):
         super().__init__()
@@ -155,7 +155,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
 
 
 class ReasoningLevel(nn.Module):
-    """Stack of blocks that refines a latent state, after adding the other state to its input."""
+    """Stack of blocks that adds the other state to a latent state and refines the sum."""
 
     def __init__(self, config: HrmPuzzleConfig, num_layers: int, block: type[PuzzleBlock] = PuzzleBlock):
         super().__init__()
@@ -170,7 +170,7 @@ class ReasoningLevel(nn.Module):
     ) -> torch.Tensor:
         """Refine hidden_states [B, T, D] after adding `injection` [B, T, D].
 
-        The result has the first `num_queries` positions, or all T.
+        The result contains only the first `num_queries` positions, or all T positions if None.
         """
         hidden_states = hidden_states + injection
         for layer in self.layers[:-1]:
@@ -188,7 +188,7 @@ def one_step_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run H_cycles of low- and high-level updates, with gradients only in the last update of each.
+    """Run H_cycles of low- and high-level updates, with gradients only in each level's last update.
 
     A cycle has L_cycles low-level updates, then one high-level update. x, z_H and z_L are [B, T, D]; `num_queries`
     limits the positions of the final z_H. Source: section 2 of the HRM paper, "one-step gradient".
@@ -214,10 +214,10 @@ def last_cycle_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run H_cycles of updates of z_L and z_H by one level, with gradients only in the last cycle.
+    """Run H_cycles in which one level updates z_L and z_H, with gradients only in the last cycle.
 
-    A cycle has L_cycles updates of z_L, then one of z_H. Arguments are as in `one_step_gradient`. Source: the TRM
-    paper, arXiv 2510.04871.
+    A cycle updates z_L L_cycles times, then z_H once. Arguments are as in `one_step_gradient`. Source: the TRM paper,
+    arXiv 2510.04871.
     """
     H_cycles, L_cycles = cycles
 
@@ -233,26 +233,26 @@ def last_cycle_gradient(
 
 
 class PuzzleInputEmbedding(nn.Module):
-    """Embeds the puzzle row (P prefix slots) and the tokens as the input x [B, P + S, D] of every level."""
+    """Embeds the puzzle row (P prefix slots) and the tokens as the input x [B, P + S, D] to every level."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
         self.config = config
         self.make_tables(config)
         if config.rotary_parts:
-            # Tables instead of frequencies: a compiled step would recompute the sines in every block.
+            # Store tables, because from frequencies a compiled step would recompute the sines in every block.
             shape = (1, config.max_position_embeddings, 1, config.head_dim)
             self.cos = nn.Buffer(torch.empty(shape), persistent=False)
             self.sin = nn.Buffer(torch.empty(shape), persistent=False)
 
     def make_tables(self, config: HrmPuzzleConfig) -> None:
-        """Build the trained vectors of tokens and positions."""
+        """Build the trainable embeddings of tokens and positions."""
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.pos_encodings == "learned":
             self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def coordinates(self) -> list[torch.Tensor]:
-        """Return the coordinates that rotate the parts of a head, [T] each: the position, or row and column."""
+        """Return the rotary coordinates, [T] each: the position, or the row and the column."""
         config = self.config
         if config.pos_encodings == "rope":
             return [torch.arange(config.prefix_len + config.seq_len)]
@@ -284,9 +284,9 @@ class PuzzleInputEmbedding(nn.Module):
             rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))
             x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
         if config.pos_encodings == "learned":
-            # Call the module instead of reading its weight: accelerate loads offloaded modules when they are called.
+            # Call the module instead of reading its weight, because accelerate loads offloaded weights on the call.
             positions = self.positions(torch.arange(x.shape[1], device=x.device))
-            x = math.sqrt(0.5) * (x + positions.to(dtype))  # keeps the variance of a single embedding
+            x = math.sqrt(0.5) * (x + positions.to(dtype))  # keeps the variance equal to that of a single embedding
         return math.sqrt(config.hidden_size) * x, self.rotary()
 
     def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -300,15 +300,15 @@ class PuzzleInputEmbedding(nn.Module):
         validate_ids(input_ids, self.config.vocab_size)
 
 
-# Cheap alternatives to attention between the positions of a board (`SeRrmPuzzleConfig.mixing`). Each maps states
-# [N, S, D] to the residual that is added to them. They are ours, except `PositionSwiGLU`, which is TRM's mlp_t.
+# Cheap alternatives to attention over board positions (`SeRrmPuzzleConfig.mixing`). Each maps states [N, S, D] to a
+# residual that is added to the states. `PositionSwiGLU` is TRM's mlp_t; the other mixers are ours.
 
 
 class UnitMeans(nn.Module):
-    """Linear maps of the means over the row, the column and the box (the units) of every cell.
+    """Linear maps of the means over each cell's row, column and box (its units).
 
-    Both the means and their distribution to the cells are matrix products with `members` [units, S], which is 1 where
-    a cell belongs to a unit. On a CPU this is four times faster than means over the axes of the board.
+    `members` [units, S] is 1 where a cell belongs to a unit. Matrix products with it compute the means and copy them
+    back to the cells. On a CPU, this is four times faster than means over the axes of the board.
     """
 
     def __init__(self, config: HrmPuzzleConfig):
@@ -321,7 +321,7 @@ class UnitMeans(nn.Module):
         self.members = nn.Buffer(torch.empty(sum(self.counts), rows * columns), persistent=False)
 
     def member_table(self) -> torch.Tensor:
-        """Return float32 [units, S], 1 where a cell is in a unit (rows, columns, then boxes)."""
+        """Return a float32 table [units, S], 1 where a cell belongs to a unit (rows, columns, then boxes)."""
         (rows, columns), (box_rows, box_columns) = self.grid_shape, self.box_shape
         cells = torch.arange(rows * columns)
         row, column = cells // columns, cells % columns
@@ -336,7 +336,7 @@ class UnitMeans(nn.Module):
 
 
 class Neighbours(nn.Module):
-    """Linear map of the cells above, below, left and right, which are zero beyond the border."""
+    """Linear map of the cells above, below, left and right. Cells beyond the border are zero."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The puzzle table, one trained row per puzzle identifier, and methods to count and resize it."""
+"""The puzzle table, with one trained row per puzzle identifier, and methods to count and resize rows."""
 
 import torch
 from torch import nn
@@ -7,8 +7,8 @@ from torch import nn
 class PuzzleEmbedding(nn.Module):
     """Table with one row per puzzle identifier, trained sparsely by sign descent.
 
-    The table is a buffer and not a parameter, so the dense optimizer, DDP and weight averaging skip it; it can have a
-    million rows. In training, the rows in use are a leaf of the graph, and their gradient is added to
+    The table can have a million rows. It is a buffer and not a parameter, so the dense optimizer, DDP and weight
+    averaging skip it. In training, the rows in use are a leaf of the graph, and their gradient is added to
     a sparse `table.grad`, which `hrm_hf.trainer.optim.SignSGD` reads.
     """
 
@@ -17,7 +17,7 @@ class PuzzleEmbedding(nn.Module):
         self.weight = nn.Buffer(torch.zeros(num_puzzles, ndim))
 
     def _apply(self, fn, recurse=True):
-        """Move the table in place, as torch moves parameters, because an optimizer may already reference it."""
+        """Move the table in place, as torch does with parameters, because an optimizer may already hold it."""
         table = self.weight
         super()._apply(fn, recurse)
         if self.weight is not table and not table.is_meta and not self.weight.is_meta:
@@ -25,7 +25,7 @@ class PuzzleEmbedding(nn.Module):
         return self
 
     def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
-        """Return the rows [B, ndim] of identifiers [B]. On the CPU, raise ValueError for unknown ones."""
+        """Return the rows [B, ndim] for identifiers [B]. On the CPU, raise ValueError for unknown identifiers."""
         if puzzle_identifiers.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (value.item() for value in torch.aminmax(puzzle_identifiers))
             if low < 0 or high >= len(self.weight):
@@ -46,12 +46,12 @@ def _add_sparse_grad(table: torch.Tensor, ids: torch.Tensor, grad: torch.Tensor)
 
 
 class PuzzleTableMixin:
-    """Mixin for heads that counts, resizes and resets the puzzle table `self.model.puzzle_emb`."""
+    """Mixin for puzzle heads with methods to count, resize and reset the table `self.model.puzzle_emb`."""
 
     def num_parameters(
         self, only_trainable: bool = False, exclude_embeddings: bool = False, include_puzzle_table: bool = False
     ) -> int:
-        """Count parameters as in transformers, optionally with the puzzle table, which is a buffer."""
+        """Count parameters as transformers does, optionally including the puzzle table, which is a buffer."""
         total = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
         if include_puzzle_table and self.model.puzzle_emb is not None:
             total += self.model.puzzle_emb.weight.numel()
@@ -67,17 +67,17 @@ class PuzzleTableMixin:
         self.config.num_puzzle_identifiers = num_puzzles
 
     def reset_puzzle_embeddings(self) -> None:
-        """Set every row to the mean of the table, as TRM does before fine-tuning on new puzzles."""
+        """Set every row to the table's mean, as TRM does before fine-tuning on new puzzles."""
         table = self._puzzle_table()
         table.copy_(table.mean(0, keepdim=True).expand_as(table))
 
     def order_puzzle_embeddings(self, places: list[int]) -> None:
-        """Move row `places[i]` of the table to row i, for each i."""
+        """Reorder the table by moving row `places[i]` to row i."""
         table = self._puzzle_table()
         table.copy_(table[torch.tensor(places, device=table.device)])
 
     def adapt_puzzle_embeddings(self, num_puzzles: int, how: str) -> None:
-        """Resize or reset the table for a data set with `num_puzzles` identifiers, before fine-tuning.
+        """Resize or reset the table before fine-tuning on a data set with `num_puzzles` identifiers.
 
         `how` is "keep" if the identifiers are the same, "reset" for new puzzles, and "extend" to add rows.
         """

@@ -1,4 +1,4 @@
-"""Key-value caching for decoders that visit a layer several times per token.
+"""Key-value caching for decoders that visit layers several times per token.
 
 `LayerCacheView` redirects the keys and values of a layer to the slot of the current visit. `RecurrentCache` does this
 for a decoder that thinks in segments. Within a segment, visits are numbered
@@ -22,28 +22,28 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
 class LayerCacheView:
-    """View of a cache for one visit of a layer, which redirects updates to the visit's slot.
+    """View of a cache for one visit of a layer. It redirects updates to the visit's slot.
 
-    `read` selects the part of keys or values [B, heads, S, head_dim] that the layer sees; all of them by default.
+    `read` selects the part of the keys or values [B, heads, S, head_dim] that the layer sees; by default, it sees all.
     """
 
     def __init__(self, cache: Cache, slot: int, read: Callable[[torch.Tensor], torch.Tensor] | None = None):
         self.cache, self.slot, self.read = cache, slot, read
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update the cache in the visit's slot instead of `layer_idx`."""
+        """Update the cache at the visit's slot instead of at `layer_idx`."""
         keys, values = self.cache.update(key, value, self.slot)
         return (keys, values) if self.read is None else (self.read(keys), self.read(values))
 
 
 def layer_cache_view(cache: Cache | None, slot: int, read: Callable | None = None) -> LayerCacheView | None:
-    """Return the view of one visit, or None without a cache."""
+    """Return a view for one visit, or None without a cache."""
     return None if cache is None else LayerCacheView(cache, slot, read)
 
 
 def validate_slots(cache: Cache | None, slots: int) -> None:
     """Raise ValueError for a cache with fewer slots than the model needs."""
-    made = len(cache.layers) if isinstance(cache, Cache) else 0  # caches of serving engines have no `layers`
+    made = len(cache.layers) if isinstance(cache, Cache) else 0  # serving engines' caches have no `layers`
     if 0 < made < slots:
         raise ValueError(
             f"past_key_values: has {made} layers, but the model needs {slots}, one for each visit of a layer; for "
@@ -52,26 +52,26 @@ def validate_slots(cache: Cache | None, slots: int) -> None:
 
 
 class OnceCache:
-    """Keys and values of layers that run once per token (prelude, coda), from slot `first_slot` on."""
+    """Keys and values of layers that run once per token (prelude, coda), starting at slot `first_slot`."""
 
     def __init__(self, cache: Cache | None, first_slot: int):
         self.cache, self.first_slot = cache, first_slot
         self.written: set[int] = set()
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update as in `RecurrentCache.update`. A second visit in a forward overwrites the first."""
+        """Update as `RecurrentCache.update` does. A second visit in the same forward overwrites the first."""
         if self.cache is None:
             return key, value
         return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
 
 
 class RecurrentCache:
-    """Keys and values of one segment of one forward.
+    """Keys and values of one segment in a forward.
 
     Args:
         cache: the cache with past tokens, or None.
         active: bool [B, T], tokens that have not halted, or None if all are active.
-        before: the object of the previous segment, or None in the first segment.
+        before: the `RecurrentCache` of the previous segment, or None in the first segment.
         segments_to_keep: number of segments that later segments may read; 0 if no token can halt before others.
     """
 
@@ -90,10 +90,10 @@ class RecurrentCache:
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.written: set[int] = set() if before is None else before.written
         if before is not None and not torch.is_grad_enabled():
-            before.before = None  # only gradient checkpointing, which recomputes forwards, needs older segments
+            before.before = None  # older segments are only needed when gradient checkpointing recomputes forwards
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add keys and values of T new tokens, and return all [B, heads, past + T, head_dim]."""
+        """Add the keys and values of T new tokens. Return those of all tokens, [B, heads, past + T, head_dim]."""
         if self.active is not None and self.before is not None:
             kept_key, kept_value = self.before.kept[visit]
             key, value = torch.where(self.active, key, kept_key), torch.where(self.active, value, kept_value)
@@ -105,7 +105,7 @@ class RecurrentCache:
         return write_slot(self.cache, self.written, key, value, self._slot(visit), self.config.kv_layout)
 
     def copy_to_later_segments(self) -> None:
-        """Copy the stored keys and values into the slots of segments that did not run, after the last segment."""
+        """After the last segment, copy its keys and values into the slots of segments that did not run."""
         if self.cache is None or self.config.kv_layout != "per_segment":
             return
         visits = self.config.segment_visits
@@ -119,7 +119,7 @@ class RecurrentCache:
             visit += self.segment * config.segment_visits
         elif config.kv_layout == "last_visit":
             low = config.L_cycles * config.num_l_layers
-            visit %= low + config.num_h_layers  # number of the visit in its cycle
+            visit %= low + config.num_h_layers  # visit number within its cycle
             visit = visit % config.num_l_layers if visit < low else config.num_l_layers + visit - low
         return config.prelude_layers + visit
 
@@ -127,10 +127,10 @@ class RecurrentCache:
 def write_slot(
     cache: Cache, written: set[int], key: torch.Tensor, value: torch.Tensor, slot: int, kv_layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append keys and values of T new tokens to a cache slot, and return all of the slot.
+    """Append the keys and values of T new tokens to a cache slot, and return the slot's full contents.
 
-    `written` holds the slots that already have the new tokens of this forward; in these, they are replaced. With
-    kv_layout="per_segment" this only happens in a coda that computes the logits of every segment.
+    `written` holds the slots that already contain the forward's new tokens; these tokens are replaced. With
+    kv_layout="per_segment", this only happens in a coda that computes the logits of every segment.
     """
     if slot in written:
         layer, tokens = cache.layers[slot], key.shape[-2]
@@ -147,12 +147,12 @@ def write_slot(
     return cache.update(key, value, slot)
 
 
-# Prefixes of the names of these servers' attention functions (vLLM 0.33; SGLang's main branch of 2026).
+# Name prefixes of the attention functions in vLLM 0.33 and in SGLang's main branch of 2026.
 FOREIGN_CACHES = ("vllm", "sglang")
 
 
 class VisitedLayersMixin:
-    """Mixin for causal LMs that visit layers repeatedly. It rejects caches with a slot per layer.
+    """Mixin for causal LMs that visit layers repeatedly. It rejects caches with only one slot per layer.
 
     Continuous batching, vLLM and SGLang store keys and values by layer number, so the visits of a layer would silently
     overwrite each other. Such a model must not set `_supports_attention_backend` either; vLLM 0.33 documents it as a
@@ -161,11 +161,11 @@ class VisitedLayersMixin:
 
     @property
     def visits_layers_again(self) -> bool:
-        """Whether a layer stores keys and values more than once per token."""
+        """Whether any layer stores keys and values more than once per token."""
         return True
 
     def init_continuous_batching(self, *args, **kwargs):
-        """Initialize as in transformers. Raise ValueError if layers are visited repeatedly."""
+        """Initialize as transformers does, but raise ValueError if layers are visited repeatedly."""
         if self.visits_layers_again:
             raise ValueError(
                 f"{type(self).__name__} visits its layers several times per token, but continuous batching stores "

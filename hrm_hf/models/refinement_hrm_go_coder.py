@@ -1,8 +1,8 @@
 """The Go coder's refinement loop: plan, write, validate, decide, repair.
 
 `generate_with_refinement` begins like `generate`. A validator checks each attempt, then the refinement head (in a
-unified model, the decision token) decides. Attempt and feedback stay in the stream for the next attempt, as long as
-they fit. CONTINUE is followed by new code for the same plan, REFINE by a new plan and code for it.
+unified model, the decision token) decides how to continue. Attempts and feedback stay in the stream while there is
+space for another attempt. CONTINUE leads to new code for the same plan, REFINE to a new plan and code for it.
 """
 
 import copy
@@ -36,11 +36,11 @@ from .processing_hrm_go_coder import (
 
 @dataclass
 class Attempt:
-    """One attempt of `generate_with_refinement`.
+    """One attempt in `generate_with_refinement`.
 
     Attributes:
-        code: the code, including its given beginning.
-        plan: the plan of the code, as `parse_plan` returns it.
+        code: the code, including the given beginning.
+        plan: the plan for the code, as returned by `parse_plan`.
         feedback: the validator's feedback; None without a validator.
         decision, done_probability: one of DECISIONS, and the probability of DONE.
         new_tokens: number of tokens generated for the code, including </CODE>.
@@ -56,11 +56,11 @@ class Attempt:
 
 @dataclass
 class RefinementOutput:
-    """Result of `generate_with_refinement`, with a list entry for each prompt.
+    """Result of `generate_with_refinement`. Every field is a list with one entry per prompt.
 
     Attributes:
         codes: code of the last attempt that did not fail validation, or of the last attempt if all failed.
-        plans: text of the plan of each attempt.
+        plans: text of each attempt's plan.
         attempts: all attempts in order.
         iterations: number of attempts.
         stopped: "done" (the model's decision), or the limit that was reached: "iterations" or "context".
@@ -75,7 +75,7 @@ class RefinementOutput:
 
 @dataclass
 class _Row(Task):
-    """A task and its attempts so far."""
+    """A task and the attempts made so far."""
 
     attempts: list[Attempt] = field(default_factory=list)
     plans: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ class _Row(Task):
 
 @dataclass
 class RefinementSettings:
-    """Settings of `generate_with_refinement`: for the loop, and for each call of `generate`."""
+    """Settings of `generate_with_refinement`, for the loop and for each call of `generate`."""
 
     iterations: int
     threshold: float
@@ -93,8 +93,8 @@ class RefinementSettings:
     validator: Callable[[Sequence[str]], list[Feedback]] | None
     generation: Any
     kwargs: dict[str, Any]
-    budget: int  # new tokens of an attempt
-    streamer: BaseStreamer | None = None  # streams the first attempt token by token
+    budget: int  # maximum number of new tokens per attempt
+    streamer: BaseStreamer | None = None  # receives the first attempt token by token
 
     def __post_init__(self):
         if not 1 <= self.iterations <= 5:
@@ -102,7 +102,7 @@ class RefinementSettings:
 
 
 class GoCoderRefinementMixin:
-    """Mixin with `generate_with_refinement` for models that also have `GoCoderGenerationMixin`."""
+    """Mixin that adds `generate_with_refinement` to models with `GoCoderGenerationMixin`."""
 
     @torch.no_grad()
     def generate_with_refinement(
@@ -118,10 +118,10 @@ class GoCoderRefinementMixin:
         streamer: BaseStreamer | None = None,
         **generate_kwargs: Any,
     ) -> RefinementOutput:
-        """Plan, write, validate, decide and repair until the model is done or reaches a limit.
+        """Plan, write, validate, decide and repair until the model decides it is done or reaches a limit.
 
-        The loop ends when P(DONE) >= `refinement_threshold`, unless validation failed. Otherwise the more likely of
-        CONTINUE (new code for the same plan) and REFINE (a new plan and code for it) follows.
+        The loop ends when P(DONE) >= `refinement_threshold`, unless validation failed. Otherwise it continues with the more
+        likely of CONTINUE (new code for the same plan) and REFINE (a new plan and code for it).
 
         Args:
             prompts: descriptions of the code.
@@ -129,11 +129,11 @@ class GoCoderRefinementMixin:
             validator: function that returns a `Feedback` for each code sample of a round; None for no validation.
             max_refinement_iterations: maximum number of attempts, 1 to 5; the config's by default.
             refinement_threshold: minimum P(DONE) to stop; the config's by default.
-            code_prefixes: beginning of the code for each prompt, e.g. a signature, which all attempts keep.
+            code_prefixes: beginning of the code for each prompt, e.g. a signature. All attempts start with it.
             contexts: (path, text) for each prompt. The end of a problem and the middle of a context are truncated to
                 the config's budgets.
-            streamer: receives the first attempt while it is written; only for a single prompt. If a later attempt is
-                chosen, it follows as a separate text. With beam search, only the chosen attempt is streamed.
+            streamer: receives the first attempt during generation; only for a single prompt. If a later attempt is
+                chosen, that attempt is streamed afterwards. With beam search, only the chosen attempt is streamed.
             generate_kwargs: arguments for each call of `generate`; `max_new_tokens` is the budget of an attempt.
                 Logits processors, stopping criteria etc. apply to code, not to plans.
 
@@ -160,7 +160,7 @@ class GoCoderRefinementMixin:
         passed = [[each for each in row.attempts if not (each.feedback and each.feedback.failed)] for row in rows]
         chosen = [(good or row.attempts)[-1] for good, row in zip(passed, rows)]
         if streamer is not None and (live is None or chosen[0].code != rows[0].attempts[0].code):
-            given = tokenizer.decode(rows[0].prefix)  # separate, because a streamer may skip the prompt
+            given = tokenizer.decode(rows[0].prefix)  # put separately, because a streamer may skip the prompt
             for part in (given, chosen[0].code[len(given) :]):
                 streamer.put(torch.tensor(encode_text(tokenizer, part)))
             streamer.end()
@@ -188,18 +188,18 @@ class GoCoderRefinementMixin:
         return rows
 
     def _drop_old_attempts(self, rows: list[_Row]) -> None:
-        """Drop old attempts from streams without room for another one. Stop rows that stay too long."""
+        """Drop old attempts from streams that are too long for another attempt. Stop rows that remain too long."""
         for row in rows:
             room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
             if row.attempts and len(row.stream()) > room:
-                # The last plan, attempt and feedback matter most for the next attempt.
+                # Keep the last plan, attempt and feedback, which matter most for the next attempt.
                 row.history = [row.plan, *row.history[-2:]]
                 row.stopped = "context" if len(row.stream()) > room else None
 
     # ---- one attempt ----
 
     def _attempt(self, rows: list[_Row], settings: RefinementSettings) -> None:
-        """Write and validate one attempt of each row, and decide how to continue."""
+        """Write and validate one attempt per row, and decide how to continue."""
         unplanned = [row for row in rows if row.needs_plan]
         if unplanned:
             self._write_plans(unplanned, settings.generation, settings.kwargs)
@@ -212,7 +212,7 @@ class GoCoderRefinementMixin:
             self._decide(row, text, new_tokens, found, settings)
 
     def _write_code(self, rows: list[_Row], settings: RefinementSettings) -> list[tuple[str, list[int], int]]:
-        """Write code for each row. Return it as text and as a segment, with the number of new tokens."""
+        """Write code for each row. Return the code as text and as a segment, and the number of new tokens."""
         streamer = None
         if settings.streamer is not None and not rows[0].attempts:
             streamer = CodeStreamer(settings.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))
@@ -236,7 +236,7 @@ class GoCoderRefinementMixin:
     def _decide(
         self, row: _Row, text: str, new_tokens: int, feedback: Feedback | None, settings: RefinementSettings
     ) -> None:
-        """Decide on the attempt at the end of the row's stream, record it, and prepare the next step."""
+        """Decide how to continue after the row's last attempt, record the attempt, and prepare the next step."""
         probabilities = self._decision(row, feedback, text, settings.tokenizer)
         decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
         if probabilities[DONE] >= settings.threshold and not (feedback is not None and feedback.failed):
@@ -248,7 +248,7 @@ class GoCoderRefinementMixin:
         row.needs_plan = decision == REFINE
 
     def _decision(self, row: _Row, feedback: Feedback | None, text: str, tokenizer: Any) -> list[float]:
-        """Return P(CONTINUE), P(REFINE) and P(DONE) for the attempt at the end of the stream."""
+        """Return P(CONTINUE), P(REFINE) and P(DONE) after the attempt at the end of the stream."""
         stream = row.stream()
         if self.model.refinement_head is None:
             stream += validation_segment(tokenizer, feedback)

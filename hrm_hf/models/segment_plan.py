@@ -1,10 +1,10 @@
-"""The plan of a forward in segments: how many run, which have gradients, and which tokens may halt.
+"""Plan of a forward pass: how many segments run, which have gradients, and which tokens may halt.
 
 `plan_segments` makes the plan before the first segment, and `ThinkingTokens` follows it from segment to segment. The
-config describes the fully trained model; a trainer passes a `SegmentSchedule` for what is different before that.
+config describes the fully trained model; during training, a trainer passes a `SegmentSchedule` with overrides.
 
-Sources: Geiping et al. 2025, arXiv 2502.05171 (number of segments drawn at random); Wang et al. 2025, arXiv 2506.21734
-(random minimum of segments).
+Sources: Geiping et al. 2025, arXiv 2502.05171 (random number of segments); Wang et al. 2025, arXiv 2506.21734 (random
+minimum number of segments).
 """
 
 from collections.abc import Callable
@@ -19,20 +19,20 @@ from .early_exit import EXIT_CRITERIA, DrawnExit, ExitCriterion, SegmentState
 from .recurrent_cache import validate_slots
 
 
-# Limit of a random number of segments, as a multiple of the mean, so that one draw cannot exhaust the memory. In a
+# Maximum random number of segments, as a multiple of the mean, to keep a single draw from exhausting memory. In a
 # large batch, some token always draws the maximum, so the limit per token is lower.
 MOST_SAMPLED, MOST_SAMPLED_PER_TOKEN = 4, 2
 
 
 @dataclass
 class SegmentSchedule:
-    """Temporary overrides of the config in training. Inference reads only `gate_only`.
+    """Temporary overrides of the config for training. Inference reads only `gate_only`.
 
     Attributes:
-        bp_steps: stack passes per segment with gradients; None for the config's.
-        segments: segments of each token; None for the config's.
-        halting: whether tokens may halt. If they did so from the first step, later segments would see few tokens
-            before they improve on the first segment. The halting values are trained in any case.
+        bp_steps: number of stack passes per segment with gradients; None for the config's value.
+        segments: number of segments for each token; None for the config's value.
+        halting: whether tokens may halt. If they could halt from the first training step, later segments would see
+            few tokens before improving on the first segment. The halting values are trained in any case.
         gate_only: use only the loss of the halting gate.
     """
 
@@ -44,14 +44,14 @@ class SegmentSchedule:
 
 @dataclass
 class SegmentPlan:
-    """Plan of one forward.
+    """Plan of one forward pass.
 
     Attributes:
         segments: maximum number of segments; drawn: whether this number was drawn at random.
         exit_rule: object with `check(SegmentState)`, which returns bool [B, T].
-        bp_steps: stack passes per segment with gradients.
+        bp_steps: number of stack passes per segment with gradients.
         without_gradients: number of initial segments without gradients.
-        explores: whether tokens draw a random minimum of segments.
+        explores: whether tokens draw a random minimum number of segments.
         logits_fn: function from hidden states to next-token logits, for exit criteria that compare distributions.
     """
 
@@ -68,10 +68,10 @@ class SegmentPlan:
 
     @property
     def gradient_passes(self) -> tuple[bool, ...]:
-        """Whether each stack pass of a segment, in order, has gradients. The last `bp_steps` passes do.
+        """Whether each stack pass in a segment, in order, has gradients. The last `bp_steps` passes do.
 
-        With two stacks, passes of the high-level stack are preferred. The result is booleans, because torch.compile
-        makes a changing integer symbolic, which cannot switch gradients.
+        With two stacks, passes of the high-level stack have priority. The result is booleans, because torch.compile
+        would make a changing integer symbolic, and symbolic integers cannot switch gradients.
         """
         config = self.config
         if config.flat_loop:
@@ -87,7 +87,7 @@ class SegmentPlan:
 
     @property
     def learns_from_all_segments(self) -> bool:
-        """Whether the losses read every segment, as deep supervision and the losses of the gate do."""
+        """Whether any loss reads every segment, like deep supervision and the gate's losses."""
         config = self.config
         gate = config.q_loss_weight > 0 or config.ponder_loss_weight > 0 or self.gate_only
         return config.halt_max_steps > 1 and (config.deep_supervision == "all" or gate)
@@ -97,9 +97,9 @@ class SegmentPlan:
         return torch.is_grad_enabled() and segment > self.without_gradients
 
     def cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
-        """Return the cache of this forward: the given one, a new one, or None.
+        """Return the cache for this forward: the given cache, a new cache, or None.
 
-        With a random number of segments no cache is created, because the forward may run more segments than the cache
+        With a random number of segments, no cache is created, because the forward may run more segments than a cache
         has slots for. Raises ValueError if the given cache has too few slots.
         """
         config = self.config
@@ -124,7 +124,7 @@ def plan_segments(
     exit_threshold: float | None = None,
     logits_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> SegmentPlan:
-    """Plan a forward on `tokens` [B, T, ...], using only their shape and device.
+    """Plan a forward pass over `tokens` [B, T, ...]. Only the shape and device of `tokens` are used.
 
     Args:
         schedule: temporary overrides in training.
@@ -167,9 +167,9 @@ def plan_segments(
 
 
 def drawn_segments(config, tokens: torch.Tensor) -> torch.Tensor | None:
-    """Draw the number of segments by `config.segment_sampling`, [] or [B, T], or None for "fixed".
+    """Draw the number of segments, [] or [B, T] depending on `config.segment_sampling`; None if "fixed".
 
-    It is 1 plus a Poisson number with a log-normal rate, whose mean is halt_max_steps - 1.
+    The number is 1 plus a Poisson variable with a log-normal rate. The mean rate is halt_max_steps - 1.
     """
     if config.segment_sampling == "fixed":
         return None
@@ -182,7 +182,7 @@ def drawn_segments(config, tokens: torch.Tensor) -> torch.Tensor | None:
 
 
 def exit_rule(config, criterion, threshold: float | None, logits_fn, training: bool, halting: bool):
-    """Return the object that decides which tokens halt, with arguments as in `plan_segments`."""
+    """Return the object that decides which tokens halt. Arguments are as in `plan_segments`."""
     criterion = config.exit_criterion if criterion is None else criterion
     if not isinstance(criterion, str):
         return criterion
@@ -201,7 +201,7 @@ def exit_rule(config, criterion, threshold: float | None, logits_fn, training: b
 
 @dataclass
 class ThinkingTokens:
-    """Progress of the T new tokens of B rows through the segments of a plan.
+    """Progress of the new tokens [B, T] through the segments of a plan.
 
     Attributes:
         active: bool [B, T], tokens that have not halted; padding is never active.
@@ -233,21 +233,21 @@ class ThinkingTokens:
         return cls(plan, active, steps, fewest)
 
     def segments_to_keep(self, cache: Cache | None) -> int:
-        """Return how many segments' keys and values to keep, or 0 if tokens cannot halt early.
+        """Return the number of segments to keep keys and values for, or 0 if tokens cannot halt early.
 
-        Segments store the keys themselves, which checkpointing inside a compiled segment does not allow.
+        Keeping them is a side effect of a segment, which checkpointing inside a compiled segment does not allow.
         """
         alone = cache is None and getattr(self.plan.exit_rule, "name", None) == "fixed" and _all(self.active)
         return 0 if alone else max(self.plan.segments, self.plan.config.halt_max_steps)
 
     def begin(self, segment: int) -> torch.Tensor | None:
-        """Begin a segment, counted from 1, and return the tokens that are active in it, or None for all."""
+        """Begin a segment, counted from 1. Return a mask of the segment's active tokens, or None for all."""
         self.thinking = None if segment == 1 or _all(self.active) else self.active
         self.steps = self.steps + self.active
         return self.thinking
 
     def keep(self, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-        """Return `new` for active tokens and `old` for the others, [B, T, ...]."""
+        """Take `new` for active tokens and `old` for the others, [B, T, ...] each."""
         if self.thinking is None:
             return new
         return torch.where(self.thinking.view(*self.thinking.shape, *[1] * (new.dim() - 2)), new, old)
@@ -258,9 +258,9 @@ class ThinkingTokens:
         return tuple(z.detach() for z in kept) if self.plan.config.detach_between_segments else kept
 
     def halt(self, segment: int, hidden: torch.Tensor, previous: torch.Tensor, q: torch.Tensor | None) -> bool:
-        """Halt tokens after a segment, counted from 1, and return whether it was the last segment.
+        """Halt tokens after a segment, counted from 1. Return whether this segment was the last.
 
-        hidden, previous: states [B, T, D] after this segment and before it. q: [B, T, 2], or None without a gate.
+        hidden, previous: states [B, T, D] after and before this segment. q: [B, T, 2], or None without a gate.
         """
         if q is not None:
             self.q_logits.append(q)
@@ -272,7 +272,7 @@ class ThinkingTokens:
         return not torch.compiler.is_compiling() and not bool(self.active.any())
 
     def outputs(self) -> dict[str, torch.Tensor | None]:
-        """Return the halting values [B, T, m, 2] of the m segments that ran, and the steps [B, T], at least 1."""
+        """Return halting values [B, T, m, 2] for the m segments that ran, and steps [B, T], at least 1."""
         q_logits = torch.stack(self.q_logits, dim=2) if self.q_logits else None
         return {"q_logits": q_logits, "halt_steps": self.steps.clamp(min=1)}
 

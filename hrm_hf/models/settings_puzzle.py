@@ -1,11 +1,11 @@
-"""Settings of `model.solve` for puzzles. Imports no torch, because the command line reads them."""
+"""Settings of `model.solve` for puzzles. The module avoids importing torch, for a fast command line."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin
 
 
-DEFAULT_NOISE = 0.2  # default noise std for restarts; the initial latent states have a std of 1
+DEFAULT_NOISE = 0.2  # default std of the noise for restarts; initial latent states have a std of 1
 
 
 def _setting(help: str, default: Any, min: float | None = None, max: float | None = None) -> Any:
@@ -17,11 +17,11 @@ class SolveSettings:
     """Settings for solving a batch of boards. Each field has a help text and inclusive bounds.
 
     Notes:
-        min_confidence: a model prefers to halt once its answer is probably correct; a higher threshold
-            takes more steps and makes answers more accurate.
+        min_confidence: a model prefers to halt once its answer is probably correct; a higher threshold costs more
+            steps and makes answers more accurate.
         halt: with "fixed", all boards take `max_steps`, as in the evaluation of the original code.
         noise: defaults to 0.2 with restarts, unless the model itself draws random numbers, and otherwise to 0.
-        restarts: a board is not run again once no further run can change its answer.
+        restarts: a board is not run again if no further run could change its answer.
         choose: see `AnswerPool`. With "rules", a run ends at the first step whose answer the rules accept.
         exit_when_still: threshold for `PuzzleSolution.residual`, also with halt="fixed". With noise at every step,
             the residual never falls below the noise.
@@ -49,7 +49,7 @@ class SolveSettings:
     )
 
     def __post_init__(self) -> None:
-        """Raise ValueError for the first value that is out of bounds or not a valid choice."""
+        """Raise ValueError for the first value that is out of bounds or an invalid choice."""
         for each in fields(SolveSettings):
             value, low, high = getattr(self, each.name), each.metadata["min"], each.metadata["max"]
             if get_origin(each.type) is Literal:

@@ -12,7 +12,7 @@ import torch
 
 
 def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply the forward operator A: return the shear of convergence maps, which is 0 in unobserved pixels.
+    """Apply the forward operator A: compute shear from convergence maps. Unobserved pixels are set to 0.
 
     Args:
         kappa: [..., planes, size, size].
@@ -29,7 +29,7 @@ def shear_from_convergence(kappa: torch.Tensor, mask: torch.Tensor | None = None
 
 
 def adjoint_shear(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S], and return [..., planes, S, S].
+    """Apply the adjoint A^T to masked shear [..., 2 planes, S, S]. The result is [..., planes, S, S].
 
     Without a mask, this is the Kaiser-Squires estimate, except for modes at a Nyquist frequency.
     """
@@ -37,9 +37,9 @@ def adjoint_shear(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torc
 
 
 def kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the least-squares convergence with mean 0, with arguments as in `adjoint_shear`.
+    """Compute the least-squares convergence with mean 0. Arguments are as in `adjoint_shear`.
 
-    Unobserved pixels count as shear 0, so with a mask this is only the usual first estimate, not the best map.
+    Unobserved pixels count as zero shear, so with a mask the result is the usual first estimate, not the best map.
     """
     return _combined(shear, mask, inverse=True)
 
@@ -55,21 +55,21 @@ def _combined(shear: torch.Tensor, mask: torch.Tensor | None, inverse: bool) -> 
     multipliers = _multipliers(shear)
     modes = (torch.fft.rfft2(shear).unflatten(-3, (-1, 2)) * multipliers).sum(-3)
     if inverse:
-        # 1 except at Nyquist frequencies, where g2 vanishes; 0 for modes that do not affect the shear.
+        # The power is 1 except at Nyquist frequencies, where g2 vanishes, and 0 for modes that do not affect shear.
         power = multipliers.square().sum(0)
         modes = torch.where(power > 0, modes / power.clamp_min(torch.finfo(power.dtype).tiny), 0)
     return torch.fft.irfft2(modes, s=shear.shape[-2:])
 
 
 def _multipliers(maps: torch.Tensor) -> torch.Tensor:
-    """Return the factors for g1 and g2 of each mode of `rfft2`, [2, size, size // 2 + 1]."""
+    """Return the factors from kappa to g1 and g2 at each `rfft2` mode, [2, size, size // 2 + 1]."""
     size = maps.shape[-1]
-    # Double precision on the CPU gives the same numbers on every device.
+    # Compute in double precision on the CPU to get the same numbers on every device.
     real = {"dtype": torch.float64, "device": "cpu"}
     y = torch.fft.fftfreq(size, 1 / size, **real)[:, None]
     x = torch.arange(size // 2 + 1, **real)
     square = (x**2 + y**2).clamp_min(1)  # the clamp only affects the mean, where both numerators are 0
-    # At the Nyquist frequency of an axis, l and -l are the same mode, so the sign of 2 lx ly is undefined.
+    # At an axis's Nyquist frequency, l and -l are the same mode, so the sign of 2 lx ly is undefined.
     signed = (2 * y.abs() < size) & (2 * x < size)
     return torch.stack(((x**2 - y**2) / square, 2 * x * y / square * signed)).to(maps)
 

@@ -1,8 +1,8 @@
 """Adaptive puzzle solving: run ACT steps until boards halt, restart, and choose an answer.
 
 Runs differ by noise on the latent states (PTRM, arXiv 2605.19943, which keeps the highest q) or by random initial
-states (EqR, arXiv 2605.21488, which keeps the smallest residual). B is the number of boards, S the cells of a board, V
-the vocabulary size, and N the number of answers, of which a board may have several.
+states (EqR, arXiv 2605.21488, which keeps the smallest residual). B is the number of boards, S the number of cells, V
+the vocabulary size, and N the number of answers; a board may have several answers.
 """
 
 import math
@@ -17,13 +17,13 @@ from .modeling_utils import uncompiled, validate_ids
 from .settings_puzzle import SolveSettings
 
 
-RESIDUAL_WINDOW = 3  # number of last steps over which a residual is averaged
-CACHED_BYTES = 4 * 2**20  # bytes of latent states that fit into a CPU's cache
-TOKENS_PER_CALL = 65_536  # on other devices; restarts of large puzzles still fit into memory
+RESIDUAL_WINDOW = 3  # residuals are averaged over this many last steps
+CACHED_BYTES = 4 * 2**20  # latent states of this size stay in a CPU's cache
+TOKENS_PER_CALL = 65_536  # on other devices; small enough for restarts of large puzzles
 
-# Takes boards and answers (token ids [N, S] each), and returns which answers the task's rules accept, bool [N].
+# Takes boards and answers (token ids [N, S] each) and returns which answers obey the task's rules, bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Takes row indices [N] and the rows' current answers [N, S], and returns which of these rows stop, bool [N].
+# Takes row indices [N] and the rows' current answers [N, S] and returns which rows should stop, bool [N].
 StopCheck = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -36,8 +36,8 @@ class PuzzleSolution:
         logits: [B, S, V] of the answer.
         trajectory, q_trajectory: predictions [steps, B, S] and q_halt [steps, B] after each step, if requested; a
             finished row repeats its answer.
-        residual: [B], mean of ||z_t - z_{t-1}|| / ||z_t|| over the last three steps (z = z_H), if a setting needs it.
-        steps_of_all_runs: ACT steps [B] of all runs of a board, if it was restarted.
+        residual: [B], mean of ||z_t - z_{t-1}|| / ||z_t|| over the last 3 steps (z = z_H), if a setting needs it.
+        steps_of_all_runs: total ACT steps [B] over all runs, if boards were restarted.
     """
 
     predictions: torch.Tensor
@@ -51,19 +51,19 @@ class PuzzleSolution:
 
     @classmethod
     def empty(cls, boards: torch.Tensor, x: torch.Tensor, vocab_size: int, residual: bool) -> "PuzzleSolution":
-        """Return an empty solution for boards [B, S], with the dtype and device of their embedding x."""
+        """Return an empty solution for boards [B, S] with the dtype and device of the embedding x."""
         numbers = x.new_zeros(len(boards), dtype=torch.float32)
         logits = x.new_empty((*boards.shape, vocab_size))
         predictions = torch.empty_like(boards, dtype=torch.long)
         return cls(predictions, numbers.int(), numbers, logits, residual=numbers.clone() if residual else None)
 
     def select(self, rows: torch.Tensor) -> "PuzzleSolution":
-        """Return the answers of the rows with indices `rows` [N]."""
+        """Return the answers for the rows with indices `rows` [N]."""
         return _each_field(lambda value, axis: value.index_select(axis, rows), self)
 
 
 class AnswerPool:
-    """Answers of several runs on boards [B, S], without those that can no longer win.
+    """Answers from several runs on boards [B, S], without answers that can no longer win.
 
     An answer that the rules accept beats every other answer. Otherwise, `choose` decides:
 
@@ -82,7 +82,7 @@ class AnswerPool:
         self.add(torch.arange(len(input_ids), device=input_ids.device), first)
 
     def add(self, boards: torch.Tensor, found: PuzzleSolution) -> None:
-        """Add the answers of another run on the boards with indices `boards` [N]."""
+        """Add the answers from another run on the boards with indices `boards` [N]."""
         accepted = torch.zeros_like(boards, dtype=torch.bool)
         if self.accepts is not None:
             accepted = self.accepts(self.input_ids[boards], found.predictions)
@@ -93,7 +93,7 @@ class AnswerPool:
         self._drop_losers()
 
     def undecided(self, runs_left: int) -> torch.Tensor:
-        """Return the indices of the boards whose answer could still change within `runs_left` more runs."""
+        """Return the indices of boards with an answer that `runs_left` more runs could still change."""
         all_boards = torch.arange(len(self.input_ids), device=self.boards.device)
         if runs_left == 0:
             return all_boards[:0]
@@ -113,22 +113,22 @@ class AnswerPool:
         return replace(self.found.select(self._best()), steps_of_all_runs=self.steps)
 
     def _drop_losers(self) -> None:
-        """Keep the best answer for each board. With "vote", keep one of each group of equal answers."""
+        """Keep the best answer for each board. With "vote", keep one answer from each group of equal answers."""
         names = self.boards.unsqueeze(1)
         if self.choose == "vote":
             names = torch.cat((names, self.found.predictions), dim=1)
         groups = torch.unique(names, dim=0, return_inverse=True)[1]
         self.votes = torch.zeros_like(groups).index_add_(0, groups, self.votes)[groups]
-        kept = _first_of_each(groups, self._order()).sort().values  # back in the order of the runs
+        kept = _first_of_each(groups, self._order()).sort().values  # restore the order of the runs
         self.boards, self.accepted, self.votes = self.boards[kept], self.accepted[kept], self.votes[kept]
         self.found = self.found.select(kept)
 
     def _best(self) -> torch.Tensor:
-        """Return the index [B] of the best answer for each board."""
+        """Return the index of each board's best answer, [B]."""
         return _first_of_each(self.boards, self._order())
 
     def _order(self) -> torch.Tensor:
-        """Return the indices of all answers, best first. Ties stay in the order of the runs."""
+        """Return the indices of all answers, best first. Ties keep the order of the runs."""
         score = -self.found.residual if self.choose == "residual" else self.found.q_halt
         if self.choose == "rules":
             score = score.masked_fill(self.accepted, torch.inf)
@@ -139,7 +139,7 @@ class AnswerPool:
 
 
 def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the first entry of `order` [N] in each of the groups [N], in ascending order of groups."""
+    """Return the first entry of `order` [N] in each group, in ascending order of `groups` [N]."""
     order = order[torch.argsort(groups[order], stable=True)]
     sorted_groups = groups[order]
     first = torch.ones_like(sorted_groups, dtype=torch.bool)
@@ -161,7 +161,7 @@ def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """Apply `change(value, row axis, values of others)` to each field that is not None."""
+    """Apply `change(value, row axis, *values of others)` to each field that is not None."""
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:
@@ -171,19 +171,19 @@ def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution
 
 
 def relative_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Return ||new - old|| / ||new|| of each row of states [N, ...], float32 [N]."""
+    """Return ||new - old|| / ||new|| for each row of states [N, ...], as float32 [N]."""
     new, old = new.float().flatten(1), old.float().flatten(1)
     return torch.linalg.vector_norm(new - old, dim=1) / torch.linalg.vector_norm(new, dim=1).clamp_min(1e-12)
 
 
 class PuzzleSolverMixin:
-    """Mixin with `solve` for puzzle heads, which runs a loop of uncompiled ACT steps."""
+    """Mixin that adds `solve` to puzzle heads. `solve` runs a loop of uncompiled ACT steps."""
 
     @property
     def boards_per_call(self) -> int:
         """Recommended number of boards per call of `solve`.
 
-        On a CPU, boards with 4 MiB of state, which stay in its cache; elsewhere 65,536 cells, which fit into memory.
+        On a CPU, these boards have 4 MiB of state, which stays in the cache; on other devices, they have 65,536 cells.
         """
         if self.device.type != "cpu":
             return max(1, TOKENS_PER_CALL // self.config.seq_len)
@@ -199,11 +199,11 @@ class PuzzleSolverMixin:
         return_trajectory: bool = False,
         **settings: Any,
     ) -> PuzzleSolution:
-        """Run ACT steps until every row has halted. Finished rows leave the batch.
+        """Run ACT steps until every row has halted. Finished rows are removed from the batch.
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
-            accepts: function that returns which answers obey the rules of the task; these win over all others.
+            accepts: function that returns which answers obey the task's rules; such answers win over all others.
             return_trajectory: whether to return the predictions after every step.
             settings: fields of `SolveSettings`, such as max_steps, min_steps, halt, restarts.
 
@@ -250,10 +250,10 @@ class PuzzleSolverMixin:
         with_residual = settings.choose == "residual" or settings.exit_when_still is not None
         solution = PuzzleSolution.empty(input_ids, x, self.config.vocab_size, with_residual)
         active = torch.arange(len(input_ids), device=x.device)
-        moves = torch.empty(len(input_ids), 0, device=x.device)  # state changes in the last steps, [active, steps]
+        moves = torch.empty(len(input_ids), 0, device=x.device)  # changes in state over the last steps, [active, steps]
         after_steps = []
         for step in range(1, settings.max_steps + 1):
-            if settings.noise and settings.noise_at == "every_step" and step > 1:  # fresh states have noise already
+            if settings.noise and settings.noise_at == "every_step" and step > 1:  # fresh states already have noise
                 z_H, z_L = (z + settings.noise * torch.randn_like(z) for z in (z_H, z_L))
             before = z_H
             z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
@@ -281,7 +281,7 @@ class PuzzleSolverMixin:
         return solution
 
     def _stops(self, settings, step: int, q_halt, q_continue, moves) -> torch.Tensor:
-        """Check which rows stop after a step, bool [N]: they prefer to halt, or their states barely change."""
+        """Return a mask of rows that stop after a step: they prefer to halt, or their states barely change."""
         stops = torch.zeros_like(q_halt, dtype=torch.bool)
         if settings.halt == "q":
             prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)

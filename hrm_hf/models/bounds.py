@@ -59,7 +59,7 @@ number, whole = Bound, partial(Bound, whole=True)
 
 
 def bounded(default: Any, bound: Bound) -> Any:
-    """Declare a field of a config with its default and its bound."""
+    """Declare a config field with its default and its bound."""
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata={"validator": bound})
     return dataclasses.field(default=default, metadata={"validator": bound})
@@ -128,7 +128,7 @@ def _unknown(config_class: type, given: dict[str, Any], cutoff: float = 0.0) -> 
 
 
 class BoundedFields:
-    """Mixin for config classes whose fields are declared with `bounded`.
+    """Mixin for config classes with fields declared by `bounded`.
 
     An unknown name raises TypeError with the closest field. `from_pretrained(folder, name=...)` raises it only for
     likely misspellings, because Auto classes also pass on tokenizer options. Names that transformers passes or saves

@@ -41,13 +41,13 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
         initializer_range, embedding_scale: None for LeCun's 1 / sqrt(fan in), and for 1 / std of the embeddings.
     Recurrence:
         H_cycles, L_cycles: high-level cycles per segment, low-level passes per cycle.
-        bp_steps: number of a segment's last stack passes that have gradients, high-level stack first; None for all.
+        bp_steps: number of final stack passes per segment with gradients, high-level stack first; None for all.
         detach_between_segments: stop gradients between segments; if False, only the last bp_segments have gradients.
         initial_state: low-level state at the start, "fixed" (an untrained random vector) or "random" (for each token).
         step_vectors, pass_gains: add a vector to the input in each pass; scale the branches in each pass.
         mhc_flows: number of residual streams that hyper-connections mix between the passes of a flat loop.
         segment_sampling: number of segments in training: halt_max_steps ("fixed"), or drawn with this mean per forward
-            or per token; segment_sampling_sigma is the std of the logarithm of the rate.
+            or per token; segment_sampling_sigma is the std of the log rate.
     Halting (see early_exit.py for the losses and their fields):
         halt_max_steps, halt_min_steps: maximum and minimum segments per token; with a maximum of 1, there is no gate.
         halt_exploration_prob: fraction of tokens that draw a random minimum in training.
@@ -175,7 +175,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
 
     @property
     def flat_loop(self) -> bool:
-        """Whether the model repeats a single stack, without a high-level stack."""
+        """Whether the model loops over a single stack, without a high-level stack."""
         return self.num_h_layers == 0
 
     @property

@@ -8,7 +8,7 @@ from .bounds import COUNT, PROBABILITY, bounded, whole
 from .configuration_hrm_puzzle import EquilibriumConfig
 
 
-SPECIAL_SYMBOLS = 2  # padding and empty, which cannot be permuted with the other symbols
+SPECIAL_SYMBOLS = 2  # padding and empty; they are not permuted with the other symbols
 NEVER = -1e4  # logit of a symbol that never occurs in answers; finite in float16
 SUDOKU_UNITS = {
     "mixing": "units", "grid_shape": [9, 9], "box_shape": [3, 3], "special_symbols": False, "two_states": True,
@@ -39,8 +39,8 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
         puzzle_emb_ndim (`int`, defaults to 0): 0, or hidden_size + V: a row of the puzzle table holds one vector for
             all symbols and one number for each symbol.
 
-        special_symbols (`bool`, defaults to True): False omits padding and empty from the state, for tasks whose
-            answers never contain them: V is then vocab_size - 2, and both logits are `NEVER`.
+        special_symbols (`bool`, defaults to True): False omits padding and empty from the state, for tasks in which
+            answers never contain them. V is then vocab_size - 2, and both logits are `NEVER`.
         mixing (`str`, defaults to "attention"): how information is mixed. "attention" attends over positions and over
             symbols, as published. All others mix symbols by a linear map of their mean, and positions as follows.
             "mlp_t": a SwiGLU over the position axis as in TRM, without knowledge of the rules. "units": linear maps

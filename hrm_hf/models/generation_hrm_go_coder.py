@@ -42,7 +42,7 @@ LEAST_CODE = 16  # another attempt starts only if at least this many tokens are 
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types with tables that depend on the longest row in the batch
 SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the next power of two
 STEP = TOKEN_IDS["<STEP>"]
-LONGEST_CYCLE = 64  # tokens, about six lines of code
+LONGEST_CYCLE = 64  # in tokens; about six lines of code
 # Limits for text that repeats a cycle of tokens. Real code (1,748 programs, functions and table-driven tests, with
 # three vocabularies of 1,024 to 10,374 tokens) has at most 20 equal tokens in a row (digits of a number), 114 tokens
 # that repeat a cycle of 2 to 19 tokens, and 5.9 copies of a longer cycle (rows of a table).
@@ -205,7 +205,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             rows = [copy.deepcopy(row) for row in rows for _ in range(copies)]
             settings.num_return_sequences = 1
         streamer = kwargs.pop("streamer", None)
-        own_ends = settings.eos_token_id or []  # the config's </s>, or the caller's
+        own_ends = settings.eos_token_id or []  # </s> from the config, or the caller's ids
         own_ends = [own_ends] if isinstance(own_ends, int) else own_ends
         self._write_plans(rows, settings, kwargs)
         prompts = [[*row.stream(), *row.plan, CODE, *row.prefix] for row in rows]

@@ -15,7 +15,7 @@ LOSS_CHUNK = 512  # number of positions per chunk of logits; 100 MB in float32 w
 
 
 class HrmGoCoderFeedbackEncoder(nn.Module):
-    """Encodes validator feedback as a vector: two verdicts, the category of the error, and its line.
+    """Encodes validator feedback (two verdicts, error category, error line) as a vector.
 
     A separate learned vector means "no validator", so the model can tell this case from feedback without errors.
     """

@@ -198,7 +198,7 @@ class HyperHead(nn.Module):
 
 
 class mHCLayer(HyperConnection):
-    """`HyperConnection` with the name and arguments of the RLM-mHC training guide."""
+    """`HyperConnection` with the name and arguments that the RLM-mHC training guide uses."""
 
     def __init__(self, hidden_dim: int, num_flows: int = 4, sinkhorn_iters: int = 20):
         super().__init__(hidden_dim, num_flows, sinkhorn_iters)
@@ -353,7 +353,7 @@ def backward_gain(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def min_column_sum(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the smallest column sum of [..., n, n]. Below 1, the gradient of a stream vanishes."""
+    """Return the smallest column sum of [..., n, n]. A value below 1 shrinks the gradient of a stream."""
     return matrix.sum(-2).amin(-1)
 
 

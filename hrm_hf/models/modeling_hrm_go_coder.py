@@ -6,14 +6,14 @@
 
 `processing_hrm_go_coder.py` defines which tokens are code. A code position attends to earlier code, to the planner
 states at earlier planner positions and to the planner state at its own position. Nothing attends to later positions,
-so that labels are ordinary shifted tokens and a cache is exact. The cache has an additional slot of width 1 for the
-phases of its tokens, so reordering, cropping or copying a cache keeps them consistent. Without a cache, the
-generator only runs on code positions.
+so labels are ordinary shifted tokens and decoding with a cache is exact. The cache has an additional slot of width 1
+for the phase of each token, which keeps phases consistent when a cache is reordered, cropped or copied. Without a
+cache, the generator only runs on code positions.
 
 Attention, feed-forward, norms, rotary positions and weight names are those of transformers' Llama, so the planner
 alone is a Llama.
 
-Difference from matoval/go_coder_llm_pipeline, whose training guide defines sizes and losses: there, the planner is
+The training guide of matoval/go_coder_llm_pipeline defines sizes and losses. Differences: there, the planner is
 bidirectional and both losses compare a token with itself, so the model learns to copy; the generator never sees the
 problem, and the decision never sees the code. The refinement head and the loss are in `heads_hrm_go_coder.py`,
 generation is in `generation_hrm_go_coder.py` and `refinement_hrm_go_coder.py`.
@@ -88,8 +88,8 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
     """Output of `HrmGoCoderForCausalLM`. In training, `logits` is None if the loss is chunked.
 
     `loss` is the weighted sum of the three losses in training, and the mean negative log-likelihood of all labeled
-    tokens in evaluation. `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0 if
-    there are none; `metrics` has the numbers of these tokens ("plan_tokens", "code_tokens", "decisions").
+    tokens in evaluation. `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, or 0
+    without tokens; `metrics` has the token counts ("plan_tokens", "code_tokens", "decisions").
     """
 
     plan_loss: torch.FloatTensor | None = None
@@ -146,7 +146,7 @@ def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torc
 
 
 class HrmGoCoderPlannerLayer(GradientCheckpointingLayer):
-    """Llama layer with dropout on its branches."""
+    """Llama layer with dropout on the output of each branch."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__()
@@ -353,7 +353,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         seen = 0 if cache is None else cache.get_seq_length()
-        seen = seen.clone() if torch.is_tensor(seen) else seen  # a static cache updates its counter in place
+        seen = seen.clone() if torch.is_tensor(seen) else seen  # static caches update their counter in place
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         return inputs_embeds, cache, seen, position_ids
@@ -456,17 +456,17 @@ def _restricted(mask: torch.Tensor, keys: torch.Tensor, seen: int | torch.Tensor
 
 
 class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, GoCoderGenerationMixin):
-    r"""The Go coder with its language modeling head.
+    r"""The Go coder with a language modeling head.
 
     Additional arguments of the forward:
         labels: [B, S], compared with the logits one position earlier; -100 is ignored. Decision tokens count towards
             the refinement loss, other tokens towards the code or plan loss, depending on the stack that predicts them.
-        decision_positions: [B, K], where attempts end (</CODE>), for the refinement head; needs `input_ids`.
+        decision_positions: [B, K], positions of attempts' </CODE>, for the refinement head; needs `input_ids`.
         feedback_ids: [B, K, 4], see `Feedback.token_ids`; None means that there was no validator.
-        planner_only: run only the planner, which gives all logits: for writing plans, with a separate cache.
+        planner_only: run only the planner, which then gives all logits. For writing plans, with a separate cache.
         shift_labels: [B, S], labels that are already shifted, instead of `labels`.
         decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 none; needed in training with decision_positions.
-        refinement_scale: factor of the refinement loss in training, which a trainer warms up.
+        refinement_scale: factor on the refinement loss in training; a trainer can warm it up.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}

@@ -146,7 +146,7 @@ class HrmLmAttention(nn.Module):
         first_visit: int,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from hidden_states [B, T, D]. `first_visit` is the visit of the stack's first layer."""
+        """Attend from hidden_states [B, T, D]. `first_visit` is the visit number of the stack's first layer."""
         input_shape = hidden_states.shape[:-1]
         heads = (*input_shape, -1, self.head_dim)
         query, key = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
@@ -232,7 +232,7 @@ class HrmLmStack(nn.Module):
         self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
     ) -> torch.Tensor:
         """Map [B, T, D] to [B, T, D]. `pass_number` counts passes over all segments, from 0."""
-        pass_number = min(pass_number, self.num_passes - 1)  # passes beyond those in training reuse the last vector
+        pass_number = min(pass_number, self.num_passes - 1)  # passes beyond the last vector reuse it
         if self.step_vectors is not None:
             hidden_states = hidden_states + self.step_vectors[pass_number]
         if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
@@ -363,7 +363,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         output_segment_hidden_states: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmLmModelOutput:
-        """Run the prelude, segments until every token has halted, and the coda."""
+        """Run the prelude, then segments until every token has halted, then the coda."""
         given = {name: kwargs.pop(name) for name in PLAN_ARGUMENTS if name in kwargs}
         validate_call(self, kwargs, input_ids)
         x = self.embed(input_ids, inputs_embeds)

@@ -9,10 +9,10 @@ Only this loop is new; attention, feed-forward, norms, rotary positions, masks a
 Without mHC (`mhc_enabled=False`), weight names and results are Llama's. mHC adds the weights
 `layers.N.{attn_hc,ffn_hc}.{fn,base,scale}`, and depending on the config `hc_head.*` and `stream_scale`.
 
-Difference from petostouf/rlm-mhc, whose training guide defines the sizes: there, layers expand and contract streams
+The training guide of petostouf/rlm-mhc defines the sizes. Difference: there, layers expand and contract streams
 within a block, which amounts to a single matrix; here, the streams last from the embedding to the final norm, as in
-arXiv 2512.24880. `num_loops` > 1 runs the middle layers several times, an extension inspired by Hyperloop Transformers
-(arXiv 2604.21254); unlike there, every site has mHC, and loops have no additional parameters.
+arXiv 2512.24880. `num_loops` > 1 runs the middle layers several times. This extension is inspired by Hyperloop
+Transformers (arXiv 2604.21254), but here every site has mHC, and loops have no additional parameters.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ class RlmMhcOutput(CausalLMOutputWithPast):
 
 
 class RlmMhcDecoderLayer(GradientCheckpointingLayer):
-    """Llama layer on streams [B, S, n, C], or on [B, S, C] without mHC."""
+    """Llama layer that operates on streams [B, S, n, C] or, without mHC, on states [B, S, C]."""
 
     def __init__(self, config: RlmMhcConfig, layer_idx: int):
         super().__init__()

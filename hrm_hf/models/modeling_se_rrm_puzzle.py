@@ -45,7 +45,7 @@ from .solving_puzzle import PuzzleSolution, StopCheck
 
 
 class SymbolInputEmbedding(PuzzleInputEmbedding):
-    """Embeds the board and the puzzle row as the input x [B, V, T, D] of every pass."""
+    """Embeds the board and the puzzle row as the input x [B, V, T, D] to every pass."""
 
     def __init__(self, config: SeRrmPuzzleConfig):
         super().__init__(config)

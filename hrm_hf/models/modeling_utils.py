@@ -6,7 +6,7 @@ bitsandbytes 0.50 has these bugs on the CPU, but not on the GPU:
   error of 0.2 to 0.6 instead of 0.09, because the kernel starts a new block in each row. Dequantizing the weight as
   one long row gives the correct values.
 - With AVX512-BF16, the first call in eval mode repacks weights for a bfloat16 product. The product fails if the input
-  size is not a multiple of 64 or the output size not a multiple of 32, and a repacked layer passes on no gradient.
+  size is not a multiple of 64 or the output size not a multiple of 32, and a repacked layer passes no gradient on.
 """
 
 import difflib
@@ -45,7 +45,7 @@ LARGEST_WEIGHT = 1e18  # the square of larger weights can overflow in float32
 
 
 def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Tensor | None = None) -> None:
-    """Check the tokens and keyword arguments of a causal language model's forward.
+    """Validate the tokens and keyword arguments of a causal language model's forward.
 
     As in transformers, unknown names are accepted if they resemble no argument, because serving engines and generation
     loops pass on their own arguments.

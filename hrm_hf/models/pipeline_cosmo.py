@@ -46,7 +46,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         interval_68 and interval_95, [low, high].
         steps: number of segments.
         map_distance, max_map_distance: distance of the map's statistics from those of the training maps, and the limit
-            that one in 200 training maps exceeds, if the model has one. A warning is logged for maps beyond it.
+            that one in 200 training maps exceeds; only if the model has a limit. Maps beyond it log a warning.
     """
 
     _load_feature_extractor = True

@@ -283,7 +283,7 @@ class PosteriorMixin:
     def sample_posterior(
         self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        """Draw posterior samples [B, num_samples, R] in physical units, ordered like `config.reported_names`."""
+        """Draw posterior samples [B, num_samples, R] in physical units, in `config.reported_names` order."""
         posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
         return self.posterior_head.sample(posterior, num_samples, generator)
 

@@ -29,7 +29,7 @@ PLANNER_OPENERS = (
     "<REPO>", "<PR_TITLE>", "<PR_BODY>", "<FILE>", "<COMMENTS>", "<PROBLEM>", "<CONTEXT>", "<STRUCTURE>", "<PLAN>",
     "<VALIDATE>",
 )  # fmt: skip
-RESERVED = ("<BEFORE>", "<AFTER>")  # unused, but kept so that token ids do not change
+RESERVED = ("<BEFORE>", "<AFTER>")  # unused, but kept to preserve token ids
 CLOSERS = ("</PROBLEM>", "</CONTEXT>", "</FILE>", "</PLAN>", "</CODE>", "</VALIDATE>")
 MARKS = ("<STEP>", "<SYNTAX_OK>", "<SYNTAX_ERR>", "<TEST_PASS>", "<TEST_FAIL>")
 # Our vocabularies start with these tokens, so token ids are indices into this tuple.
@@ -129,7 +129,7 @@ def problem_segment(tokenizer: Any, title: str, body: str = "") -> list[int]:
 
 
 def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
-    """Encode <CONTEXT><FILE>path</FILE>text</CONTEXT>, omitting an empty path, or return [] without content."""
+    """Encode <CONTEXT><FILE>path</FILE>text</CONTEXT>. Omit an empty path; return [] if both are empty."""
     if not path and not before:
         return []
     named = _segment(tokenizer, "FILE", path) if path else []

@@ -276,7 +276,7 @@ class PuzzleInputEmbedding(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, puzzle_rows: torch.Tensor | None, dtype: torch.dtype
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Return x [B, T, D] in `dtype`, and cos and sin [1, T, 1, head_dim] in float32 or None."""
+        """Return x [B, T, D] in `dtype`, and the float32 cos and sin tables [1, T, 1, head_dim] or None."""
         config = self.config
         self.validate_length(input_ids)
         x = self.tokens(input_ids).to(dtype)

@@ -58,7 +58,7 @@ class PuzzleTableMixin:
         return total
 
     def resize_puzzle_embeddings(self, num_puzzles: int) -> None:
-        """Change the number of puzzle identifiers. New rows start at the mean of the existing rows."""
+        """Change the number of puzzle identifiers. New rows are initialized to the mean of the existing rows."""
         table = self._puzzle_table()
         if num_puzzles < 1:
             raise ValueError(f"num_puzzles={num_puzzles}: must be at least 1, for the blank identifier")

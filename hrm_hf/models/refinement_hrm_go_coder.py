@@ -120,7 +120,7 @@ class GoCoderRefinementMixin:
     ) -> RefinementOutput:
         """Plan, write, validate, decide and repair until the model decides it is done or reaches a limit.
 
-        The loop ends when P(DONE) >= `refinement_threshold`, unless validation failed. Otherwise it continues with the more
+        The loop ends when P(DONE) >= `refinement_threshold`, unless validation failed. Otherwise, it takes the more
         likely of CONTINUE (new code for the same plan) and REFINE (a new plan and code for it).
 
         Args:
@@ -188,7 +188,7 @@ class GoCoderRefinementMixin:
         return rows
 
     def _drop_old_attempts(self, rows: list[_Row]) -> None:
-        """Drop old attempts from streams that are too long for another attempt. Stop rows that remain too long."""
+        """Drop old attempts from streams too long for another attempt. Stop rows that remain too long."""
         for row in rows:
             room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
             if row.attempts and len(row.stream()) > room:

@@ -278,5 +278,5 @@ class ThinkingTokens:
 
 
 def _all(active: torch.Tensor) -> bool:
-    """Check whether all tokens are active. Under torch.compile, return False to keep one graph."""
+    """Check whether all tokens are active. Under torch.compile, return False to keep a single graph."""
     return not torch.compiler.is_compiling() and bool(active.all())

@@ -18,7 +18,7 @@ from .settings_puzzle import SolveSettings
 
 
 RESIDUAL_WINDOW = 3  # residuals are averaged over this many last steps
-CACHED_BYTES = 4 * 2**20  # latent states of this size stay in a CPU's cache
+CACHED_BYTES = 4 * 2**20  # bytes of latent state that stay in a CPU's cache
 TOKENS_PER_CALL = 65_536  # on other devices; small enough for restarts of large puzzles
 
 # Takes boards and answers (token ids [N, S] each) and returns which answers obey the task's rules, bool [N].
@@ -181,7 +181,7 @@ class PuzzleSolverMixin:
 
     @property
     def boards_per_call(self) -> int:
-        """Recommended number of boards per call of `solve`.
+        """Recommended number of boards per call to `solve`.
 
         On a CPU, these boards have 4 MiB of state, which stays in the cache; on other devices, they have 65,536 cells.
         """
@@ -250,7 +250,7 @@ class PuzzleSolverMixin:
         with_residual = settings.choose == "residual" or settings.exit_when_still is not None
         solution = PuzzleSolution.empty(input_ids, x, self.config.vocab_size, with_residual)
         active = torch.arange(len(input_ids), device=x.device)
-        moves = torch.empty(len(input_ids), 0, device=x.device)  # changes in state over the last steps, [active, steps]
+        moves = torch.empty(len(input_ids), 0, device=x.device)  # state changes over the last steps, [active, steps]
         after_steps = []
         for step in range(1, settings.max_steps + 1):
             if settings.noise and settings.noise_at == "every_step" and step > 1:  # fresh states already have noise

@@ -1,1 +1,1 @@
-"""Model architectures in a flat folder, because a checkpoint ships only a modeling file and siblings."""
+"""Model architectures. The folder is flat because checkpoints ship a modeling file and its siblings."""

@@ -1,4 +1,4 @@
-"""Config fields shared by all sky-map models, and by the mass-mapping models."""
+"""Base configs: fields shared by all sky-map models, and fields shared by mass-mapping models."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig

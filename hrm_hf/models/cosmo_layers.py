@@ -19,7 +19,7 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 from .modeling_utils import Float32Buffers, Float32Linear
 
 
-SCALES = (1, 2, 4, 8)  # histograms and moments are of maps averaged over squares with these sides, in pixels
+SCALES = (1, 2, 4, 8)  # histograms and moments use maps averaged over squares of this side length in pixels
 THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in stds of the training set
 VARIANCE_FLOOR = 1e-3  # added to the variance of each principal component to avoid amplifying noise
 
@@ -235,7 +235,7 @@ class CosmoStem(nn.Module):
         cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))
-            # Dropout prevents overfitting to the statistics, which rotating and shifting a map does not change.
+            # Dropout reduces overfitting: rotating and shifting a map does not change its statistics.
             cls = cls + self.statistics_out(F.dropout(hidden, self.config.statistics_dropout, self.training))
         tokens = [cls.unsqueeze(1)]
         features, means = pixel_values.to(dtype), []

@@ -111,7 +111,7 @@ class ExitCriterion:
         return relative_change(state.hidden, state.previous)
 
     def _second_diff(self, state: SegmentState) -> torch.Tensor | None:
-        """Return the difference between the last two state changes, relative to the norm of the state."""
+        """Return the relative difference between the last two state changes, or None before segment 3."""
         if state.previous is None:
             return None
         change = state.hidden - state.previous
@@ -218,14 +218,14 @@ def segment_losses(
     if q_logits is not None:
         q = q_logits[valid]
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
-        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # all tokens halted: repeat the last
+        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # halted tokens repeat their last values
         gate["ponder_loss"] = ponder_loss(config, torch.cat([q, unrun], dim=1))
         metrics |= gate_metrics
         terms |= {name: value.sum() / num_items for name, value in gate.items()}
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
         loss = values if plan.gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
-    loss = loss if plan.training else terms["lm_loss"].clone()  # clone, because Trainer may scale it in place
+    loss = loss if plan.training else terms["lm_loss"].clone()  # clone, because Trainer may scale the loss in place
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
 
 
@@ -252,7 +252,7 @@ def halting_value_losses(
         value = torch.sigmoid(q)
         best = value.amax(-1)
         if M == config.halt_max_steps:  # a token must halt after the last segment
-            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # correct by definition
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # halting here is always correct
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {

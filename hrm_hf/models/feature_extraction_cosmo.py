@@ -253,7 +253,7 @@ def _numbers(item: Any, place: str) -> np.ndarray:
 
 
 def _masked(item: Any) -> np.ndarray:
-    """Return the mask of a masked array, or of a list of masked arrays, in the same shape, or just False."""
+    """Return the mask of a masked array or of a list of masked arrays, or False if nothing is masked."""
     if isinstance(item, (list, tuple)):
         parts = [_masked(each) for each in item]
         if not any(part.any() for part in parts):

@@ -289,9 +289,9 @@ class GoCoderGenerationMixin(GenerationMixin):
         return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
 
     def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
-        """Prepare a static cache with a power of two as length, because each new length triggers compilation.
+        """Prepare a static cache, rounding its length up to a power of two to avoid recompilation.
 
-        transformers would keep the longest cache, and steps for plans would be compiled again after the first code.
+        transformers would keep the longest cache, so plans would be compiled again after the first code.
         """
         self._previous_max_cache_length = -1
         length = max(SHORTEST_STATIC, 1 << (max_cache_len - 1).bit_length())

@@ -206,7 +206,7 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> CosmoRegressionOutput:
-        """Infer posteriors for a batch of maps. Runs all segments unless halt is "adaptive".
+        """Infer posteriors for a batch of maps, and compute losses if labels are given.
 
         Args:
             pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` returns them.

@@ -85,7 +85,7 @@ class MapBlock(GradientCheckpointingLayer):
 
 
 class MapLevel(nn.Module):
-    """Low level, which adds an injection to the states of cells [B, C, h, w] and refines them."""
+    """Low level. It adds an injection to the cell states [B, C, h, w] and refines the sum."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()

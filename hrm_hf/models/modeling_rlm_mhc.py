@@ -103,7 +103,7 @@ class RlmMhcDecoderLayer(GradientCheckpointingLayer):
 
 
 class PlainConnection(nn.Module):
-    """Site without mHC, as in Llama. The branch reads the state [B, S, C], and its output is added to it."""
+    """Site without mHC, as in Llama: the output of the branch is added to the state [B, S, C]."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return x, None, None

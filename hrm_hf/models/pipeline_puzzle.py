@@ -74,7 +74,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         if isinstance(inputs, (list, tuple)):
             longest = max((len(self._flat(part)) for part in inputs if not isinstance(part, dict)), default=0)
             if longest < max(2, self.model.config.seq_len) and not any(isinstance(part, dict) for part in inputs):
-                inputs = {"puzzle": inputs}  # the elements are too short to be puzzles
+                inputs = {"puzzle": inputs}  # the elements are too short to be puzzles, so the list is one puzzle
         return super().__call__(inputs, **kwargs)
 
     def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:

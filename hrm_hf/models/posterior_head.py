@@ -24,7 +24,7 @@ from .modeling_utils import Float32Buffers, Float32Linear
 
 
 NUM_POINTS = 128  # quasi-random points per Gaussian; moments are accurate to about 1 % of a std
-EDGE = 1e-6  # distance, as a fraction of the range, that labels keep from the bounds, where u is infinite
+EDGE = 1e-6  # minimum distance of labels from the bounds, as a fraction of the range (u is infinite at the bounds)
 
 
 @dataclass

@@ -240,7 +240,7 @@ class PuzzleInputEmbedding(nn.Module):
         self.config = config
         self.make_tables(config)
         if config.rotary_parts:
-            # Store tables, because from frequencies a compiled step would recompute the sines in every block.
+            # Store cos and sin tables, because a compiled step would recompute them in every block.
             shape = (1, config.max_position_embeddings, 1, config.head_dim)
             self.cos = nn.Buffer(torch.empty(shape), persistent=False)
             self.sin = nn.Buffer(torch.empty(shape), persistent=False)

@@ -182,7 +182,7 @@ def evaluate_checkpoint(options: EvaluateCosmo) -> dict[str, Any]:
 def _evaluate(
     model: PreTrainedModel, extractor: Any, options: EvaluateCosmo, data: str
 ) -> tuple[dict[str, Any], CosmologyPredictions]:
-    """Return the metrics, `per_step` (RMSE after each segment; results of adaptive halting), and the predictions."""
+    """Return a dict of `metrics` and `per_step` (RMSE per segment, adaptive halting results), and the predictions."""
     maps = MapSet.read(data, options.split, options.limit)
     prior = load_cosmology_info(data).prior
     answers = predict_maps(model, extractor, maps, **_prediction_options(options))

@@ -189,7 +189,7 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
     """Options of `hrm-hf eval cosmo`."""
 
     split: str = option("Split to evaluate.", "test")
-    steps: Steps = option("fixed: run all segments; adaptive: stop when more segments would gain little.", "fixed")
+    steps: Steps = option("fixed: run all segments; adaptive: stop when another segment would gain little.", "fixed")
     max_steps: int | None = option("Maximum number of segments; default from the config.", None, min=1)
     baseline: Path | None = option("Baseline to compare with: results.json of cosmo-baseline, or its folder.", None)
     shift_data: str | None = option("Also evaluate on this data set, made by a different generator.", None)
@@ -233,7 +233,7 @@ class EvaluateMassMaps(EvaluateMaps):
     )
     split: str | None = option("MODEL: split to evaluate; default test.", None)
     steps: Steps | None = option(
-        "MODEL: fixed (default): run all segments; adaptive: stop when more segments would gain little.", None
+        "MODEL: fixed (default): run all segments; adaptive: stop when another segment would gain little.", None
     )
     max_steps: int | None = option("MODEL: maximum number of segments; default from the config.", None, min=1)
     num_samples: int | None = option("MODEL: number of draws from each posterior; default 1000.", None, min=100)

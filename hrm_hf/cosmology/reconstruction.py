@@ -37,7 +37,7 @@ Estimator = Callable[[MapSet, int, torch.Generator], tuple[torch.Tensor, torch.T
 
 
 def smoothed_kaiser_squires(shear: torch.Tensor, mask: torch.Tensor | None, smoothing_pixels: float) -> torch.Tensor:
-    """Estimate the convergence from shear [B, 2P, S, S] under a mask [B, 1, S, S], smoothed with a Gaussian."""
+    """Estimate convergence from shear [B, 2P, S, S] masked by [B, 1, S, S], and smooth it with a Gaussian."""
     kappa = kaiser_squires(shear, mask)
     size = kappa.shape[-1]
     y, x = torch.fft.fftfreq(size, 1 / size), torch.arange(size // 2 + 1)
@@ -139,7 +139,7 @@ def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def map_estimator(
     method: MapMethod, settings: MapSettings, training: MapSet | None, batch_size: int = 100
 ) -> tuple[Estimator, dict[str, float]]:
-    """Return the estimator for a method, and the values fitted to training maps (None for "wiener")."""
+    """Return a method's estimator and the values fitted to `training`, which may be None for "wiener"."""
     if method == "kaiser-squires":
         errors = {}
         for smoothing in SMOOTHINGS:

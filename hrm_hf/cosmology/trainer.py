@@ -1,4 +1,4 @@
-"""Trainers for mass mappers and for regressors that predict cosmological parameters.
+"""Trainers for cosmological parameter regression and mass mapping.
 
 A model returns a loss that is a mean over its batch, and optionally `*_loss` parts and `metrics` that are also means.
 Every logged value is a mean over the maps (not tokens) of all processes; `mse_<name>` is logged as `rmse_<name>`.

@@ -138,7 +138,7 @@ def go_coder_layout(config: PreTrainedConfig, model: str) -> Layout:
     return Layout("llama", config.planner_layers, LLAMA_SETTINGS | {"planner_cycles": (1,)})
 
 
-# Architectures from transformers; the registry lists the layouts of this package's architectures.
+# Layouts of architectures from transformers; the registry lists those of this package's architectures.
 LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
     LlamaConfig: lambda config: Layout("llama", config.num_hidden_layers, LLAMA_SETTINGS),
     GPT2Config: lambda config: Layout("gpt2", config.n_layer, GPT2_SETTINGS),

@@ -243,7 +243,7 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
 
 
 def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
-    """Return the files below a folder by name, each with the reason why it must not be pushed (None if it may be).
+    """Map the name of each file in a folder to its path and the reason not to push it (None to push it).
 
     A link may point to a file in the folder or, in a snapshot of the huggingface_hub cache, to a blob of the cache.
     Links to folders are not followed.

@@ -67,7 +67,7 @@ class MapRows(Dataset):
 
 @dataclass
 class MapCollator:
-    """Convert a batch of `MapRows` to `pixel_values` and `labels`.
+    """Collator that converts a batch of `MapRows` to `pixel_values` and `labels`.
 
     Calling the collator returns training batches unchanged. The trainer passes them and the step to `at_step`.
 
@@ -102,7 +102,7 @@ class MapCollator:
         return finished | ({"kappa": self.moved(batch["kappa"], draws)} if "kappa" in batch else {})
 
     def moved(self, maps: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:
-        """Rotate, flip and shift maps [B, C, S, S] by `draws` (see `map_draws`), if enabled. Do nothing for None."""
+        """Rotate, flip and shift maps [B, C, S, S] by `draws`, if enabled; None leaves the maps unchanged."""
         if draws is not None and self.augment:
             maps = turned(maps, draws[:, 0] % 8)
         return maps if draws is None or not self.shift else shifted(maps, draws[:, 1], draws[:, 2])

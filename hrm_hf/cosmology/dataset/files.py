@@ -96,7 +96,7 @@ def read_healpix_patches(
     min_observed: float = 0.5,
     field: int = 0,
 ) -> SkyPatches:
-    """Cut flat patches out of HEALPix maps.
+    """Cut flat patches from HEALPix maps.
 
     Each patch pixel is sampled on a grid at least twice as fine as the HEALPix map. Its value is the mean of the
     nearest observed HEALPix pixels, and it counts as observed if at least half of its grid points are. Patch pixels

@@ -289,7 +289,7 @@ def write_files_dataset(
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
     }  # fmt: skip
     with claimed_folder(out, build_options):
-        ready = {start: first}  # the first reading has been read already
+        ready = {start: first}  # the first reading is already loaded
         files: dict[str, list[Path]] = {}
         with tqdm(total=len(readings), desc="Reading", unit=" files") as bar:
             for split, members in splits.items():

@@ -43,7 +43,8 @@ def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.
     """Draw a Gaussian density contrast [grid] * 3 with today's linear power in a box of `side` Mpc/h."""
     white = np.fft.rfftn(rng.standard_normal((grid, grid, grid), dtype=np.float32))
     k = np.sqrt(sum(component**2 for component in _wave_numbers(grid, side)))
-    table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # cheaper to interpolate than to evaluate at every mode
+    # Interpolating is cheaper than evaluating the spectrum at every mode.
+    table = np.geomspace(np.pi / side, 2 * k.max(), 1024)
     amplitude = np.sqrt(cosmology.linear_power(table) * (grid / side) ** 3)
     scale = np.exp(np.interp(np.log(np.maximum(k, table[0])), np.log(table), np.log(amplitude))).astype(np.float32)
     scale[0, 0, 0] = 0  # the mean density contrast is 0

@@ -174,7 +174,7 @@ class GoStreamBuilder:
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
             raise TooLongError(
                 "stream",
-                f"record {record['id']!r}: the problem gets only {limit} of max_length={self.max_length} tokens",
+                f"record {record['id']!r}: plan and code leave only {limit} of max_length={self.max_length} tokens",
             )
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")

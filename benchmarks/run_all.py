@@ -1,4 +1,4 @@
-"""Run every benchmark in its quick form and print one line per value: `make bench`."""
+"""Run every benchmark with --quick and print one line per value: `make bench`."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 HERE = Path(__file__).parent
-# Modules that the studies share, and scripts that print no ratio.
+# Modules that other benchmarks import, and scripts that print no ratio.
 HELPERS = {
     "package.citizens_generation",
     "package.comparisons",
@@ -16,7 +16,7 @@ HELPERS = {
     "puzzles.plain",
     "text.models",
 }
-# These need a trained model or a data set.
+# Scripts that need a trained model or a data set.
 NEED_INPUT = {"cosmology.mass_networks", "cosmology.two_steps", "golang.rewards"}
 
 

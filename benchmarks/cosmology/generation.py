@@ -1,16 +1,16 @@
-"""Measure the cost of a cosmology data set: generating maps of each kind, with one and two workers, and reading them.
+"""Measure how fast cosmology maps are generated, built into a data set by one and two workers, and read.
 
     python -m benchmarks.cosmology.generation [--quick] [--sizes 64,256] [--turns 15] [--kinds des]
 
-Generation: median CPU time of one process for one map. The kinds take turns, so that a noisy machine slows all of them
-equally. The peer is the original's default generator, which draws 256 x 256 maps; `legacy-synthetic` repeats it
-without the JPEG file, and `legacy-des` and `legacy-2lpt` repeat its other two. Every map has its own cosmology, so its
-spectra are computed each time; "lognormal, 8 maps of a cosmology" computes them once for eight maps. A 2LPT box has
-64^3 particles.
+Generation: the median CPU time per map of one process. The kinds take turns, so a noisy machine slows all of them
+equally. The baseline ("peer" in the report) is `legacy-synthetic`, which reproduces the original's default generator
+(256 x 256 maps) without writing a JPEG file. `legacy-des` and `legacy-2lpt` reproduce its other two generators. Every
+map has its own cosmology, so the spectra are computed for each map; the row "lognormal, 8 maps of a cosmology"
+computes them once for eight maps. A 2LPT box has 64^3 particles.
 
-Workers: wall time of complete builds, including files, after the processes have started (`start_seconds`). On a busy
-machine, two workers cannot double the speed. Reading: `read_arrays`, and random batches of 64 maps from its array
-against `datasets` in numpy format.
+Workers: the wall time of complete builds, including writing the files, after the processes have started
+(`start_seconds`). On a busy machine, two workers cannot double the speed. Reading: the speed of `read_arrays`, and the
+time per map of random batches of 64 maps, from its array and from `datasets` in numpy format.
 """
 
 import statistics
@@ -29,7 +29,7 @@ from ..report import machine, make_parser, write_report
 
 
 PEER = "legacy-synthetic"
-SLOW = ("2lpt",)  # fewer repetitions: each map takes about a second
+SLOW = ("2lpt",)  # kinds with fewer repetitions, because each map takes about a second
 REPEATED = "lognormal, 8 maps of a cosmology"
 
 
@@ -39,9 +39,9 @@ def main() -> None:
 
     parser = make_parser(__doc__, quick="only 64 x 64, few turns, no 2LPT, a small build")
     parser.add_argument("--sizes", default="64,256")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of map; the peer is always included")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of maps; legacy-synthetic is always added")
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--build_maps", type=int, default=600, help="maps of a timed build")
+    parser.add_argument("--build_maps", type=int, default=600, help="number of maps in each timed build")
     args = parser.parse_args()
     kinds = sorted({PEER, *args.kinds.split(",")}, key=KINDS.index)
     if args.quick:
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def draw_times(kinds, size: int, turns: int) -> dict[str, float]:
-    """Return the median CPU milliseconds per map of each kind, without the first repetition."""
+    """Return the median CPU milliseconds per map for each kind, ignoring the first repetition."""
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {kind: [] for kind in kinds} | {REPEATED: []}
     for turn in range(turns + 1):
@@ -98,7 +98,7 @@ def draw_times(kinds, size: int, turns: int) -> dict[str, float]:
 
 
 def build_rates(maps: int, turns: int) -> tuple[dict[str, float], float]:
-    """Return the median maps per second with one and two workers, and the start-up time of two workers in seconds."""
+    """Return the median maps per second with one and two workers, and the seconds that two workers take to start."""
     settings = MapSettings(size=64)
     seconds: dict[str, list[float]] = {"1": [], "2": []}
 
@@ -131,7 +131,7 @@ def reading_times(maps: int) -> dict[str, float]:
 
 
 def median_milliseconds(read, batches: np.ndarray) -> float:
-    """Return the CPU milliseconds of one map."""
+    """Read each batch; return the median wall milliseconds per map."""
     times = []
     for rows in batches:
         started = time.perf_counter()

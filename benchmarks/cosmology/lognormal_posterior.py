@@ -1,11 +1,11 @@
-"""Sample log-normal maps given noisy, masked shear by Hamiltonian Monte Carlo: the bound no method can beat.
+"""Sample log-normal maps from their exact posterior given noisy, masked shear, by Hamiltonian Monte Carlo.
 
-For a log-normal field with a known cosmology, the mean of this posterior has the smallest squared error of all
-estimates, linear or not. It is therefore a lower bound for the error of a network trained on such maps. Sampling takes
-minutes for a batch of maps, and a network takes milliseconds.
+For a log-normal field with a known cosmology, the mean of this posterior has the smallest expected squared error of
+all estimates, linear or not. Its error is therefore a lower bound for any network trained on such maps. Sampling a
+batch of maps takes minutes; a network takes milliseconds.
 
-The field is kappa = shift (exp(g - var(g) / 2) - 1) minus its mean, with g = L w for white noise w in the pixels, so
-that
+The field is kappa = shift (exp(g - var(g) / 2) - 1) minus its mean, with g = L w for white noise w in the pixels. The
+negative log-posterior is
 
     -log p(w | d) = |w|^2 / 2 + |d - A kappa(w)|^2 / (2 sigma^2) + constant.
 
@@ -24,7 +24,7 @@ from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.models.shear_operator import shear_from_convergence
 
 
-LEAPFROGS = 15  # steps per trajectory: about one correlation length of the posterior at the tuned step size
+LEAPFROGS = 15  # leapfrog steps per trajectory; at the tuned step size, about one correlation length of the posterior
 FIRST_STEP = 0.05
 STEP_RANGE = (0.8, 1.2)  # random factor on each trajectory's step size, to avoid periodic trajectories
 WANTED_ACCEPTANCE = 0.7
@@ -35,9 +35,9 @@ class MapSamples:
     """Mean and standard deviation of the sampled maps, [B, P, S, S] each.
 
     Attributes:
-        acceptance: share of trajectories that were accepted.
-        drift: rms difference between the means of both halves of the samples, divided by the standard deviation; about
-            sqrt(2 / n) for n independent samples per half.
+        acceptance: fraction of trajectories that were accepted.
+        drift: rms difference between the means of the two halves of the samples, divided by the standard deviation;
+            about sqrt(2 / n) for n independent samples per half.
     """
 
     mean: torch.Tensor
@@ -47,7 +47,7 @@ class MapSamples:
 
 
 class LognormalPosterior:
-    """Posterior of maps, each with its own known cosmology.
+    """Posterior of maps given their shear, if the cosmology of each map is known.
 
     Args:
         settings: settings of a shear data set of kind "lognormal". omega_m, sigma_8: parameters of each map [B].
@@ -91,10 +91,10 @@ class LognormalPosterior:
         draws: int = 400,
         warmup: int = 200,
     ) -> MapSamples:
-        """Sample the maps given shear [B, 2P, S, S] and its mask [B, 1, S, S].
+        """Sample maps from the posterior given shear [B, 2P, S, S] and its mask [B, 1, S, S].
 
         Args:
-            draws: trajectories after the warm-up. warmup: earlier trajectories, which tune the step size of each map.
+            draws: number of trajectories after the warm-up. warmup: number of earlier ones, which tune the step sizes.
         """
         shear, mask = shear.float(), None if mask is None else mask.float()
         white = torch.zeros(len(shear), shear.shape[1] // 2, self.size, self.size)
@@ -124,7 +124,7 @@ class LognormalPosterior:
         step: torch.Tensor,
         generator: torch.Generator,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the next white noise, and the acceptance probability [B] of each map's proposal."""
+        """Run one trajectory; return the next white noise and the acceptance probability [B] of each proposal."""
         momentum = torch.randn(white.shape, generator=generator)
         low, high = STEP_RANGE
         step = step * (low + (high - low) * torch.rand(1, generator=generator))
@@ -135,7 +135,7 @@ class LognormalPosterior:
             proposed = proposed + step * momentum
             energy, slope = self._energy(proposed, shear, mask)
             momentum = momentum - 0.5 * step * slope
-        # A trajectory that overflowed is rejected.
+        # Reject a trajectory that overflowed.
         probability = (before - energy - _half_square(momentum)).clamp(max=0).exp().nan_to_num(nan=0.0)
         taken = torch.rand(len(white), generator=generator) < probability
         return torch.where(taken[:, None, None, None], proposed, white), probability
@@ -143,7 +143,7 @@ class LognormalPosterior:
     def _energy(
         self, white: torch.Tensor, shear: torch.Tensor, mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return -log p [B] up to a constant, and its gradient."""
+        """Return -log p(white | shear) [B] up to a constant, and its gradient with respect to `white`."""
         with torch.enable_grad():
             white = white.detach().requires_grad_()
             rest = (shear - shear_from_convergence(self.kappa(white), mask)) / self.noise
@@ -157,7 +157,7 @@ def _half_square(values: torch.Tensor) -> torch.Tensor:
 
 
 def lognormal_estimator(settings: MapSettings):
-    """Return an estimator for `estimate_maps`: mean and standard deviation of each map's exact posterior."""
+    """Return an estimator for `estimate_maps` that gives the mean and standard deviation of the exact posterior."""
 
     def estimate(maps: MapSet, draws: int, generator: torch.Generator):
         posterior = LognormalPosterior(settings, maps.labels["omega_m"], maps.labels["sigma_8"])

@@ -2,11 +2,11 @@
 
     python -m benchmarks.cosmology.mass_maps [--quick] [--data DIR] [--train 4000] [--workers 2]
 
-Log-normal maps, 64 x 64 over 5 x 5 degrees, sigma_e 0.26, 30 galaxies per square arcmin, 30 % masked; 1,000 test maps,
-each with its own cosmology. The script builds the data set if `--data` does not contain it yet. The methods are those
-of `hrm-hf eval cosmo-map`. Errors are divided by the rms of the true maps and have 95 % intervals from a bootstrap
-over maps. Parameters come from regressions on the estimated maps (the usual two steps), and on the spectra of the
-masked shear.
+The maps are log-normal, with 64 x 64 pixels over 5 x 5 degrees, sigma_e 0.26, 30 galaxies per square arcmin and 30 %
+masked. Each of the 1,000 test maps has its own cosmology. The script builds the data set if `--data` does not contain
+it yet. The methods are those of `hrm-hf eval cosmo-map`. Errors are divided by the rms of the true maps and have 95 %
+intervals from a bootstrap over maps. Parameters are inferred by regression on the estimated maps (the usual two
+steps), and on the spectra of the masked shear.
 """
 
 import tempfile
@@ -50,7 +50,7 @@ def main() -> None:
             found = evaluate_reconstruction(options)
             report["maps"][method] = {"settings": found["settings"], **found["metrics"]}
             print(f"{method:15} error {found['metrics']['error']}")
-            if method != "wiener":  # it uses the true parameters of each map
+            if method != "wiener":  # this Wiener filter uses the true parameters of each map
                 report["parameters"][method] = parameters(regression(method, data, train), REGRESSION)
         direct = evaluate_baseline(EvaluateBaseline(data=data, method=SHEAR_REGRESSION, train=train))
         report["parameters"]["masked shear"] = parameters(direct["metrics"], SHEAR_REGRESSION)
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def regression(method: MapMethod, data: str, train: int) -> dict:
-    """Return metrics of the parameters inferred from a method's mass maps."""
+    """Infer parameters from a method's mass maps and return their metrics."""
     info = load_cosmology_info(data)
     training, test = (MapSet.read(data, split, limit, True) for split, limit in (("train", train), ("test", None)))
     estimator, _ = map_estimator(method, info.settings, training)
@@ -70,7 +70,7 @@ def regression(method: MapMethod, data: str, train: int) -> dict:
 
 
 def parameters(metrics: dict, regression: str) -> dict:
-    """Return accuracy and calibration by parameter name."""
+    """Return the accuracy and calibration metrics of each parameter."""
     chosen = ("rmse", "rmse_over_prior_std", "mean_z2", "coverage_68")
     names = {name: {one: figures[one] for one in chosen} for name, figures in metrics["parameters"].items()}
     return {"regression": regression, **names, "tarp_deviation": metrics["tarp"]["deviation"]}

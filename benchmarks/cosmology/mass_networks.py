@@ -1,4 +1,4 @@
-"""Test whether iterating pays for mass maps: trained networks against Wiener filters and the exact posterior.
+"""Test whether iteration improves mass maps: compare networks with Wiener filters and the exact posterior.
 
     python -m benchmarks.cosmology.mass_networks --data DIR --models main=runs/mass one_segment=runs/one unet=runs/unet
         [--two_steps runs/two_steps] [--floor 100] [--shift_maps 500] [--masks 0,0.15,0.3,0.45,0.6]
@@ -7,15 +7,15 @@ The first model is compared with all others. One command trains each model:
 
     R="python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml"
     $R --output_dir runs/mass
-    $R --output_dir runs/one --config_overrides halt_max_steps=1,H_cycles=4    # as many updates, one residual
-    $R --output_dir runs/unet --model_type cosmo_unet --max_steps 8300    # equal time; its steps are shorter
+    $R --output_dir runs/one --config_overrides halt_max_steps=1,H_cycles=4    # same number of updates, one residual
+    $R --output_dir runs/unet --model_type cosmo_unet --max_steps 8300    # same training time; its steps are shorter
 
-On the test maps of DIR, the script measures the error after each segment, the paired ratios of the last to the first
-error and of the first model to every other method, the posterior of the parameters, and the operations per map
-(convolutions and matrix products, as counted by torch). On maps with the same settings but a different masked share,
-it measures the segments used by adaptive halting and the cost in error. It also tests other kinds of maps: twice the
-noise, and Gaussian fields. `--floor` maps are sampled from the exact posterior. `--two_steps` is a run of
-`two_steps.py`, whose parameters are compared with those of the models.
+On the test maps in DIR, the script measures the error after each segment, the paired ratio of the last error to the
+first, the paired ratio of the first model's error to that of every other method, the posterior of the parameters, and
+the operations per map (convolutions and matrix products, as counted by torch). On maps with the same settings but
+different mask fractions, it measures how many segments adaptive halting uses and how much it increases the error. It
+also tests maps unlike the training maps: twice the noise, and Gaussian fields. For the first `--floor` test maps, it
+samples the exact posterior. With `--two_steps`, the report includes the metrics of a run of `two_steps.py`.
 """
 
 import dataclasses
@@ -49,17 +49,17 @@ def main() -> None:
     parser = make_parser(__doc__, quick="60 test maps, few shifted maps")
     parser.add_argument("--data", required=True, help="shear data set")
     parser.add_argument(
-        "--models", nargs="+", required=True, help="models as NAME=FOLDER; the first is compared with the others"
+        "--models", nargs="+", required=True, help="models as NAME=FOLDER; the first is compared with all others"
     )
-    parser.add_argument("--two_steps", type=Path, help="run folder of two_steps.py")
+    parser.add_argument("--two_steps", type=Path, help="output folder of a two_steps.py run")
     parser.add_argument("--limit", type=int, help="number of test maps; all by default")
-    parser.add_argument("--train", type=int, default=1000, help="number of training maps for the mean spectrum")
+    parser.add_argument("--train", type=int, default=1000, help="number of training maps to average the spectrum over")
     parser.add_argument(
-        "--floor", type=int, default=100, help="number of test maps to sample the posterior for; 0 for none"
+        "--floor", type=int, default=100, help="number of test maps whose exact posterior to sample; 0 to disable"
     )
-    parser.add_argument("--masks", default="0,0.15,0.3,0.45,0.6", help="masked shares of the halting curve")
+    parser.add_argument("--masks", default="0,0.15,0.3,0.45,0.6", help="mask fractions of the adaptive halting curve")
     parser.add_argument(
-        "--shift_maps", type=int, default=500, help="number of maps for each other mask share and kind"
+        "--shift_maps", type=int, default=500, help="number of maps per mask fraction and per shifted kind"
     )
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -117,7 +117,7 @@ def load(folder: str) -> tuple:
 
 
 def ratio(first: np.ndarray, second: np.ndarray) -> dict:
-    """Return `error_ratio` on the leading maps that both methods evaluated."""
+    """Return the `error_ratio` of two methods on the first maps, which both evaluated."""
     count = min(len(first), len(second))
     return error_ratio(first[:count], second[:count])
 
@@ -131,14 +131,14 @@ def flops(model, extractor, rows: MapSet) -> int:
 
 
 def drawn(info, changes: dict, count: int, folder: Path) -> tuple:
-    """Return the info and the test rows of maps with other settings."""
+    """Build a data set with changed settings; return its info and its test rows."""
     settings = dataclasses.replace(info.settings, **changes)
     build_cosmology_dataset(settings, folder, 1, count, seed=1, workers=0)
     return load_cosmology_info(folder), MapSet.read(folder, "test", kappa=True)
 
 
 def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) -> list[dict]:
-    """Return, for each masked share, the error with all segments and with adaptive halting, and the segments used."""
+    """Measure the error with all segments and with adaptive halting, and the segments used, for each mask fraction."""
     found = []
     for share in shares:
         _, rows = drawn(info, {"mask_fraction": share}, count, folder / f"masked {share}")
@@ -158,7 +158,7 @@ def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) 
 
 
 def shifted(models: dict, info, changes: dict, count: int, folder: Path) -> dict:
-    """Return metrics for maps of another kind, next to those of the Wiener filter with their spectrum."""
+    """Return the models' metrics on maps with changed settings, and those of a Wiener filter with the true spectra."""
     own, rows = drawn(info, changes, count, folder)
     estimator, _ = map_estimator("wiener", own.settings, None)
     found = {"wiener": {"error": relative_error(MassMaps(rows.kappa, estimate_maps(estimator, rows, 50)[0]))}}
@@ -176,7 +176,7 @@ def shifted(models: dict, info, changes: dict, count: int, folder: Path) -> dict
 
 
 def plot_halting(found: list[dict], path: Path) -> None:
-    """Plot the segments used and the error by masked share."""
+    """Plot the segments used and the error against the mask fraction."""
     figure, axes = new_figure(1, 2, (9, 3.6))
     masked = [each["masked"] for each in found]
     steps, error = axes[0]

@@ -1,11 +1,11 @@
-"""Measure memory and read speed of map training: the complete split in memory against maps on disk.
+"""Compare the memory and read speed of map training with the complete split in memory and with maps on disk.
 
     python -m benchmarks.cosmology.memory [--quick] [--maps 8000] [--size 64] [--turns 5]
 
-The sides take turns, and each turn is a fresh process. It opens the train split like the training script, reads all
-maps once in random order in batches of 64, and reports the added private memory (RssAnon on Linux, which the system
-cannot drop) and the maps per second. Shared pages of mapped files do not count. The maps on disk are already Arrow
-files; the time to write them is reported separately.
+The two sides take turns, each time in a fresh process. The process opens the train split as the training script does,
+reads all maps once in random order in batches of 64, and reports the increase in private memory (RssAnon on Linux,
+which the kernel cannot drop) and the maps read per second. Shared pages of mapped files do not count. The maps on disk
+are already Arrow files; the time to write these files is reported separately.
 """
 
 import json
@@ -37,17 +37,15 @@ def main() -> None:
     parser.add_argument("--maps", type=int, default=8000)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument(
-        "--side", choices=READERS, help="print the measurements of this side on --data; used by the script itself"
-    )
-    parser.add_argument("--data", type=Path, help="data set with masks; by default, random shear")
+    parser.add_argument("--side", choices=READERS, help="measure only this side of --data; used by the script itself")
+    parser.add_argument("--data", type=Path, help="folder of a data set with masks; by default, generated shear maps")
     args = parser.parse_args()
     if args.side:
         print(json.dumps(read_once(args.data, READERS[args.side])))
         return
     maps, size, turns = (100, 16, 1) if args.quick else (args.maps, args.size, args.turns)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # read by the worker processes
+        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # for the worker processes
         data = args.data or Path(folder) / "maps"
         if args.data is None:
             settings = MapSettings(kind="gaussian", size=size, observable="shear", sigma_e=0.26, mask_fraction=0.3)
@@ -75,7 +73,7 @@ def measure(data: Path, side: str) -> dict[str, float]:
 
 
 def read_once(data: Path, reader) -> dict[str, float]:
-    """Return the measurements of one process."""
+    """Open the split, read all maps once, and return the measurements."""
     import datasets  # not measured
 
     datasets.disable_progress_bars()

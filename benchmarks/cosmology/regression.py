@@ -1,16 +1,17 @@
-"""Infer cosmological parameters from maps: the recurrent regressor against hand-made summaries and a CNN.
+"""Compare the recurrent regressor with hand-made summaries and a CNN for inferring cosmological parameters.
 
     python -m benchmarks.cosmology.regression          # build both sets, train missing runs (hours on two cores)
     python -m benchmarks.cosmology.regression --evaluate_only     # evaluate existing runs, train nothing
     python -m benchmarks.cosmology.regression --quick        # small maps and models, a few seconds of training
 
-There are two sets of the same 9,000 skies (8,000 for training): log-normal convergence without noise, and with the
-shape noise of 10 galaxies per square arcmin. Baselines train on these maps unchanged. The networks for noisy maps
-train on the noiseless maps with fresh noise at every step, which is possible with a simulator. All are tested on the
-same 1,000 maps. The CNN trains as long as the recurrent regressor on the same set.
+Two data sets show the same 9,000 skies (8,000 for training): log-normal convergence without noise, and with the shape
+noise of 10 galaxies per square arcmin. Baselines train on these maps unchanged. The networks for noisy maps train on
+the noiseless maps and add fresh noise at every step. All methods are tested on the same 1,000 maps. The CNN trains for
+the same time as the recurrent regressor on the same set.
 
-The script also reports the error after each segment, and the share of segments that adaptive halting saves at several
-thresholds, compared with halting at random (each map gets one of the two integers nearest to the average).
+The script also reports the error after each segment, and the fraction of segments that adaptive halting saves at
+several thresholds. The error is compared with that of random halting (each map gets one of the two integers nearest to
+the average).
 """
 
 import argparse
@@ -75,15 +76,15 @@ def parse() -> argparse.Namespace:
         "--models",
         type=Path,
         default=Path("runs/cosmology"),
-        help="folder of the runs KIND_SET; missing runs are trained",
+        help="folder that holds the runs KIND_SET; the script trains missing runs",
     )
     parser.add_argument(
         "--data",
         type=Path,
         default=Path("runs/data/cosmology"),
-        help="folder of the data sets; missing ones are built",
+        help="folder that holds the data sets; the script builds missing ones",
     )
-    parser.add_argument("--steps", type=int, default=3000, help="training steps of the recurrent regressor")
+    parser.add_argument("--steps", type=int, default=3000, help="number of training steps of the recurrent regressor")
     parser.add_argument("--evaluate_only", action="store_true", help="skip missing runs instead of training them")
     args = parser.parse_args()
     if args.quick:
@@ -113,7 +114,7 @@ def build(args: argparse.Namespace, name: str, sigma_e: float) -> Path:
 
 
 def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path]) -> Path | None:
-    """Return a run's folder, training it if it is missing; None if it is missing and training is off."""
+    """Return a run's folder. Train the run if it is missing, or return None with --evaluate_only."""
     folder = args.models / f"{kind}_{name}"
     if (folder / "results.json").exists():
         return folder
@@ -167,7 +168,7 @@ def evaluate(run: Path, test: MapSet, prior: dict, gp: dict) -> dict:
 
 
 def halting(model, extractor, test: MapSet, segments: np.ndarray, threshold: float) -> dict:
-    """Compare adaptive halting at a threshold with the same number of randomly assigned segments."""
+    """Compare adaptive halting at a threshold with random halting that uses as many segments on average."""
     model.config.halt_threshold = threshold
     answers = predict_maps(model, extractor, test, halt="adaptive")
     predictions = answers.predictions

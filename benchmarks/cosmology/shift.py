@@ -1,12 +1,12 @@
-"""Measure how often maps are flagged as unlike the training maps: same kind, other generators, more noise.
+"""Measure how often `hrm_cosmo` flags maps as unlike its training maps: same kind, other generators, more noise.
 
     python -m benchmarks.cosmology.shift [--quick] [--train 4000] [--maps 1000] [--lpt_maps 200] [--workers 2]
 
-The summary statistics of `hrm_cosmo` (preset cosmo-64) are scaled by log-normal maps, 64 x 64 over 5 x 5 degrees. As
-in training, the limit is exceeded by one in 200 held-out maps. The network itself is not used. There are three
-observables: convergence without noise; convergence with shape noise; masked shear with shape noise (sigma_e 0.26, 30
-galaxies per square arcmin, 30 % masked). "Noisier" doubles the noise, or adds it to noiseless maps. Shares have Wilson
-intervals.
+The summary statistics of `hrm_cosmo` (preset cosmo-64) are fitted to log-normal maps of 64 x 64 pixels over 5 x 5
+degrees. As in training, the limit is set so that one in 200 held-out maps exceeds it. The network itself is not used.
+There are three observables: convergence without noise; convergence with shape noise; masked shear with shape noise
+(sigma_e 0.26, 30 galaxies per square arcmin, 30 % masked). "Noisier" doubles the noise, or adds noise to noiseless
+maps. Fractions have Wilson intervals.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -88,7 +88,7 @@ def shares_beyond(pool, options: dict, train: int, count: int, lpt: int) -> dict
     sets = {}
     for number, (name, (kind, wanted, settings)) in enumerate(others.items(), 1):
         if settings.get("observable") == "shear" and kind not in PERIODIC:
-            continue  # only periodic kinds can make shear
+            continue  # shear requires periodic maps
         maps, masks = draw(pool, kind, wanted, number * 10**6, settings)
         found = map_distances(model, extractor, MapSet(maps, {}, masks))
         low, high = wilson_interval(round(found["share_beyond"] * wanted), wanted)
@@ -97,7 +97,7 @@ def shares_beyond(pool, options: dict, train: int, count: int, lpt: int) -> dict
 
 
 def draw(pool, kind: str, count: int, first_seed: int, options: dict) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return maps of cosmologies drawn from the prior, and masks if there are any."""
+    """Generate maps with cosmologies drawn from the prior; return the maps, and their masks if they have any."""
     columns = list(
         pool.map(draw_one, repeat(kind), range(first_seed, first_seed + count), repeat(options), chunksize=8)
     )

@@ -1,12 +1,12 @@
-"""Infer parameters from masked shear in two steps: Wiener maps, then an `hrm_cosmo` trained on them.
+"""Infer parameters from masked shear in two steps: make Wiener maps, then train `hrm_cosmo` on them.
 
     python -m benchmarks.cosmology.two_steps --recipe training/recipes/cosmo_lognormal_64_cpu.yaml
         --data_path SHEAR --build_data "" --output_dir runs/two_steps [--observations 3]
 
-Takes the options of `training/run_cosmo.py` and a data set of shear. The filter uses the mean spectrum of the training
-maps, because the spectrum of a map is unknown until its parameters are known. Every training map gets `--observations`
-different noise realizations and masks, because a network would memorize fixed ones. Validation and test maps are
-filtered as stored. Results are those of a run: posteriors of the test maps in OUTPUT_DIR/results.json.
+The script takes the options of `training/run_cosmo.py` and a shear data set. The filter uses the mean spectrum of the
+training maps, because the spectrum of a map is unknown until its parameters are known. Every training map gets
+`--observations` different noise realizations and masks, because a network would memorize fixed ones. Validation and
+test maps are filtered as stored. As for any run, the metrics of the test posteriors are in OUTPUT_DIR/results.json.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ BATCH = 200  # maps filtered per call
 
 @dataclass
 class TwoStepDataArguments(CosmoDataArguments):
-    """Shear maps, and the number of observations of each."""
+    """Data options of `training/run_cosmo.py`, plus the number of observations of each training map."""
 
-    observations: int = field(default=3, metadata={"help": "number of observations of each training map"})
+    observations: int = field(default=3, metadata={"help": "number of noisy observations of each training map"})
 
 
 class TwoStepRun(RegressionRun):
-    """Regression on maps that are Wiener-filtered before training."""
+    """Regression run on maps that are Wiener-filtered before training."""
 
     def open_maps(self) -> CosmologyMaps:
         info = load_cosmology_info(self.data_args.data_path)
@@ -73,7 +73,7 @@ class TwoStepRun(RegressionRun):
 
 
 def observed_anew(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
-    """Return the same convergence with another row's mask, shifted periodically, and with new shape noise."""
+    """Return shear of the same convergence with another row's mask, shifted periodically, and new shape noise."""
     count, size = len(rows.kappa), rows.kappa.shape[-1]
     masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]
     masks = shifted(masks, *torch.randint(size, (2, count), generator=generator))

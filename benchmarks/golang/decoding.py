@@ -1,10 +1,10 @@
-"""Measure decoding speed of the Go coder, separately for plans and code, against a Llama of equal parameters.
+"""Compare the decoding speed of the Go coder, for plans and for code, with a Llama of about as many parameters.
 
     python -m benchmarks.golang.decoding [--quick] [--sizes nano,base] [--batch_sizes 1,8] [--no_compile]
 
 The Llama has the width, heads, feed-forward size and vocabulary of the Go coder, and the number of layers that brings
-it closest in parameters. A "code" step runs planner and generator; a "plan" step runs only the planner. Turns, ratios,
-intervals and clocks are those of `text/decoding.py`: a ratio of 1 means as fast as the Llama.
+its parameter count closest to the Go coder's. A "code" step runs planner and generator; a "plan" step runs only the
+planner. Turns, ratios, intervals and clocks work as in `text/decoding.py`; a ratio of 1 means as fast as the Llama.
 """
 
 import torch
@@ -24,8 +24,8 @@ PHASES = {"code": ("<CODE>", {}), "plan": ("<PLAN>", {"planner_only": True})}
 
 def main() -> None:
     parser = make_parser(__doc__, quick="the tiny preset, uncompiled, few turns")
-    parser.add_argument("--sizes", default="nano,base", help="Go coder presets")
-    parser.add_argument("--batch_sizes", default="1,8", help="batch sizes; only the first is compiled")
+    parser.add_argument("--sizes", default="nano,base", help="Go coder presets, comma-separated")
+    parser.add_argument("--batch_sizes", default="1,8", help="batch sizes; compiled models use only the first")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--no_compile", action="store_true")
     args = parser.parse_args()
@@ -90,7 +90,7 @@ def decoder(model, opener: str, arguments: dict, batch_size: int, compiled: bool
     def decode() -> None:
         logits = first
         for _ in range(NEW):
-            # the argmax skips special tokens, which would start another phase
+            # the argmax excludes special tokens, which would start a different phase
             token = logits[..., len(SPECIAL_TOKENS) :].argmax(-1) + len(SPECIAL_TOKENS)
             logits = step(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments).logits
         if not compiled:

@@ -1,12 +1,12 @@
-"""Compare a Go coder before and after reward training: held-out reward, and what the reward does not show.
+"""Compare Go coders before and after reward training, by held-out reward and by similarity to the references.
 
     python -m benchmarks.golang.rewards runs/go_nano runs/grpo_go_coder --prompts held_out_prompts.jsonl
 
 `hrm-hf data go-prompts MODEL --records data/go/test.jsonl --max-reference 60 --out held_out_prompts.jsonl` writes the
-prompts. Each model samples one completion per prompt. The script reports the share that parses, the share that gets
-the reward `go-syntax` (which also rejects completions much shorter than the reference), and for completions that parse
-the subtree F1 to the reference, which the syntax reward does not measure. Training curves come from the
-trainer_state.json of each model.
+prompts. Each model samples one completion per prompt. The script reports the fraction of completions that parse, and
+the fraction that earn the `go-syntax` reward (completions much shorter than the reference earn nothing). For
+completions that parse, it also reports the subtree F1 with the reference, which the syntax reward does not measure.
+Training curves come from each model's trainer_state.json.
 """
 
 import json
@@ -29,7 +29,7 @@ CURVES = ("step", "reward", "frac_reward_zero_std", "completions/mean_length")
 
 def main() -> None:
     parser = make_parser(__doc__, quick="eight prompts")
-    parser.add_argument("models", nargs="+", help="folders of the Go coders")
+    parser.add_argument("models", nargs="+", help="folders of the Go coders to compare")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--temperature", type=float, default=0.9)
     parser.add_argument("--max_new_tokens", type=int, default=80)
@@ -47,7 +47,7 @@ def main() -> None:
 
 @torch.no_grad()
 def measure(folder: str, rows: list[dict], args) -> dict[str, float]:
-    """Return shares over one model's completions, and their similarity to the references."""
+    """Return the fractions of completions that parse and that earn the reward, and the mean subtree F1."""
     torch.manual_seed(args.seed)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     validator, end = best_validator(), TOKEN_IDS["</CODE>"]
@@ -67,7 +67,7 @@ def measure(folder: str, rows: list[dict], args) -> dict[str, float]:
 
 
 def curve(folder: Path) -> list[dict]:
-    """Return the rewards logged in a model's training, if there are any."""
+    """Return the rewards logged while a model was trained; empty without reward training."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [{name: entry[name] for name in CURVES} for entry in history if "reward" in entry]
 

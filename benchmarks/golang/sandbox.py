@@ -1,9 +1,9 @@
-"""Measure sandbox start-up: wall time of `true` in the Go sandbox, in plain bubblewrap, and without a sandbox.
+"""Measure how long the Go sandbox takes to start, compared with plain bubblewrap and no sandbox.
 
     python -m benchmarks.golang.sandbox [--quick] [--runs 200] [--before CHECKOUT]
 
-With --before, the sandbox of another checkout is also timed. The sandboxes take turns, so that a busy machine slows
-all of them equally. Results are medians and quartiles in milliseconds.
+Each measurement is the wall time of `true`. With --before, the script also times the sandbox of another checkout. The
+sandboxes take turns, so a busy machine slows all of them equally. Results are medians and quartiles in milliseconds.
 """
 
 import importlib
@@ -35,7 +35,7 @@ def main() -> None:
         args.runs = 20
     try:
         validate_sandbox()
-    except SandboxError as error:  # `make bench` continues with the other benchmarks
+    except SandboxError as error:  # not a failure, because `make bench` must continue
         print(f"sandbox: not measured: {error}")
         return
     bwrap = ["bwrap", "--unshare-all", *(word for pair in SYSTEM for word in ("--ro-bind", *pair)), "true"]
@@ -48,7 +48,7 @@ def main() -> None:
         for name, run in sides.items():
             start = time.perf_counter()
             run()
-            if turn >= 3:  # the first calls fill caches
+            if turn >= 3:  # skip three warm-up rounds
                 times[name].append((time.perf_counter() - start) * 1e3)
     report = {
         "runs": args.runs, "milliseconds": {name: summary(values) for name, values in times.items()},
@@ -75,10 +75,10 @@ def inside(module: types.ModuleType) -> None:
 
 
 def module_of(checkout: Path) -> types.ModuleType:
-    """Return the sandbox of another checkout, importing only this module and its siblings, not the package."""
+    """Import the sandbox module of another checkout without importing the rest of its package."""
     package = types.ModuleType("before")
     folder = checkout / "hrm_hf" / "golang"
-    package.__path__ = [str(folder / "validators"), str(folder)]  # current and former folder of the module
+    package.__path__ = [str(folder / "validators"), str(folder)]  # the module's current and former folder
     sys.modules["before"] = package
     return importlib.import_module("before.sandbox")
 

@@ -1,13 +1,13 @@
-"""Compare the Go coder with GPT-2 125M: training speed, peak memory and cached generation, interleaved.
+"""Compare the Go coder with GPT-2 125M in training speed, peak memory and cached generation.
 
     python -m benchmarks.golang.speed [--quick] [--threads 2] [--rows 2] [--length 512]
     python -m benchmarks.golang.speed --device cuda --dtype bfloat16 --rows 8 --length 1024
     python -m benchmarks.golang.speed --size nano --rows 8 --length 384    # against a Llama and a GPT-2 of 10M
 
-All models have the tokenizer's 50,000 tokens and train on the same batches: streams of one third problem and context,
-one sixth plan and one half code, with labels on plan and code. A Llama of the coder's size is included, because
-beating a model five times larger would not show what the planner contributes. Clocks, turns and memory are those of
-`text/speed.py`.
+All models use the tokenizer's vocabulary of 50,000 tokens and train on the same batches. Each stream is one third
+problem and context, one sixth plan and one half code, with labels on plan and code. The comparison includes a Llama of
+the coder's size, because beating a model five times larger would not show what the planner contributes. The models
+take turns, and times and memory are measured as in `text/speed.py`.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 def main() -> None:
     parser = make_parser(__doc__, quick="tiny models, few turns")
     parser.add_argument(
-        "--size", choices=["base", "nano"], default="base", help="nano compares models of 10M parameters"
+        "--size", choices=["base", "nano"], default="base", help="model size; nano compares models with 10M parameters"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--rows", type=int, default=2, help="streams per training step")
-    parser.add_argument("--length", type=int, default=512, help="tokens per stream")
+    parser.add_argument("--rows", type=int, default=2, help="number of streams per training step")
+    parser.add_argument("--length", type=int, default=512, help="number of tokens per stream")
     parser.add_argument("--new_tokens", type=int, default=32)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def full_configs() -> dict:
-    """Return the default Go coder, the guide's GPT-2, and a Llama of the coder's size."""
+    """Return the configs of the default Go coder, the original guide's GPT-2, and a Llama of the coder's size."""
     coder = HrmGoCoderConfig.from_preset("base")
     llama = LlamaConfig(
         vocab_size=coder.vocab_size, hidden_size=320, intermediate_size=864, num_hidden_layers=8,
@@ -73,7 +73,7 @@ def full_configs() -> dict:
 
 
 def nano_configs() -> dict:
-    """Return the nano preset, and a Llama and a GPT-2 of its width and size."""
+    """Return the configs of the nano Go coder, and of a Llama and a GPT-2 with its width and size."""
     coder = HrmGoCoderConfig.from_preset("nano")
     llama = LlamaConfig(
         vocab_size=coder.vocab_size, hidden_size=256, intermediate_size=704, num_hidden_layers=7,
@@ -86,7 +86,7 @@ def nano_configs() -> dict:
 
 
 def quick_configs() -> dict:
-    """Return tiny versions of the three models."""
+    """Return tiny configs of the three models."""
     coder = HrmGoCoderConfig.from_preset("test")
     llama = LlamaConfig(
         vocab_size=coder.vocab_size, hidden_size=64, intermediate_size=176, num_hidden_layers=4,
@@ -102,7 +102,7 @@ SIZES = {"base": full_configs, "nano": nano_configs}
 
 
 def stream_batch(vocab_size: int, rows: int, length: int) -> dict[str, torch.Tensor]:
-    """Return random training streams, with labels on plan and code."""
+    """Return a batch of random training streams with labels on plan and code."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(len(SPECIAL_TOKENS), vocab_size, (rows, length), generator=generator)
     plan, code = length // 3, length // 2
@@ -116,7 +116,7 @@ def stream_batch(vocab_size: int, rows: int, length: int) -> dict[str, torch.Ten
 
 
 def train_step(model, args):
-    """Return a function that takes one training step."""
+    """Return a function that runs one training step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch = stream_batch(model.config.vocab_size, args.rows, args.length)
     batch = {name: value.to(args.device) for name, value in batch.items()}
@@ -134,7 +134,7 @@ def train_step(model, args):
 
 
 def train_speed(configs: dict, args) -> dict[str, dict]:
-    """Return the training tokens per second, prompts included."""
+    """Return each model's training tokens per second, prompt tokens included."""
     sides = {name: train_step(build(config).to(args.device), args) for name, config in configs.items()}
     tokens = args.rows * args.length
     rows = {}
@@ -147,7 +147,7 @@ def train_speed(configs: dict, args) -> dict[str, dict]:
 
 @torch.no_grad()
 def decode_speed(configs: dict, args) -> dict[str, dict]:
-    """Return the tokens per second, over all rows, of cached greedy decoding after 128 tokens."""
+    """Return the tokens per second of cached greedy decoding after a prompt of 128 tokens, summed over the batch."""
     models = {
         name: build(config).to(args.device, getattr(torch, args.dtype)).eval() for name, config in configs.items()
     }
@@ -160,7 +160,7 @@ def decode_speed(configs: dict, args) -> dict[str, dict]:
 
 
 def ratios(models: dict) -> dict[str, float]:
-    """Return the coder's values divided by GPT-2's."""
+    """Return each measurement of the coder divided by GPT-2's."""
     ours, theirs = models["hrm_go_coder"], models["gpt2"]
     return {name: ours[name] / theirs[name] for name in ours}
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.golang.validators [--quick] [--source GOROOT/src] [--files 200] [--corruptions 8]
 
-Each file is tested unchanged and with single corruptions, one of each of eight kinds. `gofmt -e` determines which
-texts have syntax errors and where the first error is. Speed is measured on the functions of the same files, in one
-call for all of them, after a warm-up call. Times are CPU time of this process for tree-sitter, and wall time for the
-other validators, which run in a separate process.
+Each file is tested unchanged, and with one corruption of each of eight kinds. `gofmt -e` determines which texts have
+syntax errors and where the first error is. Speed is measured on functions from the same files: after a warm-up, one
+call validates all functions. Times are CPU time of this process for tree-sitter, and wall time for the other
+validators, which run in a separate process.
 """
 
 import os
@@ -30,7 +30,7 @@ TOKEN = re.compile(r"\w+|[^\w\s]")
 def main() -> None:
     parser = make_parser(__doc__, quick="20 files, 100 functions")
     parser.add_argument(
-        "--source", type=Path, help="folder of Go files; by default, the installed Go's standard library"
+        "--source", type=Path, help="folder of Go files; by default, the standard library of the installed Go"
     )
     parser.add_argument("--files", type=int, default=200)
     parser.add_argument("--corruptions", type=int, default=8)
@@ -41,7 +41,7 @@ def main() -> None:
         args.files, args.functions = 20, 100
     try:
         go = find_go()
-    except GoNotFoundError as error:  # `make bench` continues with the other benchmarks
+    except GoNotFoundError as error:  # not a failure, because `make bench` must continue
         print(f"go validators: not measured: {error}")
         return
     generator = random.Random(args.seed)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def sample_files(source: Path, count: int, generator: random.Random) -> list[str]:
-    """Return the texts of Go files of 1 to 40 kB, without tests and test data."""
+    """Return the texts of up to `count` random Go files of 1 to 40 kB, without tests and test data."""
     skipped = ("testdata", "vendor")
     found = [
         path for path in sorted(Path(os.path.realpath(source)).rglob("*.go"))
@@ -97,7 +97,7 @@ def sample_files(source: Path, count: int, generator: random.Random) -> list[str
 
 
 def _clause_end(text: str) -> int:
-    """Return the offset in characters at which the package clause's line ends."""
+    """Return the character offset at which the line of the package clause ends."""
     data = text.encode()
     clause = next(node for node in parse(data).root_node.children if node.type == "package_clause")
     return len(data[: data.index(b"\n", clause.end_byte) + 1].decode())
@@ -158,17 +158,18 @@ CORRUPTIONS = (
 
 
 def corrupt(text: str, kind: int, generator: random.Random) -> str:
-    """Corrupt a text once, after its package clause.
+    """Corrupt a Go file once, somewhere after its package clause.
 
     A token is deleted, doubled or swapped, a bracket or a line deleted, a newline inserted, the end cut off, or two
-    lines joined. Without a package clause, a text counts as declarations here and as an error for gofmt.
+    lines joined. The package clause stays intact, because a text without it is valid here (as declarations) but an
+    error for gofmt.
     """
     head = _clause_end(text)
     return text[:head] + CORRUPTIONS[kind](text[head:], generator)
 
 
 def gofmt_errors(texts: list[str]) -> list[tuple[int, str] | None]:
-    """Return the line and message of gofmt's first error in each text, None if there is none, from one gofmt run."""
+    """Run gofmt once; return the line and message of the first error in each text, or None for valid texts."""
     gofmt = find_go().root / "bin" / "gofmt"
     with tempfile.TemporaryDirectory() as folder:
         paths = [f"{index}.go" for index in range(len(texts))]
@@ -182,7 +183,7 @@ def gofmt_errors(texts: list[str]) -> list[tuple[int, str] | None]:
 
 
 def agreement(found: list, referee: list[tuple[int, str] | None], clean: int) -> dict[str, float]:
-    """Return precision and recall of "does not parse", and how often line and message equal gofmt's."""
+    """Return precision and recall of detected syntax errors, and how often line and message equal gofmt's."""
     bad = [(feedback, error) for feedback, error in zip(found, referee) if error and feedback.syntax_ok is False]
     flagged = sum(feedback.syntax_ok is False for feedback in found)
     return {

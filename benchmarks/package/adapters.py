@@ -1,13 +1,13 @@
-"""Merge LoRA and DoRA into each architecture's weights, and trace where the rounding differences come from.
+"""Measure how merging LoRA and DoRA changes each model's outputs, and where the rounding differences come from.
 
     python -m benchmarks.package.adapters --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt
     python -m benchmarks.package.adapters --quick       # only untrained tiny models
     python -m benchmarks.package.adapters --markdown    # print the report as the table of docs/tuning.md
 
 Every architecture is measured on an untrained tiny model and on the given trained checkpoints (DATA as in
-`quantization.py`). Adapters of rank 8 get random weights, large enough to change the outputs; nothing is trained.
-Outputs are logits (for boards after two ACT steps), or means and posterior parameters for regressors. Differences are
-maxima, and `relative` is divided by the largest output:
+`quantization.py`). Adapters of rank 8 get random weights, large enough to change the outputs; nothing is trained. The
+outputs are logits (for puzzle models, after two ACT steps), or means and posterior parameters for regressors. Each
+column is a maximum difference, and `relative` is `float32` divided by the largest output:
 
     float32           adapter against merged weights, both as used in practice
     float64           the same with weights, adapters, merging and all arithmetic in float64
@@ -15,10 +15,10 @@ maxima, and `relative` is divided by the largest output:
     merged_rounding   merged weights in float32 against the adapter in float64
     weights_rounding  merged float32 weights with float64 arithmetic, against the adapter in float64
     merged_once       adapter against weights that were merged in float64 and rounded once, in float32
-    next_float32      merged weights against the same with each adapted one moved to the next float32 number
+    next_float32      merged weights against a copy with each adapted weight moved to the next float32 number
 
-If `float64` is about 1e-9 of `float32`, adapter and merged weights compute the same function. If `adapter_rounding` is
-as large as `float32`, no way of merging can be closer, because the adapter itself is as far from the exact result.
+If `float64` is about 1e-9 times `float32`, adapter and merged weights compute the same function. If `adapter_rounding`
+is as large as `float32`, no merging method can do better, because the adapter itself is as inexact.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="only tiny models")
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
-    parser.add_argument("--markdown", action="store_true", help="print the report in --out without measuring")
+    parser.add_argument("--markdown", action="store_true", help="only print the report in --out as Markdown")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
         parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(name: str, folder: str | Path, data: str | Path) -> tuple[str, dict[str, Any]]:
-    """Return the name, and the measurements of both methods."""
+    """Measure LoRA and DoRA on one checkpoint; return its name and the measurements."""
     subject = SUBJECTS[AutoConfig.from_pretrained(folder).model_type](folder, data, argparse.Namespace(**SETTINGS))
     figures: dict[str, Any] = {}
     for method, use_dora in METHODS.items():
@@ -98,7 +98,7 @@ def measure(name: str, folder: str | Path, data: str | Path) -> tuple[str, dict[
 
 @torch.no_grad()
 def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
-    """Return the columns of the table, the largest output, and how much the adapter changes the outputs."""
+    """Compare the outputs of a random adapter and of its merged weights; return the columns of the table."""
     before = outputs(base, subject)
     adapter = with_adapters(base, TuningArguments(lora_rank=RANK, use_dora=use_dora)).eval()
     randomise(adapter)
@@ -130,7 +130,7 @@ def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
 
 
 def randomise(adapter: nn.Module) -> None:
-    """Set random adapter weights, as after training."""
+    """Set random adapter weights that imitate a trained adapter."""
     generator = torch.Generator().manual_seed(1)
     for name, parameter in adapter.named_parameters():
         if "lora_B" in name:
@@ -140,7 +140,7 @@ def randomise(adapter: nn.Module) -> None:
 
 
 def outputs(model: nn.Module, subject) -> torch.Tensor:
-    """Return all outputs of a model in float64."""
+    """Run a model and return all its outputs, converted to float64."""
     found = subject.run(model)
     if isinstance(subject, Regressor):
         return torch.cat([getattr(found, name).flatten() for name in ("logits", "loc", "scale_tril")]).double()
@@ -151,7 +151,7 @@ def outputs(model: nn.Module, subject) -> torch.Tensor:
 
 
 def in_float64(model: nn.Module) -> nn.Module:
-    """Return a copy with every weight and buffer in float64, including those that override casting."""
+    """Return a copy with every weight and buffer in float64, including buffers that `double()` leaves unchanged."""
     model = copy.deepcopy(model).double()
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -161,7 +161,7 @@ def in_float64(model: nn.Module) -> nn.Module:
 
 
 def outputs64(model: nn.Module, subject) -> torch.Tensor:
-    """Return the outputs of a model of `in_float64`, without rounding to float32 on the way."""
+    """Return the outputs of a model from `in_float64`, computed entirely in float64."""
     if isinstance(subject, Regressor):
         subject = copy.copy(subject)
         subject.pixels = subject.pixels.double()
@@ -174,7 +174,7 @@ def outputs64(model: nn.Module, subject) -> torch.Tensor:
 
 
 class Float64(TorchFunctionMode):
-    """Replace float32 by float64 in torch calls: norms, softmax, rotary tables, posterior heads."""
+    """Replace float32 with float64 in torch calls, as in norms, softmax, rotary tables and posterior heads."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.float:
@@ -189,7 +189,7 @@ def wide(value: Any) -> Any:
 
 
 def print_markdown(report: dict[str, Any]) -> None:
-    """Format a row for each trained model and method."""
+    """Print the report as a Markdown table, with a row for each trained model and method."""
     print("| model | | outputs up to | moved by | " + " | ".join(name.replace("_", " ") for name in SHOWN) + " |")
     print("|---" * (4 + len(SHOWN)) + "|")
     for name, figures in report["trained"].items():

@@ -1,12 +1,12 @@
-"""Measure the cost of checksums: writing and verifying a checkpoint with them against file sizes alone.
+"""Compare the time to write and verify a checkpoint with checksums and with file sizes alone.
 
     python -m benchmarks.package.checkpoints [--quick] [--turns 7] [--folder /scratch] [--out benchmarks/results]
 
-A checkpoint contains what training writes: the weights of a Llama as safetensors, the two moments of AdamW by
-torch.save, and the manifest. Both variants take turns, each in a new folder on the file system of `--folder`. Results
-are medians of wall time, and of CPU time, which depends less on other work on the machine. Hashing reads files that
-are still in the page cache; a checkpoint larger than free memory must be read from disk. As in training, `fsync` is
-not called.
+A checkpoint contains what training writes: the weights of a Llama as safetensors, the two moments of AdamW saved with
+torch.save, and the manifest. The two variants take turns, each writing to a new folder on the file system of
+`--folder`. Results are medians of wall time and of CPU time; CPU time depends less on other load. Hashing reads files
+that are still in the page cache; a checkpoint larger than free memory would have to be read from disk. As in training,
+`fsync` is not called.
 """
 
 import json
@@ -26,14 +26,14 @@ from hrm_hf.trainer.recipes import library_versions
 from ..report import machine, make_parser, write_report
 
 
-SIZES = {"1M": (128, 4), "30M": (512, 9), "100M": (768, 13)}  # hidden size and layers
+SIZES = {"1M": (128, 4), "30M": (512, 9), "100M": (768, 13)}  # hidden size, number of layers
 
 
 def main() -> None:
     parser = make_parser(__doc__, quick="the smallest model, three turns")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument(
-        "--folder", type=Path, default=None, help="where checkpoints are written; by default, a temporary folder"
+        "--folder", type=Path, default=None, help="folder for the checkpoints; by default, a temporary one"
     )
     args = parser.parse_args()
     sizes = dict(list(SIZES.items())[:1]) if args.quick else SIZES
@@ -58,7 +58,7 @@ def one_size(name: str, width: int, layers: int, scratch: Path, turns: int) -> d
     ways = {"sizes": write_sizes, "checksums": write_manifest}
     kinds = ("write", "check", "write, of the processor,")
     seconds: dict[str, list[float]] = {f"{what} {way}": [] for what in kinds for way in ways}
-    for turn in range(turns + 1):  # the first repetition does not count
+    for turn in range(turns + 1):  # the first repetition is a warm-up
         for way, finish in ways.items():
             folder = scratch / way
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +93,7 @@ def one_size(name: str, width: int, layers: int, scratch: Path, turns: int) -> d
 
 
 def write_sizes(folder: Path) -> None:
-    """Return a manifest without checksums: file sizes alone."""
+    """Write a manifest with file sizes but no checksums."""
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     (folder / MANIFEST).write_text(json.dumps(sizes))
 

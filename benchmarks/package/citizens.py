@@ -1,12 +1,12 @@
-"""Check what transformers, accelerate and torch expect of a model, for every architecture.
+"""Check that every architecture behaves as transformers, accelerate and torch expect.
 
     python -m benchmarks.package.citizens [--quick] [--only trainer graph] [--out benchmarks/results]
     PYTHONPATH=OTHER_CHECKOUT python -m benchmarks.package.citizens     # check another version of the package
 
-The models are those of the tests, with a few thousand weights each. A check is a function of an architecture; it
-raises if the library's expectation does not hold, and may return a note. The table lists for which architectures each
-check passes, and why others fail. The exit status is 1 if a check fails. `tests/common/test_citizens.py` runs the same
-functions.
+The models are the tiny ones from the tests, with a few thousand weights each. A check is a function that takes an
+architecture's name, raises if the library's expectation does not hold, and may return a note. The table lists which
+architectures pass each check, and why others fail. The exit status is 1 if a check fails.
+`tests/common/test_citizens.py` runs the same functions.
 """
 
 import logging
@@ -37,7 +37,7 @@ from . import citizens_generation, citizens_training
 
 
 ROWS = 4
-# Parts of training steps that compile to one graph if the step does not, with the reason; also in docs/training.md.
+# The part that compiles to one graph where a complete training step does not, and why; also in docs/training.md.
 PARTS_IN_A_GRAPH = {
     **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
     "hrm_lm": "the model without its loss, which selects the tokens that are still active",
@@ -47,7 +47,7 @@ PARTS_IN_A_GRAPH = {
 
 @dataclass(frozen=True)
 class Check:
-    """A claim and the function that checks it; `slow` if it compiles or starts processes."""
+    """Claim about a model, and the function that checks it. Checks that compile or start processes are `slow`."""
 
     claim: str
     function: Callable[[str], str | None]
@@ -59,7 +59,7 @@ CHECKS: list[Check] = []
 
 
 def check(claim: str, architectures: Iterable[str] = every.ARCHITECTURES, slow: bool = False):
-    """Register a check in the table."""
+    """Register the decorated function as a check."""
 
     def add(function: Callable[[str], str | None]):
         CHECKS.append(Check(claim, function, tuple(architectures), slow))
@@ -90,20 +90,20 @@ def main() -> None:
 
 
 def silence() -> None:
-    """Silence everything but the table."""
+    """Turn off warnings, logs and progress bars, so that only the table is printed."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
 
 
 def run(one: Check, architectures: Iterable[str]) -> dict[str, Any]:
-    """Return the outcome of a check: passed architectures with notes, failed ones with reasons."""
+    """Run a check; return the architectures that passed, with notes, and those that failed, with reasons."""
     row: dict[str, Any] = {"claim": one.claim, "passed": {}, "failed": {}}
     start = time.process_time()
     for name in architectures:
         try:
             row["passed"][name] = one.function(name) or ""
-        except Exception as error:  # any error of a library is the outcome
+        except Exception as error:  # any library error counts as a failure
             said = " ".join(str(error).split())
             row["failed"][name] = f"{type(error).__name__}: {said[:300]}"
     return row | {"cpu_seconds": round(time.process_time() - start, 1)}
@@ -119,7 +119,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def compiled(function: Callable, backend: str = "aot_eager") -> Callable:
-    """Compile a function to one graph, or fail; AOTAutograd differentiates it, and eager kernels run it."""
+    """Compile a function to one graph, or raise. By default, AOTAutograd differentiates it, and kernels are eager."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend=backend)
 
@@ -129,7 +129,7 @@ def labelled(architecture: str, rows: int = ROWS) -> dict[str, torch.Tensor]:
 
 
 def plain_trainer(architecture: str, folder: str, **options) -> transformers.Trainer:
-    """Train with transformers' Trainer on a data set with the columns of the model's inputs and labels."""
+    """Return a transformers Trainer whose data set has the model's inputs and labels as columns."""
     torch.manual_seed(0)
     data = Dataset.from_dict({name: value.tolist() for name, value in labelled(architecture).items()})
     data.set_format("torch")
@@ -202,12 +202,12 @@ def accumulation(architecture: str) -> None:
 
 @torch.no_grad()
 def used(architecture: str, model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return what a user gets from a model: forward outputs, and generated text or solutions."""
+    """Return what users get from a model: logits, plus generated text or solved boards."""
     found = [model(**labelled(architecture)).logits]
     if architecture in every.CAUSAL_LMS:
         texts = {name: value[:2] for name, value in every.padded(architecture).items()}
         found.append(model.generate(**texts, max_new_tokens=3, do_sample=False))
-        # Accept any prompt; the Go coder then writes a plan before the code.
+        # Any prompt must work; the Go coder writes a plan before the code.
         prompt = {"input_ids": every.inputs(architecture, 1)["input_ids"][:, :5]}
         found.append(model.generate(**prompt, max_new_tokens=3, do_sample=False))
     if architecture in every.PUZZLES:
@@ -340,7 +340,7 @@ def named_columns(architecture: str) -> None:
     output = model(**given)
     assert output.logits.shape == output.std.shape == given["labels"].shape, output.logits.shape
     s_8 = output.s_8 / (output.logits[:, 1] * (output.logits[:, 0] / 0.3).sqrt())
-    # means of means, therefore not exactly equal
+    # the mean of s_8 is not exactly s_8 of the means
     assert output.s_8_std.shape == (ROWS,) and ((s_8 > 0.8) & (s_8 < 1.2)).all()
 
 

@@ -1,6 +1,6 @@
-"""Checks of `citizens.py` for generation, saving, probing and classification.
+"""Checks that `citizens.py` runs for generation, saving, probing and classification.
 
-These cover `generate` and `compute_transition_scores` of the Go coder, `pipeline(..., trust_remote_code=True)` in a
+They cover `generate` and `compute_transition_scores` for the Go coder, `pipeline(..., trust_remote_code=True)` in a
 process that cannot import the package, hidden states of `rlm_mhc`, and classifiers under `Trainer`. The models are
 untrained and have a few thousand weights.
 """
@@ -78,7 +78,7 @@ def stopping_criteria(architecture: str) -> str:
 
 
 def embeddings(architecture: str) -> str:
-    """Check the error for `inputs_embeds`, in which tags cannot be found."""
+    """Check that `inputs_embeds` gives a warning, because tags cannot be found in embeddings."""
     coder, prompt = _coder(), _prompt()
     said = _said(
         lambda: coder.generate(inputs_embeds=coder.get_input_embeddings()(prompt), max_new_tokens=4, do_sample=False)
@@ -92,7 +92,7 @@ def embeddings(architecture: str) -> str:
 
 
 def window(architecture: str) -> str:
-    """Check that a `max_new_tokens` beyond the window raises an error with the number that fits."""
+    """Check that a `max_new_tokens` beyond the context window gives a warning that names both."""
     coder, prompt = _coder(), _prompt()
     said = _said(lambda: coder.generate(prompt, max_new_tokens=500, do_sample=False))
     assert "500" in said and "128" in said, f"said: {said!r}"
@@ -100,7 +100,7 @@ def window(architecture: str) -> str:
 
 
 def pipelines_without_the_package(architecture: str) -> str:
-    """Run `pipeline(folder, trust_remote_code=True)` for puzzles and cosmology without the package."""
+    """Compare puzzle and cosmology pipelines from remote code, without the package, with the package's own."""
     torch.manual_seed(0)
     fields = {"hidden_size": 32, "num_attention_heads": 2, "L_layers": 1, "puzzle_emb_ndim": 0, "halt_max_steps": 2}
     puzzles = hrm_hf.TrmPuzzleForSolving(hrm_hf.TrmPuzzleConfig(**fields, task="sudoku"))
@@ -125,7 +125,7 @@ print(json.dumps([answer["text"], answer["steps"], [one["omega_m"]["mean"] for o
         _extractor(cosmo).save_pretrained(folder / "cosmo")
         torch.save(maps, folder / "maps.pt")
         text, steps, means = json.loads(_elsewhere(code, folder))
-        ours = pipeline("puzzle-solving", model=str(folder / "puzzle"))(SUDOKU)  # as usual, with the package
+        ours = pipeline("puzzle-solving", model=str(folder / "puzzle"))(SUDOKU)  # the package's own pipelines
         theirs = pipeline("cosmology-regression", model=str(folder / "cosmo"))(list(maps))
         assert (text, steps) == (ours["text"], ours["steps"])
         torch.testing.assert_close(means, [one["omega_m"]["mean"] for one in theirs])
@@ -133,7 +133,7 @@ print(json.dumps([answer["text"], answer["steps"], [one["omega_m"]["mean"] for o
 
 
 def hidden_states(architecture: str) -> str:
-    """Check hidden states of `rlm_mhc`: [B, T, D] per layer and the last; streams on request."""
+    """Check that `rlm_mhc` returns hidden states [B, T, D] per layer plus the last one, and streams on request."""
     torch.manual_seed(0)
     for fields in ({}, {"mhc_enabled": False}, {"num_loops": 2}):
         model = hrm_hf.RlmMhcForCausalLM(hrm_hf.RlmMhcConfig(**{**MHC, **fields})).eval()
@@ -157,7 +157,7 @@ def float32_modules(architecture: str) -> str:
 
 
 def sequence_classification(architecture: str) -> None:
-    """Train `AutoModelForSequenceClassification` with padding on either side, save it and load it."""
+    """Train a sequence classifier, compare padded with unpadded logits, save it and load it."""
     model = _classifier(AutoModelForSequenceClassification, architecture)
     rows = [{"input_ids": list(range(10, 10 + size)), "labels": size % 3} for size in (5, 9, 7, 6)]
     _train_a_step(model, rows, DataCollatorWithPadding(_tokenizer()))
@@ -172,7 +172,7 @@ def sequence_classification(architecture: str) -> None:
 
 
 def token_classification(architecture: str) -> None:
-    """Train `AutoModelForTokenClassification`, save it and load it."""
+    """Train a token classifier, check the shape of its logits, save it and load it."""
     model = _classifier(AutoModelForTokenClassification, architecture)
     rows = [{"input_ids": list(range(10, 10 + size)), "labels": [1] * size} for size in (5, 9, 7, 6)]
     _train_a_step(model, rows, transformers.DataCollatorForTokenClassification(_tokenizer()))
@@ -182,7 +182,7 @@ def token_classification(architecture: str) -> None:
 
 
 def classifiers_without_the_package(architecture: str) -> str:
-    """Load classifiers without the package, compare their outputs, and save them again."""
+    """Load classifiers without the package, compare their logits with the package's, and save and load them again."""
     code = """
 import torch, transformers
 for file in sorted(__import__("pathlib").Path(".").glob("*.pt")):
@@ -222,7 +222,7 @@ def _prompt() -> torch.Tensor:
 
 
 def _said(call: Callable) -> str:
-    """Return the warnings of a call, from transformers' logger and from `warnings`."""
+    """Run a call and return its warnings, both logged ones and those from `warnings`."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -280,7 +280,7 @@ def _saved_and_loaded(auto_class, model, batch) -> None:
 
 
 def _elsewhere(code: str, folder: Path) -> str:
-    """Return the output of a process that cannot import the package."""
+    """Run code in a process that cannot import the package, and return its output."""
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT_THE_PACKAGE + code], cwd=folder, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=300, env={**os.environ, "HF_HOME": str(folder / "hf_home")},
@@ -289,7 +289,7 @@ def _elsewhere(code: str, folder: Path) -> str:
     return ended.stdout
 
 
-# Claim, function, architectures, and whether it starts processes.
+# Claim, function, architectures, and whether the check starts processes.
 CHECKS = (
     ("generate: scores for compute_transition_scores", transition_scores, ("hrm_go_coder",), False),
     ("generate: criteria see prompt and code", stopping_criteria, ("hrm_go_coder",), False),

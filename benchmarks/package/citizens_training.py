@@ -1,6 +1,6 @@
-"""Checks of `citizens.py` for losses in plain Trainers, and for PEFT.
+"""Checks that `citizens.py` runs for losses in a plain Trainer and for PEFT.
 
-References: cross-entropy of the logits, one large batch, PEFT's defaults for Llama, and the model without an adapter.
+References are the cross-entropy of the logits, one large batch, PEFT's Llama defaults, and the model without adapter.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 CAUSAL_LM = "CAUSAL_LM"
 UNIFIED = {"hrm_go_coder": {"unified": True, "planner_layers": 2, "generator_layers": 0}}
-# Labels of four texts of two tokens, and the number of values of a head.
+# Head, number of outputs, and labels for four texts of two tokens.
 HEADS = (
     (AutoModelForSequenceClassification, 3, torch.tensor([0, 1, 2, 0])),
     (AutoModelForSequenceClassification, 3, torch.eye(4)[:, :3]),
@@ -157,7 +157,7 @@ def _prefix_of_too_few_slots(architecture: str) -> str | None:
     raise AssertionError(f"prefix tuning with {fields} was accepted")
 
 
-# Claim, function, architectures, and whether it starts processes.
+# Claim, function, architectures, and whether the check starts processes.
 CHECKS = (
     ("evaluation loss: the likelihood of the tokens", evaluation_loss, every.CAUSAL_LMS, False),
     ("Trainer: label_smoothing_factor shifts labels", smoothed_labels, every.CAUSAL_LMS, False),

@@ -1,13 +1,13 @@
-"""Compare a device with the CPU: the checks of `gpu_check.py` and of the tests marked `gpu`.
+"""Compare a device with the CPU. `gpu_check.py` and the tests marked `gpu` run these checks.
 
 The reference is the same checkpoint on the CPU, in float32, with eager attention, no cache and one process. The
-allowed difference is measured: the reference is computed again from weights, maps and labels perturbed by up to the
-epsilon of the tested dtype. Rounding during the computation happens at every operation, so it may change a result by
-`FACTOR` times as much as this perturbation of the inputs. The bound therefore follows the sensitivity of the model and
-of its training.
+largest difference allowed comes from a measurement: the reference is computed again from weights, maps and labels
+perturbed by up to the epsilon of the tested dtype. Rounding happens at every operation, so it may change a result
+`FACTOR` times as much as this perturbation of the inputs does. The limit therefore depends on how sensitive the model
+and its training are.
 
-Models are the tiny ones of tests/helpers/every.py, so every newly registered architecture is checked. Speed and memory
-are in `gpu_check.py`.
+The models are the tiny ones in tests/helpers/every.py, so every newly registered architecture is checked.
+`gpu_check.py` measures speed and memory.
 """
 
 import contextlib
@@ -45,12 +45,12 @@ from hrm_hf.text.trainer import CausalLMTrainer
 
 ROOT = Path(__file__).parents[2]
 FACTOR = 8
-STEPS, STEPS_OF_SEVERAL = 20, 4  # training steps; later, halted slots get different boards in several processes
+STEPS, STEPS_OF_SEVERAL = 20, 4  # training steps in one process, and in several (their boards differ after 4)
 ROWS = 4
-FLEX_LEAST = 16  # head width; torch does not compile flex_attention for smaller ones
+FLEX_LEAST = 16  # smallest head width for which torch compiles flex_attention
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHES = {"growing cache": DynamicCache, "static cache": StaticCache}
-# Devices and the CPU draw different random numbers.
+# No random exploration, because a GPU and the CPU draw different random numbers.
 WITHOUT_CHANCE = {"halt_exploration_prob": 0.0}
 TRAINERS = {
     "puzzle-solving": (PuzzleTrainer, PuzzleTrainingArguments),
@@ -64,11 +64,11 @@ Values = dict[str, torch.Tensor]
 
 @dataclass
 class Comparison:
-    """Difference between a result and the reference, relative to the size of the reference, and its bound.
+    """Relative difference between a result and the reference, and the largest difference allowed.
 
     Attributes:
-        of: name of the value with the largest difference relative to its bound.
-        error: reason for a missing result.
+        of: name of the value whose difference is largest relative to the limit.
+        error: why there is no result; None if there is one.
     """
 
     check: str
@@ -81,41 +81,41 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether the difference is within the bound; False if a result is not finite."""
+        """Whether the difference is within the limit; False if the result is not finite."""
         return self.error is None and self.distance <= self.most
 
     def line(self) -> str:
-        """Format the row of the table."""
+        """Format the comparison as a row of the table."""
         found = self.error or f"{self.distance:8.1e} of at most {self.most:.1e}, {self.of}"
         return f"{'ok' if self.ok else 'FAILED':6} {self.check:9} {self.architecture:13} {self.setting:24} {found}"
 
     def as_dict(self) -> dict:
-        """Return a dictionary for JSON, which has no NaN."""
+        """Return a dictionary for JSON, with None in place of NaN or infinity."""
         distance = self.distance if math.isfinite(self.distance) else None
         return asdict(self) | {"distance": distance, "ok": self.ok}
 
 
 @dataclass
 class Reference:
-    """Values of the reference, and its values with slightly perturbed weights."""
+    """Reference values, and the same values computed from slightly perturbed weights."""
 
     values: Values
     noisy: list[Values]
     epsilon: float
 
     def only(self, name: str) -> "Reference":
-        """Return the reference of one value."""
+        """Return a reference that compares only one value."""
         return Reference({name: self.values[name]}, self.noisy, self.epsilon)
 
     def compare(self, found: Values) -> dict:
-        """Return the measured fields of a `Comparison`. Raises ValueError if the names of the values differ."""
+        """Return the measured fields of a `Comparison`. Raise ValueError if the names of the values differ."""
         if found.keys() != self.values.keys():
             raise ValueError(f"expected {', '.join(self.values)}, found {', '.join(found)}")
         rows = []
         for name, value in self.values.items():
             most = FACTOR * (max(apart(other[name], value) for other in self.noisy) + self.epsilon)
             distance = apart(found[name], value)
-            if most < 1 or not math.isfinite(distance):  # a larger bound would accept any value
+            if most < 1 or not math.isfinite(distance):  # a larger limit would accept any value
                 rows.append((distance / most if math.isfinite(distance) else math.inf, distance, most, name))
         if not rows:
             raise ValueError(f"{', '.join(self.values)}: rounding the weights changes these values by a tenth or more")
@@ -124,23 +124,23 @@ class Reference:
 
 
 def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the root mean square of the differences, relative to that of the expected values."""
+    """Return the rms of the differences divided by the rms of the expected values."""
     return (found - expected).norm().item() / (expected.norm().item() or 1.0)
 
 
 class Checkpoints:
-    """Save a checkpoint of every architecture, and compute the reference values of each."""
+    """Checkpoints of all architectures, saved when first loaded, and their cached reference values."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        torch.backends.cudnn.allow_tf32 = False  # float32 convolutions would use TF32 with 10 bits
+        torch.backends.cudnn.allow_tf32 = False  # otherwise, float32 convolutions use TF32 (10 bits of precision)
         self.outputs = cache(self._outputs)
         self.losses = cache(self._losses)
 
     def load(
         self, architecture: str, dtype=torch.float32, attention: str = "eager", off_by: float = 0.0, seed: int = 0
     ):
-        """Load a model on the CPU; `off_by` perturbs each weight by a random factor within 1 +- off_by."""
+        """Load a model on the CPU; multiply each weight by a random factor between `1 - off_by` and `1 + off_by`."""
         folder, row = self.folder / architecture, every.ROWS[architecture]
         if not folder.exists():
             known = {field.name for field in fields(row.config)}
@@ -181,7 +181,7 @@ def blur(values: Iterable[torch.Tensor], off_by: float, seed: int = 0) -> None:
 
 @torch.no_grad()
 def outputs(model, architecture: str, device: str, off_by: float = 0.0) -> Values:
-    """Return every number that a model computes for suitable inputs and labels, on the CPU in float32.
+    """Run a model on test inputs and labels; return all floating-point outputs as float32 on the CPU.
 
     `off_by` perturbs maps and labels, because a loss that subtracts nearly equal numbers depends on their rounding.
     """
@@ -201,7 +201,7 @@ def outputs(model, architecture: str, device: str, off_by: float = 0.0) -> Value
 
 @torch.no_grad()
 def cached_logits(model, architecture: str, device: str, kind: type) -> Values:
-    """Return the logits of a text read in one piece and then token by token, with a cache."""
+    """Read half of a text in one call and the rest token by token, with a cache; return the logits."""
     model, ids = model.to(device), every.inputs(architecture)["input_ids"].to(device)
     length = ids.shape[1]
     cached = kind(config=model.config, **({"max_cache_len": length} if kind is StaticCache else {}))
@@ -213,7 +213,7 @@ def cached_logits(model, architecture: str, device: str, kind: type) -> Values:
 
 
 def training_losses(model, architecture: str, device: str, dtype: torch.dtype, steps: int) -> Values:
-    """Return the loss of each training step on all rows, averaged over processes."""
+    """Train on all rows in every step; return the loss of each step, averaged over processes."""
     trainer_class, arguments_class = TRAINERS[every.ROWS[architecture].pipeline]
     columns = every.inputs(architecture, ROWS) | every.targets(architecture, ROWS)
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +224,7 @@ def training_losses(model, architecture: str, device: str, dtype: torch.dtype, s
             report_to="none", disable_tqdm=True,
         )  # fmt: skip
         if arguments.n_gpu > 1:
-            arguments._n_gpu = 1  # each process uses one GPU, however many there are
+            arguments._n_gpu = 1  # one GPU per process, even if the machine has more
         rows = Dataset.from_dict({name: value.tolist() for name, value in columns.items()})
         trainer = trainer_class(model.train(), arguments, train_dataset=rows)
         trainer.remove_callback(PrinterCallback)
@@ -233,11 +233,11 @@ def training_losses(model, architecture: str, device: str, dtype: torch.dtype, s
     return {"loss": torch.tensor(losses)}
 
 
-# ---- checks, each of one architecture on one device ----
+# ---- checks, each for one architecture on one device ----
 
 
 def check_outputs(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
-    """Compare a loaded model in each dtype."""
+    """Load the model in each dtype and compare its outputs with the reference."""
     for name, dtype in dtypes(device):
         with attempt("outputs", architecture, name) as comparison:
             found = outputs(checkpoints.load(architecture, dtype), architecture, device)
@@ -246,7 +246,7 @@ def check_outputs(checkpoints: Checkpoints, architecture: str, device: str) -> I
 
 
 def check_attention(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
-    """Compare each other available attention implementation."""
+    """Compare the outputs of every other available attention implementation with the reference."""
     head = every.ROWS[architecture].head
     flex = head._supports_flex_attn and narrowest_head(checkpoints.load(architecture).config) >= FLEX_LEAST
     here = [("sdpa", "float32")] if head._supports_sdpa else []
@@ -263,7 +263,7 @@ def check_attention(checkpoints: Checkpoints, architecture: str, device: str) ->
 
 
 def check_cached(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
-    """Compare decoding of a language model with each kind of cache."""
+    """Decode a text with each kind of cache and compare a language model's logits with the reference."""
     for setting, kind in CACHES.items() if architecture in every.CAUSAL_LMS else ():
         with attempt("cached", architecture, setting) as comparison:
             found = cached_logits(checkpoints.load(architecture, attention="sdpa"), architecture, device, kind)
@@ -273,7 +273,7 @@ def check_cached(checkpoints: Checkpoints, architecture: str, device: str) -> It
 
 
 def check_losses(checkpoints: Checkpoints, architecture: str, device: str, steps: int = STEPS) -> Iterator[Comparison]:
-    """Compare training losses in float32 and with --bf16."""
+    """Train in float32 and with --bf16, and compare the losses with the reference."""
     for name, dtype in dtypes(device):
         with attempt("losses", architecture, f"{name}, {steps} steps") as comparison:
             found = training_losses(checkpoints.load(architecture), architecture, device, dtype, steps)
@@ -282,9 +282,9 @@ def check_losses(checkpoints: Checkpoints, architecture: str, device: str, steps
 
 
 def check_processes(checkpoints: Checkpoints, device: str, processes: int = 2) -> Iterator[Comparison]:
-    """Compare the losses of several processes that share the rows: DDP, and FSDP2 for language models on GPUs.
+    """Train in several processes with DDP (on GPUs, LMs also with FSDP2) and compare the losses with the reference.
 
-    Skips architectures with batch norms, whose statistics depend on the rows in each process.
+    Architectures with batch norm are skipped, because its statistics depend on the rows in each process.
     """
     divisible = [name for name in every.ARCHITECTURES if not has_batch_norms(checkpoints.load(name))]
     launchers = {"DDP": (["torch.distributed.run", "--standalone", "--nproc_per_node"], divisible)}
@@ -312,7 +312,7 @@ def check_processes(checkpoints: Checkpoints, device: str, processes: int = 2) -
 
 
 def worker(folder: str, out: str, device: str, *architectures: str) -> None:
-    """Train each architecture in one of several processes; the first one writes the losses."""
+    """Train each architecture as one of several processes; the process of rank 0 writes the losses."""
     torch.set_num_threads(1)
     checkpoints = Checkpoints(folder)
     losses = {}
@@ -324,7 +324,7 @@ def worker(folder: str, out: str, device: str, *architectures: str) -> None:
 
 
 def dtypes(device: str) -> list[tuple[str, torch.dtype]]:
-    """List the dtypes to compare; float32 on the CPU is the reference itself."""
+    """List the dtypes to compare, except float32 on the CPU, which is the reference itself."""
     return [(name, dtype) for name, dtype in DTYPES.items() if (device, name) != ("cpu", "float32")]
 
 
@@ -338,7 +338,7 @@ def has_batch_norms(model) -> bool:
 
 @contextlib.contextmanager
 def attempt(check: str, architecture: str, setting: str) -> Iterator[Comparison]:
-    """Record a comparison; an exception becomes its error, so that the other comparisons still run."""
+    """Yield a comparison to fill in. An exception is stored as its error, so the other comparisons still run."""
     comparison = Comparison(check, architecture, setting)
     try:
         yield comparison

@@ -1,17 +1,18 @@
-"""Compare exported models with eager torch on one thread: time for puzzles and cosmology, differences for LMs.
+"""Compare exported models with eager torch: speed for puzzles and cosmology, outputs for language models.
 
     python -m benchmarks.package.export --quick
     python -m benchmarks.package.export --puzzle runs/sudoku_demo --data runs/data/sudoku_demo \\
         --cosmo runs/cosmology_demo
     python -m benchmarks.package.export --texts lm=runs/lm:books.txt
 
-Time: an ACT step and adaptive solving of a puzzle model, and a forward of a regressor, in ONNX Runtime and torch. The
-sides take turns, so that a noisy machine slows both; results are medians of the process's CPU time. The models are
-exported first, unless --puzzle_onnx and --cosmo_onnx name folders that `hrm-hf export onnx` has written. `--quick`
-uses untrained models with a few thousand weights, whose times are not meaningful.
+Speed: an ACT step and adaptive solving of a puzzle model, and a forward of a regressor, are timed in ONNX Runtime and
+torch on one thread. The two sides take turns, so a noisy machine slows both; results are medians of the process's CPU
+time. The script exports the models first, unless --puzzle_onnx and --cosmo_onnx name folders written by `hrm-hf export
+onnx`. `--quick` uses untrained models with a few thousand weights, so its times are not meaningful.
 
-Differences: logits, argmax tokens, segments and greedy continuations of the .pt2 and the ONNX file, on rows from the
-end of a text (records for the Go coder). Earlier measurements with the same versions stay in the report.
+Outputs: the logits, argmax tokens, segments and greedy continuations of the .pt2 and the ONNX file are compared with
+eager torch, on rows from the end of a text (records for the Go coder). Earlier measurements from the same machine and
+versions stay in the report.
 """
 
 import argparse
@@ -63,12 +64,12 @@ def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny untrained models, two turns")
     parser.add_argument("--puzzle", type=Path, help="puzzle checkpoint")
     parser.add_argument("--puzzle_onnx", type=Path, help="existing ONNX export of --puzzle")
-    parser.add_argument("--data", type=Path, help="data set with a test split to solve; random boards by default")
+    parser.add_argument("--data", type=Path, help="data set whose test split to solve; random boards by default")
     parser.add_argument("--cosmo", type=Path, help="cosmology checkpoint")
     parser.add_argument("--cosmo_onnx", type=Path, help="existing ONNX export of --cosmo")
-    parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal language models")
-    parser.add_argument("--text_bytes", type=int, default=8000, help="bytes from the end of a text")
-    parser.add_argument("--records", type=int, default=32, help="records of the Go coder")
+    parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal LMs to compare")
+    parser.add_argument("--text_bytes", type=int, default=8000, help="number of bytes from the end of a text")
+    parser.add_argument("--records", type=int, default=32, help="number of records for the Go coder")
     parser.add_argument("--batch_sizes", default="1,32")
     parser.add_argument("--turns", type=int, default=9)
     args = parser.parse_args()
@@ -82,7 +83,7 @@ def report_file(args) -> Path:
 
 
 def open_report(args) -> dict[str, Any]:
-    """Load the report if the same machine and versions made it, so that models can be measured one at a time."""
+    """Load the existing report if it is from the same machine and versions; otherwise, start a new one."""
     head = {
         "trained": not args.quick,
         "turns": args.turns,
@@ -96,7 +97,7 @@ def open_report(args) -> dict[str, Any]:
 
 
 def timed(model, exported: Path, measure, args) -> dict[str, Any]:
-    """Return the milliseconds of each side for every batch size."""
+    """Time both sides at every batch size; return their median CPU milliseconds."""
     result: dict[str, Any] = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
     for size in map(int, args.batch_sizes.split(",")):
         for what, sides in measure(model, exported, size, args).items():
@@ -141,7 +142,7 @@ def one_thread() -> onnxruntime.SessionOptions:
 
 
 def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
-    """Time one ACT step, and `solve`, where rows leave the batch when they halt."""
+    """Return both sides of one ACT step, and of `solve`, which drops boards from the batch when they halt."""
     solver = OnnxPuzzleSolver(exported, sess_options=one_thread())
     step, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -159,7 +160,7 @@ def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
-    """Time all segments with halt="fixed"."""
+    """Return both sides of a forward that runs all segments (halt="fixed")."""
     session = onnxruntime.InferenceSession(exported / "model.onnx", one_thread(), providers=["CPUExecutionProvider"])
     module, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -169,7 +170,7 @@ def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def interleave(sides: dict, turns: int) -> dict[str, float]:
-    """Return the median CPU milliseconds of each side and their ratio, without the first two calls."""
+    """Return the median CPU milliseconds of each side and their ratio, ignoring the first two calls."""
     times = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, call in sides.items():
@@ -218,7 +219,7 @@ def differences(folder: str | Path, data: str | Path, args, scratch: Path) -> di
 
 
 def torch_export_of(folder: str | Path, scratch: Path):
-    """Return the .pt2 file of a checkpoint as a function of ids."""
+    """Export a checkpoint to a .pt2 file, and return a function that runs the file on ids."""
     scratch.mkdir(parents=True, exist_ok=True)
     export_torch(folder, scratch / "model.pt2")
     program = torch.export.load(scratch / "model.pt2").module()
@@ -226,7 +227,7 @@ def torch_export_of(folder: str | Path, scratch: Path):
 
 
 def onnx_of(folder: str | Path, scratch: Path):
-    """Return the ONNX file of a checkpoint as a function of ids."""
+    """Export a checkpoint to ONNX, and return a function that runs the file on ids."""
     export_onnx(folder, scratch / "onnx")
     session = onnxruntime.InferenceSession(
         scratch / "onnx/model.onnx", one_thread(), providers=["CPUExecutionProvider"]
@@ -240,12 +241,12 @@ def onnx_of(folder: str | Path, scratch: Path):
 
 
 def batched(run, ids: torch.Tensor) -> list[torch.Tensor]:
-    """Return the outputs of all rows, in batches of eight."""
+    """Run all rows in batches of eight and return the outputs."""
     return [torch.cat(parts) for parts in zip(*(run(rows) for rows in ids.split(8)))]
 
 
 def greedy(run, ids: torch.Tensor) -> torch.Tensor:
-    """Decode greedily without a cache: [rows, NEW_TOKENS]."""
+    """Decode greedily without a cache; return the new tokens [rows, NEW_TOKENS]."""
     start = ids.shape[1]
     for _ in range(NEW_TOKENS):
         ids = torch.cat((ids, run(ids)[0][:, -1:].argmax(-1)), dim=1)
@@ -253,7 +254,7 @@ def greedy(run, ids: torch.Tensor) -> torch.Tensor:
 
 
 def equal(mine: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return the share of equal entries."""
+    """Return the fraction of equal entries."""
     return (mine == theirs).float().mean().item()
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.package.faults [--quick] [--runs 6] [--kills 3] [--seed 0] [--out benchmarks/results]
 
-Every run is a separate process with one thread, on the tiny models and data of the tests: puzzles, language, Go,
+Every run is a separate process with one thread that trains a tiny model from the tests on puzzles, text, Go or
 cosmology. It saves a checkpoint after each step and is killed `--kills` times, each time at a moment drawn uniformly
-from the duration of an uninterrupted run. It is resumed with `last-complete` until it ends. The losses of all steps
+from the duration of an uninterrupted run. After each kill, it resumes from `last-complete`. The losses of all steps
 and the bytes of all weights must then equal those of the uninterrupted run; otherwise, the exit status is 1.
 """
 
@@ -40,9 +40,9 @@ ALONE = "alone.json"
 
 def main() -> None:
     parser = make_parser(__doc__, quick="one run of each task")
-    parser.add_argument("--runs", type=int, default=6, help="killed runs per task")
-    parser.add_argument("--kills", type=int, default=3, help="kills per run")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    parser.add_argument("--runs", type=int, default=6, help="number of runs per task")
+    parser.add_argument("--kills", type=int, default=3, help="number of kills per run")
+    parser.add_argument("--seed", type=int, default=0, help="random seed for the times of the kills")
     args = parser.parse_args()
     if args.quick:
         args.runs = 1
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def one_task(task: str, folder: Path, args: argparse.Namespace, moments: random.Random) -> dict:
-    """Run one task; return how many runs were killed in which phase, and how many ended like the uninterrupted one."""
+    """Run one task; count the kills, the kills during a save, and the runs that end like the uninterrupted one."""
     folder.mkdir()
     begun = time.perf_counter()
     if wait(start(task, folder / "alone", folder / ALONE)):
@@ -88,12 +88,12 @@ def one_task(task: str, folder: Path, args: argparse.Namespace, moments: random.
 
 
 def unfinished(run: Path) -> set[tuple[str, int]]:
-    """List checkpoints without a manifest, with the time of their last change."""
+    """List incomplete checkpoints with the time of their last change."""
     return {(saved.name, saved.stat().st_mtime_ns) for saved in list_checkpoints(run) if find_corruption(saved, False)}
 
 
 def start(task: str, folder: Path, result: Path) -> int:
-    """Train or resume in a forked process, with libraries already loaded, and write the result."""
+    """Fork a process that trains or resumes a run and writes its result; return the process id."""
     process = os.fork()
     if process:
         return process
@@ -106,7 +106,7 @@ def start(task: str, folder: Path, result: Path) -> int:
             trainer.train("last-complete")
             result.write_text(json.dumps({"losses": logged(trainer), "weights": digest(trainer.model)}))
         status = 0
-    except Exception:  # os._exit below prints no traceback
+    except Exception:  # print it here, because os._exit below does not
         traceback.print_exc()
     finally:
         os._exit(status)

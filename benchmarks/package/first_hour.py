@@ -1,14 +1,14 @@
-"""Run what a new user types: all commands of README and the guides, in a fresh clone with an empty home.
+"""Run every command that README and the guides show, in a fresh clone with an empty home folder.
 
     python -m benchmarks.package.first_hour [--pages README.md start ...] [--text FILE] [--quick] [--out DIR]
 
-Each page gets a clone of the checkout's last commit and an empty home; all pages share one new virtual environment.
-Every line of a shell block and every Python block runs in order, each in a fresh process. A local server replaces the
-Hub. INSTEAD lists the commands that run in another form or not at all, with the reason. The page `start` measures the
-core install, start-up times, and commands with mistakes. The report of a page replaces its previous report.
+Each page gets a clone of the checkout's last commit and an empty home folder; all pages share one new virtual
+environment. Every line of a shell block and every Python block runs in order, each in a fresh process. A local server
+replaces the Hub. INSTEAD lists the commands that are changed or skipped, and why. The page `start` measures the core
+install, start-up times, and commands with mistakes. A page's new report replaces its previous one.
 
-Prints one line per command; first_hour.md contains the output of each. The exit status is 1 if a command had an
-unexpected exit status, or wrote anything to stderr except progress bars and an expected one-line error.
+The script prints one line per command and writes the output of each to first_hour.md. The exit status is 1 if a
+command had an unexpected exit status, or wrote anything to stderr except progress bars and an expected one-line error.
 """
 
 import argparse
@@ -45,7 +45,7 @@ PAGES = ["README.md", *(page for page in docs_pages.PAGES if "/coming_from/" in 
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 SETUP = ("python3 -m venv ../venv", "pip install --quiet -c constraints.txt torch==2.13.0")
 STEP = "python training/run_puzzle.py --recipe training/recipes/sudoku_demo_units.yaml --torch_compile false"
-# Commands of the page `start`, and their expected exit status.
+# Commands of the page `start`, each with its expected exit status.
 START = [
     ("hrm-hf --version", 0),
     ("hrm-hf solv", 2),
@@ -60,13 +60,13 @@ START = [
     ("hrm-hf pull me/sudoku --out models/sudoku", 0),
     (f"hrm-hf solve models/sudoku {BOARD}", 0),
 ]
-# Limits on the CPU seconds of commands that only start up.
+# Maximum CPU seconds of the commands that test start-up time.
 LIMITS = {"hrm-hf --help": 2, f"hrm-hf solve {BOARD}": 4}
 SCRIPTS = {path.name: f"python training/{path.name} --help" for path in sorted(ROOT.glob("training/run_*.py"))}
 LIMITS_OF_TRL = {SCRIPTS.pop(f"run_{name}.py"): 2 for name in ("dpo", "grpo", "sft")}
 LIMITS |= dict.fromkeys(SCRIPTS.values(), 2)
 
-# Pattern of a command, what runs instead (None: nothing, \g<0>: the command), and why; the first match wins.
+# Command pattern, what runs instead (None: nothing; \g<0>: the command itself), and why. The first match wins.
 INSTEAD = [
     (r"curl -LO \S+/input\.txt", "cp {text} input.txt", "no network: the file is copied to where curl would write it"),
     (r".*sudoku_extreme_1k\.yaml", None, "40 minutes of a GPU, on a data set of the Hub"),
@@ -88,7 +88,7 @@ INSTEAD = [
         "125,000 steps are for a GPU",
     ),
 ]
-# Additional entries for --quick.
+# Additional replacements with --quick.
 SHORTER = [(r"hrm-hf demo$", r"\g<0> --extra '--max_steps 20'", "five minutes of two cores")]
 JOBS = {
     "SBATCH_WAIT": "1",
@@ -100,13 +100,13 @@ JOBS = {
 }
 JOBS |= {"MAX_STEPS": "2", "EXTRA_ARGS": "--warmup_steps 0"}
 PROGRESS = re.compile(r"\d+%\||\[\d+:\d+, |^\s*$")  # progress bars with and without a total
-SHOWN = 40  # maximum lines of a command's output in the transcript
+SHOWN = 40  # maximum number of output lines per command in the transcript
 HEADING = re.compile(r"^# Page (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command, or a Python block with the line of the page where it begins."""
+    """Shell command, or Python block with the line number where it begins in the page."""
 
     text: str
     line: int | None = None
@@ -132,7 +132,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="train for a few steps only")
     parser.add_argument("--pages", nargs="+", choices=["start", *PAGES], default=["start", *PAGES], metavar="PAGE")
-    parser.add_argument("--text", type=Path, help="text file that replaces tinyshakespeare; may be a .gz")
+    parser.add_argument("--text", type=Path, help="text file (plain or .gz) that replaces tinyshakespeare")
     args = parser.parse_args()
     if args.text is None and set(args.pages) - {"start"}:
         parser.error("--text=None: give a text of about a megabyte, because this test has no network")
@@ -140,7 +140,7 @@ def parse() -> argparse.Namespace:
 
 
 def run_page(page: str, folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run the commands of a page in a fresh clone and home, with the virtual environment of earlier pages."""
+    """Run the commands of a page in a fresh clone and home folder, in the virtual environment that all pages share."""
     print(f"\n{page}", flush=True)
     clone, home, text = folder / "hrm_hf", folder / "home", folder / "text"
     for place in (clone, home):
@@ -178,7 +178,7 @@ def run_page(page: str, folder: Path, args: argparse.Namespace) -> list[dict[str
 
 
 def typed(page: str) -> Iterator[Command]:
-    """Yield the commands of a page in order; installations named in the sentence above a block come before it."""
+    """Yield the commands of a page in order. A `pip install` in the sentence above a block comes before the block."""
     if page == "start":
         yield from (Command(text, expected=status) for text, status in START)
         return
@@ -197,7 +197,7 @@ def typed(page: str) -> Iterator[Command]:
 
 
 def replaced(command: Command, args: argparse.Namespace, text: Path) -> Command:
-    """Return the command as it runs here (see INSTEAD)."""
+    """Return the command with its replacement from INSTEAD, if there is one."""
     for pattern, instead, reason in (SHORTER if args.quick else []) + INSTEAD:
         match = None if command.line else re.fullmatch(pattern, command.text)
         if match:
@@ -208,7 +208,7 @@ def replaced(command: Command, args: argparse.Namespace, text: Path) -> Command:
 
 
 def run(command: Command, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Run a command, and print its row of the table."""
+    """Run a command; print its row of the table and return it."""
     row = {"command": command.name, "instead": command.instead, "reason": command.reason, "noise": [], "wrong": False}
     if command.reason and not command.instead:
         print(f"{'not run':33}  {command.name[:90]} ({command.reason})", flush=True)
@@ -241,7 +241,7 @@ def run(command: Command, folder: Path, environment: dict[str, str]) -> dict[str
 
 
 def limits(seconds: dict[str, int], clone: Path, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the start-up time of each command, from its second run, when files are cached and compiled."""
+    """Run each command twice; yield the row of the second run, when files are cached and compiled."""
     for text, limit in seconds.items():
         run(Command(text), clone, environment)
         row = run(Command(text), clone, environment)
@@ -250,7 +250,7 @@ def limits(seconds: dict[str, int], clone: Path, environment: dict[str, str]) ->
 
 
 def core_of(venv: Path) -> dict[str, Any]:
-    """Return the size of the environment as a row."""
+    """Return a row with the size of the virtual environment."""
     megabytes = sum(file.stat().st_size for file in venv.glob("lib/**/*") if file.is_file()) / 1e6
     packages = len(list(venv.glob("lib/python*/site-packages/*.dist-info")))
     said = f"{megabytes:,.0f} MB, {packages} packages"
@@ -260,7 +260,7 @@ def core_of(venv: Path) -> dict[str, Any]:
 
 
 def report_of(page: str, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Write the results and the transcript of a page, and keep those of other pages."""
+    """Write the results and the transcript of a page; keep those of other pages."""
     suffix = "_quick" if args.quick else ""
     figures, transcript = args.out / f"first_hour{suffix}.json", args.out / f"first_hour{suffix}.md"
     pages = json.loads(figures.read_text()).get("pages", {}) if figures.exists() else {}

@@ -1,4 +1,4 @@
-"""Small versions of the files that users of the original projects have, for the first commands of the guides."""
+"""Small versions of the files that users of the original projects already have, for the commands in the guides."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ FUNCTION = "package sum\n\nfunc Add{0}(a, b int) int {{\n\treturn a + {1}\n}}\n"
 
 
 def bring(page: str, folder: Path, text: Path) -> None:
-    """Write the files that readers of a page have into the folder where they run its commands."""
+    """Write to `folder` the files that readers of a page already have."""
     if page.endswith(("rlm_mhc.md", "hrm_lm_distributed.md")):
         shutil.copy(text, folder / "input.txt")
     if page.endswith("go_coder.md"):
@@ -39,7 +39,7 @@ def bring(page: str, folder: Path, text: Path) -> None:
 
 
 def pull_requests(path: Path) -> None:
-    """Write 40 records of merged pull requests, in the format that the original guide collects."""
+    """Write 40 records of merged pull requests, in the format of the original guide."""
     with path.open("w") as file:
         for number in range(40):
             record = {
@@ -62,7 +62,7 @@ def pull_requests(path: Path) -> None:
 
 
 def hrm_text1(folder: Path) -> None:
-    """Write weights of the original language model, with a tokenizer."""
+    """Write tiny weights in the format of the original language model, with a tokenizer."""
     tokenizer = byte_tokenizer()
     tokenizer.save_pretrained(folder)
     test_hrm_lm_convert.VOCAB = len(tokenizer)
@@ -72,7 +72,7 @@ def hrm_text1(folder: Path) -> None:
 
 
 def hrm_act_v1(folder: Path, step: int) -> None:
-    """Write a checkpoint of the original HRM for 9x9 boards, with the guide's small architecture."""
+    """Write a checkpoint for 9x9 boards in the original HRM's format, with the guide's small architecture."""
     config = HrmPuzzleConfig(
         hidden_size=32, num_attention_heads=1, H_layers=1, L_layers=1, expansion=2, task="sudoku", grid_shape=[9, 9],
         box_shape=[3, 3],

@@ -1,16 +1,16 @@
-"""Compare every architecture on this machine's GPU with its CPU, and time it there: `make gpu-check`.
+"""Compare every architecture on the GPU with the CPU, and measure speed and memory on the GPU: `make gpu-check`.
 
     python -m benchmarks.package.gpu_check [--quick] [--device cuda|cpu] [--only outputs losses ...]
 
 The comparisons (`comparisons.py`) cover the outputs of each architecture in float32 and bfloat16, each available
-attention implementation, decoding with each cache, the losses of 20 training steps, and with several GPUs the losses
-of two processes with DDP and FSDP2. Then the script measures, in bfloat16 on a GPU: milliseconds and peak memory of a
-training step of HRM 27M, TRM 7M and a 100M language model, eager and compiled (it also compares these losses), and
-puzzles and tokens per second of training, solving and decoding with a cache. It takes about ten minutes on a GPU.
-Without a GPU, the CPU runs the comparisons that need none: bfloat16 against float32, attention, caches, two processes,
-small models.
+attention implementation, decoding with each cache, and the losses of 20 training steps; with several GPUs, also the
+losses of two processes with DDP and FSDP2. The script then measures HRM 27M, TRM 7M and a 100M language model, on a
+GPU in bfloat16: the time and peak memory of a training step, eager and compiled (and compares their losses), and the
+puzzles or tokens per second of training, solving and decoding with a cache. This takes about ten minutes on a GPU.
+Without a GPU, the comparisons that need none run on the CPU, with small models: bfloat16 against float32, attention,
+caches, and two processes.
 
-Prints one table and writes one JSON file. The exit status is 1 if a comparison fails.
+The script prints one table and writes one JSON file. The exit status is 1 if a comparison fails.
 """
 
 import argparse
@@ -45,18 +45,18 @@ from .comparisons import (
 
 PUZZLES = {"hrm": (HrmPuzzleForSolving, HrmPuzzleConfig), "trm": (TrmPuzzleForSolving, TrmPuzzleConfig)}
 SMALL = {"hidden_size": 32, "num_attention_heads": 1, "puzzle_emb_ndim": 32}
-# Name, architecture, preset, fields, boards per batch.
+# Name, architecture, preset, config fields, boards per batch.
 ON_A_GPU = [("HRM 27M", "hrm", "hrm-27m", {}, 384), ("TRM 7M", "trm", "trm-7m", {}, 384)]
 ON_A_CPU = [("HRM small", "hrm", "hrm-small", {}, 4), ("TRM small", "trm", "trm-7m", SMALL, 4)]
 ACT_STEPS = 16
-COMPILED_MOST = 5e-2  # relative tolerance of losses in bfloat16, which has 8 bits; fused kernels round differently
+COMPILED_MOST = 5e-2  # relative tolerance of bfloat16 losses: 8 bits of precision, and fused kernels round differently
 SECTIONS = (*CHECKS, "processes", "puzzles", "language")
 
 
 def main() -> int:
     parser = make_parser(__doc__, quick="one architecture of each kind, 3 training steps, one process; on the CPU")
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="by default a GPU, if there is one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device to check; by default a GPU, if there is one")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION", help=str(SECTIONS))
     args = parser.parse_args()
     args.device = args.device or ("cpu" if args.quick else here)
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def sections(args: argparse.Namespace, checkpoints: Checkpoints) -> dict[str, Callable[[], Iterator]]:
-    """Return a function for each of SECTIONS that yields its results."""
+    """Return the selected sections as functions that yield their results."""
     kinds = (every.PUZZLES, every.CAUSAL_LMS, every.REGRESSORS, every.MASS_MAPPERS)
     architectures = [kind[0] for kind in kinds] if args.quick else every.ARCHITECTURES
 
@@ -113,7 +113,7 @@ def sections(args: argparse.Namespace, checkpoints: Checkpoints) -> dict[str, Ca
 
 
 def puzzle_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, Any]]:
-    """Time training steps and solving of the puzzle models, and compare compiled with eager losses."""
+    """Time training and solving of the puzzle models; compare the losses of compiled and eager training."""
     gpu = args.device == "cuda"
     for name, kind, preset, fields, boards in ON_A_GPU if gpu else ON_A_CPU:
         model_class, config_class = PUZZLES[kind]
@@ -139,7 +139,7 @@ def puzzle_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, An
 
 
 def language_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, Any]]:
-    """Time training steps of a language model, and decoding with a cache."""
+    """Time training and cached decoding of a language model; compare the losses of compiled and eager training."""
     gpu = args.device == "cuda"
     size = "100m" if gpu else "tiny"
     config, name, new = peer_config("hrm_lm", size, 1024 if gpu else 64), f"hrm_lm {size}", 32 if gpu else 4
@@ -160,7 +160,7 @@ def language_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, 
 
 
 def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.Namespace) -> Iterator:
-    """Measure speed and memory of a training step, eager and, on a GPU, compiled; compare the losses of both."""
+    """Measure the speed and memory of an eager step and, on a GPU, of a compiled one; compare their losses."""
     gpu, eager = args.device == "cuda", None
     for compiled in (False, True) if gpu else (False,):
         what, row, step, before = f"training step, {'compiled' if compiled else 'eager'}", None, None, 0
@@ -191,7 +191,7 @@ def speed(name: str, what: str, call: Callable, items: int, unit: str, args: arg
 
 
 def speed_line(row: dict[str, Any]) -> str:
-    """Print a row of the table."""
+    """Format a row of the table."""
     rates = [f"{value:11,.0f} {key.removesuffix('_per_s')}/s" for key, value in row.items() if key.endswith("_per_s")]
     memory = [f"{row['peak_mib']:9,.0f} MiB at its peak"] if "peak_mib" in row else []
     return f"{'':6} {row['model']:13} {row['what']:34} {row['ms']:10,.1f} ms {' '.join(rates + memory)}"

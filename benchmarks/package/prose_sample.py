@@ -1,11 +1,11 @@
-"""Draw a random sample of the package's sentences, for raters who judge how they read.
+"""Draw a random sample of the repository's texts, for raters who judge the English.
 
     python benchmarks/package/prose_sample.py --seed 1 --count 200 [--root DIR] [--kinds message help]
 
 The population is the text that users and maintainers read in `hrm_hf/`, `hrm_hf_start.py`, `training/` and
 `benchmarks/`: the first paragraph of each docstring, each block of comments, each help text, and the text of each
-error, warning, log line and printed line. A text is printed with its place and kind; in an f-string, `{...}` replaces
-expressions. The script needs only the standard library, so it runs on any commit. It does not rate the texts.
+error, warning, log line and printed line. Each text is printed with its kind and location; expressions in f-strings
+stay in braces. The script needs only the standard library, so it runs on any commit. It does not rate the texts.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PRAGMA = re.compile(r"#\s*(noqa|type:|fmt:|pragma|ruff:|!)")
 
 
 class Item(NamedTuple):
-    """A text, with its kind and its place."""
+    """A text with its kind and location."""
 
     file: Path
     line: int
@@ -38,7 +38,7 @@ class Item(NamedTuple):
 
 
 def text_of(node: ast.AST) -> str:
-    """Return the text of a string, an f-string or a sum of strings; "" for any other expression."""
+    """Return the text of a string, an f-string or concatenated strings; "" for any other expression."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
     if isinstance(node, ast.JoinedStr):
@@ -53,15 +53,15 @@ def text_of(node: ast.AST) -> str:
 
 
 def is_sentence(text: str) -> bool:
-    """Tell whether a text has at least three words outside its placeholders."""
+    """Check whether a text has at least three words outside its placeholders."""
     return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"\{[^}]*\}|`[^`]*`", "", text))) >= 3
 
 
 def comments(file: Path, source: str) -> Iterator[Item]:
-    """Yield comments; lines that follow each other are one comment."""
+    """Yield comments, joining comments on consecutive lines into one."""
     block: list[str] = []
     start = last = -1
-    joins = False  # whether the block consists of lines without code
+    joins = False  # True if the block's lines hold no code
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or PRAGMA.match(token.string):
             continue
@@ -105,7 +105,7 @@ def spoken(file: Path, tree: ast.AST) -> Iterator[Item]:
 
 
 def items(root: Path) -> list[Item]:
-    """List every text below a checkout that has at least three words, in a fixed order."""
+    """List every text of at least three words in a checkout, in a fixed order."""
     found: list[Item] = []
     for place in PLACES:
         for file in [root / place] if (root / place).is_file() else sorted((root / place).rglob("*.py")):
@@ -118,9 +118,9 @@ def items(root: Path) -> list[Item]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the sample")
     parser.add_argument("--count", type=int, default=200, help="number of texts to draw")
-    parser.add_argument("--root", type=Path, default=Path(), help="checkout to read, by default the current folder")
+    parser.add_argument("--root", type=Path, default=Path(), help="checkout to read; by default the current folder")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of text to draw from")
     args = parser.parse_args()
     population = [item for item in items(args.root) if item.kind in args.kinds]

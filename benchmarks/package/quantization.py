@@ -1,19 +1,19 @@
-"""Measure quantized weights: size, quality, halting and speed of each architecture on this machine.
+"""Measure how quantized weights change the size, quality, halting and speed of each architecture.
 
     python -m benchmarks.package.quantization --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt \\
         go=runs/go_nano:data/go/test.jsonl maps=runs/cosmo:data/kappa_64
     python -m benchmarks.package.quantization --quick         # untrained tiny models with generated data
     python -m benchmarks.package.quantization --markdown      # print the report as the table of docs/quantization.md
 
-DATA is a data set with a test split for puzzle models and regressors, a text file whose end was held out for `hrm_lm`
-and `rlm_mhc`, and held-out records for the Go coder. Every scheme is measured on the same rows.
+For puzzle models and regressors, DATA is a data set with a test split; for `hrm_lm` and `rlm_mhc`, a text file whose
+end was held out from training; for the Go coder, held-out records. Every scheme is measured on the same rows.
 
-Quality is the model's usual metric. More sensitive metrics are `agreement` with the float32 model (boards with the
-same answer, tokens with the same argmax), the change of bits per byte for texts and code with an interval over rows,
-and `shift` for regressors: how far means move, in float32 standard deviations. These show small changes that a score
-over a few hundred rows does not. Halting is adaptive (for `hrm_lm`, results with all segments are also reported), but
-boards are timed with fixed steps, so that every scheme does the same work. Schemes take turns; times are medians of
-CPU seconds, divided by the float32 time.
+Quality is the model's usual metric. Three more sensitive metrics compare a scheme with float32: `agreement` (boards
+with the same answer, tokens with the same argmax), the change in bits per byte of text or code with an interval over
+rows, and for regressors `shift` (how far the means move, in float32 standard deviations). They show changes that are
+too small for a score over a few hundred rows. Halting is adaptive (for `hrm_lm`, the report also has results with all
+segments), but boards are timed with a fixed number of steps, so every scheme does the same work. Schemes take turns;
+times are median CPU seconds divided by those of float32.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
         print_markdown(json.loads((args.out / "quantization.json").read_text()))
         return
     torch.set_num_threads(args.threads)
-    # bitsandbytes logs a line for every product
+    # bitsandbytes logs a line for every matrix product
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     transformers.logging.disable_progress_bar()
     out = args.out / f"quantization{'_quick' if args.quick else ''}.json"
@@ -75,12 +75,12 @@ def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
     parser.add_argument("--puzzles", type=int, default=256)
-    parser.add_argument("--text_bytes", type=int, default=30_000, help="bytes from the end of the file")
-    parser.add_argument("--records", type=int, default=300, help="records of the Go coder")
+    parser.add_argument("--text_bytes", type=int, default=30_000, help="number of bytes from the end of the file")
+    parser.add_argument("--records", type=int, default=300, help="number of records for the Go coder")
     parser.add_argument("--maps", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--markdown", action="store_true", help="print the report in --out without measuring")
+    parser.add_argument("--markdown", action="store_true", help="only print the report in --out as Markdown")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
         parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
@@ -91,7 +91,7 @@ def parse() -> argparse.Namespace:
 
 
 def open_report(path: Path, args) -> dict[str, Any]:
-    """Load the report if the same machine and versions made it, so that models can be measured one at a time."""
+    """Load the existing report if it is from the same machine and versions; otherwise, start a new one."""
     versions = {**library_versions(), **{name: version(name) for name in LIBRARIES}}
     head = {"threads": args.threads, "turns": args.turns, "machine": machine(), "versions": versions}
     before = json.loads(path.read_text()) if path.is_file() else {}
@@ -100,7 +100,7 @@ def open_report(path: Path, args) -> dict[str, Any]:
 
 
 def place(item: tuple[str, dict[str, Any]]) -> int:
-    """Return the sort key of a model's row: the place of its architecture in `SUBJECTS`."""
+    """Return the sort key of a model's row: the position of its architecture in `SUBJECTS`."""
     return list(SUBJECTS).index(item[1]["model_type"])
 
 
@@ -108,7 +108,7 @@ def place(item: tuple[str, dict[str, Any]]) -> int:
 
 
 def measure(folder: str | Path, data: str | Path, args) -> dict[str, Any]:
-    """Return the measurements of every scheme, and their conditions."""
+    """Load a model with every scheme; return the measurements, and the number of rows they used."""
     subject = SUBJECTS[AutoConfig.from_pretrained(folder).model_type](folder, data, args)
     models, schemes = {}, {}
     for scheme, options in SCHEMES.items():
@@ -135,10 +135,10 @@ def measure(folder: str | Path, data: str | Path, args) -> dict[str, Any]:
 
 
 def sizes(model) -> dict[str, Any]:
-    """Return the bytes of weights and saved buffers in memory, and the quantized share of weights."""
+    """Return the number of weights, the fraction that is quantized, and the bytes of weights and saved buffers."""
     total, quantized = 0, 0
     for name, parameter in model.named_parameters():
-        # A byte holds two 4-bit weights; other weights keep their shape.
+        # Two 4-bit weights share a byte, so count them by the layer's size; other weights keep their shape.
         owner = model.get_submodule(name.rpartition(".")[0])
         packed = type(parameter).__name__ == "Params4bit"
         count = owner.in_features * owner.out_features if packed else parameter.numel()
@@ -159,7 +159,7 @@ def weight_bytes(model) -> int:
 
 @torch.no_grad()
 def saved(model, subject) -> dict[str, Any]:
-    """Return the size of the weights' file, and the difference of logits after loading it."""
+    """Save and reload a model; return the size of the file and the largest change in the logits."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
@@ -189,7 +189,7 @@ def print_table(name: str, model: dict[str, Any]) -> None:
 
 
 def print_markdown(report: dict[str, Any]) -> None:
-    """Format a row for each model and scheme."""
+    """Print the report as a Markdown table, with a row for each model and scheme."""
     print("| model | scheme | quantized | memory | file | quality | steps | against float32 | time |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, model in report["models"].items():
@@ -216,7 +216,7 @@ def print_markdown(report: dict[str, Any]) -> None:
 
 
 def changed(row: dict[str, Any], key: str) -> str:
-    """Format a change with its interval."""
+    """Format the change in bits per byte with its interval."""
     low, high = row[f"{key}_interval"]
     return f"bits {row[key]:+.4f} ({low:+.4f} to {high:+.4f})"
 

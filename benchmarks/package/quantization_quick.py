@@ -1,4 +1,4 @@
-"""Untrained tiny checkpoints, and data for them, for the quick form of `quantization.py`."""
+"""Untrained tiny checkpoints and their data, for `quantization.py --quick` and other benchmarks."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ GO = "func Add{n}(a, b int) int {{\n\treturn a + b + {n}\n}}\n"
 
 
 def quick_checkpoints(folder: Path) -> Iterator[tuple[str, Path, Path]]:
-    """Write a model of every architecture and its data under `folder`; return NAME, FOLDER and DATA of each."""
+    """Write a tiny model of every architecture and its data to `folder`; yield NAME, FOLDER and DATA of each."""
     torch.manual_seed(0)
     yield from puzzle_models(folder)
     yield from text_models(folder)

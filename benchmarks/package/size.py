@@ -1,11 +1,11 @@
-"""Measure the size and the import structure of a checkout; with --before, compare it with another one.
+"""Measure the size and import structure of a checkout; with --before, compare two checkouts.
 
     python benchmarks/package/size.py [ROOT] [--before OTHER_ROOT] [--out size.json]
 
-Lines of Python count as code, docstring, comment or blank, so that deleting docstrings does not make a package look
+Code, docstring, comment and blank lines are counted separately, so deleting docstrings does not make the code look
 smaller. A circle is a group of files that import each other, including imports inside functions and for type checkers.
-Parameter counts exclude `self` and `cls`, and skip constructors and layer forwards. The script needs only the standard
-library, so it runs on any commit.
+Parameter counts exclude `self` and `cls`, and skip constructors and forward methods. The script needs only the
+standard library, so it runs on any commit.
 """
 
 import argparse
@@ -49,14 +49,14 @@ def parameters_of(function: Function) -> int:
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Map the dotted name of each module of the package, and of its entry point, to its file."""
+    """Map the dotted name of each module in the package, and of its entry point, to its file."""
     files = [*sorted((root / PACKAGE).rglob("*.py")), *sorted(root.glob(f"{PACKAGE}_*.py"))]
     names = (".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for file in files)
     return dict(zip(names, files))
 
 
 def imports_of(name: str, file: Path, modules: Mapping[str, Path]) -> set[str]:
-    """List the modules of the package that a module imports, anywhere in it."""
+    """Return the modules of the package that a file imports, including imports inside functions."""
     found = set()
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -70,7 +70,7 @@ def imports_of(name: str, file: Path, modules: Mapping[str, Path]) -> set[str]:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Find the strongly connected components of more than one node, by reachability."""
+    """Find strongly connected components with more than one node, by reachability."""
     reached = {node: _reach(graph, node) for node in graph}
     found = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]}
     return [list(each) for each in sorted(found) if len(each) > 1]
@@ -95,7 +95,7 @@ def core_packages(root: Path) -> int:
 
 
 def measure(root: Path) -> dict[str, Any]:
-    """Measure one checkout."""
+    """Return the measurements of one checkout."""
     modules = modules_of(root)
     sources = {name: file.read_text(encoding="utf-8") for name, file in modules.items()}
     functions = {
@@ -128,7 +128,7 @@ def measure(root: Path) -> dict[str, Any]:
 
 
 def _by_folder(modules: Mapping[str, Path], sources: Mapping[str, str]) -> Counter[str]:
-    """Count lines by the folders directly below the package."""
+    """Count the lines in each top-level folder of the package."""
     found: Counter[str] = Counter()
     for name, source in sources.items():
         parts = name.split(".")

@@ -1,7 +1,7 @@
-"""Metrics and data of a trained checkpoint of each architecture, for benchmarks that change a model.
+"""Held-out data and metrics for each architecture, for benchmarks that compare versions of a trained model.
 
-A subject has held-out rows, `quality(model)` over all of them, `answers` for comparing two models, and `run`, the
-forward whose logits and time are compared. This module neither trains nor changes models.
+A subject holds held-out rows. `quality(model)` computes metrics over all rows, `compare` compares the `answers` of two
+models, and `run` is the call whose logits and time are compared. This module neither trains nor changes models.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from hrm_hf.puzzles.dataset import load_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 
 
-CONTEXT = 256  # tokens per row of text, if the model's recipe has no block_size
+CONTEXT = 256  # tokens per row of text if the model's recipe has no block_size
 STEPS = 2  # ACT steps per timed board
 BATCH = 8
 
 
 @dataclass
 class Puzzles:
-    """Boards of a data set's test split."""
+    """Boards from the test split of a data set."""
 
     folder: str | Path
     data: str | Path
@@ -77,7 +77,7 @@ class Puzzles:
 
 @dataclass
 class CausalLm:
-    """Rows from the end of a text, as long as the model's training rows."""
+    """Rows from the end of a text, each as long as the model's training rows."""
 
     folder: str | Path
     data: str | Path
@@ -92,7 +92,7 @@ class CausalLm:
         self.read()
 
     def read(self) -> None:
-        """Set `ids` [N, T], `sizes` (predicted bytes of each row), `inputs` of `run`, and `rows`."""
+        """Read the text; set `ids` [N, T], `sizes` (bytes to predict per row), `inputs` (for `run`) and `rows`."""
         context = trained_length(self.folder) or CONTEXT
         text = Path(self.data).read_bytes()[-self.args.text_bytes :].decode(errors="ignore")
         ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids[0]
@@ -112,7 +112,7 @@ class CausalLm:
 
     @torch.no_grad()
     def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
-        """Return the nats of each row, the argmax tokens [N, T], and for `hrm_lm` the segments [N, T]."""
+        """Return the loss of each row in nats, the argmax tokens [N, T], and for `hrm_lm` the segments used [N, T]."""
         nats, likeliest, segments = [], [], []
         for ids in self.ids.split(BATCH):
             outputs = model(input_ids=ids, use_cache=False, **thinking)
@@ -127,7 +127,7 @@ class CausalLm:
         return self.found[id(model)]
 
     def compare(self, mine, theirs) -> dict[str, Any]:
-        """Return the share of equal argmax tokens, and the change of the loss with its 95 % interval over rows."""
+        """Return the fraction of equal argmax tokens, and the change in loss with its 95 % interval over rows."""
         more = (mine[0] - theirs[0]) / math.log(2)
         return {
             "agreement": (mine[1] == theirs[1]).float().mean().item(),
@@ -146,7 +146,7 @@ class CausalLm:
 
 @dataclass
 class GoCoder(CausalLm):
-    """Held-out records, evenly spaced in their file; the model predicts the code from problem and plan."""
+    """Held-out records, evenly spaced in their file. The model predicts their code from problem and plan."""
 
     unit = "code_bits_per_byte"
 
@@ -168,7 +168,7 @@ class GoCoder(CausalLm):
         self.rows = {"records": wanted, "bytes": sum(self.sizes)}
 
     def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
-        """Return the nats of each record's code, and the argmax tokens of four rows of the stream."""
+        """Return the loss of each record's code in nats, and the argmax tokens of four rows of joined records."""
         writer = Writer(model, self.tokenizer, BATCH, self.builder.max_length, progress=False)
         return writer.nats(self.codes, self.starts), [self.run(model).logits.argmax(-1)], []
 
@@ -180,13 +180,13 @@ def trained_length(folder: str | Path) -> int | None:
 
 
 def bits(nats: list[float], sizes: list[int]) -> float:
-    """Return the bits per byte."""
+    """Convert losses in nats to bits per byte."""
     return sum(nats) / math.log(2) / sum(sizes)
 
 
 @dataclass
 class Regressor:
-    """Maps of a data set's test split."""
+    """Maps from the test split of a data set."""
 
     folder: str | Path
     data: str | Path

@@ -1,12 +1,11 @@
-"""Follow one input through the package and list the files that it enters, in order.
+"""Follow one input through the package and list the files that it passes through, in order.
 
     python benchmarks/package/walk.py [ROOT] [--only solve,lm] [--out walk.json]
 
 There are four walks, each in a fresh process: a Sudoku string through `hrm-hf solve`, one batch through
-`PuzzleTrainer`, one token through `hrm_lm`, and one Go record through `training/run_go_coder.py`. A file counts when
-one of its functions is called; imports do not count. A climb is a pair of files in which the file in the lower layer
-calls the file in the higher layer, for example through a callback. The script works on any commit with the same
-commands.
+`PuzzleTrainer`, one token through `hrm_lm`, and one Go record through `training/run_go_coder.py`. A file counts if one
+of its functions is called; imports do not count. A climb is a call from a file in a lower layer to a file in a higher
+layer, for example through a callback. The script works on any commit that has these commands.
 """
 
 import argparse
@@ -35,7 +34,7 @@ LAYERS = (
 )
 TASKS = ("puzzles", "text", "golang", "cosmology")
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
-# Runs a script under a profiler that records each call of a function of the checkout, and the caller's file.
+# Runs a script under a profiler that records the files of the checkout whose functions are called, and the callers.
 PROFILER = """
 import atexit, json, os, runpy, sys
 root, out, script, *words = sys.argv[1:]
@@ -93,7 +92,7 @@ HrmLmForCausalLM(config).eval()(torch.tensor([[3]]))
 
 
 def layer_of(file: str) -> int:
-    """Return the layer of a file: 0 for models."""
+    """Return the layer of a file as its index in LAYERS."""
     parts = Path(file).parts
     name = parts[0] if parts[0] == "training" else Path(parts[1]).stem
     name = "tasks" if name in TASKS else name
@@ -101,7 +100,7 @@ def layer_of(file: str) -> int:
 
 
 def walk(root: Path, words: list[str]) -> dict[str, Any]:
-    """Run one walk; see the module's docstring for what counts."""
+    """Run one walk; return its files, the number of pairs of caller and callee, and its climbs."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "walk.json")
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -116,7 +115,7 @@ def walk(root: Path, words: list[str]) -> dict[str, Any]:
 
 
 def walks(root: Path, folder: Path) -> dict[str, list[str]]:
-    """Build the inputs of the walks in a folder and return their command lines."""
+    """Build the inputs of all walks in `folder`; return the command line of each walk."""
     program = f"import sys; sys.path.insert(0, {str(root)!r}); from hrm_hf.cli import main; main()"
     source = folder / "source"
     source.mkdir()
@@ -148,7 +147,7 @@ def walks(root: Path, folder: Path) -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[2], help="a checkout")
-    parser.add_argument("--only", help="walks to run: solve, puzzle, lm, go, separated by commas")
+    parser.add_argument("--only", help="walks to run, comma-separated: solve, puzzle, lm, go")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     root = args.root.resolve()

@@ -1,13 +1,13 @@
-"""Ablate the training of puzzle models at equal CPU time: exact accuracy on boards with 30 to 36 clues.
+"""Ablate the training of puzzle models: compare the exact accuracy of each variant after equal CPU time.
 
     python -m benchmarks.puzzles.ablation [--quick] [--seconds 900] [--seeds 0 1 2] [--rows 0 1 2] [--out DIR]
     python -m benchmarks.puzzles.ablation --task maze [...]
 
-For Sudoku, every row of the table adds one change to the row above. For mazes of 15 x 15, there are two rows: TRM with
-attention, and the package's mixing of neighbors. A short run determines how many steps fit into the CPU time, so that
-schedules that end with the run (cosine, difficulty) end with the time; the cost of a step includes late starts, but
-not compilation. The results file is written after each run, and finished runs are not repeated, so an interrupted
-ablation can be continued. Accuracies are measured after `eval_max_steps` steps.
+For Sudoku (boards with 30 to 36 clues), every row of the table adds one change to the row above. For 15 x 15 mazes,
+there are two rows: TRM with attention, and the package's model that mixes neighboring cells. A short run first
+determines how many steps fit into the CPU time, so schedules (cosine, difficulty) end when the time is spent; the cost
+of a step includes late starts, but not compilation. The script writes the results file after each run and skips
+finished runs, so an interrupted ablation can be continued. Accuracies are measured after `eval_max_steps` ACT steps.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from ..report import machine, make_parser, write_report
 
 
 class Row(NamedTuple):
-    """Settings of a row besides `COMMON`: model_type, preset and fields of its config, and training arguments."""
+    """Row of the table: model_type, preset and config fields, plus training arguments that extend `COMMON`."""
 
     name: str
     model: dict[str, Any]
@@ -74,7 +74,7 @@ QUICK_COUNTS = (200, 50)
 
 
 class Clock(TrainerCallback):
-    """CPU seconds of the process at the end of each step."""
+    """Callback that records the process's CPU seconds at the end of each step."""
 
     def __init__(self):
         self.times: list[float] = []
@@ -85,11 +85,11 @@ class Clock(TrainerCallback):
 
 def main() -> None:
     parser = make_parser(__doc__, quick="check that all rows run: 5 seconds, one seed, few boards")
-    parser.add_argument("--seconds", type=float, help="CPU seconds of training per run (900; quick: 5)")
-    parser.add_argument("--seeds", type=int, nargs="+", help="(0 1 2; quick: 0)")
+    parser.add_argument("--seconds", type=float, help="CPU seconds of training per run (default 900; 5 with --quick)")
+    parser.add_argument("--seeds", type=int, nargs="+", help="random seeds (default 0 1 2; 0 with --quick)")
     parser.add_argument("--task", choices=list(ROWS), default="sudoku")
     parser.add_argument(
-        "--rows", type=int, nargs="+", choices=range(len(SUDOKU)), help="rows to run, by number; all by default"
+        "--rows", type=int, nargs="+", choices=range(len(SUDOKU)), help="numbers of the rows to run; all by default"
     )
     parser.add_argument("--compile", action="store_true", help="compile the training step")
     parser.add_argument("--threads", type=int, default=1)
@@ -103,9 +103,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     ensure_built(*data_of(args))
     for row in rows:
-        config_of(row, args)  # find unknown fields before hours of training
+        config_of(row, args)  # reject unknown fields before hours of training
     report: dict[str, Any] = {"runs": earlier_runs(args)}
-    for seed in args.seeds:  # seed by seed, so that an interrupted ablation has all rows, with fewer seeds
+    for seed in args.seeds:  # finish all rows of a seed first, so an interrupted ablation has every row
         for row in rows:
             if any((run["row"], run["seed"]) == (row.name, seed) for run in report["runs"]):
                 continue
@@ -128,7 +128,7 @@ def report_name(args: argparse.Namespace) -> str:
 
 
 def earlier_runs(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Load earlier runs from the results file; they must be comparable with new ones."""
+    """Load earlier runs from the results file; exit if they were made with different settings."""
     file = args.out / f"{report_name(args)}{'_quick' if args.quick else ''}.json"
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
     if other := [run["row"] for run in runs if run["settings"] != settings_of(run, args)]:
@@ -139,7 +139,7 @@ def earlier_runs(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def settings_of(run: dict[str, Any], args: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the settings that a run of this row has now; None if the row no longer exists."""
+    """Return the current settings for the row of an earlier run, or None if the row no longer exists."""
     for row in ROWS[args.task]:
         if row.name == run["row"]:
             options = {"seconds": args.seconds, "compile": args.compile, "threads": args.threads}
@@ -201,7 +201,7 @@ def train(row: Row, seed: int, args: argparse.Namespace, steps: int) -> tuple[Pu
 
 
 def table(runs: list[dict[str, Any]], rows: tuple[Row, ...]) -> dict[str, dict[str, float]]:
-    """Return mean and standard deviation over the seeds of each row, in the order of the rows."""
+    """Return the mean and standard deviation of each row's exact accuracy over seeds, in table order."""
     found = {}
     for row in rows:
         exact = [run["exact_accuracy"] for run in runs if run["row"] == row.name]

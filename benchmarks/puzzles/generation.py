@@ -1,11 +1,11 @@
-"""Measure the cost of Sudoku puzzles: generating, rating, and computing canonical forms.
+"""Measure the CPU time to generate and rate Sudoku puzzles, and to compute their canonical forms.
 
     python -m benchmarks.puzzles.generation [--quick] [--puzzles 6800] [--peer 100]
 
-CPU time of one process for one rated 9x9 puzzle with a unique solution, from a random grid to the last proof. The peer
-is the plain generator with `plain_sudoku.py`, which does the same steps in Python, one board at a time. Both take
-turns in portions, so that a noisy machine slows both equally. Puzzles with the fewest clues are the hardest to
-generate; the time includes grids that were given up. The script also times `canonical_forms` of the generated puzzles.
+The result is one process's CPU time per rated 9x9 puzzle with a unique solution, starting from a random grid. The
+baseline ("peer" in the report) is a plain generator built on `plain_sudoku.py`, which performs the same steps in
+Python, one board at a time. The two generators take turns, so a noisy machine slows both equally. Puzzles with the
+fewest clues are the hardest to generate; the time includes discarded grids. The script also times `canonical_forms`.
 """
 
 import statistics
@@ -28,8 +28,8 @@ def main() -> None:
     from hrm_hf.trainer.recipes import library_versions
 
     parser = make_parser(__doc__, quick="one range, few puzzles")
-    parser.add_argument("--puzzles", type=int, default=6800, help="puzzles per range of clues")
-    parser.add_argument("--peer", type=int, default=100, help="puzzles per range and repetition for the peer")
+    parser.add_argument("--puzzles", type=int, default=6800, help="number of puzzles per clue range")
+    parser.add_argument("--peer", type=int, default=100, help="puzzles per clue range and turn of the plain generator")
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     ranges = RANGES[:1] if args.quick else RANGES
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def milliseconds(puzzles: int, work: Callable, *how: Any) -> tuple[float, Any]:
-    """Return the CPU time per puzzle, and the result of the work."""
+    """Call `work`; return the CPU milliseconds per puzzle and the result."""
     started = time.process_time()
     result = work(*how)
     return (time.process_time() - started) * 1e3 / puzzles, result
@@ -67,7 +67,7 @@ def batched(clues: tuple[int, int], count: int, seed: int) -> tuple[np.ndarray, 
 
 
 def plain(clues: tuple[int, int], count: int, seed: int) -> None:
-    """Remove cells in blocks that are halved when uniqueness is lost; drop boards that miss their clue count."""
+    """Generate puzzles one at a time: remove blocks of cells, halving a block if the solution is not unique."""
     rng = np.random.Generator(np.random.Philox(seed))
     made = 0
     while made < count:
@@ -92,7 +92,7 @@ def plain_dig(board: list[int], order: list[int], target: int) -> list[int] | No
         if len(found) == 1:
             board, position, surplus = trial, position + len(cells), surplus - len(cells)
         elif len(cells) == 1:
-            position, block = position + 1, 1  # this clue is needed
+            position, block = position + 1, 1  # uniqueness requires this clue
         else:
             block = len(cells) // 2
     return None if surplus else board

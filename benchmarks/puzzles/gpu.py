@@ -1,13 +1,13 @@
-"""Train puzzle models on hard Sudokus on one GPU: held-out accuracy during training, within a time budget.
+"""Train puzzle models on hard Sudokus on one GPU, and report their held-out accuracy during training.
 
     python -m benchmarks.puzzles.gpu DATA [--split test_mixed] [--runs trm eqr units wide] [--steps-scale 1.0]
     python -m benchmarks.puzzles.gpu --quick
 
-DATA is a puzzle data set with a rated, held-out split, such as `hrm-hf data sudoku --clues 22-50 --num-train 100000
---mix RATED.csv.gz --test-share 0.1 --seed 7` builds. Each run is a process of `training/run_puzzle.py` in bfloat16,
-compiled, with a new symmetry for every row and hard rows first. The runs start together and share the GPU; with
---one-by-one, they run one after another. The report contains the accuracies after 16 ACT steps on the first 500
-held-out boards, at eight moments of each run. The models are saved in --models for `benchmarks/puzzles/solving.py`.
+DATA is a puzzle data set with a rated, held-out split, for example one built by `hrm-hf data sudoku --clues 22-50
+--num-train 100000 --mix RATED.csv.gz --test-share 0.1 --seed 7`. Each run is a compiled `training/run_puzzle.py`
+process in bfloat16, with a new symmetry for every row and hard rows first. The runs start together and share the GPU;
+with --one-by-one, they run one after another. The report contains the accuracies after 16 ACT steps on the first 500
+held-out boards, at eight points during each run. The models are saved in --models for `benchmarks/puzzles/solving.py`.
 """
 
 import json
@@ -50,9 +50,9 @@ TINY = {"hidden_size": 16, "num_attention_heads": 1, "L_cycles": 1, "H_cycles": 
 def main() -> None:
     parser = make_parser(__doc__, quick="check that all runs work: tiny models on the CPU, 8 steps, boards of 4 x 4")
     parser.add_argument("data", nargs="?", help="folder of a puzzle data set")
-    parser.add_argument("--split", default="test_mixed", help="held-out split")
+    parser.add_argument("--split", default="test_mixed", help="held-out split to evaluate")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
-    parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on the steps of each run")
+    parser.add_argument("--steps-scale", type=float, default=1.0, help="factor that multiplies the steps of each run")
     parser.add_argument("--one-by-one", action="store_true")
     parser.add_argument("--models", type=Path, default=Path("runs/puzzle_gpu"), help="folder for the trained models")
     args = parser.parse_args()
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def recipe(name: str, args: Any) -> Path:
-    """Write the recipe of a run."""
+    """Write the recipe of a run and return its path."""
     model_type, preset, fields, training, steps = RUNS[name]
     steps = EVALUATIONS if args.quick else max(EVALUATIONS, round(steps * args.steps_scale))
     fields = {"halt_max_steps": 16, "forward_dtype": "bfloat16", **fields}
@@ -104,7 +104,7 @@ def recipe(name: str, args: Any) -> Path:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """Return the held-out accuracies during a run, and its number of parameters."""
+    """Return a run's held-out accuracies during training, its final results and its number of parameters."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     held_out = [
         {"step": entry["step"], "exact_accuracy": entry["eval_exact_accuracy"], "boards": entry["eval_count"]}

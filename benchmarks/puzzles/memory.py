@@ -2,9 +2,9 @@
 
     python -m benchmarks.puzzles.memory [--quick] [--out benchmarks/results]
 
-All values are counted, not estimated: the bytes of the tensors, and for activations the bytes that autograd saves
-between forward and backward, counting each storage once, divided by the batch size. Cycles without gradients save
-nothing. The overhead of an accelerator's allocator or of the process is not included.
+All values are counted, not estimated. Weights, gradients and optimizer state are the bytes of their tensors.
+Activations are the bytes that autograd saves between forward and backward, with each storage counted once, divided by
+the batch size; cycles without gradients save nothing. Process and GPU allocator overhead is excluded.
 """
 
 import torch
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(model_class, config, batch_size: int = 2) -> dict[str, int]:
-    """Return the parameters, and the bytes of weights and buffers, gradients, optimizer state, and activations."""
+    """Return the number of parameters, and the bytes of weights, gradients, optimizer state and activations."""
     torch.manual_seed(0)
     model = model_class(config).train()
     shape = (batch_size, config.seq_len)
@@ -73,7 +73,7 @@ def measure(model_class, config, batch_size: int = 2) -> dict[str, int]:
 
 
 def size(tensors) -> int:
-    """Return the bytes of tensors."""
+    """Return the total number of bytes in the tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

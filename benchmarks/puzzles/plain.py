@@ -1,8 +1,8 @@
-"""Plain implementations of the papers' puzzle models, against which `speed.py` measures the package.
+"""Plain implementations of the papers' puzzle models, as the baseline of `speed.py`.
 
 They do the same arithmetic in eager mode, without fusion or reuse: the input is embedded for both forwards of a
 training step, the second forward computes unused token logits, and each parameter is updated separately. The weights
-come from a model of the package, so that the losses of both sides can be compared. Attention is written out, like
+are copied from a model of the package, so the losses of both sides can be compared. Attention is written out, like
 "eager" in transformers; `fused_attention` uses torch's fused kernel and is the stronger baseline, and `compiled` also
 compiles the forwards. Activations have the config's forward_dtype, and weights are cast to it when used, as in the
 original code. The module covers only what the benchmark needs: rotary positions, attention blocks, stablemax loss.
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 
 class PlainReasoner:
-    """HRM (`cycle="hrm"`) or TRM (`cycle="trm"`) with persistent carry, losses and both optimizers."""
+    """HRM (`cycle="hrm"`) or TRM (`cycle="trm"`) with a persistent carry, losses and both optimizers."""
 
     def __init__(
         self,

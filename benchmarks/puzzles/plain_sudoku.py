@@ -1,6 +1,6 @@
 """A plain Sudoku solver: one board at a time in Python, with the search of `hrm_hf.puzzles.sudoku_solver`.
 
-The solver is the baseline in `benchmarks/puzzles/generation.py`, and the reference of its tests.
+The solver is the baseline in `benchmarks/puzzles/generation.py` and the reference in tests of the fast solver.
 """
 
 from functools import lru_cache
@@ -18,17 +18,17 @@ def count_solutions(puzzle: Puzzle, limit: int = 2) -> int:
 
 
 def solve(puzzle: Puzzle) -> np.ndarray | None:
-    """Return the first solution that the search finds, uint8 [size * size]; None if there is none."""
+    """Return the first solution that the search finds, uint8 [size * size], or None if the board has no solution."""
     found: list[list[int]] = []
     search(to_board(puzzle).tolist(), 1, found)
     return masks_to_board(found[0]) if found else None
 
 
 def rate(puzzle: Puzzle) -> int:
-    """Rate a board: the number of failed guesses before the first solution.
+    """Rate a board by the number of failed guesses before the first solution.
 
-    The search is fixed: naked and hidden singles until nothing changes, then a guess at the cell with the fewest
-    candidates (the first such cell, row by row), digits ascending. 0 means that no guess failed.
+    The search is deterministic: it applies naked and hidden singles until nothing changes, then guesses at the first
+    cell (row by row) with the fewest candidates, trying digits in ascending order. 0 means that no guess failed.
 
     Raises:
         ValueError: the board has no solution.
@@ -54,8 +54,8 @@ def search(
 
     Args:
         board: digits, 0 for a blank.
-        found: gets one list of bit masks per solution (bit d - 1 is digit d); see `masks_to_board`.
-        rng: tries the digits of a guess in random order; ascending if None.
+        found: receives one list of bit masks per solution (bit d - 1 is digit d); see `masks_to_board`.
+        rng: shuffles the digits of each guess; ascending order if None.
     """
     shape = sudoku_shape(int(len(board) ** 0.5))
     full = (1 << shape.size) - 1
@@ -65,7 +65,7 @@ def search(
 
 
 def _search(masks: list[int], shape: SudokuShape, limit: int, found: list[list[int]], rng) -> int:
-    """Search depth-first below a propagated board; return the number of guesses without a solution."""
+    """Search depth-first from a propagated board; return the number of guesses that led to no solution."""
     counts = [mask.bit_count() for mask in masks]
     open_counts = [count for count in counts if count > 1]
     if not open_counts:
@@ -90,7 +90,7 @@ def _search(masks: list[int], shape: SudokuShape, limit: int, found: list[list[i
 def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool:
     """Apply naked and hidden singles to `masks` in place until nothing changes; return False on a contradiction.
 
-    `decided` are the cells with one candidate whose digit the peers have not lost yet.
+    `decided` lists the cells with one candidate whose digit is not yet removed from their peers.
     """
     full, peers = (1 << shape.size) - 1, _peers(shape)
     while True:
@@ -120,7 +120,7 @@ def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool
             for cell in unit:
                 hidden = masks[cell] & once
                 if hidden & (hidden - 1):
-                    return False  # this cell is the only place of two digits
+                    return False  # two digits fit only in this cell
                 if hidden and hidden != masks[cell]:
                     masks[cell] = hidden
                     decided.append(cell)
@@ -130,6 +130,6 @@ def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool
 
 @lru_cache
 def _peers(shape: SudokuShape) -> list[list[int]]:
-    """Return, for each cell, the cells that must have a different digit."""
+    """Return the peers of each cell, which must have different digits."""
     units = [set(cells) for _, cells in shape.units]
     return [sorted(set().union(*(u for u in units if cell in u)) - {cell}) for cell in range(shape.cells)]

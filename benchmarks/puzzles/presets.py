@@ -1,11 +1,12 @@
-"""Measure the memory of training steps by preset and batch size, for the estimates of `hrm-hf recommend`.
+"""Measure a training step's memory for each preset and batch size, as input for `hrm-hf recommend`.
 
     python -m benchmarks.puzzles.presets [--quick] [--device cuda] [--out benchmarks/results]
 
-Each point is a separate process that runs two steps in float32, uncompiled; the second step includes the optimizer's
-state. On the CPU, it reports how far the peak resident memory rises after the libraries are loaded and warm; on CUDA,
-the maximum that the allocator reserved. A line through the points gives a constant (at least weights, gradients and
-moments) and the bytes per sequence or map. `memory.py` counts tensor by tensor, which gives a lower bound.
+Each measurement is a separate process that runs two uncompiled steps in float32; the second step includes the
+optimizer state. On the CPU, the process reports how far its peak resident memory rises after a warm-up that loads the
+libraries; on CUDA, it reports the maximum that the allocator reserved. A line fitted to the measurements gives a
+constant (at least the size of weights, gradients and moments) and the bytes per sequence or map. `memory.py` counts
+the tensors instead, which gives a lower bound.
 """
 
 import argparse
@@ -60,11 +61,11 @@ def counted(task: str, name: str) -> int:
 
 
 def fitted(points: dict[int, int], least: int) -> dict:
-    """Fit a line through the points: a constant of at least `least`, and the bytes per example.
+    """Fit a line to the points: a constant (at least `least`) plus the bytes per example.
 
-    The noise of peak memory is proportional to its size. The constant therefore minimizes relative errors; otherwise,
-    the noise of the largest batch could put a model below a smaller one. The slope minimizes absolute errors, because
-    memory runs out at the largest batch.
+    The noise in peak memory is proportional to the memory. The constant therefore minimizes relative errors;
+    otherwise, noise at the largest batch could rank a model below a smaller one. The slope minimizes absolute errors,
+    because memory runs out at the largest batch.
     """
     batches, sizes = np.array(list(points)), np.array(list(points.values()))
     constant = max(least, round(np.polyfit(batches, sizes, 1, w=1 / sizes)[1]))
@@ -76,7 +77,7 @@ def fitted(points: dict[int, int], least: int) -> dict:
 
 
 def puzzle_config(name: str) -> HrmPuzzleConfig:
-    """Return the config of a row of the guide's table, for 9x9 Sudoku."""
+    """Return the 9x9 Sudoku config from a row of the guide's table."""
     return HrmPuzzleConfig(**GUIDE_ROWS[name].config)
 
 
@@ -123,7 +124,7 @@ def _in_own_process(task: str, name: str, batch: int, device: str) -> int:
 
 def _measure(results, task: str, name: str, batch: int, device: str) -> None:
     torch.set_num_threads(1)
-    # First load kernels and libraries, which do not count as memory of the step.
+    # Load kernels and libraries first, because they do not count as memory of the step.
     two_steps("puzzle", "hrm-16", 1, device)
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -138,7 +139,7 @@ def _measure(results, task: str, name: str, batch: int, device: str) -> None:
 
 
 def _status(field: str) -> int:
-    """Return a value of /proc/self/status in bytes."""
+    """Return a field of /proc/self/status in bytes."""
     return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 

@@ -1,4 +1,4 @@
-"""Measure accuracy and CPU time by ACT steps, restarts and answer choice; for Sudoku, also with search.
+"""Measure a puzzle model's accuracy and CPU time by ACT steps, restarts and the rule that chooses the answer.
 
     python -m benchmarks.puzzles.solving MODEL DATA [--split test] [--limit 200]
         [--steps 16 64 256 1024] [--restarts 1 8]
@@ -6,10 +6,10 @@
         [--device cpu]
     python -m benchmarks.puzzles.solving --quick
 
-Every cell of the table solves the same boards. A board runs all steps, unless its state stops changing, the model
-prefers to halt (with --halt q), or the rules accept the answer (choice "rules", which knows what is right). Times are
-CPU seconds of the process and include reading out the answers. With --quick and no model, a random model on 4 x 4
-boards checks that the table can be computed.
+Every row of the table solves the same boards; for Sudoku, the script also measures search. A board runs all steps,
+unless its state stops changing (--exit-when-still), the model prefers to halt (--halt q), or the puzzle's rules accept
+the answer (--choose rules). Times are CPU seconds of the process and include reading out the answers. With --quick and
+no MODEL, the script uses a random model on 4 x 4 boards, only to check that it works.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def random_example(folder: str) -> str:
 
 
 def tabulate(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure and print every row."""
+    """Measure and print every row; return the report."""
     model = AutoModelForPuzzleSolving.from_pretrained(args.model).eval().to(args.device)
     rows = load_puzzle_dataset(args.data, args.split).with_format("torch")[: args.limit]
     inputs = {name: rows[name].long() for name in ("input_ids", "puzzle_identifiers")}
@@ -88,7 +88,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     table = []
     for steps, restarts, choose in itertools.product(args.steps, args.restarts, args.choose):
         if restarts == 1 and choose in ("residual", "vote"):
-            continue  # with one run there is nothing to choose
+            continue  # one run leaves nothing to choose from
         options = {
             "max_steps": steps,
             "restarts": restarts,
@@ -112,7 +112,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def solved(model, inputs: dict[str, torch.Tensor], labels: torch.Tensor, seed: int, **options: Any) -> dict[str, Any]:
-    """Return exact answers, their share with its interval, mean ACT steps over a board's runs, and CPU seconds."""
+    """Return the count and fraction of exact answers, an interval, the mean ACT steps per board, and CPU seconds."""
     exact = steps = 0
     start = time.process_time()
     with seeded(model.device, seed):

@@ -1,11 +1,11 @@
-"""Time training steps, the training loop and solving of puzzle models, against a plain eager implementation.
+"""Compare the speed of training and solving puzzle models with that of a plain eager implementation.
 
     python -m benchmarks.puzzles.speed [--quick] [--config tiny|27m] [--threads 1] [--out benchmarks/results]
     python -m benchmarks.puzzles.speed --device cuda --dtype bfloat16 --config 27m --batch-size 384
 
-Both sides do the same arithmetic on the same data (their losses are compared first) and take turns, so that a noisy
-machine slows both equally. Results are medians of the process's CPU time, or of wall time on a GPU. `plain` is
-`plain.py`. The original trains in bfloat16, compiled, with fused attention: "plain, fused attention, compiled".
+Both sides do the same arithmetic on the same data (their losses are compared first) and take turns, so a noisy machine
+slows both equally. Results are medians of the process's CPU time, or of wall time on a GPU. `plain` is the code in
+`plain.py`. The original trains in bfloat16, like "plain, fused attention, compiled".
 """
 
 import argparse
@@ -26,7 +26,7 @@ from ..report import machine, make_parser, write_report
 from .plain import PlainReasoner
 
 
-# batch size, steps per repetition, repetitions
+# preset, batch size, steps per repetition, repetitions
 CONFIGS = {"tiny": ("hrm-small", 4, 20, 30), "27m": ("hrm-27m", 8, 1, 5)}
 RATES = {"lr": 1e-4, "weight_decay": 1.0}
 
@@ -35,8 +35,8 @@ def main() -> None:
     parser = make_parser(__doc__, quick="the tiny configuration, few turns")
     parser.add_argument("--config", choices=[*CONFIGS, "all"], default="all")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of activations")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="dtype of activations")
     parser.add_argument("--batch-size", type=int, help="boards per batch (default 4 for tiny, 8 for 27m)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(name: str, args: argparse.Namespace) -> dict:
-    """Return the milliseconds of a training step and of a solve on each side, with ratios to the plain side."""
+    """Time a training step and solving on each side; return the milliseconds and their ratios to the plain side."""
     preset, batch_size, steps, turns = CONFIGS[name]
     batch_size, turns = args.batch_size or batch_size, 6 if args.quick else turns
     torch.manual_seed(0)
@@ -76,7 +76,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
     for side, step in sides.items():
         torch.manual_seed(1)
         losses[side] = [step().item() for _ in range(3)]
-    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 has 8 bits, and fused kernels round differently
+    most = 1e-3 if args.dtype == "float32" else 5e-2  # 8 bits of precision, and fused kernels round differently
     for side, values in losses.items():
         assert max(abs(a - b) for a, b in zip(values, losses["plain"])) < most, (side, values, losses["plain"])
     train = interleave(sides, steps, turns, model.device)
@@ -108,7 +108,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
 
 
 def package_step(model, batch, compiled: bool = False):
-    """Return a training step of the package: forward, backward, both optimizers."""
+    """Return a function that runs one training step of the package: forward, backward, both optimizers."""
     if compiled:
         model.compile_act_step()
     sparse = SignSGD([model.model.puzzle_emb.weight], 1e-4, 1.0)
@@ -128,7 +128,7 @@ def package_step(model, batch, compiled: bool = False):
 
 
 def plain_solve(plain: PlainReasoner, batch) -> torch.Tensor:
-    """Run four ACT steps of the plain side, with logits and without gradients."""
+    """Run four ACT steps of the plain model without gradients; return the argmax of the last logits."""
     with torch.no_grad():
         shape = (len(batch["input_ids"]), plain.config.max_position_embeddings, plain.config.hidden_size)
         z_H, z_L = (state.to(plain.dtype).expand(shape) for state in (plain.H_init, plain.L_init))
@@ -139,7 +139,7 @@ def plain_solve(plain: PlainReasoner, batch) -> torch.Tensor:
 
 
 def loop_milliseconds(model, batch, steps: int) -> float:
-    """Return the milliseconds per step of `PuzzleTrainer.train` with logging and bar, without compilation."""
+    """Return the milliseconds per step of compiled `PuzzleTrainer.train`, logging included, after warm-up."""
     from datasets import Dataset
 
     rows = {name: value.repeat(16, *[1] * (value.dim() - 1)).tolist() for name, value in batch.items()}

@@ -1,4 +1,4 @@
-"""Measure decoding speed of `rlm_mhc` and `hrm_lm` against models without their additions, eager and compiled.
+"""Compare the decoding speed of `rlm_mhc` and `hrm_lm` with that of simpler models, eager and compiled.
 
     python -m benchmarks.text.decoding [--quick] [--sizes 1m,10m] [--batch_sizes 1,8] [--no_compile]
 
@@ -7,10 +7,10 @@ width and SwiGLU, with as many layers as the segment has layer visits (and there
 decoded greedily after a cached prompt: "eager" with a growing cache, "compiled" with a static cache and one graph per
 token, like `generate(cache_implementation="static")`.
 
-The script uses one thread. The sides take turns of a few tokens, so that a noisy machine slows all of them equally. A
-ratio is reference time over side time within a turn (1: as fast as the reference), reported as the median over turns
-with a 95 % bootstrap interval. The gain from compiling is measured in the same way. Ratios use the thread's CPU time;
-wall time is also reported. Compilation is not timed.
+The script uses one thread. The models take turns of a few tokens, so a noisy machine slows all of them equally. A
+ratio is the reference's time divided by the model's time in the same turn (1 means as fast as the reference); the
+report has the median over turns with a 95 % bootstrap interval. The gain from compiling is measured in the same way.
+Ratios use the thread's CPU time; wall time is also reported. Compilation is not timed.
 """
 
 import time
@@ -33,8 +33,8 @@ REFERENCES = {"rlm_mhc": "mHC off", "hrm_lm": "Llama with as many layer visits"}
 
 def main() -> None:
     parser = make_parser(__doc__, quick="tiny models, uncompiled, few turns")
-    parser.add_argument("--sizes", default="1m,10m", help=f"of {', '.join(SIZES)}")
-    parser.add_argument("--batch_sizes", default="1,8", help="batch sizes; only the first is compiled")
+    parser.add_argument("--sizes", default="1m,10m", help=f"model sizes, comma-separated: {', '.join(SIZES)}")
+    parser.add_argument("--batch_sizes", default="1,8", help="batch sizes; compiled models use only the first")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--no_compile", action="store_true")
     args = parser.parse_args()
@@ -72,10 +72,10 @@ def families(size: str) -> dict[str, dict]:
 
 def measure(family: str, models: dict, batch_size: int, turns: int, **labels) -> list[dict]:
     """Return one row per side: median milliseconds per token, and the speed relative to the first side."""
-    torch._dynamo.reset()  # torch keeps only eight graphs of the same code, and each model needs its own
+    torch._dynamo.reset()  # torch keeps only eight graphs per function, and each model needs its own
     make = compiled_decoder if labels["path"] == "compiled" else decoder
     sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
-    if make is compiled_decoder:  # alternates with the eager form of the same model, which is a separate side
+    if make is compiled_decoder:  # also time each model in eager mode, as a separate side
         sides |= {(name, "eager"): decoder(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
     times = take_turns(sides, turns)
     reference, rows = next(iter(times)), []
@@ -91,7 +91,7 @@ def measure(family: str, models: dict, batch_size: int, turns: int, **labels) ->
 
 
 def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
-    """Return CPU and wall milliseconds per token [repetitions, 2] of functions that decode NEW tokens, alternating."""
+    """Run the sides in turn, NEW tokens each time; return their CPU and wall milliseconds per token [turns, 2]."""
     clocks: dict[Any, list] = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, decode in sides.items():
@@ -103,7 +103,7 @@ def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
 
 
 def against(times: dict[Any, torch.Tensor], name: Any, reference: Any) -> dict[str, Any]:
-    """Return the medians of a side, and its speed relative to the reference with an interval."""
+    """Return the median times of a side, and its speed relative to the reference with an interval."""
     cpu, wall = times[name].median(0).values.tolist()
     row = {"cpu_ms_per_token": cpu, "wall_ms_per_token": wall}
     if name != reference:
@@ -131,7 +131,7 @@ def interval(values: torch.Tensor, draws: int = 2000) -> list[float]:
 
 
 def compiled_decoder(model, batch_size: int, prompt: int, new: int, device: str):
-    """Return a function like `lm.decoder`'s, with a static cache and one compiled graph per token."""
+    """Return a function that decodes greedily with a static cache and one compiled graph per token."""
     ids = torch.randint(8, model.config.vocab_size, (batch_size, prompt), device=device)
     cache = StaticCache(config=model.config, max_cache_len=prompt + new)
     first = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)

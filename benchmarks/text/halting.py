@@ -1,18 +1,20 @@
-"""Test whether halting pays in hrm_lm: bits per byte against average segments, for every exit criterion.
+"""Test whether halting saves segments in hrm_lm: bits per byte against average segments for each exit criterion.
 
     python -m benchmarks.text.halting CHECKPOINT... [--text_file FILE] [--calibration_file FILE] [--exits kl,cdf]
     python -m benchmarks.text.halting --quick        # first trains a tiny model for a few seconds
 
-Several checkpoints are treated as seeds of one model. For each exit criterion with a threshold, `calibrate_exit`
-chooses on one text the threshold that saves the most segments while bits per byte rise by at most --allowed_loss. The
-savings and the cost are then measured on another text, against baselines with the same average number of segments:
+Several checkpoints are treated as seeds of one model. For each exit criterion with a threshold, `calibrate_exit` uses
+one text to choose the threshold that saves the most segments while bits per byte rise by at most --allowed_loss. The
+savings and the loss are then measured on a different text, and compared with baselines that use equally many on
+average:
 
     fixed           the same number of segments for every token, interpolated linearly between integers
     random          each token gets at random one of the two integers nearest to the average
 
-A gain is positive if the exit needs fewer bits than the baseline. The plot shows the first checkpoint: each exit over
-its thresholds, and `q`, the learned gate, over halt_margin. All results come from plain forwards (decoding freezes
-tokens by the same rule). They are in bits per byte for byte models, and per token for others.
+A gain is positive if the exit criterion needs fewer bits than the baseline. The plot shows the first checkpoint, with
+one curve per criterion over its thresholds, and one for the learned gate `q` over halt_margin. All results come from
+forwards without a cache (decoding halts tokens by the same rule), in bits per byte, or per token for models with other
+tokens.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from ..report import interval, make_parser, write_report
 from .models import held_out_rows, image_folder, text_file
 
 
-# Thresholds of the plot; probabilities are spaced evenly, changes logarithmically.
+# Range of thresholds in the plot: evenly spaced for probabilities, logarithmically for changes.
 SWEPT = {
     "cdf": (0.5, 0.98), "confidence": (0.3, 0.99), "kl": (1e-5, 3.0), "latent_diff": (1e-3, 3.0),
     "second_diff": (1e-3, 3.0), "entropy_diff": (1e-4, 3.0),
@@ -68,14 +70,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--calibration_file", help="text for choosing thresholds; by default the first half of the held-out text"
     )
-    parser.add_argument("--bytes", type=int, default=131072, help="tokens to use of each text")
+    parser.add_argument("--bytes", type=int, default=131072, help="number of tokens to use from each text")
     parser.add_argument(
-        "--allowed_loss", type=float, default=0.005, help="allowed relative loss in bits per byte for calibration"
+        "--allowed_loss", type=float, default=0.005, help="largest relative increase in bits per byte allowed"
     )
     parser.add_argument("--exits", default=",".join(SWEPT), help="exit criteria to calibrate and plot")
     parser.add_argument("--block_size", type=int, default=256)
     parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--points", type=int, default=9, help="points per sweep")
+    parser.add_argument("--points", type=int, default=9, help="number of points per curve")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -89,7 +91,7 @@ def parse() -> argparse.Namespace:
 
 
 def load(path: Path, device: str):
-    """Load a checkpoint in eval mode."""
+    """Load an hrm_lm checkpoint in eval mode."""
     model = AutoModelForCausalLM.from_pretrained(path).to(device).eval()
     if model.config.model_type != "hrm_lm":
         raise SystemExit(f"{path} is a {model.config.model_type}; halting is a matter of hrm_lm")
@@ -97,7 +99,7 @@ def load(path: Path, device: str):
 
 
 def read_rows(args) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids [N, block_size] for choosing thresholds, and others for reporting."""
+    """Return two tensors of ids [N, block_size]: one for choosing thresholds, one for the reported results."""
     text = token_ids(args.text_file, args)
     if args.calibration_file is None:
         calibration, text = np.array_split(text, 2)
@@ -107,7 +109,7 @@ def read_rows(args) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def token_ids(path: str | None, args) -> np.ndarray:
-    """Return the bytes of a text, or tokens of the first checkpoint's tokenizer if its vocabulary is larger."""
+    """Return a text as bytes, or as tokens if the first checkpoint's vocabulary is larger than the bytes need."""
     ids = text_file(path, "valid", args.quick)
     if args.quick:
         return ids
@@ -132,7 +134,7 @@ def quick_model(args):
 
 
 class RandomExit:
-    """Random halting: a token still active after segment m = 1, 2, ... halts with probability hazards[m - 1]."""
+    """Random exit criterion: a token still active after segment m halts with probability hazards[m - 1]."""
 
     def __init__(self, hazards: list[float], seed: int = 0):
         self.hazards, self.seed, self.segment = hazards, seed, 0
@@ -146,7 +148,7 @@ class RandomExit:
 
 
 def hazards_of(histogram: list[float]) -> list[float]:
-    """Return the halting probability after each segment but the last, given shares that sum to 1."""
+    """Return the halting probability after each segment but the last, given a histogram that sums to 1."""
     left, hazards = 1.0, []
     for share in histogram[:-1]:
         hazards.append(min(1.0, share / left) if left > 1e-9 else 1.0)
@@ -155,7 +157,7 @@ def hazards_of(histogram: list[float]) -> list[float]:
 
 
 def around(average: float, M: int) -> list[float]:
-    """Return the histogram over 1..M segments that has a given average and uses only the two nearest integers."""
+    """Return the histogram over 1..M segments with the given average that uses only the two nearest integers."""
     low = min(int(average), M - 1)
     histogram = [0.0] * M
     histogram[low - 1], histogram[low] = 1 - (average - low), average - low
@@ -164,9 +166,9 @@ def around(average: float, M: int) -> list[float]:
 
 @torch.no_grad()
 def measure(model, rows: torch.Tensor, batch_size: int, make_exit=None, **options) -> dict:
-    """Return bits per token, average segments and their histogram for one exit criterion.
+    """Measure one exit criterion; return bits per token, average segments and the histogram of segments.
 
-    `make_exit(seed)` gives a fresh exit object for each batch; `options` go to the forward.
+    `make_exit(seed)` returns a new exit object for each batch; `options` are passed to the forward.
     """
     M = model.config.halt_max_steps
     nats, count, histogram = 0.0, 0, torch.zeros(M, dtype=torch.long)
@@ -185,10 +187,11 @@ def measure(model, rows: torch.Tensor, batch_size: int, make_exit=None, **option
 
 
 def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> dict[str, dict]:
-    """Return, per criterion, the threshold chosen on `calibration`, and its savings, cost and gains on `rows`.
+    """Choose each criterion's threshold on `calibration`, and return its savings, loss and gains on `rows`.
 
-    "saved": saved share of the M segments. "loss": relative increase of bits per byte over M segments for every token.
-    "gain_over_fixed", "gain_over_random": bits per byte of the baseline divided by those of the exit, minus one.
+    "saved": fraction of the M segments saved. "loss": relative increase in bits per byte, compared with M segments for
+    every token. "gain_over_fixed", "gain_over_random": bits per byte of the baseline over those of the criterion,
+    minus 1.
     """
     M = model.config.halt_max_steps
     fixed = [measure(model, rows, args.batch_size, **never_before(segments)) for segments in range(1, M + 1)]
@@ -224,7 +227,7 @@ def never_before(segments: int) -> dict:
 
 
 def summary(chosen: list[dict[str, dict]]) -> dict[str, dict]:
-    """Return means over checkpoints, with intervals."""
+    """Return the mean and interval of each metric over checkpoints."""
     figures = ("saved", "loss", "gain_over_fixed", "gain_over_random", "avg_segments", "bits_per_byte")
     return {
         name: {figure: interval([one[name][figure] for one in chosen]) for figure in figures} for name in chosen[0]
@@ -260,7 +263,7 @@ def sweep(model, rows, args) -> list[dict]:
 
 @torch.no_grad()
 def margins(model, rows, args) -> list[float]:
-    """Return margins at quantiles of q_halt - q_continue, to cover the gate's range."""
+    """Return quantiles of q_halt - q_continue as margins that cover the gate's range."""
     ids = rows[: args.batch_size].to(model.device)
     q = model(input_ids=ids, use_cache=False, exit_criterion="fixed").q_logits[:, :, :-1].float()
     quantiles = torch.linspace(0.02, 0.98, args.points, device=q.device)
@@ -268,14 +271,14 @@ def margins(model, rows, args) -> list[float]:
 
 
 def read_curve(curve: list[dict], average: float) -> float:
-    """Return the bits per byte of a curve at an average number of segments, by linear interpolation."""
+    """Interpolate a curve linearly; return the bits per byte at an average number of segments."""
     curve = sorted(curve, key=lambda p: p["avg_segments"])
     x, y = ([p[name] for p in curve] for name in ("avg_segments", "bits_per_byte"))
     return float(np.interp(average, x, y))
 
 
 def told(found: dict) -> str:
-    """Format the savings, cost and gains of a criterion, as values or intervals."""
+    """Format a criterion's savings, loss and gains, as values or intervals."""
 
     def share(name: str) -> str:
         value = found[name]
@@ -320,8 +323,8 @@ def plot(report: dict, path: Path) -> None:
     print(f"plot: {path}")
 
 
-CALIBRATION_STEPS = 8  # bisection steps, which narrow the range to 1 part in 256
-LEAST, MOST = 1e-6, 10.0  # range of thresholds on changes; thresholds on probabilities are in [0, 1]
+CALIBRATION_STEPS = 8  # bisection steps, which narrow the range by a factor of 256
+LEAST, MOST = 1e-6, 10.0  # range of thresholds for changes; those for probabilities are in [0, 1]
 
 
 def calibrate_exit(
@@ -336,7 +339,7 @@ def calibrate_exit(
         allowed_loss: allowed relative increase of the loss, such as 0.005.
 
     Returns:
-        exit_criterion, exit_threshold, lm_loss, average_steps; always_lm_loss with all segments; allowed_loss.
+        Dict: exit_criterion, exit_threshold, lm_loss, average_steps, always_lm_loss (all segments), allowed_loss.
 
     Raises:
         ValueError: the criterion has no threshold.

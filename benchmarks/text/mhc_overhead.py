@@ -2,9 +2,9 @@
 
     python -m benchmarks.text.mhc_overhead [--quick] [--threads 1] [--res_modes sinkhorn,identity] [--no_compile]
 
-The same body runs forward, backward and AdamW, compiled with `torch.compile` on each side. The sides take turns, so
-that a noisy machine slows all of them equally; results are medians. Times are CPU time of the process on a CPU, and
-wall time of synchronized steps on a GPU. The vocabulary is small, so that embeddings and head do not hide the layers.
+Each side runs forward, backward and AdamW on the same body, compiled with `torch.compile`. The sides take turns, so a
+noisy machine slows all of them equally; results are medians. Times are CPU time of the process on a CPU, and wall time
+of synchronized steps on a GPU. The vocabulary is small, so embeddings and head do not hide the cost of the layers.
 Activations are the bytes that autograd saves between forward and backward of the uncompiled model, counting each
 storage once, with and without gradient checkpointing.
 """
@@ -111,7 +111,7 @@ def activation_bytes(model, batch, checkpointing: bool = False) -> int:
 
 
 def interleave(sides: dict, args) -> dict[str, float]:
-    """Return the median milliseconds per step of each side, interleaved, without the first two calls."""
+    """Run the sides in turn; return the median milliseconds per step of each, ignoring the first two calls."""
     times = {name: [] for name in sides}
     for turn in range(args.turns + 2):
         for name, step in sides.items():

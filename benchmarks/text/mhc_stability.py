@@ -2,10 +2,10 @@
 
     python -m benchmarks.text.mhc_stability [--quick] [--plot docs/images/mhc_stability.png] [--out benchmarks/results]
 
-The maps of 64 layers come from random logits that depend on the token, with the spread of a lightly and of a heavily
-trained model. The composite gain is the gain of the product of all maps, along one signal path through all layers. The
-unconstrained map is I + 0.5 * logits, which plain hyper-connections start from and can reach. The script also measures
-the largest difference between the logits of a Llama and of its `RlmMhcForCausalLM.from_llama`.
+The maps of 64 layers come from random logits that depend on the token. Their spread is that of a lightly or a heavily
+trained model. The composite gain is the gain of the product of all maps along one signal path through all layers. The
+unconstrained map is I + 0.5 * logits, which plain hyper-connections start near and can reach. The script also measures
+the largest difference between the logits of a Llama and its `RlmMhcForCausalLM.from_llama` version.
 """
 
 from pathlib import Path
@@ -29,13 +29,13 @@ from ..report import make_parser, write_report
 COLORS = ("#2563a8", "#c2571a", "#4d8b31", "#7a5ba6", "#1f2933")
 STREAMS, WIDTH, TOKENS = 4, 64, 64
 SPREADS = (0.3, 1.0)
-MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factors on the logits
+MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factors that multiply the logits
 
 
 def main() -> None:
     parser = make_parser(__doc__, quick="8 layers")
     parser.add_argument("--layers", type=int, default=64)
-    parser.add_argument("--plot", type=Path, help="PNG file for the composite gain over depth")
+    parser.add_argument("--plot", type=Path, help="PNG file for a plot of the composite gain over depth")
     args = parser.parse_args()
     sites = 2 * (8 if args.quick else args.layers)
     curves = {
@@ -62,10 +62,10 @@ def main() -> None:
 
 
 def plot_composite_gain(curves: dict[str, list[dict]], path: Path) -> None:
-    """Plot the possible signal growth after each site of a hyper-connected model.
+    """Plot the largest possible signal growth after each site of a hyper-connected model.
 
     Args:
-        curves: label -> dicts of `get_detailed_mhc_metrics`.
+        curves: label -> dicts from `composite_curve`.
         path: image to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -96,7 +96,7 @@ DTYPES = (torch.float64, torch.float32)
 
 @torch.no_grad()
 def composite_curve(mode: str, spread: float, sites: int) -> list[dict[str, float]]:
-    """Return the gains of the product of the first 1, 2, ... sites, averaged over tokens."""
+    """Return the composite gains after each site, averaged over tokens."""
     torch.manual_seed(0)
     streams = torch.randn(1, TOKENS, STREAMS, WIDTH, dtype=torch.float64)
     maps = []

@@ -12,14 +12,14 @@ All models derive from one `HrmLmConfig` with one segment. They share its width,
     llama_x4                 four times the parameters, from four times the blocks
     llama_equal_flops        equal forward FLOPs: as many blocks as a segment has layer visits, so more parameters
     llama_equal_depth        as many blocks as hrm_lm_loop runs in all its passes, with the same width
-    rlm_mhc_off, rlm_mhc_on  `llama` as `rlm_mhc` without and with mHC, same body: the cost of mHC
+    rlm_mhc_off, rlm_mhc_on  `rlm_mhc` with the body of `llama`, without and with mHC: the cost of mHC
     rlm_mhc                  mHC with equal parameters: the SwiGLU is narrowed by the weights of mHC
     gpt2                     GPT-2 124M, unchanged
 
-Recurrent models accept other config fields, as in `hrm_lm_loop+coda_layers=0+norm_position=sandwich`; their SwiGLU is
-then fitted again to equal parameters.
+Recurrent models accept overrides of config fields, as in `hrm_lm_loop+coda_layers=0+norm_position=sandwich`; their
+SwiGLU is then resized for equal parameters.
 
-All weights start with std 1 / sqrt(width), like those of hrm_lm. The transformers default of 0.02 suits widths of
+All weights are initialized with std 1 / sqrt(width), as in hrm_lm. The transformers default of 0.02 suits widths of
 thousands; at width 64, it cost the Llamas one bit per byte in short runs. Training and timing are in `quality.py` and
 `speed.py`.
 """
@@ -40,7 +40,7 @@ from hrm_hf.models.configuration_rlm_mhc import RlmMhcConfig
 from ..report import RESULTS
 
 
-BYTES = 264  # byte tokenizer: ids 0..7 are special, 8 + b is byte b
+BYTES = 264  # vocabulary of the byte tokenizer: ids 0..7 are special, 8 + b is byte b
 EOS_ID, FIRST_BYTE = 2, 8
 DOCUMENT_END = b"<|endoftext|>\n"
 
@@ -55,7 +55,7 @@ SIZES = {
     "50m": HrmLmConfig._presets["hrm-lm-50m"],
     "100m": HrmLmConfig._presets["hrm-lm-100m"],
 }  # fmt: skip
-TRAINING = {"depth_warmup": 0.0}  # share of the budget during which tokens get one segment
+TRAINING = {"depth_warmup": 0.0}  # fraction of the budget during which each token gets one segment
 PEERS = (
     "hrm_lm", "hrm_lm_m4", "hrm_lm_loop", "looped", "hrm_text", "llama", "llama_x4", "llama_equal_flops",
     "llama_equal_depth", "rlm_mhc_off", "rlm_mhc_on", "rlm_mhc", "gpt2",
@@ -67,10 +67,10 @@ BOOKS = Path(__file__).parents[3] / "shared" / "data"
 def peer_config(
     peer: str, size: str, block_size: int = 256, mhc_preset: str | None = None, changes: dict[str, Any] | None = None
 ) -> PreTrainedConfig:
-    """Return the config of one of PEERS at a size of SIZES; each +FIELD=VALUE overrides a field.
+    """Return the config of a model in PEERS at a size in SIZES; each +FIELD=VALUE in `peer` overrides a field.
 
-    FLOPs are matched at rows of `block_size` tokens. `changes` are fields of the hrm_lm that the other models match.
-    With `mhc_preset`, the body of rlm_mhc_on and rlm_mhc_off is a preset of `RlmMhcConfig` instead.
+    FLOPs are matched for rows of `block_size` tokens. `changes` overrides fields of the hrm_lm config that all models
+    are matched to. With `mhc_preset`, rlm_mhc_on and rlm_mhc_off use this preset of `RlmMhcConfig` instead.
     """
     fields = {**SIZES[size], "halt_max_steps": 1, **(changes or {})}
     hrm = HrmLmConfig(**fields)
@@ -126,7 +126,7 @@ def peer_config(
 
 
 def loop_peers(hrm: HrmLmConfig) -> dict[str, dict]:
-    """Return the fields of a flat loop with as many blocks as both stacks of `hrm`, or one more."""
+    """Return the config fields of the flat loops, which have as many blocks as both stacks of `hrm` or one more."""
     blocks = hrm.num_h_layers + hrm.num_l_layers
     around = max(1, (blocks + 1) // 4)
     middle = max(1, blocks + 1 - 2 * around)
@@ -137,7 +137,7 @@ def loop_peers(hrm: HrmLmConfig) -> dict[str, dict]:
 
 
 def training_options(peer: str) -> dict:
-    """Return a peer's training settings that differ from TRAINING: `hrm_lm_loop+depth_warmup=0.7`."""
+    """Return TRAINING with the overrides in a peer's name, as in `hrm_lm_loop+depth_warmup=0.7`."""
     given = parsed_fields(peer.split("+")[1:])
     return {name: given.get(name, default) for name, default in TRAINING.items()}
 
@@ -155,20 +155,20 @@ def parsed_fields(given: list[str]) -> dict:
 
 
 def _fitted(config_class, fields: dict, measure, wanted: float) -> PreTrainedConfig:
-    """Return the config whose `measure`, linear in intermediate_size, is nearest to `wanted`, in multiples of 8."""
+    """Choose intermediate_size in multiples of 8 so that `measure`, which is linear in it, is nearest to `wanted`."""
     at_8, at_16 = (measure(config_class(**fields, intermediate_size=width)) for width in (8, 16))
     steps = (wanted - at_8) / (at_16 - at_8)
     return config_class(**fields, intermediate_size=8 + 8 * max(0, round(steps)))
 
 
 def build(config: PreTrainedConfig, seed: int = 0, **kwargs):
-    """Return a new model of a config in training mode; `kwargs` as in `from_config`."""
+    """Build a model from a config, in training mode; `kwargs` are passed to `from_config`."""
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, **kwargs).train()
 
 
 def count_parameters(config: PreTrainedConfig) -> int:
-    """Count the weights of the model, tied ones once, without allocating them."""
+    """Count a model's parameters without allocating them; tied weights count once."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
@@ -185,15 +185,15 @@ def flops_per_token(
 ) -> float:
     """Return the FLOPs per token in rows of `block_size` tokens, forward and (by default) backward.
 
-    Matrix products only, two operations for each multiplication and addition: projections, SwiGLU, head, mHC maps, and
-    attention over the full square of block_size x block_size, as unfused code computes it. Norms, softmax, Sinkhorn
-    and rotary positions are not counted. The backward pass costs twice the forward one where gradients flow, and
-    nothing where the model runs without them; recurrent passes count each time they run. Tested against torch's
-    FlopCounterMode, which counts up to 1 % less if a pass with gradients starts from a state without gradients.
+    Only matrix products count, with two operations per multiply-add: projections, SwiGLU, head, mHC maps, and
+    attention over all block_size x block_size pairs, as in unfused code. Norms, softmax, Sinkhorn and rotary positions
+    are not counted. The backward pass costs twice the forward pass where gradients flow, and nothing elsewhere; a
+    recurrent pass counts each time it runs. Tests compare the result with torch's FlopCounterMode, which counts up to
+    1 % less if a pass with gradients starts from a state without gradients.
 
     Args:
-        segments: segments that `hrm_lm` ran; halt_max_steps by default. The head runs after each.
-        bp_steps: stack passes of `hrm_lm` that carry gradients; the value in the config by default.
+        segments: number of segments that `hrm_lm` ran; halt_max_steps by default. The head runs after each segment.
+        bp_steps: number of stack passes of `hrm_lm` that carry gradients; the value in the config by default.
     """
     head = 2 * config.hidden_size * config.vocab_size
     if config.model_type == "hrm_lm":
@@ -228,12 +228,12 @@ def flops_per_token(
 
 
 def _stream_flops(n: int, width: int) -> float:
-    """Return the forward FLOPs per token of a hyper-connection: its maps, then reading and mixing of n streams."""
+    """Return the forward FLOPs per token of a hyper-connection: computing its maps, reading and mixing n streams."""
     return 2 * ((2 * n + n * n) * n * width + n * width + n * n * width)
 
 
 def _block_flops(config, block_size: int, gated: bool) -> float:
-    """Return the forward FLOPs per token of attention and SwiGLU."""
+    """Return the forward FLOPs per token of one block: attention and SwiGLU."""
     head_dim = config.hidden_size // config.num_attention_heads if config.head_dim is None else config.head_dim
     width = config.num_attention_heads * head_dim
     key_heads = config.num_attention_heads if config.model_type == "hrm_text" else config.num_key_value_heads
@@ -243,14 +243,14 @@ def _block_flops(config, block_size: int, gated: bool) -> float:
 
 
 def image_folder(out: Path) -> Path:
-    """Return the folder for plots: the documentation's for reports in the default place, else that of the report."""
+    """Return the folder for plots: docs/images for reports in the default folder, otherwise the report's folder."""
     folder = IMAGES if out == RESULTS else out
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def read_bytes(path: str | Path) -> np.ndarray:
-    """Return the bytes of a text file, plain or `.gz`, as uint16 ids; a line `<|endoftext|>` becomes one EOS."""
+    """Read a text file (plain or `.gz`) as uint16 byte ids; each line `<|endoftext|>` becomes one EOS."""
     path = Path(path)
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return ids_of(text)
@@ -264,7 +264,7 @@ def ids_of(text: bytes) -> np.ndarray:
 
 
 def text_file(given: str | None, split: str, quick: bool = False) -> np.ndarray:
-    """Return the ids of the given file, the books next to the repository, or (quick run) this package's code."""
+    """Return the ids of the given file, or of the books in shared/data, or (quick runs only) of the package's code."""
     path = Path(given) if given else BOOKS / f"classic_books_en.{split}.txt.gz"
     if path.is_file():
         return read_bytes(path)
@@ -276,7 +276,7 @@ def text_file(given: str | None, split: str, quick: bool = False) -> np.ndarray:
 
 
 def held_out_rows(ids: np.ndarray, total: int, block_size: int) -> torch.Tensor:
-    """Return int64 [rows, block_size]: about `total` tokens in rows spread evenly over the text."""
+    """Return about `total` tokens as int64 [rows, block_size], in rows spread evenly over the text."""
     rows = max(1, min(total, len(ids)) // block_size)
     starts = np.linspace(0, len(ids) - block_size, rows).astype(np.int64)
     return torch.from_numpy(np.stack([ids[start : start + block_size] for start in starts]).astype(np.int64))

@@ -1,21 +1,21 @@
-"""Compare bits per byte on held-out books at equal training FLOPs: hrm_lm, hrm_text, rlm_mhc and Llama.
+"""Compare hrm_lm, hrm_text, rlm_mhc and Llama at equal training FLOPs, by bits per byte on held-out books.
 
     python -m benchmarks.text.quality [--preset 1m] [--seeds 0,1,2] [--minutes 10 | --train_flops 3e13] [--tune_lr]
     python -m benchmarks.text.quality --train_bytes 262144 --train_tokens 8e6 --tune_lr     # little text, many epochs
     python -m benchmarks.text.quality --check                      # analytic FLOPs against torch's counter
 
 Every model spends the same training FLOPs on the same bytes in the same order (cheaper models read more of them), with
-AdamW and a cosine schedule over its FLOPs. This gives two comparisons: `llama` has equal parameters and sees more
-tokens; `llama_equal_flops` has equal forward FLOPs per token and four times the blocks. `llama` is also rlm_mhc with
-mHC off. `flops_per_token` counts the FLOPs, for hrm_lm with the segments that ran. `--minutes` is converted to FLOPs
-once, by timing hrm_lm on this machine.
+AdamW and a cosine schedule over its FLOPs. Two Llamas are compared with hrm_lm: `llama` has equal parameters and sees
+more tokens; `llama_equal_flops` has equal forward FLOPs per token and four times the blocks. `llama` also serves as
+rlm_mhc with mHC off. `flops_per_token` counts the FLOPs; for hrm_lm, it counts the segments that ran. The script
+converts `--minutes` to FLOPs once, by timing hrm_lm on this machine.
 
 With `--train_tokens`, every model instead reads the same number of bytes, regardless of cost. With `--train_bytes`,
-all bytes come from the beginning of the training text, and learning rates are tuned on the text after it.
+models train only on the beginning of the training text, and learning rates are tuned on the text that follows.
 
-The report is written after every evaluation. A killed run of the script continues with the missing (model, seed)
-pairs; an unfinished pair starts again. A trained hrm_lm is also decoded byte by byte through its cache, in every
-kv_layout.
+The script writes the report after every evaluation. If it is killed and restarted, it continues with the missing
+(model, seed) pairs; an unfinished pair starts over. Each trained hrm_lm also predicts held-out text byte by byte
+through its cache, in every kv_layout.
 """
 
 import argparse
@@ -54,7 +54,7 @@ MODELS = "hrm_lm,hrm_lm_m4,hrm_text,llama,llama_equal_flops,rlm_mhc"
 LEARNING_RATE = 2e-3
 LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 LAYOUTS = ("per_segment", "last_segment", "last_visit")
-# Settings that must be equal for runs to share a report.
+# Settings that must be the same for all runs in a report.
 SHARED = (
     "preset", "block_size", "batch_size", "train_file", "valid_file", "eval_bytes", "weight_decay", "clip", "warmup",
     "dtype", "train_tokens", "train_bytes",
@@ -82,7 +82,7 @@ def main() -> None:
         fresh = {"parameters": count_parameters(config), "forward_mflops_per_token": forward, "runs": {}}
         report["models"].setdefault(name, fresh)
         choose_rate(name, args, report, tuning)
-    for seed in seeds:  # all models of a seed first, so that an interrupted study has complete comparisons
+    for seed in seeds:  # finish all models of a seed first, so an interrupted study has complete comparisons
         for name in names:
             if report["models"][name]["runs"].get(str(seed), {}).get("finished"):
                 continue
@@ -107,37 +107,37 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny models, a few seconds each")
     parser.add_argument("--preset", choices=list(SIZES), default="1m")
-    parser.add_argument("--models", default=MODELS, help=f"some of {', '.join(PEERS)}; NAME+FIELD=VALUE for variants")
+    parser.add_argument("--models", default=MODELS, help=f"any of {', '.join(PEERS)}; NAME+FIELD=VALUE for variants")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--train_flops", type=float, help="training FLOPs per run")
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="train for the FLOPs that hrm_lm spends in this many minutes"
     )
     parser.add_argument(
-        "--train_tokens", type=float, help="train on this many bytes per model, instead of equal FLOPs"
+        "--train_tokens", type=float, help="train every model on this many bytes instead of equal FLOPs"
     )
-    parser.add_argument("--train_bytes", type=int, help="bytes of the training text; longer runs repeat it")
+    parser.add_argument("--train_bytes", type=int, help="use only the first N bytes of the training text")
     parser.add_argument("--train_file")
     parser.add_argument("--valid_file")
     parser.add_argument("--block_size", type=int, default=256)
     parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--evaluations", type=int, default=10, help="evaluations per run")
+    parser.add_argument("--evaluations", type=int, default=10, help="number of evaluations per run")
     parser.add_argument("--eval_bytes", type=int, default=65536)
     parser.add_argument("--learning_rate", type=float, help=f"learning rate of all models; {LEARNING_RATE} by default")
     parser.add_argument(
         "--tune_lr",
         action="store_true",
-        help=f"search among {LEARNING_RATES}, evaluated on the end of the training file",
+        help=f"choose the best of {LEARNING_RATES} on the end of the training file",
     )
     parser.add_argument(
-        "--tuning_share", type=float, default=0.15, help="share of the budget for each rate of --tune_lr"
+        "--tuning_share", type=float, default=0.15, help="fraction of the budget to spend on each rate with --tune_lr"
     )
     parser.add_argument("--weight_decay", type=float, default=0.1)
-    parser.add_argument("--clip", type=float, default=1.0, help="maximum norm of the gradient")
-    parser.add_argument("--warmup", type=float, default=0.05, help="warm-up as a share of the budget")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share of the budget before halting")
+    parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
+    parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the budget")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of budget before halting")
     parser.add_argument(
-        "--bp_warmup", type=float, default=0.0, help="hrm_lm: share of the budget during which bp_steps grows from 2"
+        "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of budget while bp_steps grows from 2"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 uses autocast")
@@ -154,7 +154,7 @@ def parse() -> argparse.Namespace:
 
 
 def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None):
-    """Train one model until its FLOPs are spent; fill `run` and call `save` at every evaluation.
+    """Train one model until its budget is spent; at every evaluation, update `run` and call `save`.
 
     Args:
         limit: training FLOPs, or tokens with --train_tokens.
@@ -162,7 +162,7 @@ def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None
     """
     model = build(peer_config(name, args.preset, args.block_size), seed).to(args.device)
     optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=rate, betas=(0.9, 0.95))
-    order = np.random.default_rng(seed)  # a separate generator: the model's random numbers do not change the data
+    order = np.random.default_rng(seed)  # a separate generator, so the model's random numbers do not change the data
     torch.manual_seed(seed)
     run |= {"seed": seed, "learning_rate": rate, "curve": []}
     flops, tokens, steps, evaluated, seconds = 0.0, 0, 0, 0, 0.0
@@ -188,7 +188,7 @@ def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None
 
 
 def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 0.0, labels=None) -> float:
-    """Train one step and return its FLOPs. Until `share` reaches `depth_warmup`, tokens get one segment.
+    """Train one step and return its FLOPs. Until `share` reaches `depth_warmup`, each token gets one segment.
 
     `labels` default to the ids.
     """
@@ -212,14 +212,14 @@ def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 
 
 
 def next_batch(train: np.ndarray, order: np.random.Generator, args) -> torch.Tensor:
-    """Return int64 [batch_size, block_size] from random places of the text."""
+    """Return int64 [batch_size, block_size] from random positions in the text."""
     starts = order.integers(0, len(train) - args.block_size, args.batch_size)
     rows = np.stack([train[start : start + args.block_size] for start in starts])
     return torch.from_numpy(rows.astype(np.int64)).to(args.device)
 
 
 def parameter_groups(model, weight_decay: float) -> list[dict]:
-    """Group parameters: matrices have weight decay; gains, biases and mHC's scales do not."""
+    """Group parameters by weight decay: matrices have it; gains, biases and mHC's scales do not."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
@@ -228,7 +228,7 @@ def parameter_groups(model, weight_decay: float) -> list[dict]:
 
 
 def schedule(share: float, warmup: float) -> float:
-    """Return the factor on the learning rate: linear warm-up, then a cosine down to a tenth."""
+    """Return the learning-rate factor: linear warm-up, then cosine decay to a tenth."""
     if share < warmup:
         return max(share, 1e-3) / warmup
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
@@ -236,7 +236,7 @@ def schedule(share: float, warmup: float) -> float:
 
 @torch.no_grad()
 def evaluate(model, rows: torch.Tensor, args) -> dict[str, float]:
-    """Return the bits per byte, without the first byte of each row, and the segments used if M > 1."""
+    """Return the bits per byte of all but each row's first byte and, if M > 1, the average number of segments."""
     model.eval()
     nats, segments, count = 0.0, 0, 0
     for ids in rows.to(args.device).split(16):
@@ -258,10 +258,11 @@ def evaluate(model, rows: torch.Tensor, args) -> dict[str, float]:
 
 @torch.no_grad()
 def kv_layout_losses(model, rows: torch.Tensor, chunk: int = 1, layouts=LAYOUTS) -> dict[str, dict[str, float]]:
-    """Return the bits per byte of hrm_lm on `rows` [N, T] through its cache, `chunk` tokens per call, by kv_layout.
+    """Return the bits per byte of hrm_lm on `rows` [N, T], read through its cache in each kv_layout.
 
-    Each token is predicted from the cache, as in generation. The exact layout gives the loss of a plain forward; the
-    other layouts give the loss of their approximation. Works for any checkpoint, and does not change its config.
+    Each call reads `chunk` tokens and predicts from the cache, as in generation. The exact layout gives the loss of a
+    plain forward; the other layouts give the loss of their approximation. The function works for any checkpoint and
+    restores its config.
     """
     was_training, own = model.training, model.config.kv_layout
     model.eval()
@@ -288,7 +289,7 @@ def kv_layout_losses(model, rows: torch.Tensor, chunk: int = 1, layouts=LAYOUTS)
 
 
 def budget(args, train) -> float:
-    """Return the training FLOPs per run: as given, or what hrm_lm spends in args.minutes, timed for half a minute."""
+    """Return the training FLOPs per run: as given, or as many as hrm_lm spends in args.minutes on this machine."""
     if args.train_flops is not None:
         return args.train_flops
     model = build(peer_config("hrm_lm", args.preset, args.block_size)).to(args.device)
@@ -322,7 +323,7 @@ def choose_rate(name: str, args, report: dict, train) -> None:
 
 
 def open_report(args) -> dict:
-    """Return the report to continue, or a new one. Raises SystemExit if an existing one has other settings."""
+    """Load the report to continue, or start a new one. Raise SystemExit if a report has different settings."""
     settings = {name: getattr(args, name) for name in SHARED}
     path = report_path(args)
     if args.restart or not path.is_file():
@@ -356,7 +357,7 @@ def write(report: dict, args) -> None:
 
 
 def summary(report: dict) -> dict[str, dict]:
-    """Return the final bits per byte over seeds, and their paired differences from the report's first model."""
+    """Return each model's final bits per byte over seeds, and the paired differences from the first model."""
     last = {
         name: {seed: run["curve"][-1]["bits_per_byte"] for seed, run in entry["runs"].items() if run.get("finished")}
         for name, entry in report["models"].items()
@@ -374,7 +375,7 @@ def summary(report: dict) -> dict[str, dict]:
 
 
 def print_table(report: dict, names: list[str]) -> None:
-    """Print the last point of every run, averaged over seeds."""
+    """Print the final results of every model, averaged over seeds."""
     tokens = report["settings"]["train_tokens"]
     spent = f"{report['train_flops']:.2e} training FLOPs" if tokens is None else f"{tokens:.2e} bytes"
     print(f"\n{spent} each; bits per byte on held-out text, mean and 95 % interval of seeds")
@@ -402,7 +403,7 @@ def print_table(report: dict, names: list[str]) -> None:
 
 
 def plot(report: dict, names: list[str], args) -> None:
-    """Plot bits per byte against training FLOPs: the mean over seeds of each model, with their range shaded."""
+    """Plot bits per byte against training FLOPs: each model's mean over seeds, with the range shaded."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -425,7 +426,7 @@ def plot(report: dict, names: list[str], args) -> None:
 
 
 def check_flops(args) -> None:
-    """Print the analytic and counted training FLOPs of one step of every model, with unfused attention."""
+    """Print the analytic and the counted training FLOPs of one step for every model, with unfused attention."""
     print(f"{'':18} {'analytic':>12} {'counted':>12} {'ratio':>8}")
     for name in args.models.split(","):
         analytic, counted = measured_flops(peer_config(name, args.preset, args.block_size), args.block_size)
@@ -433,7 +434,7 @@ def check_flops(args) -> None:
 
 
 def measured_flops(config, block_size: int, rows: int = 1, backward: bool = True) -> tuple[float, float]:
-    """Return the FLOPs of a step on `rows` rows, by `flops_per_token` and by torch's counter."""
+    """Return the FLOPs of one step on random rows, from `flops_per_token` and from torch's counter."""
     model = build(config, attn_implementation="eager")
     ids = torch.randint(8, config.vocab_size, (rows, block_size))
     with FlopCounterMode(display=False) as counter:
@@ -444,7 +445,7 @@ def measured_flops(config, block_size: int, rows: int = 1, backward: bool = True
 
 
 def autocast(args):
-    """Return the autocast context of a forward."""
+    """Return the context for a forward: bfloat16 autocast, or none for float32."""
     enabled = args.dtype == "bfloat16"
     return torch.autocast(args.device, torch.bfloat16) if enabled else contextlib.nullcontext()
 

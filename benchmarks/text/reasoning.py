@@ -1,16 +1,16 @@
-"""Compare how language models learn tasks of many steps: accuracy by difficulty and passes, over seeds.
+"""Compare how well language models learn many-step tasks: accuracy by difficulty and number of passes.
 
     python -m benchmarks.text.reasoning --size 20 --difficulty 8 --beyond none --answers last --steps 3000 \\
         --seeds 0,1,2
     python -m benchmarks.text.reasoning --models llama,hrm_lm_loop+halt_max_steps=8 --set num_attention_heads=4
 
-The models are those of `models.py`, with as many parameters as hrm_lm. For each seed, all models see the same batches
-in the same order, generated during training by `hrm-hf data reasoning`, and the same rows of `test` and `beyond`. They
-train for the same number of steps, or the same FLOPs (`--train_flops`), with AdamW and a cosine schedule.
+The models are those in `models.py`, matched to hrm_lm. For each seed, all models train on the same batches in the same
+order, generated during training as by `hrm-hf data reasoning`, and are evaluated on the same rows of the splits `test`
+and `beyond`. They train for equal steps, or equal FLOPs (`--train_flops`), with AdamW and a cosine schedule.
 
-`--set` changes fields of the hrm_lm whose size all other models match. Variants of a model are named as in
-`models.py`, with a plus sign before each field. The report is written after every evaluation. A killed run of the
-script continues with the missing (model, seed) pairs; an unfinished pair starts again.
+`--set` changes config fields of hrm_lm, and all other models are matched to it. To train a variant of a model, append
++FIELD=VALUE to its name, as in `models.py`. The script writes the report after every evaluation. If it is killed and
+restarted, it continues with the missing (model, seed) pairs; an unfinished pair starts over.
 """
 
 import argparse
@@ -44,10 +44,10 @@ from .models import (
 from .quality import parameter_groups, schedule, train_step
 
 
-# Settings that must be equal for runs to share a report.
+# Settings that must be the same for all runs in a report.
 SHARED = ("size", "difficulty", "beyond", "answers", "steps", "train_flops", "batch_size", "test_rows", "weight_decay",
           "clip", "warmup", "dtype")  # fmt: skip
-BATCHES = 2**20  # not a seed of any data set, so that training batches differ from evaluation rows
+BATCHES = 2**20  # seed that no data set uses, so training batches differ from evaluation rows
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
     args.block_size = rows["test"]["input_ids"].shape[1]
     report = open_report(args, info)
     names, seeds = args.models.split(","), [int(seed) for seed in args.seeds.split(",")]
-    for seed in seeds:  # all models of a seed first, so that an interrupted study has complete comparisons
+    for seed in seeds:  # finish all models of a seed first, so an interrupted study has complete comparisons
         for name in names:
             config = model_config(name, args, length)
             entry = model_entry(report, name, config, args)
@@ -84,29 +84,29 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="a tiny hrm_lm and Llama, a few seconds each")
     parser.add_argument("--task", choices=list(TASKS), default="automaton")
-    parser.add_argument("--size", type=int, help="this and the next three options are those of hrm-hf data reasoning")
+    parser.add_argument("--size", type=int, help="task size; this and the next three are as in hrm-hf data reasoning")
     parser.add_argument("--difficulty")
     parser.add_argument("--beyond")
     parser.add_argument("--answers", choices=["all", "last"])
     parser.add_argument("--preset", choices=list(SIZES), default="tiny")
     parser.add_argument("--models", default="hrm_lm,llama,llama_equal_flops", help=f"of {', '.join(PEERS)}")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="field of hrm_lm's config; repeatable"
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="config field of hrm_lm to set; repeatable"
     )
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--train_flops", type=float, help="training FLOPs per run, instead of --steps")
-    parser.add_argument("--passes", default="1,2,4", help="fixed numbers of passes to evaluate at the end")
+    parser.add_argument("--passes", default="1,2,4", help="numbers of passes to evaluate at the end, comma-separated")
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--test_rows", type=int, default=200, help="test rows per difficulty")
-    parser.add_argument("--evaluations", type=int, default=6, help="evaluations per run")
+    parser.add_argument("--test_rows", type=int, default=200, help="number of test rows per difficulty")
+    parser.add_argument("--evaluations", type=int, default=6, help="number of evaluations per run")
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--weight_decay", type=float, default=0.1)
-    parser.add_argument("--clip", type=float, default=1.0, help="maximum norm of the gradient")
-    parser.add_argument("--warmup", type=float, default=0.05, help="warm-up as a share of the run")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share of the run before halting")
+    parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
+    parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the run")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of the run before halting")
     parser.add_argument(
-        "--bp_warmup", type=float, default=0.0, help="hrm_lm: share of the run during which bp_steps grows from 2"
+        "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the run while bp_steps grows from 2"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 uses autocast")
@@ -127,14 +127,14 @@ def parse() -> argparse.Namespace:
 
 
 def model_config(name: str, args, length: int) -> PreTrainedConfig:
-    """Return a peer's config with the suite's vocabulary and positions for rows of `length` tokens."""
+    """Return a model's config with the vocabulary of the tasks, and enough positions for rows of `length` tokens."""
     changes = {"vocab_size": len(WORDS), "max_position_embeddings": length}
     changes |= checked_overrides(HrmLmConfig, ",".join(args.set)) if args.set else {}
     return peer_config(name, args.preset, args.block_size, changes=changes)
 
 
 def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, rows: dict, seed: int, run: dict, save):
-    """Train one model; fill `run` and call `save` at every evaluation."""
+    """Train one model; at every evaluation, update `run` and call `save`."""
     model = build(config, seed).to(args.device)
     optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=args.learning_rate, betas=(0.9, 0.95))
     task, choice = info.make_task(), np.array(info.difficulties("train"))
@@ -156,7 +156,7 @@ def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, ro
         if share == 1.0:
             return model
         start = time.perf_counter()
-        # A separate generator: the model's random numbers do not change the data.
+        # A separate generator, so the model's random numbers do not change the data.
         rng = np.random.default_rng([BATCHES, seed, steps])
         batch = draw_rows(task, choice[rng.integers(0, len(choice), args.batch_size)], rng)
         ids, labels = (torch.from_numpy(batch[name]).to(args.device) for name in ("input_ids", "labels"))
@@ -167,7 +167,7 @@ def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, ro
 
 
 def settings(model, args) -> list[int | None]:
-    """Return the model's own depth and, for models of variable depth, the numbers of --passes."""
+    """Return the depths to evaluate: None for the model's own and, if it can vary, the numbers in --passes."""
     numbers = [int(number) for number in args.passes.split(",")] if has_ability(model, "recurrent_depth") else []
     return [None, *numbers]
 
@@ -176,7 +176,7 @@ def settings(model, args) -> list[int | None]:
 
 
 def open_report(args, info: ReasoningInfo) -> dict:
-    """Return the report to continue, or a new one. Raises SystemExit if an existing one has other settings."""
+    """Load the report to continue, or start a new one. Raise SystemExit if a report has different settings."""
     options = {name: getattr(args, name) for name in SHARED}
     options |= {"size": info.size, "difficulty": list(info.trained), "answers": info.answers}
     options["beyond"] = list(info.beyond) if info.beyond else None
@@ -193,7 +193,7 @@ def open_report(args, info: ReasoningInfo) -> dict:
 
 
 def model_entry(report: dict, name: str, config: PreTrainedConfig, args) -> dict:
-    """Return the report's entry for a model, new if missing. Raises SystemExit if its config differs."""
+    """Return a model's entry in the report, adding it if missing. Raise SystemExit if its config differs."""
     fields = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     fields = json.loads(json.dumps(fields))
     fresh = {
@@ -222,7 +222,7 @@ def write(report: dict, args) -> None:
     path = report_path(args)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(report) + "\n")  # on one line, because there are thousands of values
+    temporary.write_text(json.dumps(report) + "\n")  # no indentation, because there are thousands of values
     os.replace(temporary, path)
 
 
@@ -231,7 +231,7 @@ def finished(entry: dict) -> dict[str, dict]:
 
 
 def summary(report: dict) -> dict:
-    """Return accuracy by difficulty and passes, and differences from the first model, over finished runs."""
+    """Summarize the finished runs: accuracy by difficulty and passes, and differences from the first model."""
     models = {name: runs for name, entry in report["models"].items() if (runs := finished(entry))}
     first = next(iter(models.values()), {})
     found = {}
@@ -261,7 +261,7 @@ def shown(figure: dict) -> str:
 
 
 def print_table(report: dict) -> None:
-    """Print the last point of every model in Markdown: mean and interval over seeds."""
+    """Print the final accuracy of every model as a Markdown table: mean and interval over seeds."""
     splits = [split for split in SPLITS if any(f"{split}_exact_accuracy" in one for one in report["summary"].values())]
     heads = [f"{split}: {what}" for split in splits for what in ("rows", "cells")]
     print(f"\n| model | parameters | MFLOP a token | seeds | {' | '.join(heads)} |\n{'|---' * (4 + len(heads))}|")

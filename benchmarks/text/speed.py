@@ -1,15 +1,15 @@
-"""Measure speed and memory of the language models against peers of equal size and equal compute (`models.py`).
+"""Compare the speed and memory of the language models with baselines of equal size and of equal compute.
 
     python -m benchmarks.text.speed [--quick] [--size 10m] [--models hrm_lm,llama,...] [--threads 1] [--compile]
     python -m benchmarks.text.speed --device cuda --dtype bfloat16 --size 100m [--mhc_preset small]
     python -m benchmarks.text.speed --models hrm_lm_loop,llama_equal_depth,hrm_lm,llama_equal_flops  # at equal depth
 
 The script measures training steps (forward, backward, AdamW), decoding with a cache at batch sizes 1 and 8, decoding
-with and without a cache at 512 tokens, and the cache bytes per token in every kv_layout. The models take turns, so
-that a noisy machine slows all of them equally; results are medians after warm-up. With --compile, the CPU seconds of
-the first step, which compiles, are also reported. On a CPU, results include both CPU time of the process and wall
-time. The peak memory of training is the growth of a fresh process on a CPU, and the allocator's peak on a GPU. In the
-decoding row `hrm_lm_m4, 2 of 4`, the gate halts every token after two segments.
+with and without a cache at 512 tokens, and the cache bytes per token in every kv_layout. The models (see `models.py`)
+take turns, so a noisy machine slows all of them equally; results are medians after warm-up. With --compile, the script
+also reports the CPU seconds of the first step, which includes compilation. On a CPU, results include both CPU time of
+the process and wall time. Peak training memory is the memory growth of a fresh process on a CPU, and the allocator's
+peak on a GPU. In the decoding row `hrm_lm_m4, 2 of 4`, the gate halts every token after two segments.
 
 Training in a 16-bit dtype uses autocast with float32 weights; decoding uses weights in that dtype.
 """
@@ -34,17 +34,17 @@ from .models import PEERS, SIZES, build, count_parameters, flops_per_token, peer
 
 LAYOUTS = ("per_segment", "last_segment", "last_visit")
 TWO_OF_FOUR = "hrm_lm_m4, 2 of 4"
-UNCACHED_LENGTHS = 8  # lengths at which forwards without a cache are timed
+UNCACHED_LENGTHS = 8  # number of lengths at which to time forwards without a cache
 
 
 def main() -> None:
     parser = make_parser(__doc__, quick="tiny models without GPT-2, few turns")
     parser.add_argument("--size", choices=list(SIZES), default="10m")
     parser.add_argument("--models", default=",".join(name for name in PEERS if name != "rlm_mhc"))
-    parser.add_argument("--mhc_preset", help="rlm_mhc preset for the body of rlm_mhc_on and rlm_mhc_off")
+    parser.add_argument("--mhc_preset", help="rlm_mhc preset to use for rlm_mhc_on and rlm_mhc_off")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--batch_size", type=int, default=4, help="rows per training step")
+    parser.add_argument("--batch_size", type=int, default=4, help="number of rows per training step")
     parser.add_argument("--block_size", type=int, default=256)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--compile", action="store_true", help="compile the training steps")
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def describe(config, block_size: int) -> dict:
-    """Describe a model and its analytic FLOPs per token."""
+    """Return the size of a model and its analytic FLOPs per token."""
     return {
         "model_type": config.model_type,
         "parameters": count_parameters(config),
@@ -93,7 +93,7 @@ def train_step(model, args, compiled: bool = False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = model
     if compiled and has_ability(model, "recurrent_depth"):
-        compile_segment(model)  # as --torch_compile does
+        compile_segment(model)  # as with --torch_compile
     elif compiled:
         forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)
@@ -134,7 +134,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
 def resident_peak(config, args, make_step, sender) -> None:
     """Send the MiB by which three training steps raise this process's resident memory."""
     torch.set_num_threads(args.threads)
-    count_parameters(config)  # import the model's code
+    count_parameters(config)  # imports the model's code
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = make_step(build(config), args)
     for _ in range(3):
@@ -143,7 +143,7 @@ def resident_peak(config, args, make_step, sender) -> None:
 
 
 def cuda_peak(config, args, make_step) -> float:
-    """Return the peak MiB from a GPU's allocator."""
+    """Return the peak MiB that three training steps allocate on the GPU."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step = make_step(build(config).to(args.device), args)
@@ -156,7 +156,7 @@ def cuda_peak(config, args, make_step) -> float:
 
 
 def train_speed(configs: dict, args) -> dict[str, dict]:
-    """Return the training tokens per second, and the time of the first step if it compiles."""
+    """Return the training tokens per second and, with --compile, the CPU seconds of the first step."""
     sides = {name: train_step(build(config).to(args.device), args, args.compile) for name, config in configs.items()}
     tokens = args.batch_size * args.block_size
     rows, warm_up = {name: {} for name in sides}, 3 if args.device != "cpu" or args.compile else 1
@@ -173,7 +173,7 @@ def train_speed(configs: dict, args) -> dict[str, dict]:
 
 
 def decode_speed(configs: dict, args) -> dict[str, dict]:
-    """Return the decoding tokens per second over all rows, and the gain from the cache at 512 tokens."""
+    """Return the tokens decoded per second, summed over the batch, and the gain from the cache at 512 tokens."""
     dtype, new = getattr(torch, args.dtype), 8 if args.quick else 32
     models = {name: build(config).to(args.device, dtype).eval() for name, config in configs.items()}
     if "hrm_lm_m4" in models:
@@ -209,7 +209,7 @@ def decoder(model, batch_size: int, prompt: int, new: int, device: str):
 
 
 def cache_gain(model, args, new: int, length: int = 512) -> dict:
-    """Return the milliseconds per token with and without a cache, at a context of `length` and on average up to it."""
+    """Return the milliseconds per token with and without a cache at `length` tokens, and the gains from the cache."""
     ids = torch.randint(8, model.config.vocab_size, (1, length), device=args.device)
     lengths = [length * (part + 1) // UNCACHED_LENGTHS for part in range(UNCACHED_LENGTHS)]
     forwards = {
@@ -229,7 +229,7 @@ def cache_gain(model, args, new: int, length: int = 512) -> dict:
 
 
 def kv_table(size: str) -> list[dict]:
-    """Return the float32 cache bytes per token of every layout, counted in a real cache; `share` is hrm_text's."""
+    """Return the float32 bytes per token of a real cache for every layout, and their ratio to hrm_text's."""
     reference = cache_bytes(peer_config("hrm_text", size))
     base = SIZES[size]
     heads = base.get("num_attention_heads", 8)
@@ -261,7 +261,7 @@ def cache_bytes(config) -> float:
 
 
 def interleaved(sides: dict, args, warm_up: int = 1) -> dict[str, tuple[float, float]]:
-    """Return the median wall and CPU seconds per call of each side, interleaved."""
+    """Run the sides in turn; return the median wall and CPU seconds per call of each."""
     times = {name: [] for name in sides}
     for turn in range(warm_up + args.turns):
         for name, function in sides.items():
@@ -286,7 +286,7 @@ def device_name(device: str) -> str:
 
 
 def print_tables(report: dict) -> None:
-    """Print the results as two tables, with the requested ratios."""
+    """Print the results as two tables, then the ratios of mHC on to off if both were measured."""
     threads = f", {report['threads']} thread(s)" if report["device"] == "cpu" else ""
     print(f"lm, size {report['size']}, {report['device']}{threads}, {report['dtype']}")
     print(f"{'':18} {'':>11} {'MFLOP':>9} {'train':>8} {'peak':>8} {'decode, tokens/s':>17} {'cache':>7}")

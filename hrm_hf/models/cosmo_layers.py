@@ -128,7 +128,7 @@ class MapStatistics(Float32Buffers):
         return torch.cat(([self._power(pixel_values)] if self.bins else []) + parts, dim=1)
 
     def _power(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return half the log power (0 for white noise of variance 1) and the correlations in each ring."""
+        """Return half the log power of each map (0 for unit white noise) and correlations between maps."""
         maps, share = pixel_values[:, : self.maps].float(), 1.0
         if self.masked:
             mask = pixel_values[:, -1:].float()

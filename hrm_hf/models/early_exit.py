@@ -125,7 +125,7 @@ class ExitCriterion:
         return None if last is None else (now.exp() * (now - last)).sum(-1)
 
     def _entropy_diff(self, state: SegmentState) -> torch.Tensor | None:
-        """Return the absolute change in next-token entropy, in nats."""
+        """Return the absolute change in entropy of the next-token distribution, in nats."""
         log_p = state.logits(state.hidden).float().log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
         last, self.last = self.last, entropy

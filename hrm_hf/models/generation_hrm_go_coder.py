@@ -120,7 +120,7 @@ class CodeStreamer(BaseStreamer):
 
 
 class GoCoderGenerationMixin(GenerationMixin):
-    """Mixin that implements `generate` for `HrmGoCoderForCausalLM`. The refinement loop uses it too."""
+    """Mixin that implements `generate` for `HrmGoCoderForCausalLM`. The refinement loop also calls it."""
 
     @torch.no_grad()
     def generate(

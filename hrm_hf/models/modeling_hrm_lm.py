@@ -571,7 +571,7 @@ class HrmLmForSequenceClassification(OwnModelMixin, GenericForSequenceClassifica
 
 
 class HrmLmForTokenClassification(OwnModelMixin, GenericForTokenClassification, HrmLmPreTrainedModel):
-    """Token classifier with `logits` [B, T, num_labels] from each token's halting segment."""
+    """Token classifier. The `logits` [B, T, num_labels] come from each token's state when it halted."""
 
     _model_class = HrmLmModel
     _keep_in_fp32_modules = ["model.q_head"]

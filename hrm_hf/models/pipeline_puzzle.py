@@ -85,7 +85,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         if len(item) != 1 or not item.keys() <= set(NAMES) or not 0 <= row < max(1, config.num_puzzle_identifiers):
             raise ValueError(
                 f"puzzle_identifier={row}, keys {sorted(item)}: puzzle_identifier must be in [0, "
-                f"{max(1, config.num_puzzle_identifiers) - 1}], and the board under one of the keys {list(NAMES)}"
+                f"{max(1, config.num_puzzle_identifiers) - 1}], and exactly one of {list(NAMES)} must hold the board"
             )
         cells = self._flat(*item.values())
         if len(cells) != config.seq_len:

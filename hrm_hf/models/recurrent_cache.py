@@ -105,7 +105,7 @@ class RecurrentCache:
         return write_slot(self.cache, self.written, key, value, self._slot(visit), self.config.kv_layout)
 
     def copy_to_later_segments(self) -> None:
-        """After the last segment, copy its keys and values into the slots of segments that did not run."""
+        """After the last segment, copy its keys and values into the slots of the segments that did not run."""
         if self.cache is None or self.config.kv_layout != "per_segment":
             return
         visits = self.config.segment_visits

@@ -57,7 +57,11 @@ def main() -> None:
     parser.add_argument(
         "--floor", type=int, default=100, help="number of test maps whose exact posterior to sample; 0 to disable"
     )
-    parser.add_argument("--masks", default="0,0.15,0.3,0.45,0.6", help="mask fractions of the adaptive halting curve")
+    parser.add_argument(
+        "--masks",
+        default="0,0.15,0.3,0.45,0.6",
+        help="mask fractions at which to measure adaptive halting, comma-separated",
+    )
     parser.add_argument(
         "--shift_maps", type=int, default=500, help="number of maps per mask fraction and per shifted kind"
     )

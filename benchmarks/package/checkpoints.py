@@ -62,7 +62,7 @@ def one_size(name: str, width: int, layers: int, scratch: Path, turns: int) -> d
         for way, finish in ways.items():
             folder = scratch / way
             shutil.rmtree(folder, ignore_errors=True)
-            os.sync()  # flush earlier writes first, so that they are not timed here
+            os.sync()  # flush earlier writes, so they are not timed here
             started, worked = time.perf_counter(), time.process_time()
             model.save_pretrained(folder)
             torch.save(moments, folder / "optimizer.pt")

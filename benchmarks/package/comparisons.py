@@ -45,7 +45,8 @@ from hrm_hf.text.trainer import CausalLMTrainer
 
 ROOT = Path(__file__).parents[2]
 FACTOR = 8
-STEPS, STEPS_OF_SEVERAL = 20, 4  # training steps in one process, and in several (their boards differ after 4)
+# Training steps with one process and with several; after 4, halted slots get different boards in each process.
+STEPS, STEPS_OF_SEVERAL = 20, 4
 ROWS = 4
 FLEX_LEAST = 16  # smallest head width for which torch compiles flex_attention
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -246,7 +247,7 @@ def check_outputs(checkpoints: Checkpoints, architecture: str, device: str) -> I
 
 
 def check_attention(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
-    """Compare the outputs of every other available attention implementation with the reference."""
+    """Compare every attention implementation available besides eager with the CPU reference."""
     head = every.ROWS[architecture].head
     flex = head._supports_flex_attn and narrowest_head(checkpoints.load(architecture).config) >= FLEX_LEAST
     here = [("sdpa", "float32")] if head._supports_sdpa else []
@@ -273,7 +274,7 @@ def check_cached(checkpoints: Checkpoints, architecture: str, device: str) -> It
 
 
 def check_losses(checkpoints: Checkpoints, architecture: str, device: str, steps: int = STEPS) -> Iterator[Comparison]:
-    """Train in float32 and with --bf16, and compare the losses with the reference."""
+    """Compare training losses with the reference, once in float32 and once with --bf16."""
     for name, dtype in dtypes(device):
         with attempt("losses", architecture, f"{name}, {steps} steps") as comparison:
             found = training_losses(checkpoints.load(architecture), architecture, device, dtype, steps)

@@ -69,7 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cosmo_onnx", type=Path, help="existing ONNX export of --cosmo")
     parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal LMs to compare")
     parser.add_argument("--text_bytes", type=int, default=8000, help="number of bytes from the end of a text")
-    parser.add_argument("--records", type=int, default=32, help="number of records for the Go coder")
+    parser.add_argument("--records", type=int, default=32, help="number of records to evaluate the Go coder on")
     parser.add_argument("--batch_sizes", default="1,32")
     parser.add_argument("--turns", type=int, default=9)
     args = parser.parse_args()
@@ -83,7 +83,7 @@ def report_file(args) -> Path:
 
 
 def open_report(args) -> dict[str, Any]:
-    """Load the existing report if it is from the same machine and versions; otherwise, start a new one."""
+    """Load the existing report if it is from the same machine and library versions; otherwise start a new one."""
     head = {
         "trained": not args.quick,
         "turns": args.turns,

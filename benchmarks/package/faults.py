@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 
-# for preemption_worker, which builds the four trainers
+# to import preemption_worker, which builds the four trainers
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 import torch

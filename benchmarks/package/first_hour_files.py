@@ -39,7 +39,7 @@ def bring(page: str, folder: Path, text: Path) -> None:
 
 
 def pull_requests(path: Path) -> None:
-    """Write 40 records of merged pull requests, in the format of the original guide."""
+    """Write 40 merged pull requests as records in the format of the original guide."""
     with path.open("w") as file:
         for number in range(40):
             record = {

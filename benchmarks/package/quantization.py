@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
     parser.add_argument("--puzzles", type=int, default=256)
     parser.add_argument("--text_bytes", type=int, default=30_000, help="number of bytes from the end of the file")
-    parser.add_argument("--records", type=int, default=300, help="number of records for the Go coder")
+    parser.add_argument("--records", type=int, default=300, help="number of records to evaluate the Go coder on")
     parser.add_argument("--maps", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -91,7 +91,7 @@ def parse() -> argparse.Namespace:
 
 
 def open_report(path: Path, args) -> dict[str, Any]:
-    """Load the existing report if it is from the same machine and versions; otherwise, start a new one."""
+    """Load the existing report if it is from the same machine and library versions; otherwise start a new one."""
     versions = {**library_versions(), **{name: version(name) for name in LIBRARIES}}
     head = {"threads": args.threads, "turns": args.turns, "machine": machine(), "versions": versions}
     before = json.loads(path.read_text()) if path.is_file() else {}

@@ -97,7 +97,7 @@ def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
         for name, decode in sides.items():
             start = time.thread_time(), time.perf_counter()
             decode()
-            if turn > 1:  # the first two repetitions warm up
+            if turn > 1:  # skip two warm-up turns
                 clocks[name].append((time.thread_time() - start[0], time.perf_counter() - start[1]))
     return {name: 1e3 / NEW * torch.tensor(values, dtype=torch.float64) for name, values in clocks.items()}
 

@@ -140,7 +140,7 @@ class RandomExit:
         self.hazards, self.seed, self.segment = hazards, seed, 0
 
     def check(self, state) -> torch.Tensor:
-        """Return bool [B, T], True for tokens that halt."""
+        """Return a bool tensor [B, T] that is True for tokens that halt."""
         generator = torch.Generator().manual_seed(1000 * self.seed + self.segment)
         drawn = torch.rand(state.hidden.shape[:-1], generator=generator) < self.hazards[self.segment]
         self.segment += 1

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def plot_composite_gain(curves: dict[str, list[dict]], path: Path) -> None:
-    """Plot the largest possible signal growth after each site of a hyper-connected model.
+    """Plot the composite gain of the signal, forward and backward, after each hyper-connection.
 
     Args:
         curves: label -> dicts from `composite_curve`.

@@ -108,7 +108,7 @@ def place(item: tuple[str, dict[str, Any]]) -> int:
 
 
 def measure(folder: str | Path, data: str | Path, args) -> dict[str, Any]:
-    """Load a model with every scheme; return the measurements, and the number of rows they used."""
+    """Load a model in every quantization scheme, and return the measurements and the number of rows measured."""
     subject = SUBJECTS[AutoConfig.from_pretrained(folder).model_type](folder, data, args)
     models, schemes = {}, {}
     for scheme, options in SCHEMES.items():

@@ -289,7 +289,7 @@ def kv_layout_losses(model, rows: torch.Tensor, chunk: int = 1, layouts=LAYOUTS)
 
 
 def budget(args, train) -> float:
-    """Return the training FLOPs per run: as given, or as many as hrm_lm spends in args.minutes on this machine."""
+    """Return the training FLOPs per run: those given, else what hrm_lm spends in args.minutes on this machine."""
     if args.train_flops is not None:
         return args.train_flops
     model = build(peer_config("hrm_lm", args.preset, args.block_size)).to(args.device)

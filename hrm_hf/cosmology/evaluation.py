@@ -1,4 +1,4 @@
-"""Metrics for posteriors over cosmological parameters and for mass maps, in numpy and for any model.
+"""Metrics of any model's posteriors over cosmological parameters and mass maps, in numpy.
 
 Errors of posterior means are also reported relative to the prior's standard deviation, because R^2 alone hides that a
 parameter is unconstrained. Calibration is measured per parameter by coverage and simulation-based ranks, and jointly

@@ -262,7 +262,7 @@ def _write(result: dict[str, Any], predictions: CosmologyPredictions, out: Path 
 
 
 def evaluate_model(options: EvaluateMassMaps) -> dict[str, Any]:
-    """Evaluate the maps and posteriors of a trained mass mapper; the results are as in `evaluate_checkpoint`."""
+    """Evaluate a trained mass mapper's maps and posteriors. Results have the format of `evaluate_checkpoint`."""
     model, extractor = _load_model(options, MASS_MAPPER)
     maps = MapSet.read(options.data, options.split, options.limit, kappa=True)
     answers = predict_maps(model, extractor, maps, halt=options.steps, **_prediction_options(options))

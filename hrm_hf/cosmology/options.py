@@ -61,8 +61,8 @@ class SurveyOptions(Options):
         "Fraction of hidden pixels beyond the survey's edge, default 0.5; the rest are in holes around stars.", None
     )
     hole_arcmin: str | None = option("Smallest and largest radius of star holes in arcmin, default 2,12.", None)
-    omega_m: str | None = option("Prior bounds LOW,HIGH; default 0.1,0.5, or for files the range in the table.", None)
-    sigma_8: str | None = option("Prior bounds LOW,HIGH; default 0.6,1.0, or for files the range in the table.", None)
+    omega_m: str | None = option("Prior bounds LOW,HIGH. Default: 0.1,0.5; for files, the range in their table.", None)
+    sigma_8: str | None = option("Prior bounds LOW,HIGH. Default: 0.6,1.0; for files, the range in their table.", None)
     seed: int = option("Random seed.", 0, min=0)
 
     def survey(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class SurveyOptions(Options):
 
 @dataclasses.dataclass(kw_only=True)
 class BuildCosmology(SurveyOptions):
-    """Options of `hrm-hf data cosmology`; None means the default of `MapSettings` or of the kind."""
+    """Options of `hrm-hf data cosmology`. None selects the default of `MapSettings` or of the kind of map."""
 
     samples: int = option("Number of maps in the train split.", min=1)
     kind: Kind = option(
@@ -96,7 +96,7 @@ class BuildCosmology(SurveyOptions):
     size: int = option("Pixels per side.", 64, min=8)
     side_deg: float | None = option("Side of the patch in degrees, default 5.", None)
     source_redshifts: str | None = option(
-        "Source redshift of each channel, e.g. 0.5,1.0; default 1.0, des: 0.34,0.52,0.74,0.94.", None
+        "Source redshift of each channel, e.g. 0.5,1.0. Default 1.0; des: 0.34,0.52,0.74,0.94.", None
     )
     box_mpc: float | None = option("2lpt: side of the box in Mpc/h, default 256.", None)
     box_grid: int | None = option("2lpt: particles per side of the box, default 64.", None)

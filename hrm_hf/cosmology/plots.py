@@ -57,7 +57,7 @@ def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mappi
 
 
 def draw_region(panel, draws: np.ndarray, color: str) -> None:
-    """Draw contours of the 68 % and 95 % regions of draws [S, 2], unless all draws lie on a line."""
+    """Draw the 68 % and 95 % contours of posterior samples [S, 2], unless all samples lie on a line."""
     covariance = covariances(draws[None])[0]
     if np.linalg.det(covariance) <= 0:
         return

@@ -112,7 +112,7 @@ def _evaluations(results: list) -> list[dict[str, Any]]:
 
 
 def _write_eval_results(folder: Path, results: list) -> None:
-    """Write `EvalResult`s to one DATA.yaml per data set. The Hub displays results on its benchmarks."""
+    """Write `EvalResult`s to one DATA.yaml per data set. The Hub shows those for its registered benchmarks."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     entries: dict[str, list[EvalResultEntry]] = {}

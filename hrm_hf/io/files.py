@@ -155,7 +155,7 @@ def decode_text(line: bytes, place: str) -> str:
 
 
 def parse_json(line: bytes, place: str) -> Any:
-    """Parse a line as JSON. Raise `BadLineError`, which names `place` and the position of the syntax error."""
+    """Parse a line as JSON. On a syntax error, raise `BadLineError` with `place` and the error's position."""
     text = decode_text(line.rstrip(b"\r\n"), place)
     try:
         return json.loads(text)
@@ -391,7 +391,7 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
     file = folder.resolve() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # A singleton lock can be acquired twice, since a script already holds the lock when train() acquires it.
+        # A singleton lock can be acquired twice: the script already holds it when train() acquires it.
         how = {"is_singleton": again, "preserve_lock_file": True}
         lock = FileLock(file, thread_local=False, fallback_to_soft=False, **how)
         lock.acquire(timeout=SECONDS_TO_WAIT)

@@ -99,7 +99,9 @@ OTHER_NAMES = {
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
 MISSPELLED = 0.8  # minimum difflib similarity for a name to count as misspelled
-MISSPELLED_FIELD = 0.86  # stricter where tokenizer options are also valid: vocab_file is 0.8 similar to vocab_size
+MISSPELLED_FIELD = (
+    0.86  # stricter where tokenizer options are also valid: vocab_file and vocab_size have a similarity of 0.8
+)
 
 
 @lru_cache

@@ -142,7 +142,7 @@ class MapStatistics(Float32Buffers):
         return torch.cat(features, dim=1).flatten(1)
 
     def _shape(self, pixel_values: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the fraction of pixels below each threshold, and moments, at one scale, [B, maps * features]."""
+        """Return one scale's moments and fractions of pixels below each threshold, [B, maps * features]."""
         centred, variance, weight, count = self._moments(pixel_values, self.scales[index])
         scaled = centred / self.spread[index].view(-1, 1)
         below = [(weight * (scaled < threshold)).sum(-1) / count for threshold in self.thresholds]
@@ -248,6 +248,6 @@ class CosmoStem(nn.Module):
         tokens.extend(summary(mean).unsqueeze(1) for summary, mean in zip(self.summaries, means, strict=False))
         grid = self.project(features.flatten(2).mT) if self.stages else self.project(features).flatten(2).mT
         if self.config.pos_encodings == "learned":
-            # Call the module instead of reading its weight, because accelerate loads offloaded weights on the call.
+            # Call the module instead of reading its weight, because accelerate loads offloaded weights in the call.
             grid = grid + self.positions(torch.arange(grid.shape[1], device=grid.device))
         return torch.cat((*(token.to(grid.dtype) for token in tokens), grid), dim=1)

@@ -42,7 +42,9 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
     )
 
     puzzle_emb_lr: float = HfArg(default=1e-2, help="Learning rate of the puzzle table's rows (sign descent).")
-    puzzle_emb_weight_decay: float = HfArg(default=0.1, help="Weight decay of the puzzle table's rows used in a step.")
+    puzzle_emb_weight_decay: float = HfArg(
+        default=0.1, help="Weight decay of the puzzle table, applied only to the rows used in each step."
+    )
     augment: bool = HfArg(
         default=False,
         help="Apply a new random symmetry each time a row is used (Sudoku, mazes, and ARC without a puzzle table).",

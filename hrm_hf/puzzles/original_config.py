@@ -57,8 +57,8 @@ DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
 REFERENCE = re.compile(r"\$\{(?:\.|arch\.)?(\w+)\}")  # reference to another field, such as "${.hidden_size}"
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?e[+-]?\d+", re.I)  # YAML 1.1 reads 1e-5 as text
 
-# Keys of a run other than `arch`: the original's default, and the option of run_puzzle.py with the same value, or a
-# description of how the value is used.
+# Top-level config keys of the original code except `arch`, each with its default and the option of run_puzzle.py that
+# takes the value, or a note on how the value is used.
 RUN_KEYS = {
     "data_path": ("data/arc-aug-1000", "--data_path, after `hrm-hf data import` if necessary"),
     "global_batch_size": (768, "global_batch_size"),

@@ -172,7 +172,7 @@ def machine(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) -> dict[str, Any]:
-    """Translate an original run to a recipe for run_puzzle.py.
+    """Convert a run of the original code into a recipe for run_puzzle.py.
 
     Args:
         options: From `parse_command`. size: Sizes of the train split. here: From `machine`.

@@ -146,7 +146,7 @@ class _Stream(NamedTuple):
     grids: np.ndarray | None
 
     def draw(self, number: int) -> tuple[int, Puzzles]:
-        """Generate a portion. Return the number of attempts and the puzzles found."""
+        """Generate one batch of puzzles. Return the number of attempts and the puzzles found."""
         attempts = FIRST_PORTIONS[number] if number < len(FIRST_PORTIONS) else PORTION
         rng = rng_of(self.seed, number)
         if self.grids is None:
@@ -216,7 +216,7 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
     turned = np.take_along_axis(turned, rows, axis=1).reshape(-1, n * n)
     shown = np.take_along_axis(given[puzzle, view], order[:, None, :], axis=2)
     shown = np.take_along_axis(shown, rows, axis=1).reshape(-1, n * n)
-    # For each puzzle, select the arrangement with the smallest grid, then with the smallest clue mask.
+    # For each puzzle, select the lexicographically smallest grid; the smallest clue mask breaks ties.
     cells = np.concatenate([turned, shown], axis=1, dtype=np.uint8) + np.uint8(1)
     ascending = np.lexsort((cells.view(f"S{2 * n * n}").reshape(-1), puzzle))
     best = ascending[np.flatnonzero(np.diff(puzzle[ascending], prepend=-1))]

@@ -184,7 +184,7 @@ class PuzzleTask:
         return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
 
     def given(self, question: np.ndarray) -> np.ndarray:
-        """Return the cells of a question (tokens [S]) that an answer must keep (clues, walls), bool [S]."""
+        """Return a bool mask [S] of the cells in `question` that an answer must keep (clues, walls)."""
         return np.zeros(len(question), dtype=bool)
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:

@@ -114,7 +114,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: HrmTrainingArguments, model=None) -> tuple[Any, Any]:
-        """Return AdamATan2 if `adam_atan2` is set, else Trainer's choice, with `args.peak_learning_rate`."""
+        """Return AdamATan2 if `adam_atan2` is set, else Trainer's optimizer. Both use `args.peak_learning_rate`."""
         if args.adam_atan2:
             return AdamATan2, {"lr": args.peak_learning_rate, "betas": (args.adam_beta1, args.adam_beta2)}
         optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
@@ -284,7 +284,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         if not any(p.requires_grad for p in self.model.parameters()):
-            # Only the puzzle table (a buffer) is trained. Its optimizer synchronizes it, and DDP rejects such models.
+            # Only the puzzle table (a buffer) is trained. Its optimizer syncs the table; DDP rejects such models.
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.remove_callback(WeightAverage)

@@ -136,7 +136,7 @@ class OriginalNamesCallback(TrainerCallback):
 
 
 def original_names(logs: dict[str, float]) -> dict[str, float]:
-    """Return the values to log again: the learning rate, and values with a group prefix."""
+    """Return the values to repeat under their original names: the learning rate and values with a group prefix."""
     rate = {"train/lr": logs["learning_rate"]} if "learning_rate" in logs else {}
     return {name: value for name, value in logs.items() if "/" in name} | rate
 

@@ -87,7 +87,7 @@ class TrainingRun:
         if name := next((name for name in needing if getattr(args, name, None)), None):
             raise ValueError(f"{name}={getattr(args, name)}: needs held-out data; give some, or leave it out")
         if args.should_save and args.eval_strategy != IntervalStrategy.NO:
-            print(f"eval_strategy={args.eval_strategy.value} is ignored, because there are no held-out data")
+            print(f"eval_strategy={args.eval_strategy.value} is ignored, because there is no held-out data")
         args.eval_strategy, args.eval_on_start = IntervalStrategy.NO, False
 
     def load_model(self, quantized: BitsAndBytesConfig | None) -> PreTrainedModel:

@@ -52,7 +52,7 @@ def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.
 
 
 def displace(delta: np.ndarray, side: float) -> LptBox:
-    """Compute both displacements from today's linear density contrast [grid, grid, grid]."""
+    """Compute first- and second-order displacements from today's linear density contrast [grid, grid, grid]."""
     waves = _wave_numbers(delta.shape[0], side)
     squared = sum(component**2 for component in waves)
     squared[0, 0, 0] = 1  # avoids 0 / 0; the mean causes no displacement

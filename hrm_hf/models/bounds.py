@@ -99,9 +99,8 @@ OTHER_NAMES = {
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
 MISSPELLED = 0.8  # minimum difflib similarity for a name to count as misspelled
-MISSPELLED_FIELD = (
-    0.86  # stricter where tokenizer options are also valid: vocab_file and vocab_size have a similarity of 0.8
-)
+# Stricter where tokenizer options are also valid: vocab_file and vocab_size have a similarity of 0.8.
+MISSPELLED_FIELD = 0.86
 
 
 @lru_cache

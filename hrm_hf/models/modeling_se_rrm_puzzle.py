@@ -143,9 +143,7 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
         return self.H_init.to(x).expand_as(x), x.new_empty((x.shape[0], 0))
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        if (
-            self.config.two_states
-        ):  # num_queries is not passed on, because it would slice the symbols instead of the positions
+        if self.config.two_states:  # num_queries would slice the symbols instead of the positions
             return super().reason(x, rotary, z_H, z_L)
         H_cycles, L_cycles = self.config.H_cycles, self.config.L_cycles
         with torch.no_grad():

@@ -105,11 +105,8 @@ class PuzzleOrder:
         self.group_starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
         self.group_ends = np.append(self.group_starts[1:], len(groups))
         self.mean_epoch_rows = len(self.group_starts) * len(rows) / len(self.puzzle_starts)
-        self._rows, self._start, self._next = (
-            np.empty(0, dtype=np.int64),
-            0,
-            0,
-        )  # rows not yet freed, stream position of the first, next epoch to draw
+        # rows not yet freed, stream position of the first, next epoch to draw
+        self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0
 
     def row(self, position: int) -> int:
         """Return the row at a position that has not been freed, drawing epochs as needed."""

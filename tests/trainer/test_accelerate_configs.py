@@ -30,12 +30,8 @@ TYPES = {
     "deepspeed_zero2": DistributedType.DEEPSPEED,
     "deepspeed_zero3": DistributedType.DEEPSPEED,
 }
-JOB_FLAGS = [
-    "--rdzv_backend",
-    "static",
-    "--deepspeed_multinode_launcher",
-    "standard",
-]  # of hrm_hf/launch/slurm.py's line
+# as in the launcher's line of hrm_hf/launch/slurm.py
+JOB_FLAGS = ["--rdzv_backend", "static", "--deepspeed_multinode_launcher", "standard"]
 DEEPSPEED = ("deepspeed>=0.19", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")  # pip would install torch twice
 
 

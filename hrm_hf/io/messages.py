@@ -29,11 +29,11 @@ OF_IMPORTS = (
     Message("transformers.pipelines", r"No model was supplied, defaulted to .*sudoku-9x9 and revision main\."),
 )
 # TRL and PEFT use the old name for activation checkpointing, which still works.
-OF_TRL = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
+OF_PEFT = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
 # Our commands and scripts also hide these messages.
 MESSAGES = (
     *OF_IMPORTS,
-    OF_TRL,
+    OF_PEFT,
     # `--help` of a training script does not need torch.
     Message("transformers", r"PyTorch was not found"),
     # transformers pins memory by default, which has no effect without a GPU.

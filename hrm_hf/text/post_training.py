@@ -30,7 +30,6 @@ from trl import DPOTrainer, GRPOConfig, GRPOTrainer, SFTTrainer
 
 from ..hub.cards import CARD_FILE, new_card_text
 from ..hub.kinds import LANGUAGE_MODEL
-from ..io.messages import OF_TRL, hide_messages
 from ..io.usage import counted
 from ..models.early_exit import EXIT_CRITERIA
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
@@ -47,7 +46,6 @@ from .causal_lm import load_causal_lm, load_tokenizer
 
 
 REFERENCE_ADAPTER = "ref"  # name of TRL's copy of the adapter that DPO starts from
-hide_messages((OF_TRL,))
 
 
 class PostTraining(CompleteCheckpoints):

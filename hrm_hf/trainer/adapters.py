@@ -24,6 +24,7 @@ from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
 
+from ..io.messages import OF_PEFT, hide_messages
 from ..io.model_names import find_model
 from ..io.usage import validate_extra
 from ..registry import architecture_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from . import HrmTrainer
 
 MAGNITUDE = "lora_magnitude_vector"
+hide_messages((OF_PEFT,))
 
 
 def resolve_base_model(model_args: ModelArguments, arguments: TuningArguments) -> None:

@@ -12,7 +12,7 @@ from .modeling_utils import LlamaModulesMixin, PresetsMixin
 EXITS = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
 STACKS = ("L_module", "H_module", "prelude", "coda")
 TP_PLAN = {**LlamaConfig.base_model_tp_plan, "layers.*.self_attn.gate_proj": "colwise"}
-# A flat loop, trained on the loss after its last pass. The gate is trained afterwards (`--train_gate_only`).
+# Fields of a flat loop. It is trained on the loss after its last pass, and the gate later (`--train_gate_only`).
 LOOP = {
     "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": 4, "initial_state": "zero",
     "detach_between_segments": False, "deep_supervision": "last", "q_loss_weight": 0.0, "ponder_loss_weight": 0.0,
@@ -21,7 +21,7 @@ LOOP = {
 
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
-    """Return a preset's fields. `layers` is (high, low), or (prelude, loop, coda) for a flat loop."""
+    """Return a preset's fields. The layer counts are (high, low), or (prelude, loop, coda) for a flat loop."""
     flat = len(layers) == 3
     names = ("prelude_layers", "num_l_layers", "coda_layers") if flat else ("num_h_layers", "num_l_layers")
     own = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
@@ -30,20 +30,20 @@ def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields)
 
 @strict
 class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConfig):
-    r"""Configuration of `hrm_lm`, a causal language model that thinks in segments and halts for each token.
+    r"""Configuration of `hrm_lm`, a causal language model that thinks in segments and halts token by token.
 
     Shapes and blocks (fields not listed here are as in Llama):
         num_h_layers, num_l_layers: blocks of the high- and the low-level stack; num_h_layers=0 makes a flat loop over
             the low-level stack. prelude_layers, coda_layers: blocks before and after the recurrence.
         norm_position: RMS norms before each branch and at the exit of a stack ("pre_exit"), also after each branch
-            ("sandwich"), or after each sum ("post"). norm_affine: whether these norms have gains.
+            ("sandwich"), or only after each residual sum ("post"). norm_affine: whether these norms have gains.
         attention_gate, qk_norm: sigmoid gate on the attention output; RMS norm of queries and keys.
-        initializer_range, embedding_scale: None for LeCun's 1 / sqrt(fan in), and for 1 / std of the embeddings.
+        initializer_range: std of new weights; None for LeCun's 1 / sqrt(fan in). embedding_scale: None for 1 / std.
     Recurrence:
         H_cycles, L_cycles: high-level cycles per segment, low-level passes per cycle.
-        bp_steps: number of final stack passes per segment with gradients, high-level stack first; None for all.
+        bp_steps: number of last stack passes per segment that have gradients, high-level ones first; None for all.
         detach_between_segments: stop gradients between segments; if False, only the last bp_segments have gradients.
-        initial_state: low-level state at the start, "fixed" (an untrained random vector) or "random" (for each token).
+        initial_state: initial low-level state; "fixed" is one untrained random vector, "random" a vector per token.
         step_vectors, pass_gains: add a vector to the input in each pass; scale the branches in each pass.
         mhc_flows: number of residual streams that hyper-connections mix between the passes of a flat loop.
         segment_sampling: number of segments in training: halt_max_steps ("fixed"), or drawn with this mean per forward
@@ -159,7 +159,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
         if heads % key_heads:
             raise ValueError(f"num_key_value_heads={key_heads}: must divide num_attention_heads={heads}")
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim}: must be even, for rotary positions")
+            raise ValueError(f"head_dim={self.head_dim}: must be even for rotary position embeddings")
         if self.mhc_flows > 1 and not self.flat_loop:
             raise ValueError(f"mhc_flows={self.mhc_flows}: needs a flat loop; set num_h_layers=0 and H_cycles=1")
         if self.bp_segments is not None and self.detach_between_segments:
@@ -190,7 +190,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
 
     @property
     def num_hidden_layers(self) -> int:
-        """Number of key-value cache slots (not of blocks). The name is the one that transformers' caches read."""
+        """Number of key-value cache slots, not of blocks. transformers' caches read the slot count from this name."""
         once = self.prelude_layers + self.coda_layers
         if self.kv_layout == "last_visit":
             return once + self.num_h_layers + self.num_l_layers

@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 from .act import IGNORE_INDEX
 
 
-LOGITS_AT_ONCE = 2**24  # number of logits; more are computed in chunks and recomputed in the backward pass
+LOGITS_AT_ONCE = 2**24  # above this number, compute logits in chunks and recompute them in the backward pass
 GEOMETRIC_PRIOR = 0.5  # prior probability of halting after each segment, for ponder_type="geometric_kl"
 
 
@@ -57,7 +57,7 @@ class SegmentState:
 
 
 class ExitKind(NamedTuple):
-    """Default threshold of an exit criterion, and whether it needs the halting head or next-token logits."""
+    """Default and maximum threshold of an exit criterion, and whether it needs the gate or next-token logits."""
 
     default_threshold: float | None = None
     highest_threshold: float = torch.inf
@@ -119,7 +119,7 @@ class ExitCriterion:
         return None if last is None else (change - last).norm(dim=-1) / state.hidden.norm(dim=-1)
 
     def _kl(self, state: SegmentState) -> torch.Tensor | None:
-        """Return KL(p_m || p_{m-1}) in nats between the next-token distributions after two segments."""
+        """Return KL(p_m || p_{m-1}) in nats, where p_m is the next-token distribution after segment m."""
         now = state.logits(state.hidden).float().log_softmax(-1)
         last, self.last = self.last, now
         return None if last is None else (now.exp() * (now - last)).sum(-1)
@@ -234,8 +234,8 @@ def halting_value_losses(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the losses [N] for both halting values, averaged over segments, and metrics.
 
-    q: [N, M, 2]. halted_in: int [N], 1..M. nll [N, M] and correct, bool [N, M], keep the values of the halting
-    segment after it.
+    q: [N, M, 2]. halted_in: int [N], 1..M. nll: [N, M]. correct: bool [N, M]. After a token's halting segment, nll and
+    correct repeat the values of that segment.
     """
     M = q.shape[1]
     segment = torch.arange(1, M + 1, device=q.device)
@@ -289,9 +289,9 @@ def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
 
 
 def _token_losses(head, hidden, target, smoothing: float, size: int, logits: torch.Tensor | None = None) -> tuple:
-    """Return each token's NLL, NLL with label smoothing, and whether the argmax is correct, [n] each.
+    """Return three tensors [n]: NLL, NLL with label smoothing, and whether the argmax is correct.
 
-    hidden is [n, D], target [n]. If `logits` [n, V] are None, they are computed for `size` tokens at a time.
+    hidden is [n, D], target [n]. If `logits` [n, V] is None, the logits are computed for `size` tokens at a time.
     """
 
     def of_logits(logits, target):
@@ -311,7 +311,7 @@ def _token_losses(head, hidden, target, smoothing: float, size: int, logits: tor
 
 @torch.no_grad()
 def _metrics(config, states, valid, halted_in, nll, correct) -> dict[str, torch.Tensor]:
-    """Compute 0-d metrics over labeled tokens from nll and correct [N, M]. Without tokens, return zeros."""
+    """Compute 0-d metrics over labeled tokens from nll and correct [N, M]. Without tokens, all means are 0."""
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         return values.float().sum() / max(len(values), 1)

@@ -10,11 +10,11 @@ where x are the token embeddings; at the start, z_H = x and z_L is a fixed rando
 
     repeat L_cycles times:  z = L(z + x)
 
-Additional blocks can run before it (the prelude, which computes x from the embeddings) and after it (the coda, which
-reads the last state). Passes can have their own vectors and gains, and hyper-connections can mix several streams
+Additional blocks can run before the loop (the prelude, which computes x from the embeddings) and after it (the coda,
+which reads the last state). Passes can have their own vectors and gains, and hyper-connections can mix several streams
 between passes. After each segment m = 1..M, every token has logits head(z_H) and two values (halt, continue) computed
 from its own state. A token that halts keeps its z_H, z_L, keys and values, both in training and in decoding, and later
-tokens read them. Training has a loss at every segment (deep supervision), and gradients only flow through the last
+tokens read them. In training, every segment has a loss (deep supervision), and gradients only flow through the last
 stack passes of a segment.
 
 Attention functions, rotary positions and the feed-forward network come from transformers. Unlike in Llama, keys and
@@ -68,7 +68,7 @@ from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_seg
 
 
 Q_INIT_BIAS = -5.0  # initial bias of the halting value, far below the threshold (HRM paper)
-# Arguments of `plan_segments` that HrmLmModel takes as keywords, and output fields that both classes share.
+# Arguments of `plan_segments` that HrmLmModel accepts as keywords, and output fields that both classes share.
 PLAN_ARGUMENTS = ("schedule", "num_segments", "exit_criterion", "exit_threshold", "logits_fn")
 COMMON = ("past_key_values", "hidden_states", "attentions", "q_logits", "halt_steps")
 
@@ -78,9 +78,9 @@ class HrmLmModelOutput(BaseModelOutputWithPast):
     """Output of `HrmLmModel`. `last_hidden_state` [B, T, D] is taken at each token's halting segment.
 
     Attributes:
-        q_logits: [B, T, m, 2], halt and continue values after each segment that ran; None for M = 1.
+        q_logits: [B, T, m, 2], halt and continue values after each of the m segments that ran; None if M = 1.
         halt_steps: int [B, T], number of segments of each token.
-        segment_hidden_states: tuple of [B, T, D] after each segment that ran, constant for halted tokens; on request.
+        segment_hidden_states: m tensors [B, T, D], if requested; the state of a token stays constant once it halts.
     """
 
     q_logits: torch.Tensor | None = None
@@ -97,7 +97,7 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
         lm_loss: cross entropy at each token's halting segment, without label smoothing.
         deep_supervision_loss, q_halt_loss, q_continue_loss, ponder_loss: see `early_exit`.
         logits: [B, T, V] at each token's halting segment.
-        q_logits: [B, T, m, 2]; halt_steps: int [B, T]; segment_logits: [B, m, T, V], on request; m segments ran.
+        q_logits, halt_steps: as in `HrmLmModelOutput`. segment_logits: [B, m, T, V], if requested.
         metrics: 0-d tensors: avg_steps, convergence_rate, token_accuracy, perplexity, ...
     """
 
@@ -244,9 +244,9 @@ class HrmLmStack(nn.Module):
 
 
 class HrmLmQHead(nn.Linear):
-    """Computes halt and continue values in at least float32. bfloat16 cannot resolve their difference.
+    """Linear head for halt and continue values, in at least float32: bfloat16 cannot resolve their difference.
 
-    It has its own class for its initialization: zero weights, and biases that give `initial_halt_prob`.
+    It is a separate class because it has its own initialization: zero weights, and biases for `initial_halt_prob`.
     """
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -313,11 +313,11 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
 class HrmLmModel(HrmLmPreTrainedModel):
     """Base model with the recurrence and halting decisions, but without the language modeling head.
 
-    Arguments of the forward on T new tokens, given the past ones in `past_key_values`:
+    Arguments of `forward` for T new tokens that follow the past tokens in `past_key_values`:
         input_ids: [B, T], or inputs_embeds: [B, T, D], not yet scaled.
-        attention_mask: [B, past + T], 0 for padding; or any mask transformers takes.
-        plan: a `SegmentPlan`; None makes one from `num_segments`, `exit_criterion`, `exit_threshold`, `logits_fn` and
-            `schedule`, see `plan_segments`.
+        attention_mask: [B, past + T], 0 for padding; or any mask that transformers accepts.
+        plan: a `SegmentPlan`. By default, `plan_segments` makes one from `num_segments`, `exit_criterion`,
+            `exit_threshold`, `logits_fn` and `schedule`.
         output_segment_hidden_states: whether to return the states of every segment.
 
     Attributes:
@@ -418,7 +418,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return {"attention_mask": mask, "position_embeddings": embeddings, "position_ids": position_ids, **kwargs}
 
     def leave(self, states: list[torch.Tensor], cache: Cache | None, passes: dict[str, Any]) -> list[torch.Tensor]:
-        """Apply the coda to each segment's states. Later tokens read the last segment's keys and values."""
+        """Apply the coda to each segment's states. The cache keeps the coda's keys and values of the last segment."""
         if self.coda is None:
             return states
         key_values = OnceCache(cache, self.config.num_hidden_layers - self.config.coda_layers)
@@ -440,7 +440,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return (start,)
 
     def read(self, state: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Return the part of the state that is passed to the coda or the head, [B, T, D]."""
+        """Return the input [B, T, D] of the coda or the head: z_H, z, or the normalized mean of the streams."""
         return state[0] if self.connection is None else self.state_norm(state[0].mean(dim=-2))
 
     def segment(
@@ -490,7 +490,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
 class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
     """`hrm_lm` with a language modeling head, training losses and generation.
 
-    Additional arguments of the forward:
+    Additional arguments of `forward`:
         labels: [B, T] aligned with input_ids (shifted here, once); -100 is ignored. `shift_labels` [B, T] are labels
             that are already shifted.
         num_segments, exit_criterion, exit_threshold, schedule: see `plan_segments`.
@@ -557,7 +557,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """Return next-token labels [B, T], shifted here or by the caller. Without labels, return None."""
-    shifted = kwargs.pop("shift_labels", None)  # not a named argument, because a Trainer would then require it
+    shifted = kwargs.pop("shift_labels", None)  # Trainer would require a named argument as a label
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted

@@ -11,8 +11,8 @@ and the slot of a visit is `segment * segment_visits + visit` ("per_segment"), `
 overwrites the previous one), or the layer's own slot ("last_visit": each visit overwrites the previous one). Layers
 that run once per token have slots before (prelude) and after (coda) these; see `OnceCache`.
 
-Training and decoding have the same freeze rule: a token that has halted keeps the keys and values of its last segment,
-and later tokens that think longer read them. The cache itself is transformers'.
+In training and in decoding, a token that has halted keeps the keys and values of its last segment, and later tokens
+that run more segments read them. The cache itself is one of transformers' caches.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def validate_slots(cache: Cache | None, slots: int) -> None:
     made = len(cache.layers) if isinstance(cache, Cache) else 0  # serving engines' caches have no `layers`
     if 0 < made < slots:
         raise ValueError(
-            f"past_key_values: has {made} layers, but the model needs {slots}, one for each visit of a layer; for "
+            f"past_key_values: has {made} layers, but the model needs {slots}, one per visit of a layer; for "
             f"prefix tuning, set num_layers={slots} in the PrefixTuningConfig"
         )
 
@@ -93,7 +93,7 @@ class RecurrentCache:
             before.before = None  # older segments are only needed when gradient checkpointing recomputes forwards
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the keys and values of T new tokens. Return those of all tokens, [B, heads, past + T, head_dim]."""
+        """Add T new tokens. Return the keys and values of all tokens, [B, heads, past + T, head_dim] each."""
         if self.active is not None and self.before is not None:
             kept_key, kept_value = self.before.kept[visit]
             key, value = torch.where(self.active, key, kept_key), torch.where(self.active, value, kept_value)
@@ -129,7 +129,7 @@ def write_slot(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Append the keys and values of T new tokens to a cache slot, and return the slot's full contents.
 
-    `written` holds the slots that already contain the forward's new tokens; these tokens are replaced. With
+    If the slot is in `written`, it already contains the new tokens of this forward, and they are replaced. With
     kv_layout="per_segment", this only happens in a coda that computes the logits of every segment.
     """
     if slot in written:

@@ -68,10 +68,10 @@ class SegmentPlan:
 
     @property
     def gradient_passes(self) -> tuple[bool, ...]:
-        """Whether each stack pass in a segment, in order, has gradients. The last `bp_steps` passes do.
+        """For each stack pass of a segment, in order, whether it has gradients. The last `bp_steps` passes do.
 
-        With two stacks, passes of the high-level stack have priority. The result is booleans, because torch.compile
-        would make a changing integer symbolic, and symbolic integers cannot switch gradients.
+        With two stacks, passes of the high-level stack have priority. The result consists of booleans, because
+        torch.compile would make a changing integer symbolic, and symbolic integers cannot switch gradients.
         """
         config = self.config
         if config.flat_loop:
@@ -130,9 +130,9 @@ def plan_segments(
         schedule: temporary overrides in training.
         num_segments: maximum number of segments; by default the config's halt_max_steps, or in training the number
             drawn by its segment_sampling.
-        exit_criterion: a name in `EXIT_CRITERIA`, or an object with `check`; the config's by default. Criteria that
-            are not learned apply only in inference; training then runs every segment.
-        exit_threshold: threshold of the criterion; the config's by default.
+        exit_criterion: a name in `EXIT_CRITERIA`, or an object with `check`; None for the config's criterion. Criteria
+            that are not learned apply only in inference; training then runs every segment.
+        exit_threshold: threshold of the criterion; None for the config's threshold.
         logits_fn: function from hidden states to logits, for criteria that compare distributions.
 
     Raises:
@@ -148,7 +148,7 @@ def plan_segments(
     if num_segments is None:
         num_segments = config.halt_max_steps if drawn is None else int(drawn.max())
     if num_segments < 1:
-        raise ValueError(f"num_segments={num_segments}: must be at least 1")
+        raise ValueError(f"num_segments={num_segments}: must be >= 1")
     per_token = drawn is not None and drawn.dim() > 0
     rule = exit_rule(config, exit_criterion, exit_threshold, logits_fn, training, schedule.halting)
     rule = DrawnExit(drawn) if per_token else rule
@@ -221,7 +221,7 @@ class ThinkingTokens:
 
     @classmethod
     def start(cls, plan: SegmentPlan, x: torch.Tensor, attention_mask: torch.Tensor | None) -> "ThinkingTokens":
-        """Start on embeddings x [B, T, D]. A 2-d mask [B, past + T] marks padding with 0."""
+        """Start with all tokens of x [B, T, D] active, except padding, which a mask [B, past + T] marks with 0."""
         active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if attention_mask is not None and attention_mask.dim() == 2:
             active = attention_mask[:, -x.shape[1] :].bool()
@@ -235,7 +235,7 @@ class ThinkingTokens:
     def segments_to_keep(self, cache: Cache | None) -> int:
         """Return the number of segments to keep keys and values for, or 0 if tokens cannot halt early.
 
-        Keeping them is a side effect of a segment, which checkpointing inside a compiled segment does not allow.
+        Storing them is a side effect, which gradient checkpointing inside a compiled segment does not allow.
         """
         alone = cache is None and getattr(self.plan.exit_rule, "name", None) == "fixed" and _all(self.active)
         return 0 if alone else max(self.plan.segments, self.plan.config.halt_max_steps)
@@ -247,7 +247,7 @@ class ThinkingTokens:
         return self.thinking
 
     def keep(self, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-        """Take `new` for active tokens and `old` for the others, [B, T, ...] each."""
+        """Return [B, T, ...] with the values of `new` for active tokens and of `old` for the others."""
         if self.thinking is None:
             return new
         return torch.where(self.thinking.view(*self.thinking.shape, *[1] * (new.dim() - 2)), new, old)
@@ -272,7 +272,7 @@ class ThinkingTokens:
         return not torch.compiler.is_compiling() and not bool(self.active.any())
 
     def outputs(self) -> dict[str, torch.Tensor | None]:
-        """Return halting values [B, T, m, 2] for the m segments that ran, and steps [B, T], at least 1."""
+        """Return the halting values [B, T, m, 2] of the m segments that ran, and each token's number of segments."""
         q_logits = torch.stack(self.q_logits, dim=2) if self.q_logits else None
         return {"q_logits": q_logits, "halt_steps": self.steps.clamp(min=1)}
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
+from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
@@ -93,18 +94,10 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
     """Return the PEFT config for a model's adapter.
 
     Raises:
-        ValueError: the targets include a vocabulary head with tied embeddings, or a module to save does not exist.
+        ValueError: the targets include tied embeddings, or a module to save does not exist.
     """
     row = architecture_of(model)
     targets: str | list[str] = split_names(arguments.lora_targets)
-    if row and getattr(model.config, "tie_word_embeddings", False):
-        head = model.get_output_embeddings()
-        unfit = [name for name, module in model.named_modules() if module is head and name in targets]
-        if unfit:
-            raise ValueError(
-                f"lora_targets={arguments.lora_targets!r}: {unfit[0]} shares its weights with the embeddings, which "
-                f"merging an adapter would change; train it completely with --lora_modules_to_save {unfit[0]}"
-            )
     if targets == [ALL_LINEAR]:
         targets = adaptable_modules(model) if row else ALL_LINEAR
     names = {part for name, _ in model.named_modules() for part in name.split(".")}
@@ -113,7 +106,7 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
     unknown = [name for name in saved if name.split(".")[-1] not in names]
     if unknown:
         raise ValueError(f"lora_modules_to_save: {type(model).__name__} has no module {unknown[0]!r}")
-    return LoraConfig(
+    config = LoraConfig(
         r=arguments.lora_rank,
         lora_alpha=arguments.lora_alpha or 2 * arguments.lora_rank,
         lora_dropout=arguments.lora_dropout,
@@ -122,6 +115,20 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
         use_dora=arguments.use_dora,
         task_type=TaskType.CAUSAL_LM if model.can_generate() else None,
     )
+    reject_tied_targets(model, config, f"lora_targets={arguments.lora_targets!r}")
+    return config
+
+
+def reject_tied_targets(model: PreTrainedModel, config: LoraConfig, option: str) -> None:
+    """Raise ValueError if an adapter targets tied embeddings, which PEFT cannot merge into a single weight."""
+    if (head := model.get_output_embeddings()) is None or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    tied = [name for name, module in model.named_modules() if module in (head, model.get_input_embeddings())]
+    if unfit := [name for name in tied if check_target_module_exists(config, name)]:
+        raise ValueError(
+            f"{option}: {unfit[0]} is one of {', '.join(tied)}, which share one weight, so merging the adapter would "
+            f"change the model; train it completely with --lora_modules_to_save {unfit[0].split('.')[-1]}"
+        )
 
 
 def modules_to_save(model: PreTrainedModel) -> tuple[str, ...]:
@@ -151,6 +158,8 @@ def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrai
         # The trainer enables gradient checkpointing.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if arguments.adapter:
+        if arguments.merge_adapter:
+            reject_tied_targets(model, LoraConfig.from_pretrained(arguments.adapter), "merge_adapter=True")
         adapted = PeftModel.from_pretrained(model, arguments.adapter, is_trainable=True)
     else:
         adapted = get_peft_model(model, lora_config(model, arguments))

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from tolerances import assert_copied, assert_equal_but_for_rounding, differ_beyond_rounding
 from torch import nn
-from transformers import default_data_collator
+from transformers import LlamaConfig, LlamaForCausalLM, default_data_collator
 
 from hrm_hf.cosmology.trainer import (
     CosmoTrainingArguments,
@@ -442,16 +442,37 @@ def test_conflicting_options_are_named(options, message):
         TuningArguments(**options)
 
 
-def test_the_vocabulary_head_has_no_adapter_but_may_be_trained(bases):
-    """The Go coder's loss multiplies by the head's weights directly, bypassing an adapter."""
+@pytest.mark.parametrize("architecture", ["hrm_lm", "rlm_mhc", "hrm_go_coder", "llama"])
+def test_tied_embeddings_are_trained_completely_or_not_at_all(architecture, bases, tmp_path):
+    """PEFT merges an adapter of a tied weight into both uses of the weight, for a Llama too."""
+    ids = torch.arange(5, 17).view(1, -1)
+
+    def load():
+        if architecture != "llama":
+            return load_base(architecture, bases[architecture])
+        sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+        return LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, tie_word_embeddings=True))
+
+    for target in ("lm_head", "embed_tokens", "model.embed_tokens"):
+        name = target.split(".")[-1]
+        with pytest.raises(ValueError, match=rf"lora_targets='q_proj,{target}'.*{name}.*--lora_modules_to_save {name}"):
+            with_adapters(load(), TuningArguments(lora_rank=2, lora_targets=f"q_proj,{target}"))
+    get_peft_model(load(), LoraConfig(target_modules=["lm_head"])).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"merge_adapter=True.*lm_head"):
+        with_adapters(load(), TuningArguments(adapter=str(tmp_path), merge_adapter=True))
+    with_adapters(load(), TuningArguments(adapter=str(tmp_path)))  # without merging, the adapter works
+    model = with_adapters(load(), TuningArguments(lora_rank=2, lora_targets="q_proj", lora_modules_to_save="lm_head"))
+    head = model.get_base_model().lm_head.modules_to_save["default"].weight
+    head.data += torch.randn_like(head)
+    logits = model.eval()(input_ids=ids).logits.detach()
+    merged = model.merge_and_unload()
+    assert_equal_but_for_rounding(merged(input_ids=ids).logits, logits)
+
+
+def test_unknown_modules_to_save_are_named(bases):
     model = load_base("hrm_go_coder", bases["hrm_go_coder"])
-    with pytest.raises(ValueError, match=r"lora_targets='q_proj,lm_head': .*--lora_modules_to_save lm_head"):
-        with_adapters(model, TuningArguments(lora_rank=4, lora_targets="q_proj,lm_head"))
     with pytest.raises(ValueError, match=r"lora_modules_to_save: HrmGoCoderForCausalLM.*'head'"):
         with_adapters(model, TuningArguments(lora_rank=4, lora_modules_to_save="head"))
-    model = with_adapters(model, TuningArguments(lora_rank=4, lora_targets="q_proj", lora_modules_to_save="lm_head"))
-    model.train()(**batch("hrm_go_coder")).loss.backward()
-    assert model.get_base_model().lm_head.modules_to_save["default"].weight.grad.abs().max() > 0
 
 
 def test_hyper_connections_stay_frozen_unless_named(bases):

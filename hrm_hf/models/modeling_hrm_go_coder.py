@@ -471,7 +471,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
-    accepts_loss_kwargs = False  # the loss terms have different divisors, so there is no single number of items
+    accepts_loss_kwargs = False  # the loss terms have different divisors; a Trainer averages accumulated batches
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)

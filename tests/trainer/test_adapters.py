@@ -455,7 +455,7 @@ def test_tied_embeddings_are_trained_completely_or_not_at_all(architecture, base
 
     for target in ("lm_head", "embed_tokens", "model.embed_tokens"):
         name = target.split(".")[-1]
-        with pytest.raises(ValueError, match=rf"lora_targets='q_proj,{target}'.*{name}.*--lora_modules_to_save {name}"):
+        with pytest.raises(ValueError, match=rf"lora_targets='q_proj,{target}'.*--lora_modules_to_save {name}"):
             with_adapters(load(), TuningArguments(lora_rank=2, lora_targets=f"q_proj,{target}"))
     get_peft_model(load(), LoraConfig(target_modules=["lm_head"])).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"merge_adapter=True.*lm_head"):

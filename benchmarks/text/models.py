@@ -34,8 +34,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, HrmTextConfig, LlamaConfig, PreTrainedConfig
 
 from hrm_hf import HrmLmConfig
-from hrm_hf.models.configuration_hrm_lm import LOOP
 from hrm_hf.models.configuration_rlm_mhc import RlmMhcConfig
+from hrm_hf.models.presets_hrm_lm import LOOP
 
 from ..report import RESULTS
 

@@ -7,25 +7,12 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from .bounds import ANY_NUMBER, COUNT, LOSS_WEIGHT, PROBABILITY, SOME, SPREAD, TOKEN_ID, BoundedFields, bounded, number
 from .modeling_utils import LlamaModulesMixin, PresetsMixin
+from .presets_hrm_lm import PRESETS
 
 
 EXITS = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
 STACKS = ("L_module", "H_module", "prelude", "coda")
 TP_PLAN = {**LlamaConfig.base_model_tp_plan, "layers.*.self_attn.gate_proj": "colwise"}
-# Fields of a flat loop. It is trained on the loss after its last pass, and the gate later (`--train_gate_only`).
-LOOP = {
-    "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": 4, "initial_state": "zero",
-    "detach_between_segments": False, "deep_supervision": "last", "q_loss_weight": 0.0, "ponder_loss_weight": 0.0,
-    "exit_criterion": "fixed",
-}  # fmt: skip
-
-
-def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
-    """Return a preset's fields. The layer counts are (high, low), or (prelude, loop, coda) for a flat loop."""
-    flat = len(layers) == 3
-    names = ("prelude_layers", "num_l_layers", "coda_layers") if flat else ("num_h_layers", "num_l_layers")
-    own = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
-    return {**(LOOP if flat else {}), **own, **dict(zip(names, layers)), **fields}
 
 
 @strict
@@ -37,13 +24,18 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
             the low-level stack. prelude_layers, coda_layers: blocks before and after the recurrence.
         norm_position: RMS norms before each branch and at the exit of a stack ("pre_exit"), also after each branch
             ("sandwich"), or only after each residual sum ("post"). norm_affine: whether these norms have gains.
+        exit_norms: whether "every" stack ends with a norm, or only the "last" one, as in a Llama (flat loops).
         attention_gate, qk_norm: sigmoid gate on the attention output; RMS norm of queries and keys.
+        attention_bias: biases of all four projections (True), of all but the output's ("qkv"), or of none.
         initializer_range: std of new weights; None for LeCun's 1 / sqrt(fan in). embedding_scale: None for 1 / std.
     Recurrence:
         H_cycles, L_cycles: high-level cycles per segment, low-level passes per cycle.
         bp_steps: number of last stack passes per segment that have gradients, high-level ones first; None for all.
         detach_between_segments: stop gradients between segments; if False, only the last bp_segments have gradients.
         initial_state: initial low-level state; "fixed" is one untrained random vector, "random" a vector per token.
+        input_injection, loop_step: what each pass of a flat loop reads, and how it updates the state, see `LoopInput`;
+            with two stacks and "none", the low-level stack reads z_L + z_H without x.
+        coda_input: what the coda reads, the state z or z + x.
         step_vectors, pass_gains: add a vector to the input in each pass; scale the branches in each pass.
         mhc_flows: number of residual streams that hyper-connections mix between the passes of a flat loop.
         segment_sampling: number of segments in training: halt_max_steps ("fixed"), or drawn with this mean per forward
@@ -83,7 +75,9 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
     rms_norm_eps: float = bounded(1e-6, PROBABILITY)
     norm_affine: bool = False
     norm_position: Literal["pre_exit", "sandwich", "post"] = "pre_exit"
+    exit_norms: Literal["every", "last"] = "every"
     attention_gate: bool = True
+    attention_bias: bool | Literal["qkv"] = False
     qk_norm: bool = False
     hidden_act: str = "silu"
     mlp_bias: bool = False
@@ -102,6 +96,9 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
     detach_between_segments: bool = True
     bp_segments: int | None = bounded(None, COUNT)
     initial_state: Literal["fixed", "learned", "zero", "random"] = "fixed"
+    input_injection: Literal["add", "none", "gated", "bridge", "concat"] = "add"
+    loop_step: Literal["replace", "damped"] = "replace"
+    coda_input: Literal["state", "state+input"] = "state"
     step_vectors: bool = False
     pass_gains: bool = False
     mhc_flows: int = bounded(1, COUNT)
@@ -128,18 +125,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
     ponder_type: Literal["expected_steps", "geometric_kl", "neg_entropy"] = "expected_steps"
     label_smoothing: float | int = bounded(0.0, PROBABILITY)
 
-    _presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "hrm-lm-10m-byte": sizes(384, 6, 1024, (3, 3), vocab_size=264),
-        "hrm-lm-25m": sizes(384, 6, 1024, (2, 2), max_position_embeddings=512),
-        "hrm-lm-50m": {},
-        "hrm-lm-100m": sizes(768, 12, 2048, (4, 4)),
-        "hrm-lm-350m": sizes(1024, 16, 2816, (11, 11), max_position_embeddings=2048),
-        "hrm-lm-1b": sizes(1536, 12, 4096, (16, 16), max_position_embeddings=4096),
-        "hrm-lm-loop-10m-byte": sizes(384, 6, 1024, (2, 2, 2), vocab_size=264),
-        "hrm-lm-loop-25m": sizes(384, 6, 1024, (1, 2, 1), max_position_embeddings=512),
-        "hrm-lm-loop-50m": sizes(512, 8, 1792, (2, 2, 2)),
-        "hrm-lm-loop-100m": sizes(768, 12, 2048, (2, 4, 2)),
-    }
+    _presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
 
     def __post_init__(self, **kwargs):
         self.rope_parameters = self.rope_parameters or {"rope_type": "default", "rope_theta": 10000.0}
@@ -162,10 +148,31 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
             raise ValueError(f"head_dim={self.head_dim}: must be even for rotary position embeddings")
         if self.mhc_flows > 1 and not self.flat_loop:
             raise ValueError(f"mhc_flows={self.mhc_flows}: needs a flat loop; set num_h_layers=0 and H_cycles=1")
+        self.check_loop()
         if self.bp_segments is not None and self.detach_between_segments:
             raise ValueError(f"bp_segments={self.bp_segments}: needs detach_between_segments=False")
         if self.halt_min_steps > self.halt_max_steps:
             raise ValueError(f"halt_min_steps={self.halt_min_steps}: must be <= halt_max_steps={self.halt_max_steps}")
+
+    def check_loop(self) -> None:
+        """Raise ValueError if the fields that describe a loop's input, steps and norms contradict each other."""
+        defaults = {"exit_norms": "every", "loop_step": "replace", "input_injection": "add"}
+        for name, default in defaults.items():
+            if (value := getattr(self, name)) == default:
+                continue
+            if not self.flat_loop and value != "none":
+                raise ValueError(f"{name}={value!r}: needs a flat loop; set num_h_layers=0 and H_cycles=1")
+            if self.mhc_flows > 1:
+                raise ValueError(f"{name}={value!r}: does not support hyper-connections; set mhc_flows=1")
+        if self.flat_loop and self.input_injection != "add" and self.initial_state != "zero":
+            raise ValueError(
+                f"initial_state={self.initial_state!r}: is never read with input_injection={self.input_injection!r}; "
+                "set initial_state='zero'"
+            )
+        if self.exit_norms == "last" and self.norm_position == "post":
+            raise ValueError("exit_norms='last': norm_position='post' has no norms at the exit of a stack")
+        if self.coda_input != "state" and not self.coda_layers:
+            raise ValueError(f"coda_input={self.coda_input!r}: needs coda_layers >= 1")
 
     def check_bp_steps(self, bp_steps: int) -> None:
         """Raise ValueError if `bp_steps` leaves a stack without gradients or exceeds the number of passes."""

@@ -41,19 +41,10 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import (
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-    GradientCheckpointingLayer,
-)
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-    eager_attention_forward,
-)
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.processing_utils import Unpack
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
@@ -61,9 +52,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import segment_losses
+from .hrm_lm_layers import LEARNED, HrmLmAttention, HrmLmDecoderLayer, HrmLmQHead, HrmLmStack, LoopInput, rms_norm
 from .hyper_connections import HyperConnection
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
-from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin
+from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin, first_slots
 from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_segments
 
 
@@ -110,150 +102,6 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     halt_steps: torch.Tensor | None = None
     segment_logits: torch.Tensor | None = None
     metrics: dict[str, torch.Tensor] | None = None
-
-
-def rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:
-    """Build an RMS norm of the given width, with gains if `config.norm_affine`."""
-    return nn.RMSNorm(width, eps=config.rms_norm_eps, elementwise_affine=config.norm_affine)
-
-
-class HrmLmAttention(nn.Module):
-    """Causal grouped-query attention with rotary positions, an optional sigmoid gate and optional QK norm."""
-
-    def __init__(self, config: HrmLmConfig, layer_idx: int):
-        super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
-        self.head_dim = config.head_dim
-        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
-        self.scaling = self.head_dim**-0.5
-        self.is_causal = True
-        width, kv_width = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
-        self.gate_proj = nn.Linear(config.hidden_size, width, bias=False) if config.attention_gate else None
-        self.q_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
-        self.k_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None,
-        key_values: RecurrentCache | OnceCache,
-        first_visit: int,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from hidden_states [B, T, D]. `first_visit` is the visit number of the stack's first layer."""
-        input_shape = hidden_states.shape[:-1]
-        heads = (*input_shape, -1, self.head_dim)
-        query, key = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
-        if self.q_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
-        query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
-        key, value = key_values.update(key, value, first_visit + self.layer_idx)
-
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        mixed, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
-        )
-        mixed = mixed.reshape(*input_shape, -1)
-        if self.gate_proj is not None:
-            mixed = mixed * torch.sigmoid(self.gate_proj(hidden_states))
-        return self.o_proj(mixed), weights
-
-
-class HrmLmDecoderLayer(GradientCheckpointingLayer):
-    """Attention and SwiGLU, with norms placed according to `config.norm_position`."""
-
-    def __init__(self, config: HrmLmConfig, layer_idx: int):
-        super().__init__()
-        self.post_norm = config.norm_position == "post"
-        self.self_attn = HrmLmAttention(config, layer_idx)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = rms_norm(config, config.hidden_size)
-        self.post_attention_layernorm = rms_norm(config, config.hidden_size)
-        self.branch_norms = None
-        if config.norm_position == "sandwich":
-            self.branch_norms = nn.ModuleList(rms_norm(config, config.hidden_size) for _ in range(2))
-        self.dropout = nn.Dropout(config.hidden_dropout)
-
-    def forward(
-        self, hidden_states: torch.Tensor, gains: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
-    ) -> torch.Tensor:
-        """Map [B, T, D] to [B, T, D]. `gains` [2] scales this pass's two branches by 1 + gain."""
-        if self.post_norm:
-            mixed, _ = self.self_attn(hidden_states, **kwargs)
-            hidden_states = self.input_layernorm(hidden_states + self._branch(mixed, 0, gains))
-            mixed = self.mlp(hidden_states)
-            return self.post_attention_layernorm(hidden_states + self._branch(mixed, 1, gains))
-        mixed, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        hidden_states = hidden_states + self._branch(mixed, 0, gains)
-        mixed = self.mlp(self.post_attention_layernorm(hidden_states))
-        return hidden_states + self._branch(mixed, 1, gains)
-
-    def _branch(self, output: torch.Tensor, branch: int, gains: torch.Tensor | None) -> torch.Tensor:
-        """Apply norm, gain and dropout to a branch's output [B, T, D] before it is added to the residual."""
-        if self.branch_norms is not None:
-            output = self.branch_norms[branch](output)
-        if gains is not None:
-            output = output * (1 + gains[branch])
-        return self.dropout(output)
-
-
-class HrmLmStack(nn.Module):
-    """Blocks in sequence, followed by a norm that bounds the state over many passes.
-
-    Optionally, each of `num_passes` passes adds its own vector to the input and has its own branch gains.
-    """
-
-    def __init__(self, config: HrmLmConfig, num_layers: int, num_passes: int = 0):
-        super().__init__()
-        self.layers = nn.ModuleList(HrmLmDecoderLayer(config, index) for index in range(num_layers))
-        self.exit_norm = nn.Identity() if config.norm_position == "post" else rms_norm(config, config.hidden_size)
-        self.num_passes = num_passes
-        self.step_vectors, self.pass_gains = None, None
-        if config.step_vectors and num_passes:
-            self.step_vectors = nn.Parameter(torch.zeros(num_passes, config.hidden_size))
-        if config.pass_gains and num_passes:
-            self.pass_gains = nn.Parameter(torch.zeros(num_passes, num_layers, 2))
-
-    def forward(
-        self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
-    ) -> torch.Tensor:
-        """Map [B, T, D] to [B, T, D]. `pass_number` counts passes over all segments, from 0."""
-        pass_number = min(pass_number, self.num_passes - 1)  # passes beyond the last vector reuse it
-        if self.step_vectors is not None:
-            hidden_states = hidden_states + self.step_vectors[pass_number]
-        if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
-            hidden_states.requires_grad_()  # reentrant checkpointing needs an input that requires gradients
-        gains = [None] * len(self.layers) if self.pass_gains is None else self.pass_gains[pass_number]
-        for layer, layer_gains in zip(self.layers, gains):
-            hidden_states = layer(hidden_states, layer_gains, **kwargs)
-        return self.exit_norm(hidden_states)
-
-
-class HrmLmQHead(nn.Linear):
-    """Linear head for halt and continue values, in at least float32: bfloat16 cannot resolve their difference.
-
-    It is a separate class because it has its own initialization: zero weights, and biases for `initial_halt_prob`.
-    """
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Map [B, T, D] to [B, T, 2]."""
-        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-        with torch.autocast(hidden_states.device.type, enabled=False):
-            return nn.functional.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
 
 
 class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedModel):
@@ -304,6 +152,11 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
             for parameter in (module.step_vectors, module.pass_gains):
                 if parameter is not None:
                     init.zeros_(parameter)
+        elif isinstance(module, LoopInput):
+            if module.kind in LEARNED:
+                init.copy_(getattr(module, module.kind), module.initial_values(self.config.hidden_size)[module.kind])
+            if module.damping is not None:
+                init.constant_(module.damping, 0.5)
         else:
             super()._init_weights(module)
         if isinstance(module, HrmLmModel) and module.z_L_init is not None:
@@ -332,14 +185,20 @@ class HrmLmModel(HrmLmPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.rotary_emb = LlamaRotaryEmbedding(config)
-        cycles = config.halt_max_steps * config.H_cycles
-        self.prelude = HrmLmStack(config, config.prelude_layers) if config.prelude_layers else None
-        self.H_module = None if config.flat_loop else HrmLmStack(config, config.num_h_layers, cycles)
-        self.L_module = HrmLmStack(config, config.num_l_layers, cycles * config.L_cycles)
-        self.coda = HrmLmStack(config, config.coda_layers) if config.coda_layers else None
-        self.connection, self.state_norm = None, None
+        low, high, coda = first_slots(config)
+        inner_norms = config.exit_norms == "every"
+        self.prelude, self.H_module, self.coda, self.connection, self.state_norm = None, None, None, None, None
+        if config.prelude_layers:
+            self.prelude = HrmLmStack(config, config.prelude_layers, [0], exit_norm=inner_norms)
+        if not config.flat_loop:
+            self.H_module = HrmLmStack(config, config.num_h_layers, high, recurrent=True)
+        self.L_module = HrmLmStack(config, config.num_l_layers, low, recurrent=True, exit_norm=inner_norms)
+        self.loop_input = LoopInput(config, len(low)) if config.flat_loop else None
+        if config.coda_layers:
+            self.coda = HrmLmStack(config, config.coda_layers, coda)
         if config.mhc_flows > 1:
             self.connection = HyperConnection(config.hidden_size, config.mhc_flows, norm_eps=config.rms_norm_eps)
+        if config.mhc_flows > 1 or not (inner_norms or config.coda_layers):
             self.state_norm = rms_norm(config, config.hidden_size)
         self.q_head = HrmLmQHead(config.hidden_size, 2) if config.halt_max_steps > 1 else None
         start = None if config.initial_state == "zero" else torch.zeros(config.hidden_size)  # filled by _init_weights
@@ -386,11 +245,11 @@ class HrmLmModel(HrmLmPreTrainedModel):
             state = tokens.next_state(new, state)
             if output_segment_hidden_states:
                 tokens.states.append(hidden)
-            q = None if self.q_head is None else self.q_head(hidden.detach())
+            q = None if self.q_head is None else self.q_head(self.normed(hidden).detach())
             if tokens.halt(m, hidden, previous, q):
                 break
         key_values.copy_to_later_segments()
-        states = self.leave(tokens.states or [hidden], cache, passes)
+        states = self.leave(tokens.states or [hidden], x, cache, passes)
         every = tuple(states) if output_segment_hidden_states else None
         return HrmLmModelOutput(
             last_hidden_state=states[-1], past_key_values=cache, segment_hidden_states=every, **tokens.outputs()
@@ -417,11 +276,14 @@ class HrmLmModel(HrmLmPreTrainedModel):
         embeddings = self.rotary_emb(x, position_ids)
         return {"attention_mask": mask, "position_embeddings": embeddings, "position_ids": position_ids, **kwargs}
 
-    def leave(self, states: list[torch.Tensor], cache: Cache | None, passes: dict[str, Any]) -> list[torch.Tensor]:
+    def leave(
+        self, states: list[torch.Tensor], x: torch.Tensor, cache: Cache | None, passes: dict[str, Any]
+    ) -> list[torch.Tensor]:
         """Apply the coda to each segment's states. The cache keeps the coda's keys and values of the last segment."""
         if self.coda is None:
             return states
         key_values = OnceCache(cache, self.config.num_hidden_layers - self.config.coda_layers)
+        states = [z + x for z in states] if self.config.coda_input == "state+input" else states
         return [self.coda(z, key_values=key_values, first_visit=0, **passes) for z in states]
 
     def initial_state(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -441,7 +303,13 @@ class HrmLmModel(HrmLmPreTrainedModel):
 
     def read(self, state: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return the input [B, T, D] of the coda or the head: z_H, z, or the normalized mean of the streams."""
-        return state[0] if self.connection is None else self.state_norm(state[0].mean(dim=-2))
+        z = state[0] if self.connection is None else state[0].mean(dim=-2)
+        return z if self.state_norm is None else self.state_norm(z)
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the state that the halting head and the exit criteria's logits read, both without the coda."""
+        inner = self.config.exit_norms == "every" or self.coda is None
+        return hidden if inner else self.coda.exit_norm(hidden)
 
     def segment(
         self, state: tuple[torch.Tensor, ...], x: torch.Tensor, gradient_passes: tuple[bool, ...], **passes
@@ -460,7 +328,9 @@ class HrmLmModel(HrmLmPreTrainedModel):
             first_visit = low * config.num_l_layers
             with torch.set_grad_enabled(gradients and gradient_passes[low]):
                 if self.connection is None:
-                    z = self.L_module(z + x, before + low, first_visit=first_visit, **passes)
+                    read = self.loop_input(z, x, before + low)
+                    new = self.L_module(read, before + low, first_visit=first_visit, **passes)
+                    z = self.loop_input.update(z, new, before + low)
                 else:
                     read, post, h_res = self.connection(z)
                     read = self.L_module(self.state_norm(read) + x, before + low, first_visit=first_visit, **passes)
@@ -473,13 +343,13 @@ class HrmLmModel(HrmLmPreTrainedModel):
         """Run H_cycles * (L_cycles + 1) passes through two stacks."""
         config, gradients = self.config, torch.is_grad_enabled()
         before = passes["key_values"].segment * config.H_cycles
-        visit = 0
+        visit, injected = 0, x if config.input_injection == "add" else 0
         for h in range(config.H_cycles):
             *of_low, of_high = gradient_passes[h * (config.L_cycles + 1) : (h + 1) * (config.L_cycles + 1)]
             for low in range(config.L_cycles):
                 number = (before + h) * config.L_cycles + low
                 with torch.set_grad_enabled(gradients and of_low[low]):
-                    z_L = self.L_module(z_L + z_H + x, number, first_visit=visit, **passes)
+                    z_L = self.L_module(z_L + z_H + injected, number, first_visit=visit, **passes)
                 visit += config.num_l_layers
             with torch.set_grad_enabled(gradients and of_high):
                 z_H = self.H_module(z_H + z_L, before + h, first_visit=visit, **passes)
@@ -551,7 +421,7 @@ class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
 
     def plan(self, tokens, *options) -> SegmentPlan:
         """Plan a forward with `plan_segments`. Exit criteria may use this head's logits."""
-        logits_fn = lambda hidden: self.lm_head(hidden)  # noqa: E731 - accelerate's hooks would move a module
+        logits_fn = lambda hidden: self.lm_head(self.model.normed(hidden))  # noqa: E731 - accelerate's hooks would move a module
         return plan_segments(self.config, tokens, self.training, *options, logits_fn)
 
 

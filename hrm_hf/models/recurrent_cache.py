@@ -102,26 +102,38 @@ class RecurrentCache:
             self.kept[visit] = (key.detach(), value.detach()) if cut else (key, value)
         if self.cache is None:
             return key, value
-        return write_slot(self.cache, self.written, key, value, self._slot(visit), self.config.kv_layout)
+        slot = slot_of(self.config, self.segment, visit)
+        return write_slot(self.cache, self.written, key, value, slot, self.config.kv_layout)
 
     def copy_to_later_segments(self) -> None:
         """After the last segment, copy its keys and values into the slots of the segments that did not run."""
         if self.cache is None or self.config.kv_layout != "per_segment":
             return
-        visits = self.config.segment_visits
         for segment in range(self.segment + 1, self.config.halt_max_steps):
             for visit, (key, value) in self.kept.items():
-                self.cache.update(key, value, self.config.prelude_layers + segment * visits + visit)
+                self.cache.update(key, value, slot_of(self.config, segment, visit))
 
-    def _slot(self, visit: int) -> int:
-        config = self.config
-        if config.kv_layout == "per_segment":
-            visit += self.segment * config.segment_visits
-        elif config.kv_layout == "last_visit":
-            low = config.L_cycles * config.num_l_layers
-            visit %= low + config.num_h_layers  # visit number within its cycle
-            visit = visit % config.num_l_layers if visit < low else config.num_l_layers + visit - low
-        return config.prelude_layers + visit
+
+def slot_of(config, segment: int, visit: int) -> int:
+    """Return the cache slot of a visit in a segment, counted from 0."""
+    if config.kv_layout == "per_segment":
+        visit += segment * config.segment_visits
+    elif config.kv_layout == "last_visit":
+        low = config.L_cycles * config.num_l_layers
+        visit %= low + config.num_h_layers  # visit number within its cycle
+        visit = visit % config.num_l_layers if visit < low else config.num_l_layers + visit - low
+    return config.prelude_layers + visit
+
+
+def first_slots(config) -> tuple[list[int], list[int], list[int]]:
+    """Return the slot of the first layer for each pass of the low-level stack, the high-level stack and the coda."""
+    cycle = config.L_cycles * config.num_l_layers + config.num_h_layers
+    low, high = [], []
+    for segment in range(config.halt_max_steps):
+        for start in range(0, config.segment_visits, cycle):
+            low += [slot_of(config, segment, start + n * config.num_l_layers) for n in range(config.L_cycles)]
+            high.append(slot_of(config, segment, start + cycle - config.num_h_layers))
+    return low, high, [config.num_hidden_layers - config.coda_layers]
 
 
 def write_slot(

@@ -5,7 +5,7 @@ import tiny_hrm_lm
 import torch
 
 from hrm_hf.models.early_exit import EXIT_CRITERIA, ExitCriterion, SegmentState, relative_change
-from hrm_hf.models.modeling_hrm_lm import HrmLmDecoderLayer
+from hrm_hf.models.hrm_lm_layers import HrmLmDecoderLayer
 from hrm_hf.models.segment_plan import SegmentSchedule
 
 

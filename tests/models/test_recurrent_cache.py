@@ -5,7 +5,7 @@ import tiny_hrm_lm
 import torch
 from transformers import DynamicCache, StaticCache
 
-from hrm_hf.models.recurrent_cache import RecurrentCache
+from hrm_hf.models.recurrent_cache import first_slots, slot_of
 
 
 LENGTH = 12
@@ -99,12 +99,12 @@ def test_a_cache_has_a_slot_for_each_visit_each_segments_visit_or_each_layer(kv_
 def test_every_visit_of_a_layer_has_its_slot():
     """Visits by the module's formulas, for 2 low-level layers, 3 high-level layers and 2 low-level passes."""
     config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2, kv_layout="last_visit")
-    key_values = RecurrentCache(config, None, None, None, 1)
     one_cycle = [0, 1, 0, 1, 2, 3, 4]
-    assert [key_values._slot(visit) for visit in range(config.segment_visits)] == one_cycle + one_cycle
-    config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2)
-    second = RecurrentCache(config, None, None, RecurrentCache(config, None, None, None, 2), 2)
-    assert [second._slot(visit) for visit in (0, 13)] == [14, 27]
+    assert [slot_of(config, 0, visit) for visit in range(config.segment_visits)] == one_cycle + one_cycle
+    assert first_slots(config)[:2] == ([0, 0] * 2 * config.halt_max_steps, [2] * 2 * config.halt_max_steps)
+    config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2, halt_max_steps=2)
+    assert [slot_of(config, 1, visit) for visit in (0, 13)] == [14, 27]
+    assert first_slots(config)[:2] == ([0, 2, 7, 9, 14, 16, 21, 23], [4, 11, 18, 25])
 
 
 def test_a_cache_that_cannot_be_overwritten_is_rejected_by_name():

@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainingArguments
 
 from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_checkpoints, write_manifest
-from hrm_hf.models.configuration_hrm_lm import LOOP
+from hrm_hf.models.presets_hrm_lm import LOOP
 from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.trainer import CausalLMTrainer, compile_segment, segment_schedule

@@ -14,7 +14,7 @@ class CosmoDataArguments:
 
     data_path: str | None = HfArg(default=None, help="Cosmology data set: folder or OWNER/NAME.")
     build_data: str | None = HfArg(
-        default=None, help="Arguments of `hrm-hf data` to build or finish data_path; fails if it has different data."
+        default=None, help="Arguments of `hrm-hf data` to build or finish data_path; fails if it has other contents."
     )
     max_train_samples: int | None = HfArg(
         default=None, help="Train on only the first N maps. Default: all maps that are not held out."
@@ -40,7 +40,7 @@ class CosmoDataArguments:
 class CosmoTrainingArguments(CarrylessTrainingArguments):
     """Training options of regressors, with the defaults of the original training script.
 
-    `scale_learning_rate` applies the original's linear rule: `learning_rate` * maps per step / `base_batch_size`.
+    `scale_learning_rate` applies the linear rule of that script: `learning_rate` * maps per step / `base_batch_size`.
     """
 
     best_metric: ClassVar[str] = "eval_nll_loss"

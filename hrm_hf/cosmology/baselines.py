@@ -1,6 +1,6 @@
 """Baselines for neural networks: regressions on summary statistics of maps.
 
-The summaries are the binned power spectrum, which holds all information in a Gaussian field, and optionally moments
+The summaries are the binned power spectrum, which contains all information in a Gaussian field, and optionally moments
 and histograms at four scales. The models are scikit-learn's ridge regression (linear or quadratic) and Gaussian
 process. Posteriors are Gaussian; their widths come from held-out residuals or from the Gaussian process. Masked maps
 use the pseudo spectrum divided by the observed fraction; its mode mixing matches training if the masks are similar.
@@ -21,12 +21,12 @@ from .simulation.fields import map_power_spectrum
 
 
 METHODS = get_args(Baseline)
-GP_MAPS = 2000  # the cost is cubic in this number; more maps change the errors by less than 2 %
+GP_MAPS = 2000  # the cost is cubic in this number; more maps change the errors by less than 2%
 GP_TUNING_MAPS = 500  # number of these maps used to tune the length scales
 RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
 SPECTRUM_BINS = 13  # for 64 pixels per side; other sizes use the same number of bins per octave
 SCALES = (1, 2, 4, 8)  # sides of the averaged blocks in pixels
-# In units of the data set's standard deviation at each scale; each tail has its own bin.
+# Edges in units of the data set's standard deviation at each scale; each tail has its own bin.
 HISTOGRAM_EDGES = np.array([-1.5, -1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5])
 QUADRATIC_COMPONENTS = 20  # number of principal components whose products become features
 CHUNK_PIXELS = 2**22  # maximum number of pixels processed at a time

@@ -160,7 +160,7 @@ def parameter_metrics(predictions: CosmologyPredictions, name: str, prior: Prior
         rmse, rmse_standard_error (over maps), and rmse_over_prior_std, which is 1 if nothing was learned;
         r2: 1 - mse / variance of the truth, or 0 if the truth does not vary;
         bias: mean of prediction minus truth; mean_z2: mean of ((truth - mean) / std)^2, 1 if calibrated;
-        coverage_68, coverage_95: fraction of truths inside the central 68.27 % and 95.45 % intervals of the draws.
+        coverage_68, coverage_95: fraction of truths inside the central 68.27% and 95.45% intervals of the draws.
     """
     column = predictions.names.index(name)
     truth, std = predictions.truth[:, column], predictions.std[:, column]
@@ -218,8 +218,8 @@ def expected_coverage(
 
     Returns:
         names: the free parameters; credibility: TARP_LEVELS + 1 levels from 0 to 1;
-        expected_coverage: one value per level; band: its 95 % interval ([low, high]) under a bootstrap over maps;
-        deviation: the largest |expected coverage - credibility|; deviation_interval: its 95 % bootstrap interval.
+        expected_coverage: one value per level; band: its 95% interval ([low, high]) under a bootstrap over maps;
+        deviation: the largest |expected coverage - credibility|; deviation_interval: its 95% bootstrap interval.
     """
     names = predictions.free_names
     columns = predictions.columns(names)
@@ -262,7 +262,7 @@ def joint_chi2(predictions: CosmologyPredictions) -> float:
 
 
 def contour_areas(predictions: CosmologyPredictions, plane: tuple[str, str]) -> dict[str, np.ndarray]:
-    """Measure the area that contains 68.27 % of each posterior in a plane of two parameters.
+    """Measure the area that contains 68.27% of each posterior in a plane of two parameters.
 
     Returns:
         gaussian [N]: pi (-2 ln(1 - 0.6827)) sqrt(det C), where C is the covariance of the draws;
@@ -371,21 +371,21 @@ def evaluate_mass_maps(maps: MassMaps, side_rad: float, seed: int = 0) -> dict[s
 
 
 def squared_errors(maps: MassMaps, where: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Sum (estimate - truth)^2 and truth^2 over the pixels selected by `where` [N, S, S]; returns two arrays [N]."""
+    """Sum (estimate - truth)^2 and truth^2 over the pixels selected by `where` [N, S, S], as two arrays [N]."""
     weight = 1.0 if where is None else where[:, None].astype(np.float64)
     error = (weight * (maps.estimate - maps.truth) ** 2).sum((1, 2, 3))
     return error, (weight * maps.truth**2).sum((1, 2, 3))
 
 
 def relative_error(maps: MassMaps, where: np.ndarray | None = None, seed: int = 0) -> dict[str, float]:
-    """Return the rms error divided by the rms of the truth (1 for a map of zeros), with a 95 % interval."""
+    """Return the rms error divided by the rms of the truth (1 for a map of zeros), with a 95% interval."""
     return error_ratio(*squared_errors(maps, where), seed)
 
 
 def error_ratio(error: np.ndarray, other: np.ndarray, seed: int = 0) -> dict[str, float]:
     """Return the square root of sum(error) / sum(other) over maps [N], for sums from `squared_errors`.
 
-    low and high bound the 95 % interval of a bootstrap over maps.
+    low and high bound the 95% interval of a bootstrap over maps.
     """
     drawn = np.random.default_rng(seed).integers(len(error), size=(RESAMPLES, len(error)))
     value, drawn = (np.sqrt(error[rows].sum(-1) / other[rows].sum(-1)) for rows in (np.arange(len(error)), drawn))

@@ -282,8 +282,8 @@ def evaluate_model(options: EvaluateMassMaps) -> dict[str, Any]:
 def network_metrics(answers: Answers, info: CosmologyInfo, seed: int = 0) -> dict[str, Any]:
     """Compute the metrics of a mass mapper: `evaluate_mass_maps`, plus the entries per_step and posterior.
 
-    per_step holds the map error and the RMSE of each parameter after each segment, and the ratio of the last map error
-    to the first (`error_ratio`). posterior holds `evaluate_predictions`.
+    per_step has the map error and the RMSE of each parameter after each segment, and the ratio of the last map error
+    to the first (`error_ratio`). posterior has the results of `evaluate_predictions`.
     """
     metrics = evaluate_mass_maps(answers.mass_maps, info.settings.side_rad, seed)
     errors, signal = answers.map_errors, squared_errors(answers.mass_maps)[1].sum()

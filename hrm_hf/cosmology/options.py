@@ -53,16 +53,16 @@ class SurveyOptions(Options):
         "convergence, or shear (g1 and g2 of each source plane, together with the convergence).", "convergence"
     )
     sigma_e: float | None = option(
-        "Dispersion of ellipticities (shape noise). Default 0; des: 0.37 (0.26 per component).", None
+        "Dispersion of ellipticities (shape noise). [default: 0; des: 0.37, which is 0.26 per component]", None
     )
-    galaxies: float | None = option("Sources per square arcmin, summed over channels; default 10, des: 5.59.", None)
-    mask_fraction: float | None = option("des, shear: fraction of pixels hidden by a random mask, default 0.", None)
+    galaxies: float | None = option("Sources per arcmin^2, summed over channels. [default: 10; des: 5.59]", None)
+    mask_fraction: float | None = option("des, shear: fraction of pixels hidden by a random mask. [default: 0]", None)
     mask_edge_share: float | None = option(
-        "Fraction of hidden pixels beyond the survey's edge, default 0.5; the rest are in holes around stars.", None
+        "Fraction of hidden pixels beyond the survey's edge; the rest are in holes around stars. [default: 0.5]", None
     )
-    hole_arcmin: str | None = option("Smallest and largest radius of star holes in arcmin, default 2,12.", None)
-    omega_m: str | None = option("Prior bounds LOW,HIGH. Default: 0.1,0.5; for files, the range in their table.", None)
-    sigma_8: str | None = option("Prior bounds LOW,HIGH. Default: 0.6,1.0; for files, the range in their table.", None)
+    hole_arcmin: str | None = option("Smallest and largest radius of star holes in arcmin. [default: 2,12]", None)
+    omega_m: str | None = option("Prior bounds LOW,HIGH. [default: 0.1,0.5; for files, estimated from --labels]", None)
+    sigma_8: str | None = option("Prior bounds LOW,HIGH. [default: 0.6,1.0; for files, estimated from --labels]", None)
     seed: int = option("Random seed.", 0, min=0)
 
     def survey(self) -> dict[str, Any]:
@@ -92,14 +92,14 @@ class BuildCosmology(SurveyOptions):
     kind: Kind = option(
         "Kind of maps. des: a survey with a mask; legacy-*: for compatibility tests only.", "lognormal"
     )
-    test_samples: int | None = option("Number of maps in the test split; default --samples / 8.", None, min=0)
+    test_samples: int | None = option("Number of maps in the test split. [default: --samples / 8]", None, min=0)
     size: int = option("Pixels per side.", 64, min=8)
-    side_deg: float | None = option("Side of the patch in degrees, default 5.", None)
+    side_deg: float | None = option("Side of the patch in degrees. [default: 5]", None)
     source_redshifts: str | None = option(
-        "Source redshift of each channel, e.g. 0.5,1.0. Default 1.0; des: 0.34,0.52,0.74,0.94.", None
+        "Source redshift of each channel, e.g. 0.5,1.0. [default: 1.0; des: 0.34,0.52,0.74,0.94]", None
     )
-    box_mpc: float | None = option("2lpt: side of the box in Mpc/h, default 256.", None)
-    box_grid: int | None = option("2lpt: particles per side of the box, default 64.", None)
+    box_mpc: float | None = option("2lpt: side of the box in Mpc/h. [default: 256]", None)
+    box_grid: int | None = option("2lpt: particles per side of the box. [default: 64]", None)
     maps_per_cosmology: int = option("Number of maps per parameter pair.", 1, min=1)
     workers: int = option("Number of single-threaded worker processes; the maps do not depend on it.", 1, min=1)
     shard_size: int = option("Number of maps per file.", 1000, min=1)
@@ -130,23 +130,21 @@ class BuildFromFiles(SurveyOptions):
         argument=True,
         metavar="PATH",
     )
-    labels: Path | None = option(
-        "Table with columns omega_m, sigma_8 and file, or Quijote's latin_hypercube_params.txt; default none.", None
-    )
+    labels: Path | None = option("Table of omega_m, sigma_8 and file, or Quijote's latin_hypercube_params.txt.", None)
     mask: Path | None = option("HEALPix or FITS mask in the format of the maps, above 0 where observed.", None)
-    side_deg: float | None = option("HEALPix: side of a patch in degrees, default 5.", None)
-    size: int | None = option("HEALPix: pixels per side, default 64.", None, min=8)
+    side_deg: float | None = option("HEALPix: side of a patch in degrees. [default: 5]", None)
+    size: int | None = option("HEALPix: pixels per side. [default: 64]", None, min=8)
     count: int | None = option("HEALPix: maximum number of patches.", None, min=1)
     centre: list[str] | None = option("HEALPix: patch center LONGITUDE,LATITUDE in degrees; may be repeated.", None)
     min_observed: float | None = option(
-        "HEALPix: minimum fraction of observed pixels in a patch, default 0.5.", None, min=0, max=1
+        "HEALPix: minimum fraction of observed pixels in a patch. [default: 0.5]", None, min=0, max=1
     )
-    field: int | None = option("HEALPix: index of the map in a file, default 0.", None, min=0)
-    hdu: int | None = option("FITS: index of the HDU with the image; default: the first image.", None, min=0)
-    slab_mpc: float | None = option("Quijote: thickness of a slab in Mpc/h, default 125.", None)
-    test_share: float = option("Fraction of universes in the test split; 1 for no train split.", 1.0, min=0, max=1)
+    field: int | None = option("HEALPix: index of the map in a file. [default: 0]", None, min=0)
+    hdu: int | None = option("FITS: index of the HDU with the image. [default: the first image]", None, min=0)
+    slab_mpc: float | None = option("Quijote: thickness of a slab in Mpc/h. [default: 125]", None)
+    test_share: float = option("Fraction of universes in the test split; 1 means no train split.", 1.0, min=0, max=1)
     margin: float | None = option(
-        "Shear: margin of sky used to compute the shear of a patch, in patch sides; default 0.5.", None, min=0, max=2
+        "Shear: margin of sky used to compute the shear of a patch, in patch sides. [default: 0.5]", None, min=0, max=2
     )
     pixel_arcmin: float | None = option("FITS, shear: side of a pixel in arcmin.", None)
 
@@ -190,7 +188,7 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
 
     split: str = option("Split to evaluate.", "test")
     steps: Steps = option("fixed: run all segments; adaptive: stop when another segment would gain little.", "fixed")
-    max_steps: int | None = option("Maximum number of segments; default from the config.", None, min=1)
+    max_steps: int | None = option("Maximum number of segments. [default: the config's value]", None, min=1)
     baseline: Path | None = option("Baseline to compare with: results.json of cosmo-baseline, or its folder.", None)
     shift_data: str | None = option("Also evaluate on this data set, made by a different generator.", None)
     num_samples: int = option("Number of draws from each posterior.", 1000, min=100)
@@ -231,25 +229,25 @@ class EvaluateMassMaps(EvaluateMaps):
         "filter with the true spectrum of each map; wiener-mean: with the mean spectrum of the training maps.",
         None,
     )
-    split: str | None = option("MODEL: split to evaluate; default test.", None)
+    split: str | None = option("MODEL: split to evaluate. [default: test]", None)
     steps: Steps | None = option(
-        "MODEL: fixed (default): run all segments; adaptive: stop when another segment would gain little.", None
+        "MODEL: fixed: run all segments; adaptive: stop if another segment would gain little. [default: fixed]", None
     )
-    max_steps: int | None = option("MODEL: maximum number of segments; default from the config.", None, min=1)
-    num_samples: int | None = option("MODEL: number of draws from each posterior; default 1000.", None, min=100)
-    train: int | None = option("--method: number of training maps to use; default 1000.", None, min=10)
+    max_steps: int | None = option("MODEL: maximum number of segments. [default: the config's value]", None, min=1)
+    num_samples: int | None = option("MODEL: number of draws from each posterior. [default: 1000]", None, min=100)
+    train: int | None = option("--method: number of training maps to use. [default: 1000]", None, min=10)
     draws: int | None = option(
-        "Wiener filters: number of error draws for pixel uncertainties; default 0, no uncertainties.", None, min=0
+        "Wiener filters: number of error draws for pixel uncertainties; 0 omits them. [default: 0]", None, min=0
     )
-    batch_size: int | None = option("Number of maps per batch; default 50 for a model, 100 for a method.", None, min=1)
-    device: str | None = option("MODEL: cpu, cuda, mps, ...; default: the best available.", None)
+    batch_size: int | None = option("Number of maps per batch. [default: 50 for MODEL, 100 for a method]", None, min=1)
+    device: str | None = option("MODEL: cpu, cuda, mps, ... [default: the best available]", None)
     update_card: bool = option("MODEL: write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.model is None) == (self.method is None):
             found = "neither is given" if self.model is None else "both are given"
-            raise UsageError(f"{found}; give either a trained model or a method", "MODEL or --method")
+            raise UsageError(f"{found}; pass either a trained model or a method", "MODEL or --method")
         of_models = ("split", "steps", "num_samples", "max_steps", "device", "update_card")
         wanted, others = ("--method", ("train", "draws")) if self.model else ("MODEL", of_models)
         for name in others:

@@ -23,7 +23,7 @@ def plot_posteriors(predictions: CosmologyPredictions, metrics: dict[str, Any], 
 
 
 def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int = 3, title: str = "") -> Path:
-    """Plot the posteriors of a few maps: 68 % and 95 % regions, with the true values as crosses."""
+    """Plot the posteriors of a few maps: 68% and 95% regions, with the true values as crosses."""
     order = np.argsort(predictions.truth[:, 0])
     chosen = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
     truths = [dict(zip(predictions.names, predictions.truth[row])) for row in chosen]
@@ -32,7 +32,7 @@ def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int 
 
 
 def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mapping[str, float]]]) -> Any:
-    """Plot histograms and regions of the draws [S, R] of each posterior, and true values where known."""
+    """Plot histograms and regions of the draws [S, R] of each posterior, and the true values if known."""
     figure, axes = _panels(len(names), len(names), 2.3)
     for row, column in np.ndindex(len(names), len(names)):
         panel, first, second = axes[row, column], names[column], names[row]
@@ -57,7 +57,7 @@ def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mappi
 
 
 def draw_region(panel, draws: np.ndarray, color: str) -> None:
-    """Draw the 68 % and 95 % contours of posterior samples [S, 2], unless all samples lie on a line."""
+    """Draw the 68% and 95% contours of posterior samples [S, 2], unless all samples lie on a line."""
     covariance = covariances(draws[None])[0]
     if np.linalg.det(covariance) <= 0:
         return

@@ -57,7 +57,7 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
     """Build or finish the data set at `data_path` with the arguments in `build_data`, if given."""
     path, command = data_args.data_path, data_args.build_data
     if path is None:
-        raise ValueError("data_path=None: give the folder of a cosmology data set, or its name on the Hub")
+        raise ValueError("data_path=None: pass the folder of a cosmology data set, or its name on the Hub")
     if not command:
         return
     wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
@@ -136,7 +136,7 @@ def load_regressor(
         model_type = model_args.model_type
         if model_type in CONFIG_MAPPING and not kind.takes(CONFIG_MAPPING[model_type]):
             known = " or ".join(row.model_type for row in ARCHITECTURES.values() if kind.has(row))
-            raise ValueError(f"model_type={model_type!r} is not {kind.title}; choose {known}")
+            raise ValueError(f"model_type={model_type!r}: must be {kind.title}; choose {known}")
         config = build_config(model_args, **fields)
         return auto_class.from_config(config, **options), CosmoMapFeatureExtractor.from_config(config)
     path, maps = model_args.model_name_or_path, f"the maps of {data_args.data_path}"

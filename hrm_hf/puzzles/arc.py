@@ -63,7 +63,7 @@ CHUNK_PUZZLES = 2048
 
 
 class Pair(NamedTuple):
-    """Demonstration or question: two grids of colors 0..9, uint8 [rows, columns]; a hidden output is None."""
+    """Input and output grids of a demonstration or test: colors 0..9, uint8 [rows, columns]; None if hidden."""
 
     input: np.ndarray
     output: np.ndarray | None
@@ -106,7 +106,7 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
         content = _read_source(path)
         for subset in wanted or sorted(content):
             if subset not in content:
-                raise ValueError(f"{path} has no subset {subset!r}; it has {sorted(content)}")
+                raise ValueError(f"{path} has no subset {subset!r}; choose from {sorted(content)}")
             subsets.add(subset)
             tasks = roles[subset in evaluate]
             for name, (raw, where) in content[subset].items():
@@ -114,13 +114,13 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
                 tasks[name] = parse_task(raw, name, evaluated=subset in evaluate, where=where, source=path.name)
     if unknown := set(evaluate) - subsets:
         raise ValueError(
-            f"evaluate={sorted(unknown)}: not found in the sources, which have {sorted(subsets)}; choose one of "
-            "these, or disable evaluation (evaluate=(), --train-only)"
+            f"evaluate={sorted(unknown)}: not found in the sources; choose from {sorted(subsets)}, "
+            "or disable evaluation (evaluate=(), --train-only)"
         )
     _validate_no_leaks(roles)
     _warn_of_copies(roles)
     if recurring:
-        logger.warning("%d tasks occur in several sources; using the last: %s", len(recurring), _some(recurring))
+        logger.warning("%d tasks occur in several sources; using the last ones: %s", len(recurring), _some(recurring))
     return sorted([*roles[True].values(), *roles[False].values()], key=lambda task: task.name)
 
 
@@ -134,7 +134,7 @@ def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task",
         found = sorted(raw) if isinstance(raw, dict) else type(raw).__name__
         raise ValueError(f"{where} must have 'train' and 'test' lists of pairs; found {found}")
     if name == BLANK_IDENTIFIER or "|||" in name or parse_identifier(name)[0] != name:
-        raise ValueError(f"{where} is named like the identifier of an augmentation; rename it")
+        raise ValueError(f"{where}: this name is reserved for augmentations; rename the task")
     pairs = {
         part: tuple(_pair(raw_pair, f"{where}, {part} pair {i}") for i, raw_pair in enumerate(raw[part]))
         for part in ("train", "test")
@@ -143,7 +143,7 @@ def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task",
         raise ValueError(f"{where} needs {'train and test pairs' if evaluated else 'at least one pair'}; add them")
     trained = (*pairs["train"], *(() if evaluated else pairs["test"]))
     if hidden := sum(pair.output is None for pair in trained):
-        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add solutions or evaluate it")
+        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add them, or only evaluate on it")
     return ArcTask(name, pairs["train"], pairs["test"], evaluated, source)
 
 
@@ -250,7 +250,7 @@ def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
 
 
 def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
-    """Warn about training tasks that duplicate evaluated tasks (published ARC-AGI-1 results include one)."""
+    """Warn about training tasks that duplicate evaluated tasks (published ARC-AGI-1 runs have one such task)."""
     evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
     for name, task in roles[False].items():
         if twin := evaluated.get(fingerprint([*task.train, *task.test])):
@@ -313,7 +313,7 @@ def build_arc(
     without shifts. Identifiers number the sorted tasks and their augmentations from 1.
 
     Args:
-        tasks: From `read_tasks`. num_aug: Variants per task in addition to the original. seed: Seed for all draws.
+        tasks: From `read_tasks`. num_aug: Variants per task, besides the task itself. seed: Seed for all draws.
         cache_dir: Folder for the Arrow files. By default a folder in the `datasets` cache (HF_DATASETS_CACHE), deleted
             at exit. The full ARC data needs about 8 GB.
 
@@ -355,7 +355,7 @@ def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str
     if num_aug < 0 or seed < 0:
         raise ValueError(f"num_aug={num_aug}, seed={seed}: both must be >= 0")
     if not tasks:
-        raise ValueError("there are no tasks to build from")
+        raise ValueError("tasks=[]: there is nothing to build; pass at least one task")
     return {
         "sources": sorted({task.source for task in tasks}),
         "tasks": len(tasks),

@@ -73,7 +73,7 @@ def crop_prediction(tokens: np.ndarray) -> np.ndarray:
     """Crop a predicted frame [900] to its grid, uint8 [rows, columns].
 
     The grid is the largest rectangle of colors in the top left corner. If two have the same area, the one with fewer
-    rows wins, as in the original. If the first token is not a color, the grid has shape [0, 0].
+    rows wins, as in the original code. If the first token is not a color, the grid has shape [0, 0].
     """
     frame = np.asarray(tokens).reshape(FRAME, FRAME)
     other = (frame < COLOR_OFFSET) | (frame >= VOCAB_SIZE)
@@ -86,7 +86,7 @@ def crop_prediction(tokens: np.ndarray) -> np.ndarray:
 
 
 def place_grid(grid: np.ndarray, offset: tuple[int, int], frame: np.ndarray) -> None:
-    """Write a grid and its end-of-grid row and column, without their corner, into a zeroed frame [30, 30]."""
+    """Write a grid and its end-of-grid row and column (but not their corner) into a zeroed frame [30, 30]."""
     top, left = offset
     bottom, right = top + grid.shape[0], left + grid.shape[1]
     frame[top:bottom, left:right] = grid

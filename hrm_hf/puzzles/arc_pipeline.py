@@ -87,7 +87,7 @@ class ArcVoting:
         for i, q in zip(kept, sigmoid(q_halt_logits[kept])):
             identifier, known = int(puzzle_identifiers[i]), len(self.identifiers)
             if not 0 < identifier < known:
-                raise ValueError(f"unknown puzzle identifier {identifier}; this data set has 1 to {known - 1}")
+                raise ValueError(f"puzzle identifier {identifier}: must be in [0, {known - 1}] for this data set")
             name = self.identifiers[identifier]
             task = parse_identifier(name)[0]
             question = _key(undo_augmentation(crop_prediction(input_ids[i]), name))

@@ -8,7 +8,7 @@ A checkpoint is a local folder or a Hub repository with
     step_N            torch.save of the state_dict of loss head > ACT wrapper > inner model, possibly compiled;
                       or safetensors, or a training state with `model`, `ema` and `config` (EqR)
     all_config.yaml   the run's configuration, with the architecture under `arch`; or NAME.yaml for weights NAME.pth
-    identifiers.json  names of the puzzle identifiers, from the data folder; they give the puzzle table its meaning
+    identifiers.json  names of the puzzle identifiers, from the data folder; they name the puzzle table's rows
 
 All values are preserved, and pickled code is never run (`io/state_dicts.py`). Problems are collected and raised before
 anything is written. Not supported: TRM variants with other states (single z, six z_L), URM, FPRM, optimizer states.
@@ -52,7 +52,7 @@ TENSOR_NAMES = {
 ORIGINAL_NAMES = {ours: original for original, ours in TENSOR_NAMES.items()}
 HEADS = ("lm_head.", "q_head.")
 
-# SE-RRM: our tables, and the original's tensors that we concatenate, in this order, to form each table.
+# SE-RRM: our tables, and the original tensors that we concatenate, in this order, to form each table.
 SE_RRM_TABLES = {
     "model.embed.tokens.weight": ("embed_special_tokens", "embed_symbol_tokens", "embed_symbols"),  # [1, V, 1, D]
     "model.embed.extra.weight": ("add_tokens_special", "add_tokens"),  # [1, V, add_tokens, D]
@@ -68,7 +68,7 @@ def our_name(original: str) -> str:
 
 
 def original_name(ours: str) -> str:
-    """Return the original's name for one of our tensors (the inverse of `our_name`)."""
+    """Return the original name of one of our tensors (the inverse of `our_name`)."""
     return ORIGINAL_PREFIX + ORIGINAL_NAMES.get(ours, ours.removeprefix("model."))
 
 
@@ -193,7 +193,7 @@ def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
 def _find_run(
     weights: Path, config: str | Path | None, stored: dict[str, Any] | None, architecture: str
 ) -> tuple[dict[str, Any], str | Path]:
-    """Return the run's configuration (given, next to the weights, or in their file) and its location."""
+    """Return the run's configuration (a file, a preset, or stored with the weights) and its location."""
     if config is not None and not Path(config).is_file():
         return {"arch": original.arch_of_preset(str(config), architecture)}, f"preset {config}"
     files = [weights.with_name(name) for name in _config_names(weights.name)] if config is None else [Path(config)]
@@ -223,8 +223,8 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
         logger.warning("%s; ignoring the file", wrong)  # the run's data path may have different data on this machine
     if rows > 1:
         logger.warning(
-            "%s is missing in %s, so the %d rows of the puzzle table have no names. Copy the file from the run's data "
-            "folder and convert again", IDENTIFIERS_FILE, folder, rows,
+            "%s is missing from %s, so the %d rows of the puzzle table have no names; copy the file from the run's "
+            "data folder and convert again", IDENTIFIERS_FILE, folder, rows,
         )  # fmt: skip
     return None
 
@@ -264,10 +264,10 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
 
 
 def convert_to_original(src: str | Path, out: str | Path, step: int | None = None, architecture: str | None = None):
-    """Convert one of our checkpoints to the original's three files (see the module), and return a report.
+    """Convert one of our checkpoints to the three original files (see the module docstring), and return a report.
 
-    As in the original, weights are float32 and initial states have the forward's dtype. The file all_config.yaml has
-    the keys of the run that produced `src` (ours or the original's), and the original's defaults for all other keys.
+    As in the original code, weights are float32 and initial states have the dtype of the forward pass. all_config.yaml
+    has the settings of the run that produced `src`, by our code or the original code. The rest are defaults.
 
     Args:
         src: Folder of a puzzle model. out: Folder to write. step: N of `step_N`; by default the run's last step.
@@ -275,7 +275,7 @@ def convert_to_original(src: str | Path, out: str | Path, step: int | None = Non
 
     Raises:
         ModelError: If `src` is not a puzzle model.
-        ValueError: If the model has a different architecture, or the original cannot express its config.
+        ValueError: If the model has a different architecture, or the original code cannot express its config.
     """
     from ..registry import AutoModelForPuzzleSolving
 
@@ -285,7 +285,7 @@ def convert_to_original(src: str | Path, out: str | Path, step: int | None = Non
     key = next((key for key in keys if original.ARCHITECTURES[key].config is type(config)), None)
     if key not in WITH_WAY_BACK:
         expected = " or ".join(keys)
-        raise ValueError(f"{src} is a {config.model_type!r}; expected {expected}, as others cannot be converted back")
+        raise ValueError(f"{src}: model_type={config.model_type!r}: must be {expected} to be converted back")
     arch = original.original_arch(config, key, model.compute_dtype)
 
     state = {original_name(name): tensor.to(torch.float32) for name, tensor in model.state_dict().items()}

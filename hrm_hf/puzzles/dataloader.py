@@ -5,8 +5,8 @@ shuffled epochs. A slot moves on only when its example has halted, so no example
 not depend on the other slots, so one process with B slots and two with B/2 see the same examples. The position of a
 slot is a single integer, so a resumed run continues exactly where it stopped.
 
-As in the original, an epoch has one puzzle per group (a task with its augmentations): groups are shuffled, one puzzle
-of each group is drawn, and the examples of that puzzle are shuffled.
+As in the original code, an epoch has one puzzle per group (a task with its augmentations): groups are shuffled, one
+puzzle of each group is drawn, and the examples of that puzzle are shuffled.
 """
 
 from collections.abc import Callable
@@ -68,13 +68,13 @@ class PuzzleRows:
             below = (column < 0) & ((column != IGNORE_LABEL) | (name == "input_ids"))
             for row, cell in np.argwhere(below | (column >= config.vocab_size))[:1]:
                 raise ValueError(
-                    f"{name} of row {row}, cell {cell} is {column[row, cell]}; must be below the model's vocab_size "
-                    f"{config.vocab_size} and not negative, or -100 for a label to ignore"
+                    f"{name} of row {row}, cell {cell} is {column[row, cell]}; must be >= 0 and "
+                    f"below the model's vocab_size {config.vocab_size}, or -100 for an ignored label"
                 )
         span = [int(self.puzzle_identifiers.min()), int(self.puzzle_identifiers.max())]
         if config.puzzle_emb_ndim and not 0 <= min(span) <= max(span) < config.num_puzzle_identifiers:
             raise ValueError(
-                f"puzzle identifiers are in {span[0]}..{span[1]}, but the model's table has "
+                f"the data have puzzle identifiers from {span[0]} to {span[1]}, but the model's table has "
                 f"{config.num_puzzle_identifiers} rows; call model.resize_puzzle_embeddings, or set "
                 "num_puzzle_identifiers in the config"
             )
@@ -144,8 +144,8 @@ class PuzzleOrder:
 class CarryDataLoader:
     """Data loader for one process. The slots marked in `halted` get a new row in the next batch.
 
-    By default a slot's row waits until the slot is free. With `drop_unplaced_rows`, as in the original, every batch
-    takes B new rows and drops those whose slot is busy. `symmetries` apply a random symmetry to each row, `pool`
+    By default a slot's row waits until the slot is free. With `drop_unplaced_rows`, as in the original code, each
+    batch takes B new rows and drops those whose slot is busy. `symmetries` apply a random symmetry to each row, `pool`
     replaces rows depending on the run's `progress` in [0, 1], and `late_starts` adds `steps_ahead` [B] to the batch.
     """
 
@@ -174,7 +174,7 @@ class CarryDataLoader:
         self._batch = rows.batch(np.zeros(slots_per_process, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch as the original does: mean rows per epoch / global batch."""
+        """Return the number of batches per epoch as the original code does: mean rows per epoch / global batch."""
         return max(1, int(self.order.mean_epoch_rows / (self.slots * self.world_size)))
 
     def __iter__(self):
@@ -212,7 +212,7 @@ class CarryDataLoader:
             if state[name] != getattr(self, name):
                 raise ValueError(
                     f"{name}={getattr(self, name)}: the checkpoint was saved with {name}={state[name]}; resume with "
-                    "the same processes, batch size and seed, or start from its weights (--model_name_or_path)"
+                    "the same number of processes, batch size and seed, or use --model_name_or_path"
                 )
         self.taken = np.array(state["taken"], dtype=np.int64)
         self.order.seek(int(self.taken.min()) * self.slots * self.world_size)
@@ -274,8 +274,8 @@ class RandomSymmetries:
         makers = {"sudoku": _sudoku_symmetries, "maze": _maze_symmetries, "arc": _arc_symmetries}
         if board.task not in makers:
             raise ValueError(
-                f"augment=true: task {board.task!r} has no known symmetries; use --augment false, or set the config's "
-                f"task to one of {', '.join(makers)} if the boards are of that kind"
+                f"augment=true: task {board.task!r} has no known symmetries; use --augment false, or correct the "
+                f"config's task if it should be one of {', '.join(makers)}"
             )
         self.seed = seed
         self.num_keys, self._apply = makers[board.task](board)

@@ -165,7 +165,7 @@ def match_identifiers(names: Sequence[str], known: Sequence[str]) -> list[int | 
     """Return each name's position in `known`, or None if unknown. Raise ValueError for duplicate names."""
     places = {name: number for number, name in enumerate(known)}
     if len(places) < len(known) or len(set(names)) < len(names):
-        raise ValueError(f"{IDENTIFIERS_FILE}: a name occurs twice; names must be unique, as they select table rows")
+        raise ValueError(f"{IDENTIFIERS_FILE}: a name occurs twice; names must be unique, because they select rows")
     return [places.get(name) for name in names]
 
 

@@ -88,9 +88,9 @@ def evaluate_puzzles(
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], number of puzzles by steps;
         q_halt_accuracy: fraction of puzzles for which q_halt >= 0 correctly tells whether the answer is correct;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
-        average_steps_of_all_runs, with restarts;
-        valid_fraction, for Sudoku and mazes: fraction of answers that obey the rules;
-        search_exact_accuracy, and the mean and maximum number of search nodes with and without the model, with search;
+        with restarts: average_steps_of_all_runs;
+        for Sudoku and mazes: valid_fraction, the fraction of answers that obey the rules;
+        with search: search_exact_accuracy, and the mean and maximum number of nodes with and without the model;
         puzzles_per_second (only the time for solving, over all processes); by_difficulty, a table from
         `accuracy_by_difficulty` for each measure; and the halting settings, and other settings that are not defaults.
 
@@ -221,7 +221,7 @@ def _validate_arrays(config, input_ids, labels, puzzle_identifiers) -> list[np.n
         raise ValueError(f"puzzle_identifiers has {len(identifiers)} entries for {count} rows; expected one per row")
     limits = (config.vocab_size, config.num_puzzle_identifiers if config.puzzle_emb_ndim else math.inf)
     if arrays[1].max() == IGNORE_LABEL:
-        raise ValueError(f"none of {count} rows has a label (all are {IGNORE_LABEL}); there is nothing to score")
+        raise ValueError(f"none of the {count} rows has a label (all are {IGNORE_LABEL}), so none can be scored")
     for name, values, limit in zip(("input_ids", "puzzle_identifiers"), (arrays[0], identifiers), limits):
         if values.max() >= limit:
             raise ValueError(f"{name} contain {values.max()}: must be < {limit}; use data that fit the model")
@@ -237,13 +237,13 @@ def correct_cells(predictions: Any, labels: Any) -> tuple[Any, Any]:
 def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int] | np.ndarray) -> dict[str, float]:
     """Compute cell_accuracy, exact_accuracy and the number of rows from the counts [N] of `correct_cells`.
 
-    As in the original, cell accuracy is the mean over rows of each row's fraction of correct cells. Rows without
-    labels are ignored. Raise ValueError if no row has labels.
+    As in the original code, cell accuracy is the mean over rows of each row's fraction of correct cells. Rows
+    without labels are ignored. Raise ValueError if no row has labels.
     """
     num_correct, num_labels = np.asarray(num_correct), np.asarray(num_labels)
     kept = num_labels > 0
     if not kept.any():
-        raise ValueError(f"none of {len(kept)} rows has a label (all are {IGNORE_LABEL}); there is nothing to score")
+        raise ValueError(f"none of the {len(kept)} rows has a label (all are {IGNORE_LABEL}), so none can be scored")
     share = num_correct[kept] / num_labels[kept]
     return {
         "cell_accuracy": float(share.mean()),
@@ -389,7 +389,7 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
         yield device, True
         return
     if torch.device(device).index is not None:
-        raise UsageError(f"device={device}: each process takes its own device; use cuda or cpu", "--device")
+        raise UsageError(f"device={device}: each process selects its own device; use cuda or cpu", "--device")
     is_new = not PartialState._shared_state
     state = PartialState(cpu=device == "cpu")
     yield str(state.device), state.is_main_process
@@ -426,13 +426,13 @@ def _match_rows(
 
 
 def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
-    """Load the info and one split of a data set in our layout or the original's."""
+    """Load the info and one split of a data set in our layout or the original layout."""
     if not is_original(data):
         info = load_puzzle_info(data)
         return info, load_puzzle_dataset(data, split)
     splits, info = read_original(data, only=split)
     if split not in splits:
-        raise ValueError(f"{data} has no split {split!r} in the original's layout; expected train or test")
+        raise ValueError(f"{data} has no split {split!r}; in the original layout, use train or test")
     return info, splits[split]
 
 

@@ -210,8 +210,8 @@ def generate(
                 break
         else:
             raise RuntimeError(
-                f"no new {height} x {width} maze with a path of {min_path_length} steps or more in {MAX_TRIES} "
-                f"attempts, after {number} of {num_mazes}; lower min_path_length or openings"
+                f"found only {number} of {num_mazes} mazes of {height} x {width} with paths of {min_path_length} or "
+                f"more steps ({MAX_TRIES} attempts failed in a row); lower min_path_length or openings"
             )
         seen.add(key)
         yield puzzle, solution

@@ -37,7 +37,7 @@ MAX_TOKEN = 127  # our token grids are int8
 
 
 def is_original(path: str | Path) -> bool:
-    """Check whether a folder has a data set in the original's layout but not in ours."""
+    """Check whether a folder has a data set in the original layout but not in ours."""
     return not Path(path, INFO_FILE).is_file() and any(Path(path, name, META_FILE).is_file() for name in FOLDERS)
 
 
@@ -80,7 +80,7 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
     """Write the columns `ROW_COLUMNS` of `splits` in the original layout, and return `out`.
 
     Raises:
-        FileExistsError: If `out` already holds such a data set.
+        FileExistsError: If `out` already contains such a data set.
         ValueError: If a split's name does not start with train or test, the rows of a puzzle or group are not
             adjacent, or a label to be predicted equals `ignore_label_id`.
     """
@@ -92,7 +92,7 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
     for split, rows in splits.items():
         folder, _, set_name = split.partition("_")
         if folder not in FOLDERS:
-            raise ValueError(f"split {split!r} has no place in the original layout; rename it to train or test")
+            raise ValueError(f"split {split!r} is not in the original layout; rename it to train or test")
         sets.setdefault(folder, {})[set_name or DEFAULT_SET] = _set_of_rows(rows, split, info.seq_len, ignore_id)
     for folder, arrays_of_sets in sets.items():
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -117,12 +117,12 @@ def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     meta = load_json(file)
     for name, value in {"pad_id": PAD_ID, "blank_identifier_id": 0, "num_puzzle_identifiers": num_identifiers}.items():
         if meta.get(name) != value:
-            raise ValueError(f"{file}: {name}={meta.get(name)}: must be {value} ({IDENTIFIERS_FILE} and our layout)")
+            raise ValueError(f"{file}: {name}={meta.get(name)}: must be {value} for {IDENTIFIERS_FILE} and our layout")
     for name, most, why in (("vocab_size", MAX_TOKEN + 1, ", since grids are int8"), ("seq_len", math.inf, "")):
         if type(meta.get(name)) is not int or not 1 <= meta[name] <= most:
             raise ValueError(f"{file}: {name}={meta.get(name)!r:.60}: must be in [1, {most}]{why}")
     if not isinstance(meta.get("sets"), list) or not all(str(name).isidentifier() for name in meta["sets"]):
-        raise ValueError(f"{file}: sets={meta.get('sets')!r:.60}: must be names of letters, digits and underscores")
+        raise ValueError(f"{file}: sets={meta.get('sets')!r:.60}: must be names with letters, digits and underscores")
     return meta
 
 
@@ -143,7 +143,7 @@ def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np
             raise ValueError(f"{prefix}{name}.npy has shape {arrays[name].shape}; expected {shape}")
     for name, end in (("puzzle_indices", rows), ("group_indices", puzzles)):
         offsets = arrays[name].astype(np.int64)
-        # An empty puzzle or group would have no rows.
+        # Equal offsets would mean an empty puzzle or group.
         if offsets[:1].tolist() != [0] or offsets[-1] != end or (np.diff(offsets) <= 0).any():
             raise ValueError(f"{prefix}{name}.npy: offsets must increase from 0 to {end}")
     _validate_range(f"{prefix}puzzle_identifiers.npy", arrays["puzzle_identifiers"], meta["num_puzzle_identifiers"])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".gif")
 SHIPPED = {"sudoku": "pretrained/sudoku-9x9", "maze": "pretrained/maze-15x15"}
-# `hrm-hf solve` takes an argument for a puzzle, not a model, if it is named like a puzzle file or is mostly cells.
+# `hrm-hf solve` treats an argument as a puzzle, not a model, if it looks like a puzzle file name or is mostly cells.
 PUZZLE_FILE = re.compile(r"\.(csv|json|jsonl|txt|text|sdm|sdk|ss|sud)(\.gz)?$", re.IGNORECASE)
 FRAME = re.compile(r"[\s|+\-_=*:]+")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx")
@@ -152,7 +152,7 @@ class SolvePuzzles(SolveOptions):
 class EvaluatePuzzles(EvaluationOptions, BoardOptions):
     """Options of `hrm-hf eval puzzles` and `evaluate_checkpoint`."""
 
-    data: str = option("Puzzle data set: a folder in our layout or the original's, or OWNER/NAME.", argument=True)
+    data: str = option("Puzzle data set: a folder in our layout or the original one, or OWNER/NAME.", argument=True)
     split: str = option("Split to evaluate.", "test")
     batch_size: int | None = option("Puzzles per batch; by default as many as fit into a CPU's cache.", None, min=1)
     limit: int | None = option("Evaluate on only the first N rows of the split.", None, min=1)
@@ -188,9 +188,9 @@ class BuildPuzzles(Options):
     out: Path = option("Folder to write.")
     num_train: int | None = option("generate: number of training puzzles. [default: 1000]", None, min=0)
     num_test: int | None = option("generate: number of test puzzles. [default: 1000]", None, min=0)
-    test_size: int | None = option("Source without a test split: number of last rows to use for testing.", None, min=1)
+    test_size: int | None = option("Source without a test split: hold out the last N rows for testing.", None, min=1)
     test_share: float | None = option(
-        "Source (or --mix) without a test split: fraction of the rows for testing, selected by puzzle hash.", None
+        "Source (or --mix) without a test split: fraction of rows to hold out, selected by puzzle hash.", None
     )
     seed: int = option("Seed for generation, sampling and augmentation.", 0, min=0)
 
@@ -222,7 +222,7 @@ class BuildPuzzles(Options):
 class BuildSudoku(BuildPuzzles):
     """Options of `hrm-hf data sudoku`."""
 
-    size: int | None = option("Board size: 4, 6 or 9. [default: 9 for generate, else the source's]", None)
+    size: int | None = option("Board size: 4, 6 or 9. [default: 9 for generate, else the source's size]", None)
     clues: str | None = option("generate: number of clues, e.g. 8 or 7-10. [default: 8, 14, 30 by size]", None)
     num_aug: int = option("Number of symmetric copies to add for each training puzzle.", 0, min=0)
     subsample_size: int | None = option("Source: number of training puzzles to sample.", None, min=1)
@@ -271,7 +271,7 @@ class BuildMaze(BuildPuzzles):
             self.height, self.width = self.height or 30, self.width or 30
             self.openings = 0.05 if self.openings is None else self.openings
         if (self.height is None) != (self.width is None):
-            raise UsageError("--height and --width must be given together; give both, or neither for square mazes")
+            raise UsageError("--height and --width must be set together; pass both, or neither for square mazes")
 
 
 @dataclass(kw_only=True)
@@ -280,7 +280,7 @@ class BuildArc(Options):
 
     sources: list[str] = option("Bundles, folders or Kaggle files; PATH:SUBSET,SUBSET selects subsets.", argument=True)
     out: Path = option("Folder to write.")
-    num_aug: int = option("Augmentations per task in addition to the original.", 1000, min=0)
+    num_aug: int = option("Number of augmentations to add for each task.", 1000, min=0)
     seed: int = option("Seed for augmentations and offsets.", 42, min=0)
     evaluate: str = option("Subsets whose test pairs form the test split, comma-separated.", "evaluation")
     train_only: bool = option("Train on all pairs, without a test split.", False)
@@ -290,7 +290,7 @@ class BuildArc(Options):
 class ImportPuzzles(Options):
     """Options of `hrm-hf data import`."""
 
-    source: Path = option("Folder in the original's layout: identifiers.json, train/, test/.", argument=True)
+    source: Path = option("Folder in the original layout: identifiers.json, train/, test/.", argument=True)
     out: Path = option("Folder to write.")
 
 
@@ -303,7 +303,7 @@ class ExportPuzzles(Options):
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
-TEXT = {  # language models, and the description of their conversion
+TEXT = {  # language models, and why their conversion has no other options
     "rlm_mhc": "it converts a folder of weights to our model",
     "hrm_lm": "it converts HRMText1 weights to initialize training",
 }
@@ -317,20 +317,20 @@ class ConvertCheckpoint(Options):
     architecture: Architecture = option("Architecture of the checkpoint.", argument=True)
     src: str = option(
         "Folder with step_N and all_config.yaml (rlm_mhc: model.safetensors and config.yaml; hrm_lm: "
-        "pytorch_model.bin and config.json), or the weights file; or its place on the Hub: OWNER/NAME, "
+        "pytorch_model.bin and config.json), or the weights file; or its path on the Hub: OWNER/NAME, "
         "OWNER/NAME/FILE, or a URL. With --to-original, one of our checkpoints.",
         argument=True,
     )
     out: Path = option("Folder to write.")
-    to_original: bool = option("Convert from our layout to the original's.", False)
+    to_original: bool = option("Convert from our layout to the original layout.", False)
     config: str | None = option(
         "Configuration of the run if it is not next to the weights, or one of our presets.", None, metavar="FILE"
     )
     revision: str | None = option("Branch, tag or sha on the Hub. [default: main]", None)
-    seq_len: int | None = option("Cells per puzzle, if not in the weights or the data folder.", None, min=1)
-    vocab_size: int | None = option("Vocabulary size including padding and blank, if not in the files.", None, min=1)
+    seq_len: int | None = option("Cells per puzzle. [default: from the weights or the data]", None, min=1)
+    vocab_size: int | None = option("Vocabulary size, with padding and blank. [default: from the files]", None, min=1)
     step: int | None = option(
-        "N of step_N to read (default: largest), or to write with --to-original (default: the run's).", None, min=0
+        "N of step_N to read [default: largest], or to write with --to-original [default: last step].", None, min=0
     )
 
     def __post_init__(self) -> None:
@@ -338,9 +338,9 @@ class ConvertCheckpoint(Options):
         given = [name for name in ("seq_len", "vocab_size", "config") if getattr(self, name) is not None]
         if self.to_original and given:
             flag = f"--{given[0].replace('_', '-')}"
-            raise UsageError(f"{flag} has no effect with --to-original, as our checkpoints contain it; remove it")
+            raise UsageError(f"{flag} has no effect with --to-original, because checkpoints store it; remove it")
         if self.architecture in TEXT and (self.to_original or given or self.step is not None):
-            raise UsageError(f"{self.architecture} accepts only SRC and --out, since {TEXT[self.architecture]}")
+            raise UsageError(f"{self.architecture} accepts only SRC and --out: {TEXT[self.architecture]}")
         if self.to_original and self.architecture not in WITH_WAY_BACK:
             known = " and ".join(WITH_WAY_BACK)
             raise UsageError(f"{self.architecture} cannot be converted back; only {known} can", "--to-original")

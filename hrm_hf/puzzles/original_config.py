@@ -1,7 +1,7 @@
 """Convert original HRM, TRM, EqR and SE-RRM configurations to ours, and HRM and TRM back.
 
-Accepted inputs: the all_config.yaml that a run saves, with the architecture under `arch`; only that section, as in the
-originals' config/arch/*.yaml; either of them nested under another key, or under `arch.value` as W&B writes it.
+Accepted inputs: the all_config.yaml that a run saves, with the architecture under `arch`; only that section, as in
+config/arch/*.yaml of the original repositories; either of them nested under another key, or under `arch.value` (W&B).
 """
 
 import logging
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 State = dict[str, torch.Tensor]
 CONFIG_FILE = "all_config.yaml"
-# Fields of `arch`: required fields with example values, optional fields with the original's defaults.
+# Fields of `arch`: required fields with example values, optional fields with the original defaults.
 REQUIRED = {
     "H_cycles": 2, "L_cycles": 2, "H_layers": 4, "L_layers": 4, "hidden_size": 512, "num_heads": 8, "expansion": 4.0,
     "pos_encodings": "rope", "halt_max_steps": 16, "halt_exploration_prob": 0.1,
@@ -42,12 +42,12 @@ OUR_NAMES = {
     "num_heads": "num_attention_heads", "lambda_": "update_rate", "num_heads_t": "symbol_num_heads",
     "head_dim_t": "symbol_head_dim", "dropout": "attention_dropout",
 }  # fmt: skip
-# Fields that other code reads or that a model does not need.
+# Fields of `arch` that are converted elsewhere, or that our models do not need.
 READ_ELSEWHERE = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
-# Bounds for numbers that our config lacks or that are used before it is validated. Some may be null.
+# Bounds of numbers that our config does not have, or that are used before it is validated. NULLABLE may be null.
 NULLABLE = ("head_dim", "board_height", "board_width", "seq_len", "vocab_size")
 BOUNDS = dict.fromkeys(("hidden_size", "num_heads", *NULLABLE), COUNT)
 BOUNDS |= {"puzzle_emb_ndim": SOME, "puzzle_emb_len": SOME, "rope_theta": number(1e-6)}
@@ -104,7 +104,7 @@ ARCHITECTURES = {
         HrmPuzzleConfig, HrmPuzzleForSolving, "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1",
         ("rope", "learned"), OPTIONAL, {},
     ),
-    "trm": Architecture(  # one network updates both states; the original ignores H_layers
+    "trm": Architecture(  # one network updates both states; the original TRM ignores H_layers
         TrmPuzzleConfig, TrmPuzzleForSolving, "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1",
         ("rope", "learned", "none"), OPTIONAL | TRM_FIELDS, {"H_layers": 0}, other_positions="none",
     ),
@@ -129,7 +129,7 @@ def with_arch(run: Any, place: str) -> dict[str, Any]:
     sections = [part.get("arch") for part in (run, *run.values()) if isinstance(part, dict)]
     arch = next((section for section in sections if isinstance(section, dict)), run if "H_cycles" in run else None)
     if arch is None:
-        raise ValueError(f"{place}: section `arch` is missing; use the {CONFIG_FILE} saved by the original")
+        raise ValueError(f"{place}: section `arch` is missing; use the {CONFIG_FILE} that the run saved")
     arch = arch["value"] if isinstance(arch.get("value"), dict) else arch
     resolved = dict(arch)
     for name, value in arch.items():
@@ -150,7 +150,7 @@ def data_folders(run: dict[str, Any]) -> list[Path]:
 
 
 def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) -> dict[str, Any]:
-    """Convert the original's `arch` section to fields of our config.
+    """Convert an original `arch` section to fields of our config.
 
     `puzzle_emb_ndim` is copied; for SE-RRM it only indicates whether there is a puzzle table. Errors name `place`.
 
@@ -189,7 +189,7 @@ def arch_of_preset(name: str, architecture: str) -> dict[str, Any]:
     config = ARCHITECTURES[architecture].config.from_preset(name)
     arch = {each: getattr(config, OUR_NAMES.get(each, each)) for each in _fields_of(architecture)}
     arch |= {"seq_len": config.seq_len, "vocab_size": config.vocab_size, "loss": {"loss_type": config.loss_type}}
-    return {each: value for each, value in arch.items() if value is not None}  # None: the original's default applies
+    return {each: value for each, value in arch.items() if value is not None}  # None: use the original default
 
 
 def _fields_of(architecture: str) -> dict[str, Any]:
@@ -229,8 +229,8 @@ def find_sizes(
     """Return seq_len, vocab_size, and a description of where seq_len came from.
 
     The sizes come from the arguments, else the weights, the configuration, its data folder, or the only task that
-    matches. A task inferred from the vocabulary alone is a guess and gives a warning: 12 tokens need not be ARC's 900
-    cells. `state` has the original's names without wrappers, and `fields` comes from `config_fields`.
+    matches. A task inferred from the vocabulary alone is a guess and gives a warning: 12 tokens do not imply ARC's 900
+    cells. `state` has the original names without wrappers, and `fields` comes from `config_fields`.
 
     Raises:
         ValueError: If a size is unknown.
@@ -242,7 +242,7 @@ def find_sizes(
     if tokens in (None, configured):
         cells.append(("arch.seq_len", arch.get("seq_len")))
     else:
-        logger.warning("vocab_size is %d in the config, %d in the weights; ignoring its seq_len", configured, tokens)
+        logger.warning("vocab_size is %d in the config, %d in the weights; ignoring arch.seq_len", configured, tokens)
     vocab_size = vocab_size or tokens or configured
     if fields["pos_encodings"] == "rope2d" and arch.get("board_height") and arch.get("board_width"):
         cells.append(("arch.board_height", arch["board_height"] * arch["board_width"]))
@@ -294,10 +294,10 @@ def _sizes_of_weights(state: State, fields: dict[str, Any], architecture: str) -
 
 
 def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the original's `arch` section for one of our configs (inverse of `config_fields`).
+    """Return the original `arch` section for one of our configs (inverse of `config_fields`).
 
     Raises:
-        ValueError: If the original cannot express a field.
+        ValueError: If the original code cannot express a field.
     """
     family = ARCHITECTURES[architecture]
     plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # other values are specific to EqR
@@ -318,7 +318,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
 
 
 def saved_run(src: Path) -> dict[str, Any]:
-    """Return the settings of the run that saved `src`, under the original's keys, with `step`, without `arch`."""
+    """Return the settings of the run that saved `src`, under the original keys, plus `step` but without `arch`."""
     state_file, run_file = src / "trainer_state.json", src / CONFIG_FILE
     state = load_json(state_file) if state_file.is_file() else {}
     for file in (src / "recipe.yaml", *([src.parent / "recipe.yaml"] if state else [])):
@@ -329,7 +329,7 @@ def saved_run(src: Path) -> dict[str, Any]:
 
 
 def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Translate a recipe of run_puzzle.py, and the epochs in the trainer's state, to the original's keys."""
+    """Translate a recipe of run_puzzle.py, and the epochs in the trainer's state, to the original keys."""
     rows = recipe.get("per_device_train_batch_size", 8) * recipe.get("gradient_accumulation_steps", 1)
     run = {"global_batch_size": rows, "run_name": recipe.get("run_name"), "checkpoint_path": recipe.get("output_dir")}
     run |= {name: recipe[ours] for name, (_, ours) in RUN_KEYS.items() if recipe.get(ours) is not None}
@@ -341,6 +341,6 @@ def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, A
     if steps > 0 and run["step"] > 0:
         between = recipe.get("eval_steps") if recipe.get("eval_strategy") == "steps" else None
         evaluations = max(1, round(steps / between)) if between and between >= 1 else 1
-        run["eval_interval"] = max(1, round(steps / run["step"] * state["epoch"] / evaluations))  # divides the epochs
+        run["eval_interval"] = max(1, round(steps / run["step"] * state["epoch"] / evaluations))  # must divide epochs
         run["epochs"] = run["eval_interval"] * evaluations
     return run

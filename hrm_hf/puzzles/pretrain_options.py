@@ -4,7 +4,7 @@
     recipe = original_run(options, data_size(options["data_path"]), machine(os.environ))
     arguments(recipe)   of run_puzzle.py
 
-The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch has one puzzle from
+The keys and defaults are those of the original cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch has one puzzle from
 each group. Features of Hydra (composition, sweeps, interpolation) are not supported.
 """
 
@@ -40,10 +40,10 @@ DEFAULTS = {name: default for name, (default, _) in original.RUN_KEYS.items()}
 DEFAULTS |= {f"arch.{key}": value for key, value in ARCH.items()}
 OPTIONAL_KEYS = {"eval_interval", *(name for name, default in DEFAULTS.items() if default is None)}
 POSITIVE = ("global_batch_size", "epochs", "eval_interval", "lr", "puzzle_emb_lr")
-# Options of run_puzzle.py that are set by keys of the original.
+# Options of run_puzzle.py that are set by original keys.
 DECIDED_BY_KEY = {"output_dir": "checkpoint_path", "data_path": "data_path", "recipe": "the keys themselves"}
 
-# Arguments that build the data sets named in the original's guides. "small" has 16 hard Sudokus made by us.
+# Arguments that build the data sets named in the original guides. "small" has 16 hard Sudokus made by us.
 BUILDERS = {
     "sudoku-extreme-small": "sudoku --source {root}training/recipes/data/sudoku_hard_small.csv --test-size 500",
     "sudoku-extreme-1k-aug-1000": "sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000",
@@ -60,7 +60,7 @@ class DataSize(NamedTuple):
 
     groups: int
     mean_examples: float  # per puzzle
-    fingerprint: str | None = None  # changes with the files in the original's layout; None in our layout
+    fingerprint: str | None = None  # changes with the files in the original layout; None in our layout
 
 
 def arguments(recipe: dict[str, Any]) -> list[str]:
@@ -79,7 +79,7 @@ def project_name(options: dict[str, Any]) -> str:
 
 
 def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Parse `key=value` (or `+key=value`) arguments and flags, and fill in the original's defaults.
+    """Parse `key=value` (or `+key=value`) arguments and flags, and fill in the original defaults.
 
     If a key is given twice, the last value counts, as in Hydra.
 
@@ -129,7 +129,7 @@ def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: f
 
 
 def data_size(path: str | Path) -> DataSize:
-    """Read the sizes of the train split at `path`, in the original's layout or ours."""
+    """Read the sizes of the train split at `path`, in the original layout or ours."""
     path = Path(path)
     if (path / INFO_FILE).exists():
         train = load_puzzle_dataset(path, "train")
@@ -137,7 +137,7 @@ def data_size(path: str | Path) -> DataSize:
     file = path / "train" / META_FILE
     if not file.exists():
         raise FileNotFoundError(
-            f"data_path={path}: there is no puzzle data set; copy the original's folder to this path, or build it "
+            f"data_path={path}: there is no puzzle data set; copy the original folder to this path, or build it "
             f"with\n  {build_command(path)}"
         )
     meta = load_json(file)
@@ -155,7 +155,7 @@ def build_command(path: Path) -> str:
 def machine(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of run_puzzle.py that depend on the machine and environment variables.
 
-    As in the original, training compiles unless DISABLE_COMPILE is set, and uses bfloat16 if the GPU supports it.
+    As in the original code, training compiles unless DISABLE_COMPILE is set. It uses bfloat16 if the GPU supports it.
     """
     import torch
 
@@ -197,7 +197,7 @@ def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) 
         "output_dir": str(folder), "run_name": run_name, "max_steps": steps,
         "per_device_eval_batch_size": min(max(64, batch), 512), "eval_strategy": "steps", "eval_steps": between,
         "save_strategy": "steps" if options["checkpoint_every_eval"] else "no", "save_steps": between,
-        "save_total_limit": 0,  # the original keeps every checkpoint
+        "save_total_limit": 0,  # the original code keeps every checkpoint
         "logging_steps": max(1, min(100, steps // 20)), "report_to": "none",
     }  # fmt: skip
     return recipe | here | {"bf16": here["bf16"] and options["arch.forward_dtype"] is None}
@@ -213,8 +213,8 @@ def keys_help() -> str:
 def evaluation_arguments(words: Sequence[str]) -> list[str]:
     """Translate `checkpoint=... [--flags]` to `hrm-hf` arguments, and convert an original checkpoint.
 
-    `checkpoint` is one of our run folders (or a checkpoint-N in it), or the original's `step_N` or its folder. The
-    run's recipe.yaml or all_config.yaml has the data path. As in the original, all ACT steps run (`--halt fixed`).
+    `checkpoint` is one of our run folders (or a checkpoint-N in it), or an original `step_N` or its folder. The run's
+    recipe.yaml or all_config.yaml has the data path. As in the original code, all ACT steps run (`--halt fixed`).
 
     Raises:
         ValueError: If there is a key other than `checkpoint`, or no `checkpoint`.
@@ -256,7 +256,7 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_flags(words: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into `key=value` words (the original's) and flags with values (ours), in any order.
+    """Split arguments into `key=value` words (original keys) and flags with values (ours), in any order.
 
     After a flag, `a=b` is its value unless `a` is in `keys`; only values of --optim_args may have such names.
     """

@@ -33,7 +33,7 @@ _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM =
 def random_symmetries(shape: SudokuShape, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draw `count` symmetries as new digits, uint8 [count, size + 1], and source cells, int [count, cells].
 
-    The draws, in the original's order: a permutation of the digits; transposition with probability 1/2 (only if boxes
+    The draws, in the original order: a permutation of the digits; transposition with probability 1/2 (only if boxes
     are square); the order of bands and of rows within a band; the order of stacks and of columns within a stack. The
     new board is `digits[board[cells]]`.
     """

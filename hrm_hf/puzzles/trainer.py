@@ -319,16 +319,16 @@ class PuzzleRun(TrainingRun):
             raise ValueError(f"adapter={adapter!r}: its table must have the puzzles of the data in the same order")
         if self.tuning_args.saves_adapter and (len(names) != there or known not in (None, names)):
             raise ValueError(
-                f"the data have {len(names)} puzzle identifiers and the base {there}, or in another order, but an "
-                "adapter needs the same table as its base; use --merge_adapter true, or first adapt the base's table "
-                "to the data (--freeze_weights true)"
+                f"the data have {len(names)} puzzle identifiers and the base model has {there}, or in a different "
+                "order, but an adapter must use its base model's table; use --merge_adapter true, or first adapt the "
+                "base model's table to the data (--freeze_weights true)"
             )
         if known in (None, names) or how == "reset":
             model.adapt_puzzle_embeddings(len(names), how)
             return
         if missing := sorted(set(known) - set(names)):
             raise ValueError(
-                f"puzzle_embeddings={how!r}: {len(missing)} puzzles of the model are missing in the data: "
+                f"puzzle_embeddings={how!r}: {len(missing)} puzzles of the model are missing from the data: "
                 f'{", ".join(missing[:5])}; use "reset" for new puzzles'
             )
         places = match_identifiers(names, known)

@@ -367,7 +367,7 @@ def test_malformed_task_error_names_file_task_and_pair(tmp_path, task, message):
 def test_a_malformed_identifier_is_rejected(name):
     with pytest.raises(ValueError, match=f"identifier .*{name[-10:]}'"):
         parse_identifier(name)
-    with pytest.raises(ValueError, match=r"'a_t1_0123456789' .*identifier"):
+    with pytest.raises(ValueError, match=r"'a_t1_0123456789': "):
         parse_task(make_task(1), "a_t1_0123456789")
 
 
@@ -390,7 +390,7 @@ def test_solutions_that_do_not_match_their_challenges_are_rejected(tmp_path):
 def test_negative_num_aug_and_an_empty_task_list_are_rejected(bundle):
     with pytest.raises(ValueError, match=r"num_aug.*-1"):
         build_arc(read_tasks([bundle]), num_aug=-1)
-    with pytest.raises(ValueError, match="no tasks"):
+    with pytest.raises(ValueError, match=r"tasks=\[\]"):
         build_arc([])
 
 

@@ -113,7 +113,7 @@ def test_voting_rejects_rows_of_the_train_split(votes):
 
 def test_an_unknown_identifier_is_rejected(votes):
     row = encode_grid(np.array(QUESTION_A))[None]
-    with pytest.raises(ValueError, match=r"identifier 99; .*1 to 18"):
+    with pytest.raises(ValueError, match=r"identifier 99: .*18"):
         votes.update(row, np.array([99]), row, np.zeros(1))
 
 

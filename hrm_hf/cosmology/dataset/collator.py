@@ -24,7 +24,7 @@ class MapRows(Dataset):
     """Maps from one split, with labels.
 
     Args:
-        maps: float32 [N, C, H, W], an array or a `MappedColumn`. masks: the same with bool [N, H, W], or None.
+        maps: float32 [N, C, H, W], an array or a `MappedColumn`. masks: in the same form, bool [N, H, W], or None.
         labels: float32 [N, T], in physical units and in the order of the model's targets.
         rows: indices of the rows to use; None for all.
         training: whether `MapCollator` passes batches on unchanged, for `at_step` to augment.

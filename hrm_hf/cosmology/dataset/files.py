@@ -1,7 +1,7 @@
 """Readers for observed and simulated maps in local files: HEALPix mass maps, FITS images, Quijote density cubes.
 
-Nothing is downloaded. Unobserved pixels are False in the mask and 0 in the map. Files mark them with UNSEEN, with the
-BAD_DATA of the header, or with the TNULL of an integer column.
+Nothing is downloaded. Unobserved pixels are False in the mask and 0 in the map. Files mark them with UNSEEN, with
+the header's BAD_DATA value, or with the TNULL value of an integer column.
 
 - HEALPix: maps of the sphere like the DES Y3 mass maps (Jeffrey et al. 2021, arXiv 2105.13539), cut into flat patches
   in gnomonic projection.
@@ -33,7 +33,7 @@ QUIJOTE_SOURCE = (
     "(quijote-simulations.readthedocs.io, Data access)"
 )
 QUIJOTE_BOX = 1000.0  # side of all Quijote boxes in Mpc/h
-MAX_SIDE_DEG = 30.0  # larger gnomonic patches stretch areas in their corners by more than 25 %
+MAX_SIDE_DEG = 30.0  # larger gnomonic patches stretch areas in their corners by more than 25%
 MAX_ZEROS = 0.01  # with a larger fraction of exact zeros, a map without a mask probably has missing sky
 ORDERINGS = {"RING": "RING", "NEST": "NESTED", "NESTED": "NESTED"}
 COORDINATES = re.compile("(?P<galactic>G)|(?P<equatorial>C|Q|EQ|ICRS|FK5|J2000)|(?P<ecliptic>E)")  # by COORDSYS
@@ -109,7 +109,7 @@ def read_healpix_patches(
         margin: number of additional pixels beyond each edge; margins of neighboring patches overlap.
         centres: (longitude, latitude) in degrees; None tiles the sky in strips, almost without overlap.
         count: maximum number of patches, from south to north.
-        min_observed: minimum fraction of observed pixels; other patches are skipped, or raise if in `centres`.
+        min_observed: minimum fraction of observed pixels; other patches are skipped, or rejected if in `centres`.
         field: index of the map in each file.
 
     Raises ValueError for an invalid file or mask, non-finite observed pixels, or too little observed sky.
@@ -142,7 +142,7 @@ def read_healpix_patches(
             break
     if not found:
         raise ValueError(
-            f"min_observed={min_observed:g}: no patch of {side_deg:g} degrees in {paths[0]} has that much observed "
+            f"min_observed={min_observed:g}: every patch of {side_deg:g} degrees in {paths[0]} has less observed "
             "sky; use smaller patches or lower min_observed"
         )
     maps, seen, places = map(np.array, zip(*found))
@@ -158,7 +158,7 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
         raise ValueError(f"COORDSYS: files have different coordinates {known}; rotate them to the same system")
     read, masks = list(found[: len(paths)]), list(found[len(paths) :])
     if len(sizes := sorted({len(values) for values in read + masks})) > 1:
-        raise ValueError(f"{paths[0]}: the files and the mask must have one resolution, but have {sizes} pixels")
+        raise ValueError(f"{paths[0]}: files and mask must have the same resolution, but have {sizes} pixels")
     sky = np.stack(read)
     observed = ~np.isclose(sky, UNSEEN, rtol=1e-5, atol=0).any(0)
     if masks:
@@ -188,7 +188,7 @@ def _read_healpix(path: str | Path, field: int) -> tuple[str | None, np.ndarray]
             raise ValueError(f"{path}: ORDERING={ordering!r}: must be one of {', '.join(ORDERINGS)}; convert the map")
         number = field + _has_pixel_numbers(table)
         if number >= len(columns):
-            raise ValueError(f"field={field}: {path} has no such map; its columns are {columns.names}, from 0")
+            raise ValueError(f"field={field}: {path} has no such map; columns from 0: {columns.names}")
         try:
             values = np.ravel(table.data.field(number)).astype(np.float64)
             values[_missing_values(table, number)] = UNSEEN
@@ -199,7 +199,7 @@ def _read_healpix(path: str | Path, field: int) -> tuple[str | None, np.ndarray]
         nside = table.header.get("NSIDE", float(np.sqrt(len(values) / 12)))
     is_nested = ORDERINGS[ordering] == "NESTED"
     if not isinstance(nside, int | float) or not healpy.isnsideok(nside, nest=is_nested):
-        raise ValueError(f"{path}: NSIDE={nside!r}: must be {'a power of 2' if is_nested else 'a whole number'}")
+        raise ValueError(f"{path}: NSIDE={nside!r}: must be {'a power of 2' if is_nested else 'an integer'}")
     nside, total = int(nside), healpy.nside2npix(int(nside))
     if number == field and len(values) != total:
         raise ValueError(f"{path}: {len(values)} pixels without pixel indices; NSIDE={nside} requires {total}")
@@ -389,7 +389,7 @@ def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
 def _existing(path: str | Path, source: str = "") -> Path:
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist and is not downloaded{'; ' + source if source else ''}")
+        raise FileNotFoundError(f"{path} does not exist, and nothing is downloaded{'; ' + source if source else ''}")
     return path
 
 

@@ -7,8 +7,8 @@ can be applied to maps without parameters, but not trained on them.
 `models.shear_operator` is exact on a periodic sky, but a patch of a larger map is also sheared by mass beyond its
 edges. The operator is therefore applied to a cutout that extends beyond the patch on all sides, surrounded by empty
 sky, and the patch is the middle. Only shear from mass outside the cutout is missing. With the default margin of half
-a patch on each side, the missing part has 18 % of the full shear's rms for patches of 5 degrees, 27 % for 2.5 degrees;
-without a margin 47 % and 56 % (log-normal maps of sources at redshift 1, measured by `test_cosmology_files_shear.py`).
+a patch on each side, the missing part has 18% of the full shear's rms for patches of 5 degrees, 27% for 2.5 degrees;
+without a margin, 47% and 56% (log-normal maps of sources at redshift 1, measured by `test_cosmology_files_shear.py`).
 Unobserved pixels of the cutout are set to the mean of the others, which makes the shear near them less accurate.
 """
 
@@ -118,7 +118,7 @@ class LabelTable:
         for name, spellings in LABEL_NAMES.items():
             found = [number for number, spelling in enumerate(header) if spelling in spellings]
             if len(found) != 1:
-                raise ValueError(f"{path} has {len(found)} columns {name}; expected one in its header {header}")
+                raise ValueError(f"{path} has {len(found)} {name} columns; expected one in its header {header}")
             columns[name] = found[0]
         self.rows = [self._parse(row, number, columns) for number, row in enumerate(table, 1)]
         self.files: list[tuple[tuple, tuple]] | None = None  # path parts and labels of each listed file
@@ -323,7 +323,7 @@ def _prior_bounds(
     """Return the given bounds, or estimates from the table. Reject labels outside the bounds."""
     if labels is None:
         if given:
-            raise ValueError(f"prior of {', '.join(given)}: has no effect without labels; add a table of labels")
+            raise ValueError(f"prior of {', '.join(given)}: has no effect without labels; pass a table of labels")
         return None
     bounds = {name: given[name] if name in given else labels.bounds(name) for name in PARAMETERS}
     for name, (low, high) in bounds.items():
@@ -374,7 +374,7 @@ def _blocks(
         if info.settings.observable == "shear":
             rows = sheared(rows, info.settings, info.seed, number)
         if (shape := rows["map"].shape[1:]) != expected:
-            raise ValueError(f"{readings[number].path} has maps of shape {shape}; the first file has {expected}")
+            raise ValueError(f"{readings[number].path} has maps of shape {shape}; expected {expected}, as in file 1")
         if parameters is not None:
             omega_m, sigma_8 = parameters[number]
             values = {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * (omega_m / 0.3) ** 0.5}

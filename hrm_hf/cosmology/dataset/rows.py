@@ -157,7 +157,7 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
     info = load_cosmology_info(path)
     features, available = info.features(), [name for name in SPLITS if info.counts[name]]
     if split not in available:
-        hint = "" if info.labelled else "; without labels (--labels TABLE), the maps are only for a trained model"
+        hint = "" if info.labelled else "; without labels (--labels TABLE), maps only work with a trained model"
         raise ValueError(f"{path} has no split {split!r}; it has {available}{hint}")
     names = columns or list(features)
     unknown = [name for name in names if name not in features]
@@ -233,7 +233,7 @@ def _claim_folder(out: Path, options: dict[str, Any]) -> None:
     note = next((out / name for name in (INFO_FILE, UNFINISHED) if (out / name).is_file()), None)
     if note is None:
         if any(file.name != BUILD_LOCK for file in out.iterdir()):
-            raise FileExistsError(f"out={out}: not an empty folder; choose another or delete it")
+            raise FileExistsError(f"out={out}: the folder is not empty; choose another one or delete it")
         write_text(out / UNFINISHED, json.dumps(options, indent=1))
         return
     found, options = (_flat(json.loads(text)) for text in (note.read_text(encoding="utf-8"), json.dumps(options)))
@@ -243,7 +243,7 @@ def _claim_folder(out: Path, options: dict[str, Any]) -> None:
     ]  # fmt: skip
     if changes:
         raise FileExistsError(
-            f"out={out}: has maps from another command ({'; '.join(changes)}); choose another folder or delete it"
+            f"out={out}: has maps built with other options ({'; '.join(changes)}); choose another folder or delete it"
         )
 
 

@@ -199,5 +199,5 @@ def validate_width(cosmology: Cosmology, side: float, settings: MapSettings) -> 
             f"box_mpc={side}: narrower than the patch of side_deg={settings.side_deg} at the farthest source "
             f"(redshift {farthest}), which is {width:.1f} Mpc/h wide for omega_m={cosmology.omega_m}; set box_mpc to "
             f"at least {np.ceil(width):.0f} (and scale box_grid to keep the resolution), or use a smaller patch, "
-            "nearer sources, or a higher lower bound of omega_m"
+            "nearer sources, or a higher lower bound for omega_m"
         )

@@ -288,7 +288,7 @@ class NoDefaultModel:
 
     def __iter__(self):
         call = f'pipeline("{self.task}", model=FOLDER)'
-        raise ValueError(f"model=None: {self.task} has no default model; pass one: {call}")
+        raise ValueError(f"model=None: {self.task} has no default model; pass a model, as in {call}")
 
 
 def _complete_push(folder: str, repo_id: str) -> None:

@@ -35,7 +35,7 @@ UNTRAINED = '<span class="hrm-badge bad">untrained</span> Its weights are random
 def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks:
     """Build the page that `hrm_hf.app.build_app` returns."""
     if not models:
-        raise ValueError("no model given; expected checkpoint folders or names on the Hub")
+        raise ValueError("models=[]: must not be empty; pass checkpoint folders or names on the Hub")
     configs = [_config(name) for name in models]  # check all models before loading any
     device = chosen_device(device)
     kept = (CACHE_SECONDS, CACHE_SECONDS)
@@ -57,7 +57,7 @@ def _config(name: str) -> PreTrainedConfig:
     row = architecture_of(config)
     if row is None or not row.app_tabs:
         known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.app_tabs)
-        raise ModelError(f"{name} is a model of type {config.model_type}, which has no tab; expected one of {known}")
+        raise ModelError(f"{name}: the app has no tab for model_type={config.model_type!r}; choose from {known}")
     return config
 
 
@@ -115,9 +115,9 @@ def training_html(name: str, model: PreTrainedModel) -> str:
         recipe, results = read_run(Path(files[0]).parent)
         data, started_from = training_data(recipe)
     except (ValueError, OSError):  # OSError: a data set name in a hand-written recipe is too long for a path
-        return "How it was trained cannot be read from its recipe.yaml and results.json."
+        return "How it was trained is unknown: recipe.yaml or results.json cannot be read."
     if not data or results.get("steps") == 0:
-        return UNTRAINED if is_untrained(model) else "How it was trained is not stated."
+        return UNTRAINED if is_untrained(model) else "How it was trained is not recorded."
     words = f"Trained on {' and '.join(map(_code, data))}"
     if isinstance(steps := results.get("steps"), int):
         words += f", {steps:,} {'step' if steps == 1 else 'steps'}"

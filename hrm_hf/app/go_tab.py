@@ -65,10 +65,10 @@ def _card(number: int, attempt: Attempt, same_plan: bool) -> str:
 def verdict_of(feedback: Feedback | None) -> tuple[str, str]:
     """Return the validator's message and a state: "passed", "failed" or "" (not checked)."""
     if feedback is None:
-        return "there was no validator", ""
+        return "no validator was used", ""
     if not feedback.failed:
         looked = feedback.syntax_ok is not None
-        return ("no complaint" if looked else feedback.message or "it did not look"), "passed" if looked else ""
+        return ("no errors" if looked else feedback.message or "not checked"), "passed" if looked else ""
     where = "" if feedback.line is None else f", line {feedback.line}"
     return f"{feedback.category}{where}: {feedback.message}", "failed"
 
@@ -113,7 +113,7 @@ def go_tab(coder, tokenizer, shown: gr.State) -> None:
     def show(text, begins, kind, attempts, threshold, budget, temperature, seed):
         validator, words = validator_of(kind)
         if not text.strip():
-            raise ValueError("task='': is empty; describe what the code should do")
+            raise ValueError("task='': must not be empty; describe what the code should do")
         options = WriteGo(
             model="", prompts=[text], prefix=[begins], max_iterations=int(attempts), threshold=threshold,
             max_new_tokens=int(budget), temperature=temperature, seed=int(seed),

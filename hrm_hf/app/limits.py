@@ -108,25 +108,25 @@ def validate_value(component: Any, value: Any) -> None:
     if isinstance(component, (gr.Slider, gr.Number)):
         low, high = component.minimum, component.maximum
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"{name}: {value!r:.40} is not a number; expected {_range(low, high)}")
+            raise ValueError(f"{name}: {value!r:.40} is not a number; use {_range(low, high)}")
         if (low is not None and value < low) or (high is not None and value > high):
-            raise ValueError(f"{name}: {value!r:.40} is out of range; expected {_range(low, high)}")
+            raise ValueError(f"{name}: {value!r:.40} is out of range; use {_range(low, high)}")
     elif isinstance(component, gr.Textbox):
         most = component.max_length or MAX_TEXT
         if not isinstance(value, str):
-            raise ValueError(f"{name}: a {type(value).__name__}; expected a string")
+            raise ValueError(f"{name}: must be a string, not a {type(value).__name__}")
         if len(value) > most:
-            raise ValueError(f"{name}: {len(value):,} characters; expected at most {most:,}")
+            raise ValueError(f"{name}: has {len(value):,} characters; the limit is {most:,}")
     elif isinstance(component, (gr.Radio, gr.Dropdown)):
         known = [choice for _, choice in component.choices]
         if value not in known:
-            raise ValueError(f"{name}: {value!r:.40} is not valid; must be one of {known}")
+            raise ValueError(f"{name}: {value!r:.40} is not valid; choose from {known}")
     elif isinstance(component, gr.Checkbox) and not isinstance(value, bool):
-        raise ValueError(f"{name}: {value!r:.40}; expected true or false")
+        raise ValueError(f"{name}: {value!r:.40} is not valid; must be true or false")
 
 
 def _range(low: float | None, high: float | None) -> str:
-    return f"{'any' if low is None else f'{low:g}'} to {'any' if high is None else f'{high:g}'}"
+    return f"a number from {'-inf' if low is None else f'{low:g}'} to {'inf' if high is None else f'{high:g}'}"
 
 
 def own_uploads(component: Any) -> Any:

@@ -79,7 +79,7 @@ def _validate_array(file: Any) -> None:
 def validate_fits(path: str) -> None:
     """Raise ValueError if a FITS file is compressed or declares an image of more than UPLOAD_PIXELS pixels.
 
-    The headers are parsed without astropy, which loops over as many axes as a header declares.
+    The headers are parsed without astropy, because astropy loops over every axis that a header declares.
     """
     with open(path, "rb") as file:
         for _ in range(FITS_UNITS):
@@ -87,7 +87,7 @@ def validate_fits(path: str) -> None:
             while "END" not in cards:
                 block = file.read(2880).decode("ascii", "replace")
                 if len(block) < 2880 or (not cards and not block.startswith(("SIMPLE  =", "XTENSION="))):
-                    raise ValueError("not a FITS file, or truncated; compressed files are not supported")
+                    raise ValueError("not a FITS file, or a truncated one; compressed files are not supported")
                 for at in range(0, 2880, 80):
                     name, _, value = block[at : at + 80].partition("=")
                     cards.setdefault(name.strip(), value.partition("/")[0].strip())
@@ -109,7 +109,7 @@ def validate_fits(path: str) -> None:
 def infer(
     regressor: CosmologyRegressionPipeline, item: dict, max_steps: int | None, halt: str, **options: Any
 ) -> dict[str, Any]:
-    """Run the pipeline on one map and return the result with posterior samples. `options` go to the pipeline."""
+    """Run the pipeline with `options` on one map and return the result, which includes posterior samples."""
     depth = {"max_steps": max_steps, "halt": halt} if max_steps is not None else {}
     return regressor(item, num_samples=SAMPLES, return_samples=True, **depth, **options)
 
@@ -133,7 +133,7 @@ def true_values(omega_m: float, sigma_8: float) -> dict[str, float]:
 def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, float]) -> Image.Image:
     """Draw a corner plot of the samples, with 68 % and 95 % regions. Dashed lines and crosses mark the true values."""
     figure = corner_figure(names, [(result["samples"], truth)])
-    figure.suptitle("Posterior: regions of 68 and 95 %" + (", true values" if truth else ""), fontsize="medium")
+    figure.suptitle("Posterior: 68 % and 95 % regions" + (", true values" if truth else ""), fontsize="medium")
     return figure_image(figure)
 
 
@@ -370,7 +370,7 @@ def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.
     last = result["segment_maps"][-1:]
     words = f"Error of the map: {map_errors(last, kappa)[0]:.3f} of the rms of the truth"
     if "mask" in item and not item["mask"].all():
-        words += f"; of its hidden pixels: {map_errors(last, kappa, ~item['mask'])[0]:.3f}"
+        words += f"; in masked pixels: {map_errors(last, kappa, ~item['mask'])[0]:.3f}"
     return f"<p>{words}.</p>"
 
 

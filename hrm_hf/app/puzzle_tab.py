@@ -182,7 +182,7 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
     parts = [f"**Step {step} of {board.last_step}**", f"confidence {board.confidences[step - 1]:.3f}"]
     problems = task.violations(board.puzzle, board.states[step])
     if task.has_rules and not problems:
-        parts.append("a grid" if task.name == "arc" else "obeys the rules")
+        parts.append("a valid grid" if task.name == "arc" else "obeys the rules")
     if step == board.last_step:
         votes = board.result["votes"]
         parts += [f"{votes['agree']} of {votes['of']} votes"] if votes["of"] > 1 else []
@@ -216,7 +216,7 @@ def confidence_chart(confidences: Sequence[float], step: int) -> str:
         f'stroke-dasharray="{dash}"/><text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
         for y, label, dash in ((base, "0", ""), ((base + top) / 2, "0.5", "3 3"), (top, "1", "3 3"))
     )
-    title = "Confidence that the answer is right, after each step"
+    title = "Confidence that the answer is correct, after each step"
     return (
         f'<div style="font-size: 13px">{title}</div><svg class="hrm-chart" viewBox="0 0 {width} {height}" '
         f'role="img" aria-label="{title}">{lines}{"".join(bars)}</svg>'
@@ -228,13 +228,13 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
     name = solver.puzzle_task.name
     if name == "sudoku" and isinstance(value, str):
         if len(value) > MAX_PUZZLE_TEXT:
-            raise ValueError(f"the board has {len(value):,} characters; expected at most {MAX_PUZZLE_TEXT:,}")
+            raise ValueError(f"the board has {len(value):,} characters; the limit is {MAX_PUZZLE_TEXT:,}")
         return value
     if name == "sudoku":
         cells = solver.puzzle_task.seq_len
         if not isinstance(value, list) or len(value) != cells or not all(isinstance(cell, str) for cell in value):
             raise ValueError(
-                f"the board is a {type(value).__name__}; expected a string, or a list of {cells} strings, one per cell"
+                f"the board must be a string, or a list of {cells} strings (one per cell), not {type(value).__name__}"
             )
         if (longest := max(map(len, value))) > MAX_CELL_TEXT:
             raise ValueError(f"a cell of the board has {longest:,} characters; expected a digit")
@@ -245,7 +245,7 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
         try:
             return json.loads(value)
         except json.JSONDecodeError as error:
-            raise ValueError(f"the task is not JSON: {error.msg} in line {error.lineno}") from error
+            raise ValueError(f"the task is not valid JSON: {error.msg} at line {error.lineno}") from error
         except RecursionError as error:
             raise ValueError("the task is not an ARC task: its lists are nested too deeply") from error
     words = value.split()

@@ -45,13 +45,13 @@ README = """---
 
 # {title}
 
-A demo of recursive reasoning models: the answer to a puzzle after each step, text colored by the segments each
-token took, Go code with its plan, verdict and repairs, gains of hyper-connections, posteriors of cosmological
-parameters; each model has its own tab.
+A demo of recursive reasoning models. Each model has its own tab, which shows the answer to a puzzle after each step,
+text colored by the number of segments per token, Go code with its plan, verdict and repairs, gains of
+hyper-connections, or posteriors of cosmological parameters.
 
 - `app.py` builds the page from {what}.
-- `{package}/` is the source of the package (Apache-2.0), which is in no registry.
-- `requirements.txt` pins the versions that were installed when the demo was made.
+- `{package}/` is the source of the package (Apache-2.0), which is not on PyPI.
+- `requirements.txt` pins the versions that were installed when this Space was created.
 """
 
 
@@ -72,14 +72,14 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
     validate_gradio()
     folder = Path(folder)
     if not models:
-        raise ValueError("no model given; expected names on the Hub, or checkpoint folders with embed=True")
+        raise ValueError("models=[]: must not be empty; pass names on the Hub, or checkpoint folders with embed=True")
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty; give a new folder")
+        raise FileExistsError(f"{folder} is not empty; choose a new folder")
     local = {name: Path(name).expanduser() for name in models if is_path(name)}
     if local and not embed:
         raise ValueError(
-            f"{next(iter(local))} is a local folder, which a Space cannot read: push it and give its name on the Hub, "
-            "or copy it into the Space (embed=True, --embed)"
+            f"{next(iter(local))} is a local folder, which a Space cannot read; push it and pass its name on the Hub, "
+            "or copy it into the Space with embed=True (--embed)"
         )
     short = [path.resolve().name for path in local.values()]
     if len(set(short)) < len(short):

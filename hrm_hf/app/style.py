@@ -85,7 +85,7 @@ CSS = """
   color: #ffffff; background: #52606d; }
 .hrm-badge.good { background: #1f7a39; }
 .hrm-badge.bad { background: #b3261e; }
-/* A phone: little margin, and nothing to touch that is lower than a finger. */
+/* Phones: small margins, and buttons that are large enough to tap. */
 @media (max-width: 640px) {
   .gradio-container > .main { padding: 16px !important; }
   button:is(.sm, .md, .lg, .label-wrap, [role=tab]) { min-height: 40px; align-items: center; }

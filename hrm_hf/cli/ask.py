@@ -51,7 +51,7 @@ def solve(options: SolvePuzzles, as_json: bool):
     if len(results) > 1:
         typer.echo(_summary(results))
     if options.out:
-        typer.echo(f"written: {options.out}")
+        typer.echo(f"wrote {options.out}")
 
 
 def _spare_cpu(model: str) -> None:
@@ -162,7 +162,7 @@ def _verdict(feedback) -> str:
     if feedback is None:
         return "none"
     if not feedback.failed:
-        return "no complaint"
+        return "no errors"
     where = "" if feedback.line is None else f", line {feedback.line}"
     return f"{feedback.category}{where}: {feedback.message}"
 

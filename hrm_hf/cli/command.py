@@ -17,7 +17,7 @@ from ..io.options import Options, flag
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-WRITTEN = ("results", "plot", "plots", "card")  # entries for files written by an evaluation
+WRITTEN = ("results", "plot", "plots", "card")  # entries of a result that name the files an evaluation wrote
 
 
 _UNDERSCORED: set[str] = set()  # field names of options, added when a command is imported
@@ -120,7 +120,7 @@ def report(result: dict[str, Any], as_json: bool, on_screen: dict[str, Any] | No
     """Print a result on rank 0: as JSON with --json, else one line per entry.
 
     Args:
-        on_screen: entries to print without --json, followed by the files that an evaluation wrote; all by default.
+        on_screen: entries to print without --json, besides the files an evaluation wrote; by default, all entries.
     """
     if os.environ.get("RANK", "0") != "0":
         return

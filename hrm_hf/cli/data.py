@@ -101,7 +101,7 @@ def cosmology(options: BuildCosmology, as_json: bool):
     try:
         report(build_maps(options), as_json)
     except KeyboardInterrupt as error:
-        typer.echo(f"interrupted; {options.out} keeps finished shards; repeat the command to continue", err=True)
+        typer.echo(f"interrupted; finished shards are in {options.out}; repeat the command to continue", err=True)
         raise typer.Exit(130) from error
 
 
@@ -111,10 +111,10 @@ def cosmology_files(options: BuildFromFiles, as_json: bool):
     """Cut maps from local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes.
 
     With --labels and a --test-share below 1, the data set can be used for training, like one from `data cosmology`.
-    Without labels, it only serves as input to a trained model. Repeat the command to finish an interrupted build.
+    Without labels, it can only be input for a trained model. Repeat the command to finish an interrupted build.
 
     --observable shear converts convergence maps to shear with noise and a mask, and keeps the convergence. The mass
-    around a patch contributes to its shear, so only the center of a FITS image is used; --margin sets the border.
+    around a patch contributes to its shear, so the border of a FITS image is not used; --margin sets its width.
 
     Example: hrm-hf data cosmology-files kappa_bin1.fits kappa_bin2.fits --mask mask.fits --out data/des_y3
 
@@ -150,7 +150,7 @@ def go(options: BuildGo, as_json: bool):
 def go_tokenizer(options: BuildGoTokenizer, as_json: bool):
     """Train a byte-level BPE tokenizer on Go source files or records.
 
-    Use the training split only: records from `hrm-hf data go`, or the files written by its --text.
+    Use only the training split: records from `hrm-hf data go`, or the text files that its --text option writes.
 
     Example: hrm-hf data go-tokenizer --source data/go_text/train.jsonl --vocab-size 16384 --out data/go_tokenizer
 
@@ -166,7 +166,7 @@ def go_tokenizer(options: BuildGoTokenizer, as_json: bool):
 @app.command()
 @takes(BuildGoPrompts)
 def go_prompts(options: BuildGoPrompts, as_json: bool):
-    """Write records as prompts for run_grpo.py, with solutions as references for the rewards.
+    """Convert records to prompts for run_grpo.py, with the solutions as references for the rewards.
 
     Example: hrm-hf data go-prompts runs/go_nano --records data/go/train.jsonl --limit 2000 --out data/go_prompts.jsonl
     """

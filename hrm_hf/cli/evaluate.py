@@ -102,7 +102,7 @@ def cosmo_baseline(options: EvaluateBaseline, as_json: bool):
 def cosmo_map(options: EvaluateMassMaps, as_json: bool):
     """Evaluate mass maps from noisy, masked shear: error, agreement by multipole, peaks, uncertainty.
 
-    Give a trained MODEL, or a classical --method. For a model, the results also include the error after each segment
+    Pass a trained MODEL or a classical --method. For a model, the results also include the error after each segment
     and the posteriors of the cosmological parameters.
 
     Example: hrm-hf eval cosmo-map runs/mass_64 --data data/shear64 --steps adaptive --out runs/mass_64/eval
@@ -122,7 +122,7 @@ def cosmo_map(options: EvaluateMassMaps, as_json: bool):
 def puzzles(options: EvaluatePuzzles, as_json: bool):
     """Evaluate a puzzle solver: accuracy per ACT step, halting, calibration, valid answers, ARC pass@K.
 
-    Under torchrun, the processes share the puzzles, and rank 0 prints and saves the results. Rates come with 95 %
+    Under torchrun, the puzzles are split among the processes, and rank 0 reports the results. Rates come with 95 %
     Wilson intervals.
 
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval

@@ -19,7 +19,7 @@ def push(options: PushOptions, as_json: bool):
     """
     folder = Path(options.sources[0]).expanduser()
     if not (options.space or folder.is_dir()):
-        raise typer.BadParameter(f"{folder}: not a folder; use the folder of a saved model", param_hint="SOURCES")
+        raise typer.BadParameter(f"{folder}: not a folder; pass the folder of a saved model", param_hint="SOURCES")
     from ..hub import checkpoint_contents, space_contents
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -33,7 +33,7 @@ def push(options: PushOptions, as_json: bool):
             contents = space_contents(write_space(Path(scratch, "space"), options.sources, title, options.embed))
         elif options.title or options.embed:
             hint = "--title" if options.title else "--embed"
-            raise typer.BadParameter(f"not valid for {folder}, which already is a Space", param_hint=hint)
+            raise typer.BadParameter(f"not valid for {folder}, which is already a Space", param_hint=hint)
         else:
             contents = space_contents(folder)
         (_report_plan if options.dry_run else _commit)(contents, options, as_json)

@@ -75,7 +75,7 @@ def _gib(size: int) -> str:
 
 @takes(RecommendOptions)
 def recommend(options: RecommendOptions, as_json: bool):
-    """Recommend settings that fit into memory, based on the guide's table and on measurements.
+    """Recommend settings that fit into memory, based on the original guide's table and on our measurements.
 
     Example: hrm-hf recommend --memory 4GB
     """
@@ -89,26 +89,26 @@ def _advice_text(advice) -> str:
     from ..launch.memory import in_words
 
     lines = [
-        f"memory     {in_words(advice.memory)}, of which {in_words(advice.usable)} for a step "
-        f"({in_words(advice.memory - advice.usable)} reserved for context, libraries, fragmentation)",
+        f"memory     {in_words(advice.memory)}: {in_words(advice.usable)} for a training step, "
+        f"{in_words(advice.memory - advice.usable)} reserved for context, libraries and fragmentation",
         f"measured   {advice.measured_on}",
     ]
     if advice.guide:
         size = advice.guide.size(advice.guide_batch)
         read = "" if advice.guide_batch <= advice.guide.measured_batch else ", extrapolated"
-        share = f"{size / advice.usable:.1%} of it" if size <= advice.usable else "DOES NOT FIT"
+        share = f"{size / advice.usable:.1%} of the memory for a step" if size <= advice.usable else "DOES NOT FIT"
         lines.append(f"guide      {advice.guide.title}, batch {advice.guide_batch}: {in_words(size)}{read}, {share}")
     best = advice.best
     size = in_words(best.size(best.largest_batch))
     lines += [
         f"what fits  {best.title}, batch {best.largest_batch}: {size}",
-        f"           the largest with a batch of {advice.worth} or more; batches above {advice.tried} are untested",
+        f"           largest model for batches of {advice.worth} or more; batches above {advice.tried} are untested",
         "",
     ]
     width = max(len(row.name) for row in advice.rows)
-    lines.append(f"{'preset'.ljust(width)}  {'fixed':>10}  {'an example':>10}  largest batch")
+    lines.append(f"{'preset'.ljust(width)}  {'fixed':>10}  {'per example':>11}  largest batch")
     for row in advice.rows:
-        sizes = f"{in_words(row.fixed):>10}  {in_words(row.per_example):>10}"
+        sizes = f"{in_words(row.fixed):>10}  {in_words(row.per_example):>11}"
         lines.append(f"{row.name.ljust(width)}  {sizes}  {row.largest_batch or 'none':>4}  {row.title}".rstrip())
     for name, command in advice.commands.items():
         lines += ["", f"{name}:", f"  {command}"]
@@ -180,7 +180,7 @@ def slurm(job: SlurmCommand, as_json: bool):
         out = Path(job.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(job.text())
-        words, result = f"written: {out}; to submit it, run in the checkout: sbatch {out}", {"out": str(out)}
+        words, result = f"wrote {out}; to submit it, run this in the checkout: sbatch {out}", {"out": str(out)}
     else:
         words, result = job.text().rstrip("\n"), {"script": job.text()}
     typer.echo(json.dumps(result) if as_json else words)

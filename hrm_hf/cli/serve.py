@@ -18,7 +18,7 @@ class AppOptions(Options):
     models: list[str] = option(
         "Checkpoint folders or models on the Hub; the packaged puzzle solvers by default.", [], argument=True
     )
-    host: str = option("Address to listen on; 0.0.0.0 stands for all addresses.", "127.0.0.1")
+    host: str = option("Address to listen on; use 0.0.0.0 to listen on all addresses.", "127.0.0.1")
     port: int = option("Port to listen on.", 7860, min=1, max=65535)
     share: bool = option("Also create a public link through Gradio's servers.", False)
     allow_host: list[str] = option("Additional host name to accept: NAME or *.NAME; repeatable.", [])
@@ -65,7 +65,7 @@ def validate_port(host: str, port: int) -> None:
 
 @takes(ServeOptions, json=False)
 def serve(options: ServeOptions):
-    """Serve a causal LM over HTTP with the OpenAI API, like `transformers serve`, with limits per request.
+    """Serve a causal LM through an OpenAI-compatible HTTP API, like `transformers serve`, with per-request limits.
 
     Example: hrm-hf serve runs/hrm_lm_50m --port 8000
     """

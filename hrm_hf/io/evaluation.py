@@ -43,20 +43,20 @@ def validate_output(out: Path) -> None:
     if not nearest.is_dir():
         raise UsageError(f"{nearest} is a file; expected a folder", "--out")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UsageError(f"{nearest} cannot be written; choose another folder", "--out")
+        raise UsageError(f"{nearest} is not writable; choose another folder", "--out")
 
 
 def validate_data(data: str, what: str) -> None:
     """Raise UsageError unless `data` is a folder or has the form OWNER/NAME."""
     if is_no_folder(data) or not ("/" in data or Path(data).is_dir()):
-        raise UsageError(f"{data} is not a folder; expected a {what}, or OWNER/NAME on the Hub; hrm-hf data builds it")
+        raise UsageError(f"{data} is not a folder; pass a {what} (built by hrm-hf data), or OWNER/NAME on the Hub")
 
 
 def validate_files(files: list[Path] | None, option: str) -> None:
     """Raise UsageError if one of the files is a folder."""
     for file in files or []:
         if file.is_dir():
-            raise UsageError(f"{file} is a folder; expected a file of JSON Lines", option)
+            raise UsageError(f"{file} is a folder; pass a JSON Lines file", option)
 
 
 def chosen_device(name: str | None) -> str:
@@ -74,7 +74,7 @@ def chosen_device(name: str | None) -> str:
         device = None
     count = 1 if best == "cpu" else torch.accelerator.device_count()
     if device is None or device.type not in here or (device.index or 0) >= count:
-        raise UsageError(f"{name} is not available; expected {' or '.join(here)}", "--device")
+        raise UsageError(f"device={name}: is not available; use {' or '.join(here)}", "--device")
     return name
 
 

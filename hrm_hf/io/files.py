@@ -70,15 +70,15 @@ def local_files(source: str) -> list[Path]:
     if path.is_dir():
         files = [file for file in visible_files(path) if file_kind(file) is not None and file.stat().st_size]
         if not files:
-            raise ValueError(f"{source} contains no file of a known kind; expected {KINDS}")
+            raise ValueError(f"{source} contains no files of a supported type; expected {KINDS}")
         return files
     if not path.exists():
         raise FileNotFoundError(
-            f"{source} does not exist; expected a file ({KINDS}), a folder of such files, or a data set of the Hub "
+            f"{source} does not exist; expected a file ({KINDS}), a folder of such files, or a data set on the Hub "
             "as OWNER/NAME or OWNER/NAME:CONFIG"
         )
     if file_kind(path) is None:
-        raise ValueError(f"{source}: unknown kind of file {''.join(path.suffixes)!r}; expected {KINDS}")
+        raise ValueError(f"{source}: unknown file type {''.join(path.suffixes)!r}; expected {KINDS}")
     return [path]
 
 
@@ -137,7 +137,7 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
     """Parse a line as a JSON object. Raise `BadLineError`, which names `place`, for anything else."""
     value = parse_json(line, place)
     if not isinstance(value, dict):
-        raise BadLineError(f"{place}: {shorten(value)}; expected a JSON object")
+        raise BadLineError(f"{place}: must be a JSON object, not {shorten(value)}")
     return value
 
 
@@ -194,7 +194,7 @@ def load_split(
         return load_dataset(str(path), split=split, streaming=streaming)
     available = {file.name.rsplit("-", 1)[0]: str(file) for file in visible_files(Path(path, "data"), "*.parquet")}
     if split not in available:
-        raise ValueError(f"{path} has no split {split!r}; it has {sorted(available)}")
+        raise ValueError(f"{path} has no split {split!r}; choose from {sorted(available)}")
     file = available[split]
     if info is not None:
         validate_unchanged(Path(path, info), [Path(file), *Path(path).glob(IDENTIFIERS_FILE)], closed=True)
@@ -231,7 +231,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(file, 1):
                 yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         except GZIP_ERRORS as error:
-            raise ValueError(f"{path}: broken gzip file after line {number} ({error}); download it again") from error
+            raise ValueError(f"{path}: corrupted after line {number} ({error}); download it again") from error
 
 
 def load_json(path: str | Path) -> Any:
@@ -286,7 +286,7 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
         try:
             first = text.readline()
             comma = next((mark for mark in ",;\t" if mark in first), ",")
-            # Spaces can be cells of a maze, so only those before a quote are skipped.
+            # Spaces can be maze cells, so only spaces before a quote are skipped.
             spaces = re.compile(rf'(^|{comma}) +(?="(?!"))')
             lines = (spaces.sub(r"\1", line) for line in chain(filter(None, [first]), text))
             reader = csv.reader(lines, delimiter=comma)
@@ -298,7 +298,7 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def complete_file(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream to a temporary file, which replaces `file` on exit. After an error, the old file stays."""
+    """Yield a stream to a temporary file that replaces `file` on exit. If the block fails, the old file is kept."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # The name contains the process id, so two builds in one folder use different temporary files.
     temporary = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
@@ -342,7 +342,7 @@ def load_info(file: Path) -> dict[str, Any]:
     """Load an info file without the checksums. Raise ValueError, which names the file, if the JSON is invalid."""
     content = load_json(file)
     if not isinstance(content, dict):
-        raise ValueError(f"{file} is {shorten(content)}; expected a JSON object; build the data set again")
+        raise ValueError(f"{file} must contain a JSON object, not {shorten(content)}; build the data set again")
     return {name: value for name, value in content.items() if name != CHECKSUMS}
 
 
@@ -351,8 +351,8 @@ def validate_unchanged(info: Path, files: Iterable[Path], closed: bool = False) 
     for file, (found, expected) in changed_files(info, files, closed).items():
         problem = f"was added after the data set was built: it is not in {info.name}; delete it"
         if expected:
-            problem = f"changed after it was built (sha256 {found[:8]}..., in {info.name} {expected[:8]}...); "
-            problem += "delete its entry there if you changed it yourself"
+            problem = f"changed after it was built (sha256 {found[:8]}..., but {expected[:8]}... in {info.name}); "
+            problem += "if you changed it yourself, delete its entry there"
         raise ValueError(f"{file} {problem}, or build the data set again")
 
 
@@ -365,7 +365,7 @@ def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> di
     content = load_json(info) if info.is_file() else {}
     known = content.get(CHECKSUMS, {}) if isinstance(content, dict) else {}
     if not isinstance(known, dict) or not all(isinstance(each, str) for each in known.values()):
-        raise ValueError(f"{info}: {CHECKSUMS} is {shorten(known)}; expected checksums by file; build it again")
+        raise ValueError(f"{info}: {CHECKSUMS} must map files to checksums, but is {shorten(known)}; build it again")
     keys, changed = {}, {}
     for file in files:
         if expected := known.get(os.path.relpath(file, info.parent)):
@@ -399,15 +399,15 @@ def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = F
     except Timeout as error:
         owner = file.read_text(encoding="utf-8", errors="replace")[:100] if file.is_file() else "a process"
         raise FolderInUseError(
-            f"another {what} is writing into {folder}: {owner}. Their files would mix; wait for it, stop it, or "
-            f"choose another {option}"
+            f"another {what} is writing to {folder}: {owner}. Wait for it or stop it, or choose another {option}, "
+            "so that their files do not mix"
         ) from error
     except OSError as error:
         if error.errno in NO_LOCKS:
-            text = f"the file system of {folder} has no locks ({error.strerror}); make sure that no other {what}"
-            warnings.warn(f"{text} writes into it", stacklevel=2)
+            text = f"the file system of {folder} does not support locks ({error.strerror})"
+            warnings.warn(f"{text}; make sure that no other {what} writes to it", stacklevel=2)
             return None
-        raise OSError(f"{folder} cannot be written ({error.strerror}); choose another {option}") from error
+        raise OSError(f"{folder} cannot be written to ({error.strerror}); choose another {option}") from error
     return lock
 
 
@@ -422,7 +422,7 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so waiting processes notice
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # before releasing the lock, so waiting processes notice
             lock.release()
         if is_new:
             with suppress(OSError):  # rmdir only succeeds after an error, which leaves the folder empty

@@ -1,7 +1,7 @@
 """Model names on command lines: a local folder, or OWNER/NAME on the Hub.
 
-`find_model` reports a missing model at once, without heavy imports. Libraries would look up any name on the Hub, even
-a path, and retry for a minute if there is no connection.
+`find_model` reports a missing model immediately, without heavy imports. Libraries would look up any name on the Hub,
+even a path, and retry for a minute if there is no connection.
 """
 
 import difflib
@@ -12,7 +12,7 @@ from .usage import UsageError
 
 
 CONFIG, ADAPTER_CONFIG = CONFIGS = ("config.json", "adapter_config.json")  # every model folder has one of these
-HUB_SECONDS = 5.0  # timeout for asking the Hub whether a model exists
+HUB_SECONDS = 5.0  # timeout of the request that checks whether a model exists on the Hub
 EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
 
 
@@ -49,8 +49,8 @@ def find_model(name: str) -> None:
         if not any((folder / config).is_file() for config in CONFIGS):
             raise ModelError(f"{name} is not a model folder: config.json is missing{_checkpoints(folder)}; {EXPECTED}")
     elif is_path(name):
-        here = "" if folder.exists() else " here"
-        raise ModelError(f"{name} is not a folder{here}; {EXPECTED}{_nearest(folder)}")
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise ModelError(f"{name} {problem}; {EXPECTED}{_nearest(folder)}")
     else:
         _find_on_hub(name)
 

@@ -68,7 +68,7 @@ class Options:
     def _validate(self, field: dataclasses.Field, value: Any, kind: Any) -> None:
         low, high = field.metadata.get("min"), field.metadata.get("max")
         if kind in (int, float) and not _is_number(value, kind):
-            expected = f"must be {'a whole number' if kind is int else 'a number'}"
+            expected = f"must be {'an integer' if kind is int else 'a number'}"
         elif get_origin(kind) is Literal and value not in get_args(kind):
             expected = f"must be one of {', '.join(map(repr, get_args(kind)))}"
         elif (low is not None and value < low) or (high is not None and value > high):

@@ -1,6 +1,6 @@
 """Estimate the memory of one training step of a causal language model from its config.
 
-    weights 4 P + gradients 4 P + AdamW moments 8 P           16 bytes a parameter: float32 master weights
+    weights 4 P + gradients 4 P + AdamW moments 8 P           16 bytes per parameter: all in float32
     + DDP gradient buckets 4 P                                with several processes
     + bfloat16 copies of weights 2 P                          kept by autocast from forward to backward
     + activations: tokens x trained layer visits x bytes per visit
@@ -11,7 +11,7 @@ P is the number of parameters, M the number of segments. The bytes per layer vis
 with `torch.autograd.graph.saved_tensors_hooks`; the tests measure them again. The 12 bytes per logit come from the
 peak resident memory of a CPU process with a vocabulary of 50,304: 12.2 bytes for Llama, 12.5 for hrm_lm.
 
-The estimate leaves out the CUDA context, fragmentation and communication buffers; `usable_memory` reserves memory for
+The estimate omits the CUDA context, fragmentation and communication buffers; `usable_memory` reserves memory for
 them. It assumes SDPA or FlashAttention, which store no T x T attention weights.
 """
 
@@ -49,8 +49,8 @@ class ModelShape:
         saved_bytes: bytes saved per layer visit, by precision; see LLAMA_LAYER.
         trained_visits, visits: layer visits per segment that carry gradients, and all layer visits per segment.
         trained_passes: stack passes per segment that carry gradients; 0 for a plain stack of layers.
-        segments, trained_segments: all segments (M), and those that carry gradients; 1 for models without segments.
-        once_visits, once_passes: layer visits and stack passes before and after all segments.
+        segments, trained_segments: number of segments (M), and how many of them carry gradients; 1 without segments.
+        once_visits, once_passes: layer visits and stack passes that run once, before or after the segments.
         streams: residual streams n of hyper-connections; 1 for a plain residual.
         sinkhorn_iters: Sinkhorn iterations of the hyper-connections; 0 without them.
     """
@@ -77,15 +77,15 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
     """Return the shape of a causal language model, with its parameters counted on the meta device.
 
     Raises:
-        ValueError: there is no memory model for this model type, so --per_device_train_batch_size must be set.
+        ValueError: this model type has no memory model, so --per_device_train_batch_size must be set.
     """
     known: dict[type, Callable[[Any], dict[str, Any]]] = SHAPES | {
         row.config: load_function(row.memory_shape) for row in ARCHITECTURES.values() if row.memory_shape
     }
     if type(config) not in known:
         raise ValueError(
-            f"model_type={config.model_type!r}: no memory model, only for {sorted(one.model_type for one in known)}; "
-            "set --per_device_train_batch_size"
+            f"model_type={config.model_type!r}: has no memory model; set --per_device_train_batch_size, or use one of "
+            f"{sorted(one.model_type for one in known)}"
         )
     with torch.device("meta"):
         parameters = AutoModelForCausalLM.from_config(config).num_parameters()

@@ -40,7 +40,7 @@ class LaunchOptions(Options):
         "Choose the batch per device by memory or from the guide's table.", "memory", flags=spellings("batch_table")
     )
     strategy: Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = option(
-        "Plain data parallelism (ddp), or a way to shard a large model.", "ddp"
+        "Data parallelism without sharding (ddp), or a way to shard a large model.", "ddp"
     )
     port: int | None = option(
         "Port for the rendezvous; a free one by default.", None, min=1, max=65535, flags=spellings("master_port")
@@ -52,9 +52,9 @@ class LaunchOptions(Options):
         if self.cpu and (self.gpus or self.gpu_memory or self.strategy != "ddp"):
             raise UsageError("--cpu cannot be combined with --gpus, --gpu_memory or --strategy; use --processes")
         if self.processes and not self.cpu:
-            raise UsageError(f"processes={self.processes}: needs --cpu; use --gpus for GPUs", "--processes")
+            raise UsageError(f"processes={self.processes}: requires --cpu; use --gpus for GPUs", "--processes")
         if self.gpu_memory and not self.dry_run:
-            raise UsageError(f"gpu_memory={self.gpu_memory}: only valid with --dry_run; add it", "--gpu_memory")
+            raise UsageError(f"gpu_memory={self.gpu_memory}: requires --dry_run", "--gpu_memory")
         self.memory = parse_memory(self.gpu_memory, "--gpu_memory") if self.gpu_memory else None
 
 

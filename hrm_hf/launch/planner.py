@@ -60,7 +60,7 @@ GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2
 
 @dataclass(frozen=True)
 class Device:
-    """GPU, or one process's part of a CPU. `memory` is in bytes, `capability` is CUDA's, or (0, 0) for a CPU."""
+    """GPU, or one process's part of a CPU. `memory` is in bytes. A CPU has the CUDA `capability` (0, 0)."""
 
     name: str
     memory: int
@@ -132,7 +132,7 @@ def plan_run(options: LaunchOptions, flags: Sequence[str]) -> LaunchPlan:
         return plan_launch(options, flags, [*found, *[like] * wanted][:wanted], hypothetical=len(found) < wanted)
     if len(found) < (wanted or 1):
         raise ValueError(
-            f"gpus={wanted or 1}: {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to plan "
+            f"gpus={wanted or 1}: found {len(found)}; use fewer GPUs, --cpu to train on the CPU, or --dry_run to plan "
             "for another machine"
         )
     return plan_launch(options, flags, found[:wanted])
@@ -220,7 +220,7 @@ def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> Pr
 def guide_batch(model: str, processes: int) -> int:
     """Return the original launcher's sequences per GPU for the largest listed number of GPUs up to `processes`."""
     if model not in GUIDE_BATCHES:
-        raise ValueError(f"model={model!r}: the guide has batch tables only for {', '.join(GUIDE_BATCHES)}")
+        raise ValueError(f"model={model!r}: not in the guide's table ({', '.join(GUIDE_BATCHES)}); omit --batch_table")
     return GUIDE_BATCHES[model][max(count for count in GUIDE_BATCHES[model] if count <= processes)]
 
 

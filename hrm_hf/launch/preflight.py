@@ -58,7 +58,7 @@ class Check:
 def run_checks(options: PreflightOptions) -> list[Check]:
     """Run all checks and return the results in the order in which they are printed.
 
-    Without a port, this checks the launchers' default and only notes if it is taken. The output folder need not exist.
+    Without a port, a taken default port of the launchers is reported as a note. The output folder need not exist.
     """
     return [
         *(Check(name, "ok", version) for name, version in library_versions().items()),
@@ -105,7 +105,7 @@ def port_check(port: int | None) -> Check:
         with socket.socket() as probe:
             probe.bind(("", number))
     except OSError as error:
-        fix = "choose another: --master_port, --main_process_port (hrm-hf slurm derives the port from the job ID)"
+        fix = "choose another with --master_port or --main_process_port (hrm-hf slurm derives it from the job ID)"
         return Check("port", "note" if port is None else "fail", f"{number} cannot be bound: {error.strerror}", fix)
     return Check("port", "ok", f"{number} is free")
 
@@ -120,7 +120,7 @@ def output_folder(out: Path, min_free: int = 0) -> list[Check]:
             os.fsync(probe.fileno())
     except OSError as error:
         fix = "check its permissions and free space, or choose another --out"
-        return [Check("output", "fail", f"cannot write into {place}: {error.strerror}", fix)]
+        return [Check("output", "fail", f"cannot write to {place}: {error.strerror}", fix)]
     usage = shutil.disk_usage(place)
     text = f"{usage.free / 2**30:,.1f} of {usage.total / 2**30:,.1f} GiB free in {place}"
     enough = usage.free >= min_free
@@ -138,7 +138,7 @@ def interfaces() -> list[Check]:
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = os.environ.get(variable)
         if not value:
-            fix = f"for several machines: export {variable}=NAME, the interface of the network between them"
+            fix = f"for several machines: export {variable}=NAME, where NAME is the interface that connects them"
             checks.append(Check(variable, "note", "not set", fix))
             continue
         missing = [each for each in value.lstrip("^=").split(",") if not any(name.startswith(each) for name in up)]
@@ -166,7 +166,7 @@ def hostname() -> Check:
         fix = "torchrun would wait for another machine: --rdzv_conf is_host=1 on the first node, is_host=0 elsewhere"
         return Check("hostname", "fail", f"{text}, not an address of this machine", fix)
     if here == local:
-        fix = "fine on one machine; on several set GLOO_SOCKET_IFNAME, and --rdzv_conf is_host=1 on the first"
+        fix = "fine for one machine; for several, set GLOO_SOCKET_IFNAME, and --rdzv_conf is_host=1 on the first"
         return Check("hostname", "note", f"{text}, which other machines cannot reach", fix)
     return Check("hostname", "ok", text)
 
@@ -175,7 +175,7 @@ def compiler() -> Check:
     """Check whether torch.compile would find a compiler and triton."""
     from ..trainer import validate_compiler
 
-    fix = "DISABLE_COMPILE=1 (pretrain.py), --torch_compile false (others), or install it"
+    fix = "install it, or set DISABLE_COMPILE=1 (pretrain.py) or --torch_compile false (other scripts)"
     if torch.cuda.is_available() and not find_spec("triton"):
         return Check("torch.compile", "note", "triton is not installed", fix)
     try:

@@ -22,8 +22,8 @@ from .planner import ASSUMED_GPU, Device, block_size_of, config_of, known_models
 
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
-LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # as in the original code; larger ones are untested
-WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # smallest useful batch; language models can accumulate
+LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original projects' batches; larger ones are untested
+WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # smallest useful batch; LM runs can accumulate gradients
 RATES = "lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
 COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_single_gpu"}
 
@@ -31,7 +31,7 @@ COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_singl
 class GuideRow(NamedTuple):
     """Row of the guide's memory table. `epochs` is (total, between evaluations).
 
-    The guide does not give the number of heads for hidden size 64; we use two, which gives 32 per head.
+    The guide does not specify the number of heads for hidden size 64; we use two heads of width 32.
     """
 
     batch: int
@@ -93,8 +93,8 @@ def recommend(options: RecommendOptions) -> Advice:
     if not fitting:
         least = min(row.size(1) for row in rows)
         raise ValueError(
-            f"memory={options.memory!r}: a step can use {in_words(usable)} ({in_words(memory - usable)} are kept for "
-            f"the context, libraries and fragmentation), and the smallest model needs {in_words(least)}; give more"
+            f"memory={options.memory!r}: a step can use {in_words(usable)} ({in_words(memory - usable)} is for the "
+            f"context, libraries and fragmentation), but the smallest model needs {in_words(least)}; use more memory"
         )
     best = [row for row in fitting if row.largest_batch >= WORTH_TRAINING[task]][-1:] or fitting[:1]
     commands, guide, guide_batch = {}, None, None

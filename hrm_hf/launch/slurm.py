@@ -63,9 +63,9 @@ class SlurmJob(Options):
     """
 
     kind: Literal["single_gpu", "multi_gpu", "multi_node", "generate_data"] = option("Kind of job.", argument=True)
-    cluster: Literal["generic", "perlmutter"] = option("Cluster to take defaults for.", "generic")
+    cluster: Literal["generic", "perlmutter"] = option("Cluster whose defaults to use.", "generic")
     account: str | None = option("Project to charge.", None)
-    partition: str | None = option("Partition.", None)
+    partition: str | None = option("Partition to submit to.", None)
     constraint: str | None = option("Node feature to require, e.g. gpu.", None)
     qos: str | None = option("Quality of service, e.g. regular, interactive.", None)
     gpus: int | None = option("GPUs per node; one process runs on each.", None)
@@ -76,7 +76,7 @@ class SlurmJob(Options):
     script: str = option("Training script.", SCRIPT)
     recipe: str | None = option("Recipe of the training script.", None)
     job_name: str | None = option("Name of the job in the queue.", None)
-    log_dir: str | None = option("Folder for the log; logs/slurm with --submit, else where sbatch is called.", None)
+    log_dir: str | None = option("Log folder; default: logs/slurm with --submit, else where sbatch is called.", None)
     signal_seconds: int = option("Save and stop this many seconds before the limit.", 300, min=1, max=65535)
     launcher: Literal["torchrun", "accelerate"] = option("Program that starts the processes on each node.", "torchrun")
     accelerate_config: str | None = option("Config file for --launcher accelerate: accelerate_configs/...", None)

@@ -88,7 +88,7 @@ def test_a_typed_board_is_answered_as_the_pipeline_answers_it(solver):
     assert board.last_step == expected["steps"]
     assert solver.puzzle_task.text(board.states[-1]) == expected["text"]
     assert solve_board(solver, "1.....3..4.....2", votes=2, seed=3)[0].result == board.result  # as one string
-    with pytest.raises(ValueError, match=r"characters; expected at most"):
+    with pytest.raises(ValueError, match=r"characters; the limit is"):
         solve_board(solver, "." * (MAX_PUZZLE_TEXT + 1))
 
 
@@ -288,8 +288,8 @@ def test_every_attempt_after_the_first_is_called_a_repair():
 
 
 def test_verdicts_distinguish_passed_failed_and_not_checked():
-    assert verdict_of(None) == ("there was no validator", "")
-    assert verdict_of(Feedback(syntax_ok=True)) == ("no complaint", "passed")
+    assert verdict_of(None) == ("no validator was used", "")
+    assert verdict_of(Feedback(syntax_ok=True)) == ("no errors", "passed")
     assert verdict_of(Feedback(category="other", message="not checked: too long")) == ("not checked: too long", "")
 
 
@@ -403,12 +403,12 @@ def test_each_kind_of_model_gets_its_tabs(checkpoints):
 
 
 def test_missing_models_and_models_without_a_tab_are_rejected(tmp_path):
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(ValueError, match=r"models=\[\]"):
         build_app([])
-    with pytest.raises(ModelError, match="nothing is not a folder"):
+    with pytest.raises(ModelError, match=r"/nothing "):
         build_app([str(tmp_path / "nothing")])
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="type gpt2"):
+    with pytest.raises(ValueError, match="model_type='gpt2'"):
         build_app([str(tmp_path)])
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")

@@ -87,7 +87,7 @@ def test_map_equals_the_pipelines_and_its_error_is_shown(mapper):
     truth = kappa[0] - kappa[0].mean()
     error = np.sqrt(((expected - truth) ** 2).sum() / (truth**2).sum())
     assert map_errors(result["segment_maps"], kappa)[-1] == pytest.approx(error, rel=1e-4)
-    assert f"{error:.3f} of the rms of the truth; of its hidden pixels: " in error_remark(item, result, kappa)
+    assert f"{error:.3f} of the rms of the truth; in masked pixels: " in error_remark(item, result, kappa)
 
 
 def test_masked_shear_pixels_are_blank_and_truth_is_optional(mapper, drawn_panels):

@@ -88,7 +88,7 @@ def test_invalid_space_sources_are_rejected_and_nothing_is_written(checkpoints, 
     local = str(checkpoints["rlm_mhc"])
     with pytest.raises(ValueError, match=r"rlm_mhc.*embed=True"):
         write_space(tmp_path / "new", [local])
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(ValueError, match=r"models=\[\]"):
         write_space(tmp_path / "new", [])
     with pytest.raises(ValueError, match=r"\(rlm_mhc, rlm_mhc\)"):
         write_space(tmp_path / "new", [local, f"{local}/../rlm_mhc"], embed=True)

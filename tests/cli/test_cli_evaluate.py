@@ -149,7 +149,7 @@ def test_results_are_written_and_go_into_the_card(models, text, tmp_path):
         ("hrm_lm", ("--exit-criterion", "cdf", "--exit-threshold", 2), 2, "exit_threshold="),
         ("hrm_lm", ("--device", "cuda:9"), 2, "cuda:9"),
         ("hrm_lm", ("--device", "abacus"), 2, "abacus"),
-        ("nowhere", (), 2, "./nowhere is not a folder"),
+        ("nowhere", (), 2, "error: ./nowhere"),
         ("puzzle", (), 2, "type hrm_puzzle; expected"),
     ],
 )

@@ -161,7 +161,7 @@ def test_solve_explains_bad_usage(arguments, message, model):
 @pytest.mark.parametrize("command", [("solve", "./nowhere", PUZZLE), ("eval", "puzzles", "./nowhere", "data")])
 def test_missing_checkpoint_folder_is_a_usage_error(command):
     result = run(*command)
-    assert result.exit_code == 2 and "./nowhere is not a folder" in result.output
+    assert result.exit_code == 2 and "error: ./nowhere" in result.output
 
 
 def test_blank_rows_of_a_maze_on_stdin_do_not_end_it():

@@ -197,7 +197,7 @@ def test_existing_file_is_overwritten_only_with_force(tmp_path, exported_before)
     [
         ("llama", "model.pt2", "is a llama; "),
         ("cosmo_cnn", "model.onnx", "must end in .pt2"),
-        ("nothing", "model.pt2", "nothing is not a folder"),
+        ("nothing", "model.pt2", "/nothing "),
         ("truncated", "model.pt2", "is corrupted"),
     ],
 )

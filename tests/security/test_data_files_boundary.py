@@ -75,8 +75,8 @@ def pull_requests(path):
 
 # (description, file name, content, reader, message)
 FILES = [
-    ("half a gzip file", "a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9999)[:80], text, r"gz: broken gzip file"),
-    ("a gzip file that is none", "a.txt.gz", b"hello\n", text, r"a\.txt\.gz: broken gzip file"),
+    ("half a gzip file", "a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 9999)[:80], text, r"gz: corrupted"),
+    ("a gzip file that is none", "a.txt.gz", b"hello\n", text, r"a\.txt\.gz: corrupted"),
     ("UTF-16 without its mark", "a.txt", "hello".encode("utf-16-le"), text, r"a\.txt, line 1: .*NUL"),
     ("binary text", "a.txt", binary(), text, r"a\.txt, line 1: .*UTF-8"),
     ("deep JSON", "a.jsonl", f'{{"text": {DEEP}}}\n'.encode(), text, r"line 1: broken JSON"),

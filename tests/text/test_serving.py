@@ -158,6 +158,6 @@ def test_only_models_without_recurrence_report_compatibility_with_other_servers(
 def test_other_models_are_rejected_before_a_server_starts(tmp_path):
     runner = CliRunner()
     found = runner.invoke(cli, ["serve", "./nowhere"])
-    assert found.exit_code == 2 and "./nowhere is not a folder" in found.output
+    assert found.exit_code == 2 and "error: ./nowhere" in found.output
     found = runner.invoke(cli, ["serve", str(every.save("cosmo_cnn", tmp_path / "maps")), "--port", "1"])
     assert found.exit_code == 2 and "of type cosmo_cnn; expected a language model" in found.output

@@ -47,7 +47,7 @@ class MapSamples:
 
 
 class LognormalPosterior:
-    """Posterior of maps given their shear, if the cosmology of each map is known.
+    """Posterior distribution of maps given their shear and the cosmology of each map.
 
     Args:
         settings: settings of a shear data set of kind "lognormal". omega_m, sigma_8: parameters of each map [B].

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="number of test maps; all by default")
     parser.add_argument("--train", type=int, default=1000, help="number of training maps to average the spectrum over")
     parser.add_argument(
-        "--floor", type=int, default=100, help="number of test maps whose exact posterior to sample; 0 to disable"
+        "--floor", type=int, default=100, help="number of test maps to sample the exact posterior of; 0 to disable"
     )
     parser.add_argument(
         "--masks",
@@ -121,7 +121,7 @@ def load(folder: str) -> tuple:
 
 
 def ratio(first: np.ndarray, second: np.ndarray) -> dict:
-    """Return the `error_ratio` of two methods on the first maps, which both evaluated."""
+    """Return the `error_ratio` of two methods on the first maps, as many as both methods evaluated."""
     count = min(len(first), len(second))
     return error_ratio(first[:count], second[:count])
 
@@ -162,7 +162,7 @@ def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) 
 
 
 def shifted(models: dict, info, changes: dict, count: int, folder: Path) -> dict:
-    """Return the models' metrics on maps with changed settings, and those of a Wiener filter with the true spectra."""
+    """Evaluate the models, and a Wiener filter with the true spectra, on maps with changed settings."""
     own, rows = drawn(info, changes, count, folder)
     estimator, _ = map_estimator("wiener", own.settings, None)
     found = {"wiener": {"error": relative_error(MassMaps(rows.kappa, estimate_maps(estimator, rows, 50)[0]))}}

@@ -18,7 +18,7 @@ column is a maximum difference, and `relative` is `float32` divided by the large
     next_float32      merged weights against a copy with each adapted weight moved to the next float32 number
 
 If `float64` is about 1e-9 times `float32`, adapter and merged weights compute the same function. If `adapter_rounding`
-is as large as `float32`, no merging method can do better, because the adapter itself is as inexact.
+is as large as `float32`, no merging method can do better, because the adapter's own rounding errors are as large.
 """
 
 import argparse
@@ -75,9 +75,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true", help="only print the report in --out as Markdown")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
-        parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
+        parser.error("pass --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
     if args.quick and args.checkpoints:
-        parser.error("--quick uses tiny models; omit --checkpoints")
+        parser.error("--checkpoints cannot be combined with --quick, which uses tiny models; omit one of them")
     return args
 
 

@@ -4,7 +4,7 @@
     PYTHONPATH=OTHER_CHECKOUT python -m benchmarks.package.citizens     # check another version of the package
 
 The models are the tiny ones from the tests, with a few thousand weights each. A check is a function that takes an
-architecture's name, raises if the library's expectation does not hold, and may return a note. The table lists which
+architecture's name, raises an error if the model breaks the claim, and may return a note. The table lists which
 architectures pass each check, and why others fail. The exit status is 1 if a check fails.
 `tests/common/test_citizens.py` runs the same functions.
 """
@@ -37,7 +37,7 @@ from . import citizens_generation, citizens_training
 
 
 ROWS = 4
-# The part that compiles to one graph where a complete training step does not, and why; also in docs/training.md.
+# For models whose training step does not compile to one graph: the part that does, and why. Also in docs/training.md.
 PARTS_IN_A_GRAPH = {
     **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
     "hrm_lm": "the model without its loss, which selects the tokens that are still active",

@@ -1,4 +1,4 @@
-"""Checks that `citizens.py` runs for losses in a plain Trainer and for PEFT.
+"""Checks that `citizens.py` runs for losses in the standard `Trainer` and for PEFT.
 
 References are the cross-entropy of the logits, one large batch, PEFT's Llama defaults, and the model without adapter.
 """

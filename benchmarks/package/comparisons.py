@@ -111,7 +111,7 @@ class Reference:
     def compare(self, found: Values) -> dict:
         """Return the measured fields of a `Comparison`. Raise ValueError if the names of the values differ."""
         if found.keys() != self.values.keys():
-            raise ValueError(f"expected {', '.join(self.values)}, found {', '.join(found)}")
+            raise ValueError(f"expected the values {', '.join(self.values)}; found {', '.join(found)}")
         rows = []
         for name, value in self.values.items():
             most = FACTOR * (max(apart(other[name], value) for other in self.noisy) + self.epsilon)
@@ -119,7 +119,7 @@ class Reference:
             if most < 1 or not math.isfinite(distance):  # a larger limit would accept any value
                 rows.append((distance / most if math.isfinite(distance) else math.inf, distance, most, name))
         if not rows:
-            raise ValueError(f"{', '.join(self.values)}: rounding the weights changes these values by a tenth or more")
+            raise ValueError(f"{', '.join(self.values)}: too sensitive; rounding the weights changes them too much")
         _, distance, most, name = max(rows)
         return {"distance": distance, "most": most, "of": name}
 

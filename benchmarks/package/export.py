@@ -64,11 +64,11 @@ def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny untrained models, two turns")
     parser.add_argument("--puzzle", type=Path, help="puzzle checkpoint")
     parser.add_argument("--puzzle_onnx", type=Path, help="existing ONNX export of --puzzle")
-    parser.add_argument("--data", type=Path, help="data set whose test split to solve; random boards by default")
+    parser.add_argument("--data", type=Path, help="data set with a test split to solve; random boards by default")
     parser.add_argument("--cosmo", type=Path, help="cosmology checkpoint")
     parser.add_argument("--cosmo_onnx", type=Path, help="existing ONNX export of --cosmo")
     parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal LMs to compare")
-    parser.add_argument("--text_bytes", type=int, default=8000, help="number of bytes from the end of a text")
+    parser.add_argument("--text_bytes", type=int, default=8000, help="evaluate on the last N bytes of a text")
     parser.add_argument("--records", type=int, default=32, help="number of records to evaluate the Go coder on")
     parser.add_argument("--batch_sizes", default="1,32")
     parser.add_argument("--turns", type=int, default=9)
@@ -183,7 +183,7 @@ def interleave(sides: dict, turns: int) -> dict[str, float]:
     return {**milliseconds, "torch / onnxruntime": found["torch"] / found["onnxruntime"]}
 
 
-# ---- language models: does the file compute the same values? ----
+# ---- language models: compare the outputs of the exported file ----
 
 
 def differences(folder: str | Path, data: str | Path, args, scratch: Path) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def start(task: str, folder: Path, result: Path) -> int:
             trainer.train("last-complete")
             result.write_text(json.dumps({"losses": logged(trainer), "weights": digest(trainer.model)}))
         status = 0
-    except Exception:  # print it here, because os._exit below does not
+    except Exception:  # print the traceback here, because os._exit below does not
         traceback.print_exc()
     finally:
         os._exit(status)

@@ -135,7 +135,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="text file (plain or .gz) that replaces tinyshakespeare")
     args = parser.parse_args()
     if args.text is None and set(args.pages) - {"start"}:
-        parser.error("--text=None: give a text of about a megabyte, because this test has no network")
+        parser.error("--text=None: required, because this test has no network; pass a text of about a megabyte")
     return args
 
 

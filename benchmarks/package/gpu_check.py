@@ -56,7 +56,7 @@ SECTIONS = (*CHECKS, "processes", "puzzles", "language")
 def main() -> int:
     parser = make_parser(__doc__, quick="one architecture of each kind, 3 training steps, one process; on the CPU")
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="device to check; by default a GPU, if there is one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device to check; by default a GPU if available")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION", help=str(SECTIONS))
     args = parser.parse_args()
     args.device = args.device or ("cpu" if args.quick else here)

@@ -61,7 +61,7 @@ def comments(file: Path, source: str) -> Iterator[Item]:
     """Yield comments, joining comments on consecutive lines into one."""
     block: list[str] = []
     start = last = -1
-    joins = False  # True if the block's lines hold no code
+    joins = False  # True if the block's lines contain no code
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or PRAGMA.match(token.string):
             continue
@@ -125,7 +125,7 @@ def main() -> None:
     args = parser.parse_args()
     population = [item for item in items(args.root) if item.kind in args.kinds]
     if not population:
-        parser.error(f"--root {args.root}: no texts found; give the root of a checkout")
+        parser.error(f"--root {args.root}: no texts found; pass the root of a checkout")
     sample = random.Random(args.seed).sample(population, min(args.count, len(population)))
     for number, item in enumerate(sample, 1):
         print(f"{number}. [{item.kind}] {item.file}:{item.line}\n   {item.text}\n")

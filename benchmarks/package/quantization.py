@@ -75,7 +75,7 @@ def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
     parser.add_argument("--puzzles", type=int, default=256)
-    parser.add_argument("--text_bytes", type=int, default=30_000, help="number of bytes from the end of the file")
+    parser.add_argument("--text_bytes", type=int, default=30_000, help="evaluate on the last N bytes of the file")
     parser.add_argument("--records", type=int, default=300, help="number of records to evaluate the Go coder on")
     parser.add_argument("--maps", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
@@ -83,7 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true", help="only print the report in --out as Markdown")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
-        parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
+        parser.error("pass --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
     args.device = "cpu"
     if args.quick:
         args.puzzles, args.text_bytes, args.records, args.maps, args.turns = 16, 2000, 4, 16, 2

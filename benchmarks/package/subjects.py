@@ -1,7 +1,7 @@
 """Held-out data and metrics for each architecture, for benchmarks that compare versions of a trained model.
 
-A subject holds held-out rows. `quality(model)` computes metrics over all rows, `compare` compares the `answers` of two
-models, and `run` is the call whose logits and time are compared. This module neither trains nor changes models.
+A subject contains held-out rows. `quality(model)` computes metrics over all rows, `compare` compares the `answers` of
+two models, and `run` is the call whose logits and time are compared. This module neither trains nor changes models.
 """
 
 import argparse

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="random seeds (default 0 1 2; 0 with --quick)")
     parser.add_argument("--task", choices=list(ROWS), default="sudoku")
     parser.add_argument(
-        "--rows", type=int, nargs="+", choices=range(len(SUDOKU)), help="numbers of the rows to run; all by default"
+        "--rows", type=int, nargs="+", choices=range(len(SUDOKU)), help="row numbers to run; all by default"
     )
     parser.add_argument("--compile", action="store_true", help="compile the training step")
     parser.add_argument("--threads", type=int, default=1)
@@ -98,7 +98,7 @@ def main() -> None:
     args.seeds = args.seeds or ([0] if args.quick else [0, 1, 2])
     table_rows = ROWS[args.task]
     if args.rows and max(args.rows) >= len(table_rows):
-        parser.error(f"--task {args.task} has the rows 0 to {len(table_rows) - 1}")
+        parser.error(f"--rows {max(args.rows)}: must be in [0, {len(table_rows) - 1}] for --task {args.task}")
     rows = [table_rows[number] for number in args.rows or range(len(table_rows))]
     torch.set_num_threads(args.threads)
     ensure_built(*data_of(args))

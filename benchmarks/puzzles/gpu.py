@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("runs/puzzle_gpu"), help="folder for the trained models")
     args = parser.parse_args()
     if args.data is None and not args.quick:
-        parser.error("give DATA, or --quick")
+        parser.error("pass DATA, or --quick")
     if not args.quick and not torch.cuda.is_available():
         parser.error("no GPU found; --quick runs on the CPU")
     with tempfile.TemporaryDirectory() as folder:

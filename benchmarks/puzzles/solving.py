@@ -60,7 +60,7 @@ def main() -> None:
     if args.quick:
         args.limit, args.steps, args.restarts = 10, [2, 8], [1, 3]
     if args.data is None and not args.quick:
-        parser.error("give MODEL and DATA, or --quick")
+        parser.error("pass MODEL and DATA, or --quick")
     with tempfile.TemporaryDirectory() as folder:
         if args.data is None:
             args.model = args.data = random_example(folder)

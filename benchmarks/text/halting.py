@@ -72,7 +72,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--bytes", type=int, default=131072, help="number of tokens to use from each text")
     parser.add_argument(
-        "--allowed_loss", type=float, default=0.005, help="largest relative increase in bits per byte allowed"
+        "--allowed_loss", type=float, default=0.005, help="largest allowed relative increase in bits per byte"
     )
     parser.add_argument("--exits", default=",".join(SWEPT), help="exit criteria to calibrate and plot")
     parser.add_argument("--block_size", type=int, default=256)
@@ -82,9 +82,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     if not args.checkpoints and not args.quick:
-        parser.error("give one or more folders of hrm_lm checkpoints, or --quick")
+        parser.error("pass one or more folders of hrm_lm checkpoints, or --quick")
     if unknown := [name for name in args.exits.split(",") if name not in SWEPT]:
-        parser.error(f"--exits has {', '.join(unknown)}; must be among those with a threshold: {', '.join(SWEPT)}")
+        parser.error(f"--exits: {', '.join(unknown)} has no threshold; choose from {', '.join(SWEPT)}")
     if args.quick:
         args.points, args.block_size, args.bytes = 4, 64, 8192
     return args
@@ -350,7 +350,7 @@ def calibrate_exit(
     is_probability = not math.isinf(kind.highest_threshold)
 
     def at(place: float) -> float:
-        """Return the threshold at a position between 0 (never halt) and 1 (halt at once)."""
+        """Return the threshold at a position between 0 (never halt) and 1 (always halt after the first segment)."""
         return 1 - place if is_probability else LEAST * (MOST / LEAST) ** place
 
     always = measure(None)

@@ -45,7 +45,7 @@ PLAY_SECONDS = 0.45  # seconds per step when playing
 ACTIVE, STILL = ({"__type__": "update", "active": active} for active in (True, False))
 PLAY, STOP = f"() => [0, {json.dumps(ACTIVE)}]", f"() => ({json.dumps(STILL)})"
 ADVANCE = f"(step, last) => step < last ? [step + 1, undefined] : [undefined, {json.dumps(STILL)}]"
-# Events that draw a board run one at a time. Otherwise, an event could draw a board that another has replaced.
+# Events that draw a board run one at a time. Otherwise, an event could draw a board that another event has replaced.
 BOARD_EVENT: dict[str, Any] = {**PAGE_EVENT, "concurrency_limit": 1, "concurrency_id": "boards"}
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31

@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Export models to the formats of ot
 
 @takes(ConvertCheckpoint)
 def convert(options: ConvertCheckpoint, as_json: bool):
-    """Convert a checkpoint from the original code to our format, or back with --to-original (HRM and TRM only).
+    """Convert an original project's checkpoint to our format, or back with --to-original (HRM and TRM only).
 
     Examples: hrm-hf convert hrm HRM/checkpoints/Sudoku/run --out hrm-sudoku;
     hrm-hf convert eqr locuslab/EqR-model/sudoku-extreme/eqr.pth --out eqr-sudoku

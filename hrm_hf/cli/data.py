@@ -54,7 +54,7 @@ def export(options: ExportPuzzles, as_json: bool):
 @app.command()
 @takes(BuildSudoku)
 def sudoku(options: BuildSudoku, as_json: bool):
-    """Build a Sudoku data set: generate puzzles with proven unique solutions, or read them from a source.
+    """Build a Sudoku data set: generate puzzles with provably unique solutions, or read them from a source.
 
     The puzzles depend only on the seed and the options, not on --workers.
 

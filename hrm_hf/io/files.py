@@ -39,7 +39,7 @@ KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
 # Folders created by operating systems.
 NOT_DATA = ("__MACOSX", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "lost+found")
 TEMPORARY = ".tmp"  # suffix of incomplete files
-CHECKSUMS = "sha256"  # key in a data set's info file for the SHA-256 checksums by file name
+CHECKSUMS = "sha256"  # entry in a data set's info file that maps file names to SHA-256 checksums
 BUILD_LOCK = ".build.lock"
 HASHED_AT_ONCE = 4  # files hashed in parallel; more would only cause disk seeks
 SECONDS_TO_WAIT = 1.0  # seconds to wait for a lock, in case its owner is exiting

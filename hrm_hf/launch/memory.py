@@ -36,7 +36,7 @@ LLAMA_LAYER = {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)}
 GPT2_LAYER = {"float32": (24, 8, 8, 20), "bfloat16": (16, 4, 4, 10)}
 HRM_TEXT_LAYER = {"float32": (36, 16, 8, 16), "bfloat16": (33, 8, 4, 8)}
 GATED_LAYER = {"float32": (16, 16, 8, 16), "bfloat16": (20, 8, 4, 8)}  # hrm_lm
-STACK_EXIT_BYTES = 4  # per unit of hidden size, for the norm at the end of an hrm_lm stack
+STACK_EXIT_BYTES = 4  # bytes per token and unit of hidden size, for the norm at the end of an hrm_lm stack
 MOST_SEQUENCES = 2**20  # upper bound when searching for the largest batch
 LOGIT_BYTES = 12  # logits, their log-softmax and its gradient, all in float32
 

@@ -269,7 +269,7 @@ def plan_launch(
     }
     if options.cpu or "use_cpu" in values:
         decided["use_cpu"] = str(options.cpu).lower()
-    if "global_batch_size" in values:  # or the recipe's value would override the batch per device
+    if "global_batch_size" in values:  # otherwise, the recipe's value would override the batch per device
         decided["global_batch_size"] = effective
     port = free_port() if options.port is None else options.port
     return LaunchPlan(
@@ -363,7 +363,7 @@ def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable:
 
 
 def _shape(recipe: dict[str, Any], given: dict[str, Any], needed: bool) -> ModelShape | None:
-    """Return the model's shape, or None if it has no memory model and none is `needed`."""
+    """Return the model's shape, or None if the model has no memory model and `needed` is False."""
     try:
         return model_shape(config_of(recipe, given))
     except ValueError:

@@ -27,7 +27,7 @@ TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
 SCRIPT = "training/run_cosmo.py"
 DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch is called; a job fails if its log folder does not exist
 
-# NERSC: nodes with 4 GPUs and 32 CPUs (hardware threads) per GPU; `regular` allocates full nodes, `shared` parts.
+# NERSC: nodes with 4 GPUs and 32 CPUs (hardware threads) per GPU. `regular` allocates full nodes, `shared` GPUs.
 _PERLMUTTER = {"constraint": "gpu", "qos": "regular", "time": "24:00:00"}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "generic": {

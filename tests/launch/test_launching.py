@@ -156,7 +156,7 @@ def test_a_dry_run_needs_no_gpu(monkeypatch):
     assert plan["hypothetical"] and len(plan["devices"]) == 1
 
 
-@pytest.mark.parametrize(("gpus", "message"), [(0, "--cpu.*--dry_run|--dry_run.*--cpu"), (1, "gpus=4: 1 found")])
+@pytest.mark.parametrize(("gpus", "message"), [(0, "--cpu.*--dry_run|--dry_run.*--cpu"), (1, "gpus=4: found 1")])
 def test_fewer_gpus_than_requested_is_an_error(gpus, message, monkeypatch):
     monkeypatch.setattr(launching, "cuda_devices", lambda: [AMPERE] * gpus)
     result = invoke("--model", "hrm-lm-50m", *["--gpus", "4"] * gpus)

@@ -112,7 +112,7 @@ def test_too_little_memory_is_an_error_that_names_the_value():
 
 def test_small_device_reserves_memory_for_its_context_and_prints_the_reserve():
     """A GPU of 1 GB cannot reserve a gigabyte, and a model of hidden size 16 needs only megabytes."""
-    assert "1.00 GiB, of which 409.6 MiB for a step (614.4 MiB reserved " in invoke("--memory", "1GB").output
+    assert "1.00 GiB: 409.6 MiB for a training step, 614.4 MiB reserved " in invoke("--memory", "1GB").output
     assert recommend(GIB).best.largest_batch
     assert usable_memory(24 * GIB) == int(24 * GIB * 0.9) - GIB  # unchanged for large devices
 

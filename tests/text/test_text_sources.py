@@ -123,7 +123,7 @@ def test_a_truncated_gzip_file_is_an_error_with_its_line(write, read, tmp_path):
     whole = gzip.compress(json_lines([{"text": str(number)} for number in range(5000)]).encode())
     path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cut.jsonl.gz: .*gzip.* line \d"):
+    with pytest.raises(ValueError, match=r"cut.jsonl.gz: .* line \d"):
         read(path)
 
 

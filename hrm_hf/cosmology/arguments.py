@@ -14,7 +14,7 @@ class CosmoDataArguments:
 
     data_path: str | None = HfArg(default=None, help="Cosmology data set: folder or OWNER/NAME.")
     build_data: str | None = HfArg(
-        default=None, help="Arguments of `hrm-hf data` to build or finish data_path; fails if it has other contents."
+        default=None, help="Arguments of `hrm-hf data` to build or finish data_path; an existing build must match."
     )
     max_train_samples: int | None = HfArg(
         default=None, help="Train on only the first N maps. Default: all maps that are not held out."

@@ -245,7 +245,7 @@ def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
         trained, evaluated = (roles[role][leaks[0]].source for role in (False, True))
         raise ValueError(
             f"{len(leaks)} tasks are used for both training and evaluation: {_some(leaks)} ({leaks[0]} for training "
-            f"in {trained}, for evaluation in {evaluated}); use only ARC-AGI-1 or 2, or select subsets (PATH:SUBSET)"
+            f"in {trained}, for evaluation in {evaluated}); use one ARC-AGI version, or select subsets (PATH:SUBSET)"
         )
 
 

@@ -13,8 +13,8 @@ _COLUMN, _EDGES = re.compile(r"[,;\t|│┃║]"), re.compile(r"^\s*[|│┃║]
 _BLANKS = "_?xX·□*-"  # symbols for a blank in texts without `.` and 0
 _SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
-_NOTHING = re.compile(r"\b(null|None|nan)\b")  # a blank in JSON and Python
-_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # in SadMan's .sdk files
+_NOTHING = re.compile(r"\b(null|None|nan)\b")  # blanks in JSON and Python
+_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # SadMan's .sdk sections
 
 
 def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str]]:

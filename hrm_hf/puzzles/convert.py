@@ -43,7 +43,7 @@ WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # 
 ORIGINAL_PREFIX = "model.inner."  # added by the loss head and the ACT wrapper
 # Prefixes added by these two modules, by torch.compile (which may also have wrapped a submodule) and by DDP.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
-BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # the table rows of a batch, saved by some runs
+BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # table rows of the last batch; some runs save them
 TENSOR_NAMES = {
     "embed_tokens.embedding_weight": "model.embed.tokens.weight",
     "embed_pos.embedding_weight": "model.embed.positions.weight",

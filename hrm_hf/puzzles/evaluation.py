@@ -48,9 +48,9 @@ from .tasks import PuzzleTask, search_sudoku, sigmoid, validate_searchable
 
 DIFFICULTY_COLUMNS = ("rating", "path_length")
 ALWAYS_REPORTED = ("max_steps", "min_steps", "min_confidence", "halt")
-MOST_VALUES = 36  # a difficulty measure with up to this many values gets one bin per value
-NUM_BINS = 8  # bins of other measures, each with about the same number of puzzles
-CALIBRATION_BINS = 10  # bins of confidence
+MOST_VALUES = 36  # measures of difficulty with at most this many values get one bin per value
+NUM_BINS = 8  # number of bins for other measures, with about equally many puzzles in each
+CALIBRATION_BINS = 10  # number of confidence bins
 
 # Called with a batch's input_ids and puzzle_identifiers, int64 tensors on the CPU, and the model's answers.
 OnBatch = Callable[[torch.Tensor, torch.Tensor, PuzzleSolution], None]

@@ -108,7 +108,7 @@ class SolvePuzzles(SolveOptions):
         metavar="[MODEL] PUZZLE...",
     )
     file: Path | None = option(
-        "CSV or JSONL file with a puzzle column, JSON file (also ARC), or text file with boards as on stdin.", None
+        "CSV or JSONL file with a puzzle column, JSON file (also ARC), or text file with boards, as for stdin.", None
     )
     batch_size: int = option("Puzzles per batch.", 32, min=1)
     out: Path | None = option(
@@ -324,13 +324,13 @@ class ConvertCheckpoint(Options):
     out: Path = option("Folder to write.")
     to_original: bool = option("Convert from our layout to the original layout.", False)
     config: str | None = option(
-        "Configuration of the run if it is not next to the weights, or one of our presets.", None, metavar="FILE"
+        "Configuration file of the run if it is not next to the weights, or a preset's name.", None, metavar="FILE"
     )
     revision: str | None = option("Branch, tag or sha on the Hub. [default: main]", None)
     seq_len: int | None = option("Cells per puzzle. [default: from the weights or the data]", None, min=1)
     vocab_size: int | None = option("Vocabulary size, with padding and blank. [default: from the files]", None, min=1)
     step: int | None = option(
-        "N of step_N to read [default: largest], or to write with --to-original [default: last step].", None, min=0
+        "Step N to read (default: the largest), or to write with --to-original (default: the last).", None, min=0
     )
 
     def __post_init__(self) -> None:

@@ -319,8 +319,8 @@ class PuzzleRun(TrainingRun):
             raise ValueError(f"adapter={adapter!r}: its table must have the puzzles of the data in the same order")
         if self.tuning_args.saves_adapter and (len(names) != there or known not in (None, names)):
             raise ValueError(
-                f"the data have {len(names)} puzzle identifiers and the base model has {there}, or in a different "
-                "order, but an adapter must use its base model's table; use --merge_adapter true, or first adapt the "
+                f"the data have {len(names)} puzzle identifiers that differ from the base model's {there}, but "
+                "an adapter must use its base model's table; use --merge_adapter true, or first adapt the "
                 "base model's table to the data (--freeze_weights true)"
             )
         if known in (None, names) or how == "reset":

@@ -63,7 +63,7 @@ def main() -> None:
         help="mask fractions at which to measure adaptive halting, comma-separated",
     )
     parser.add_argument(
-        "--shift_maps", type=int, default=500, help="number of maps per mask fraction and per shifted kind"
+        "--shift_maps", type=int, default=500, help="number of maps per mask fraction, and per changed setting"
     )
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()

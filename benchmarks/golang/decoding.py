@@ -63,7 +63,7 @@ def pair(size: str) -> tuple[HrmGoCoderForCausalLM, LlamaForCausalLM]:
 
 
 def measure(coder, llama, batch_size: int, turns: int, **labels) -> list[dict]:
-    """Return one row per side: median milliseconds per token, and the speed relative to the Llama."""
+    """Return one row per model: median milliseconds per token, and the speed relative to the Llama."""
     torch._dynamo.reset()
     compiled = labels["path"] == "compiled"
     sides = {"llama": decoder(llama, "<CODE>", {}, batch_size, compiled)}

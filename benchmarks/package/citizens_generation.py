@@ -100,7 +100,7 @@ def window(architecture: str) -> str:
 
 
 def pipelines_without_the_package(architecture: str) -> str:
-    """Compare puzzle and cosmology pipelines from remote code, without the package, with the package's own."""
+    """Compare puzzle and cosmology pipelines loaded as remote code with those of the package."""
     torch.manual_seed(0)
     fields = {"hidden_size": 32, "num_attention_heads": 2, "L_layers": 1, "puzzle_emb_ndim": 0, "halt_max_steps": 2}
     puzzles = hrm_hf.TrmPuzzleForSolving(hrm_hf.TrmPuzzleConfig(**fields, task="sudoku"))

@@ -97,7 +97,7 @@ def open_report(args) -> dict[str, Any]:
 
 
 def timed(model, exported: Path, measure, args) -> dict[str, Any]:
-    """Time both sides at every batch size; return their median CPU milliseconds."""
+    """Time torch and ONNX Runtime at every batch size; return their median CPU milliseconds."""
     result: dict[str, Any] = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
     for size in map(int, args.batch_sizes.split(",")):
         for what, sides in measure(model, exported, size, args).items():
@@ -142,7 +142,7 @@ def one_thread() -> onnxruntime.SessionOptions:
 
 
 def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
-    """Return both sides of one ACT step, and of `solve`, which drops boards from the batch when they halt."""
+    """Return calls, in torch and ONNX Runtime, of one ACT step and of `solve`, which drops boards that have halted."""
     solver = OnnxPuzzleSolver(exported, sess_options=one_thread())
     step, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -160,7 +160,7 @@ def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
-    """Return both sides of a forward that runs all segments (halt="fixed")."""
+    """Return calls, in torch and ONNX Runtime, of a forward pass that runs all segments (halt="fixed")."""
     session = onnxruntime.InferenceSession(exported / "model.onnx", one_thread(), providers=["CPUExecutionProvider"])
     module, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -170,7 +170,7 @@ def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def interleave(sides: dict, turns: int) -> dict[str, float]:
-    """Return the median CPU milliseconds of each side and their ratio, ignoring the first two calls."""
+    """Run the calls in turn; return median CPU milliseconds and their ratio, ignoring the first two turns."""
     times = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, call in sides.items():

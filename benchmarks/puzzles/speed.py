@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(name: str, args: argparse.Namespace) -> dict:
-    """Time a training step and solving on each side; return the milliseconds and their ratios to the plain side."""
+    """Time training and solving with each implementation; return the milliseconds and their ratios to `plain`."""
     preset, batch_size, steps, turns = CONFIGS[name]
     batch_size, turns = args.batch_size or batch_size, 6 if args.quick else turns
     torch.manual_seed(0)
@@ -177,7 +177,7 @@ def now(device: torch.device) -> float:
 
 
 def interleave(sides: dict, steps: int, turns: int, device: torch.device) -> dict[str, float]:
-    """Return the median milliseconds per call of each side; the sides alternate every `steps` calls."""
+    """Return the median milliseconds per call of each implementation. They take turns of `steps` calls."""
     times = {name: [] for name in sides}
     for function in sides.values():
         function()

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def families(size: str) -> dict[str, dict]:
-    """Return configs by family and side; the first side of a family is its reference."""
+    """Return configs by family and model; the first model of a family is its reference."""
     off, on, hrm = (peer_config(peer, size) for peer in ("rlm_mhc_off", "rlm_mhc_on", "hrm_lm"))
     shared = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
     llama = LlamaConfig(
@@ -71,11 +71,11 @@ def families(size: str) -> dict[str, dict]:
 
 
 def measure(family: str, models: dict, batch_size: int, turns: int, **labels) -> list[dict]:
-    """Return one row per side: median milliseconds per token, and the speed relative to the first side."""
+    """Return one row per model: median milliseconds per token, and the speed relative to the first model."""
     torch._dynamo.reset()  # torch keeps only eight graphs per function, and each model needs its own
     make = compiled_decoder if labels["path"] == "compiled" else decoder
     sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
-    if make is compiled_decoder:  # also time each model in eager mode, as a separate side
+    if make is compiled_decoder:  # also time each model in eager mode
         sides |= {(name, "eager"): decoder(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
     times = take_turns(sides, turns)
     reference, rows = next(iter(times)), []
@@ -91,7 +91,7 @@ def measure(family: str, models: dict, batch_size: int, turns: int, **labels) ->
 
 
 def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
-    """Run the sides in turn, NEW tokens each time; return their CPU and wall milliseconds per token [turns, 2]."""
+    """Run the models in turn, NEW tokens each time; return their CPU and wall milliseconds per token [turns, 2]."""
     clocks: dict[Any, list] = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, decode in sides.items():
@@ -103,7 +103,7 @@ def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
 
 
 def against(times: dict[Any, torch.Tensor], name: Any, reference: Any) -> dict[str, Any]:
-    """Return the median times of a side, and its speed relative to the reference with an interval."""
+    """Return a model's median times, and its speed relative to the reference with an interval."""
     cpu, wall = times[name].median(0).values.tolist()
     row = {"cpu_ms_per_token": cpu, "wall_ms_per_token": wall}
     if name != reference:

@@ -107,7 +107,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny models, a few seconds each")
     parser.add_argument("--preset", choices=list(SIZES), default="1m")
-    parser.add_argument("--models", default=MODELS, help=f"any of {', '.join(PEERS)}; NAME+FIELD=VALUE for variants")
+    parser.add_argument("--models", default=MODELS, help=f"any of {', '.join(PEERS)}; or variants NAME+FIELD=VALUE")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--train_flops", type=float, help="training FLOPs per run")
     parser.add_argument(
@@ -135,9 +135,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the budget")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of budget before halting")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: budget fraction without halting")
     parser.add_argument(
-        "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of budget while bp_steps grows from 2"
+        "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the budget over which bp_steps grows from 2"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 uses autocast")
@@ -445,7 +445,7 @@ def measured_flops(config, block_size: int, rows: int = 1, backward: bool = True
 
 
 def autocast(args):
-    """Return the context for a forward: bfloat16 autocast, or none for float32."""
+    """Return the context manager for a forward pass: bfloat16 autocast, or none for float32."""
     enabled = args.dtype == "bfloat16"
     return torch.autocast(args.device, torch.bfloat16) if enabled else contextlib.nullcontext()
 

@@ -104,9 +104,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the run")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of the run before halting")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: run fraction without halting")
     parser.add_argument(
-        "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the run while bp_steps grows from 2"
+        "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the run over which bp_steps grows from 2"
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 uses autocast")
@@ -264,7 +264,7 @@ def print_table(report: dict) -> None:
     """Print the final accuracy of every model as a Markdown table: mean and interval over seeds."""
     splits = [split for split in SPLITS if any(f"{split}_exact_accuracy" in one for one in report["summary"].values())]
     heads = [f"{split}: {what}" for split in splits for what in ("rows", "cells")]
-    print(f"\n| model | parameters | MFLOP a token | seeds | {' | '.join(heads)} |\n{'|---' * (4 + len(heads))}|")
+    print(f"\n| model | parameters | MFLOPs per token | seeds | {' | '.join(heads)} |\n{'|---' * (4 + len(heads))}|")
     for name, found in report["summary"].items():
         entry = report["models"][name]
         figures = [found[f"{split}_{what}_accuracy"] for split in splits for what in ("exact", "cell")]

@@ -134,7 +134,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
 def resident_peak(config, args, make_step, sender) -> None:
     """Send the MiB by which three training steps raise this process's resident memory."""
     torch.set_num_threads(args.threads)
-    count_parameters(config)  # imports the model's code
+    count_parameters(config)  # imports the model's code, so its memory is not counted
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = make_step(build(config), args)
     for _ in range(3):
@@ -261,7 +261,7 @@ def cache_bytes(config) -> float:
 
 
 def interleaved(sides: dict, args, warm_up: int = 1) -> dict[str, tuple[float, float]]:
-    """Run the sides in turn; return the median wall and CPU seconds per call of each."""
+    """Run the models in turn; return the median wall and CPU seconds per call of each."""
     times = {name: [] for name in sides}
     for turn in range(warm_up + args.turns):
         for name, function in sides.items():

@@ -134,7 +134,7 @@ def _items_of_document(path: str | Path, first: bytes) -> list[Any] | None:
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:
-    """Parse a line as a JSON object. Raise `BadLineError`, which names `place`, for anything else."""
+    """Parse a line as a JSON object. For anything else, raise a `BadLineError` that names `place`."""
     value = parse_json(line, place)
     if not isinstance(value, dict):
         raise BadLineError(f"{place}: must be a JSON object, not {shorten(value)}")
@@ -142,7 +142,7 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
 
 
 def decode_text(line: bytes, place: str) -> str:
-    """Decode a line as UTF-8. Raise `BadLineError`, which names `place` and the invalid byte."""
+    """Decode a line as UTF-8, or raise a `BadLineError` that names `place` and the invalid byte."""
     if b"\0" in line:
         raise BadLineError(f"{place}: contains NUL bytes, perhaps UTF-16; convert the file to UTF-8")
     try:
@@ -216,7 +216,7 @@ def open_unpacked(path: str | Path) -> BinaryIO:
 
 
 def decode_marked(content: bytes, place: str) -> str:
-    """Decode UTF-8, or UTF-16 with a byte-order mark. Raise ValueError, which names `place`, for other bytes."""
+    """Decode UTF-8, or UTF-16 with a byte-order mark. For other bytes, raise a ValueError that names `place`."""
     try:
         return content.decode("utf-16" if content[:2] in UTF16_MARKS else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -235,7 +235,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def load_json(path: str | Path) -> Any:
-    """Load a JSON file. Raise ValueError, which names the file, if the JSON is invalid."""
+    """Load a JSON file. If the JSON is invalid, raise a ValueError that names the file."""
     try:
         with open_unpacked(path) as file:
             return json.loads(file.read().decode("utf-8-sig"))
@@ -261,7 +261,7 @@ _YamlLoader.add_implicit_resolver(_CHANGED[1], re.compile(r"[-+]?(0|[1-9][\d_]*)
 def load_yaml(path: str | Path, as_text: bool = False) -> Any:
     """Load a YAML file of plain values, or return None if it is empty. With `as_text`, numbers like 1.10 stay text.
 
-    Raises ValueError, which names the file, if the YAML is invalid or contains other objects.
+    Raises a ValueError that names the file if the YAML is invalid or contains other objects.
     """
     return parse_yaml(Path(path).read_bytes(), str(path), as_text)
 
@@ -339,7 +339,7 @@ def checksums_in(folder: Path, names: Iterable[str]) -> dict[str, dict[str, str]
 
 
 def load_info(file: Path) -> dict[str, Any]:
-    """Load an info file without the checksums. Raise ValueError, which names the file, if the JSON is invalid."""
+    """Load an info file without the checksums. If the JSON is invalid, raise a ValueError that names the file."""
     content = load_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} must contain a JSON object, not {shorten(content)}; build the data set again")

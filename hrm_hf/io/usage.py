@@ -53,7 +53,7 @@ def install_command(extra: str) -> str:
 
 
 def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> None:
-    """Raise ImportError, which names the extra to install, if any of the modules is missing.
+    """Raise an ImportError that names the extra to install if any of the modules is missing.
 
     Args:
         extra: name of an extra in setup.cfg.

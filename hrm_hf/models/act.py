@@ -54,7 +54,7 @@ torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__mod
 
 
 def replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Take the rows of `new` [B, ...] where `rows`, bool [B], is True, and those of `old` elsewhere."""
+    """Return `old` [B, ...] with the rows marked in `rows`, bool [B], replaced with those of `new`."""
     return torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)
 
 
@@ -138,7 +138,7 @@ def halted_metrics(
     num_labels: torch.Tensor,
     q_halt: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Sum metrics over the halted slots with labels; divide by `count` for means. Inputs are [B]."""
+    """Sum metrics over the halted slots with labels. Divide by `count` to get means. Inputs are [B]."""
     valid = halted & (num_labels > 0)
     exact = num_correct == num_labels
     return {

@@ -81,7 +81,7 @@ LIBRARY_FIELDS = frozenset(
         "attn_implementation", "experts_implementation", "partial_rotary_factor", "rope_scaling", "rope_theta",
         # read from any config by models and heads
         "classifier_dropout", "loss_type", "tie_last_hidden_states", "token_classification_bias",
-        # written into config.json by the library
+        # written into config.json by transformers
         "adapters", "auto_map", "compression_config", "custom_pipelines", "distributed_config", "quantization_config",
         # present in every config.json saved before transformers 5
         "add_cross_attention", "bad_words_ids", "cross_attention_hidden_size", "finetuning_task", "is_decoder",

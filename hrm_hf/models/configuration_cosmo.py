@@ -25,7 +25,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     Targets:
         target_names (`list[str]`, defaults to `["omega_m", "sigma_8"]`): free parameters in the order of the labels;
             `id2label` and `label2id` are derived from them.
-        derived_s8 (`bool`, defaults to `True`): also report s_8 = sigma_8 (omega_m / 0.3)^0.5, which is not free.
+        derived_s8 (`bool`, defaults to `True`): also report s_8 = sigma_8 (omega_m / 0.3)^0.5, which is derived.
         prior_bounds (`list[list[float]]`, *optional*): [low, high] of each target under a flat prior. With bounds, the
             posterior is a density on this box; without bounds, it is a density on all real numbers.
         target_mean, target_std (`list[float]`, *optional*): used to scale the targets if there are no bounds.
@@ -147,7 +147,7 @@ class MassMappingConfig(CosmoRegressionConfig):
         super().validate_architecture()
         if self.num_map_channels % 2:
             channels = f"num_channels={self.num_channels} with mask_channel={self.mask_channel}"
-            raise ValueError(f"{channels}: leaves {self.num_map_channels} maps; must be even, for pairs of g1 and g2")
+            raise ValueError(f"{channels}: leaves {self.num_map_channels} maps; must be even, one g1 and g2 per plane")
         if self.kappa_std is not None and len(self.kappa_std) != self.num_planes:
             raise ValueError(
                 f"kappa_std has {len(self.kappa_std)} entries: must have {self.num_planes}, one per plane"

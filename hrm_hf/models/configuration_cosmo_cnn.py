@@ -47,12 +47,11 @@ class CosmoCnnConfig(CosmoRegressionConfig):
     def validate_architecture(self):
         """Check that the fields are consistent with each other. `@strict` calls this method."""
         super().validate_architecture()
-        if len(self.depths) != len(self.hidden_sizes):
-            raise ValueError(
-                f"depths={self.depths}: must have {len(self.hidden_sizes)} entries, one for each of hidden_sizes"
-            )
-        if self.image_size < 2 ** len(self.hidden_sizes):
-            raise ValueError(f"image_size={self.image_size}: too small for {len(self.hidden_sizes)} stages")
+        stages = len(self.hidden_sizes)
+        if len(self.depths) != stages:
+            raise ValueError(f"depths={self.depths}: must have {stages} entries, like hidden_sizes")
+        if self.image_size < 2**stages:
+            raise ValueError(f"image_size={self.image_size}: must be >= {2**stages}, because each stage halves it")
 
 
 __all__ = ["CosmoCnnConfig"]

@@ -13,7 +13,7 @@ from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
 @strict
 class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
-    r"""Configuration of `hrm_go_coder`: planner, generator that attends to the planner, refinement head.
+    r"""Configuration of `hrm_go_coder`: a planner, a generator that attends to it, and a refinement head.
 
     Body:
         vocab_size (`int`, defaults to 50000): size of the embedding table, which is also the output head.
@@ -35,7 +35,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         plan_budget (`int`, defaults to 512), code_budget (`int`, defaults to 1024): maximum new tokens of a plan and
             of an attempt.
         max_refinement_iterations (`int`, defaults to 5): maximum number of attempts in `generate_with_refinement`.
-        refinement_threshold (`float`, defaults to 0.9): probability of DONE from which the loop stops.
+        refinement_threshold (`float`, defaults to 0.9): the loop stops when P(DONE) reaches this value.
         repetition_guard (`bool`, defaults to `True`): prevent plans and code from repeating more than real code does.
     Losses:
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),

@@ -15,7 +15,7 @@ from .modeling_utils import LlamaModulesMixin, PresetsMixin
 class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     r"""Configuration of `rlm_mhc`, a Llama with n residual streams mixed by mHC (Xie et al. 2026).
 
-    Fields not listed here are Llama's. Names in parentheses are aliases from the RLM-mHC training guide or from
+    Fields not listed here are as in Llama. Names in parentheses are aliases from the RLM-mHC training guide or from
     deepseek_v4; a config that gives a field and its alias different values is rejected.
 
     Body:
@@ -25,15 +25,15 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
             (see the "-aligned" presets).
         hidden_dropout ("dropout"): dropout on the output of each branch.
     Streams:
-        mhc_enabled: False gives a plain Llama, with the same weight names.
+        mhc_enabled: False makes the model a plain Llama, with the same weight names.
         mhc_flows ("hc_mult"): number n of streams.
         mhc_sinkhorn_iters ("hc_sinkhorn_iters"), mhc_eps ("hc_eps"): iterations and epsilon of Sinkhorn normalization.
         mhc_alpha_init: how much the maps initially depend on the token.
         mhc_res_mode: how streams are mixed: "sinkhorn", "birkhoff" (exactly doubly stochastic, at most 4 streams),
             "identity" (not at all) or "unconstrained" (plain hyper-connections).
         mhc_reduce: how streams are merged at the end: "mean", "sum", or "head" (learned weights).
-        mhc_stream_init: how streams start: "copy" of the embedding, or "scaled" by a learned factor for each stream,
-            initially 0.6^i for stream i.
+        mhc_stream_init: initial streams: copies of the embedding ("copy"), each "scaled" by a learned factor,
+            which is initially 0.6^i for stream i.
     Recursion (our extension, not part of the guide's model or of mHC):
         num_loops: passes through the middle layers loop_start <= i < loop_end, each with its own keys and values; by
             default all layers except the first and the last.
@@ -102,7 +102,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __new__(cls, *args, **kwargs):
-        # Check before fields are assigned; afterwards, defaults cannot be told from given values.
+        # Check before fields are assigned; afterwards, defaults look the same as given values.
         for alias, name in cls.attribute_map.items():
             if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
                 raise ValueError(

@@ -21,7 +21,7 @@ SUDOKU_UNITS = {
 class SeRrmPuzzleConfig(EquilibriumConfig):
     r"""Configuration of SE-RRM, the symbol-equivariant recurrent reasoning model (arXiv 2603.02193).
 
-    The state has a symbol axis. The model treats all symbols alike except the first two (padding, empty). With rotary
+    The state has a symbol axis. All symbols except the first two (padding, empty) have the same weights. With rotary
     positions and no puzzle table, no weight depends on `vocab_size` or `seq_len`, so a model for 9x9 boards also loads
     for 4x4 or 16x16 (`from_pretrained(..., vocab_size=18, seq_len=256, grid_shape=[16, 16])`).
 

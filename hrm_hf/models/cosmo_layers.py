@@ -179,7 +179,7 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
     """
     if not bins:
         return torch.empty(size * (size // 2 + 1), 0, device="cpu")
-    real = {"dtype": torch.float64, "device": "cpu"}  # on the CPU even if the model is built on the meta device
+    real = {"dtype": torch.float64, "device": "cpu"}  # computed even if the model is on the meta device
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
     weight = torch.full((size, size // 2 + 1), 2.0, **real)  # 2, because each mode also represents its conjugate
@@ -231,7 +231,7 @@ class CosmoStem(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         validate_maps(pixel_values, self.config)
-        dtype = self.cls.dtype  # weights may be quantized to integers, but cls is not
+        dtype = self.cls.dtype  # not a weight's dtype, which quantization may change
         cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))

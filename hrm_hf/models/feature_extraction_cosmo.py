@@ -24,10 +24,10 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
 
     Args:
         image_size: side of a map in pixels.
-        pixel_mean, pixel_std: mean and standard deviation of each map channel over the training set, in the unit of
+        pixel_mean, pixel_std: mean and standard deviation of each map channel over the training set, in the units of
             the maps.
         mask_channel: whether the model has an additional channel for the mask (1: observed, 0: not observed).
-        stretch: "linear" for (map - mean) / std, or "asinh" for the asinh of that, which compresses bright pixels.
+        stretch: "linear" for (map - mean) / std, or "asinh" for its asinh, which compresses bright pixels.
     """
 
     model_input_names = ["pixel_values"]
@@ -188,9 +188,9 @@ def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
     try:
         return _read_numpy(path) if path.suffix.lower() in (".npy", ".npz") else _read_fits(path)
     except ImportError as error:
-        raise ImportError(f'{path}: FITS files need astropy; run pip install ".[cosmology]" in hrm_hf') from error
+        raise ImportError(f"{path}: FITS files require astropy; run pip install astropy") from error
     except Exception as error:  # for corrupted files, numpy, zipfile, zlib and astropy raise many error types
-        raise ValueError(f"{path} cannot be read as maps: {error or type(error).__name__}") from error
+        raise ValueError(f"cannot read maps from {path}: {error or type(error).__name__}") from error
 
 
 def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
@@ -202,7 +202,7 @@ def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             next((found[name] for name in names if name in found), None) for names in (MAP_NAMES, MASK_NAMES)
         )
         if maps is None:
-            raise ValueError(f"it has the arrays {found.files[:20]}, but none named {', '.join(MAP_NAMES)}")
+            raise ValueError(f"it contains the arrays {found.files[:20]}; one must be named {', '.join(MAP_NAMES)}")
     return maps, mask
 
 
@@ -223,7 +223,7 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _with_gaps(data: np.ndarray, bad: Any) -> np.ndarray:
-    """Replace pixels with the header's BAD_DATA value, if there is one, with NaN."""
+    """Set pixels that have the header's BAD_DATA value, if the header has one, to NaN."""
     with suppress(ValueError):
         return np.where(np.isclose(data, float(str(bad)), rtol=1e-5, atol=0), np.nan, data)
     return data

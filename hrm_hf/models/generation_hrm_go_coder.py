@@ -1,6 +1,6 @@
 """Text generation for the Go coder, which writes a hidden plan before the code.
 
-`generate` runs transformers' `generate` on a tagged stream. The tags of a prompt decide how it is read:
+`generate` runs transformers' `generate` on a tagged stream. The prompt's tags decide how it is interpreted:
 
     no tag                              code to continue: <PROBLEM>prompt</PROBLEM>, plan, <CODE>prompt...
     ends in </PROBLEM>, </CONTEXT> or   a task: plan, <CODE>...; the chat template ends in <PLAN>
@@ -37,7 +37,7 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # after generation_config
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # those after generation_config
 LEAST_CODE = 16  # another attempt starts only if at least this many tokens are left for code
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types with tables that depend on the longest row in the batch
 SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the next power of two
@@ -139,7 +139,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             inputs: prompt ids [B, S]; also accepted as `input_ids`.
             generation_config: as in transformers. If it sets no length, code is limited to `code_budget` new tokens,
                 and the plan to another `plan_budget` tokens.
-            plan_first: whether to write a plan; False continues every prompt as it is.
+            plan_first: whether to write a plan; False continues every prompt unchanged.
             return_plan: whether to return a `GoCoderGenerateOutput`, like `return_dict_in_generate`.
             repetition_guard: whether to keep plan and code from repeating themselves (`repetition_guards`); the
                 config's by default. If prompts are continued unchanged, pass the guards as `logits_processor`.
@@ -186,7 +186,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             return None
         if any(streams):
             raise ValueError(
-                f"prompt {streams.index(True)} of the batch is a tagged stream, others are not; use separate batches"
+                f"prompt {streams.index(True)} of the batch is a tagged stream, but not all are; use separate batches"
             )
         return rows
 
@@ -241,7 +241,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         settings.min_new_tokens, settings.stop_strings, settings.min_length = None, None, 0
         kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY} | {"planner_only": True}
         prompts = [[*row.stream(), PLAN] for row in rows]
-        # After the plan come its end tag, <CODE>, the given beginning of the code, and the new code.
+        # The plan is followed by its end tag, <CODE>, the prompt's code prefix, and the new code.
         room = self.config.max_position_embeddings - 2 - LEAST_CODE
         rooms = [room - len(prompt) - len(row.prefix) for prompt, row in zip(prompts, rows)]
         budgets = [max(1, min(self.config.plan_budget, room)) for room in rooms]
@@ -291,7 +291,7 @@ class GoCoderGenerationMixin(GenerationMixin):
     def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
         """Prepare a static cache, rounding its length up to a power of two to avoid recompilation.
 
-        transformers would keep the longest cache, so plans would be compiled again after the first code.
+        transformers would keep the longest cache so far, so plans would be recompiled after the first code.
         """
         self._previous_max_cache_length = -1
         length = max(SHORTEST_STATIC, 1 << (max_cache_len - 1).bit_length())

@@ -30,7 +30,7 @@ class MassMappingOutput(CosmoRegressionOutput):
 
     Attributes:
         map_loss: negative log likelihood of the true map in nats per pixel, after the last segment.
-        harmonic_loss: the same for the map's modes, in nats per mode, given the error's power in each ring.
+        harmonic_loss: that of the map's Fourier modes in nats per mode, given the error's power in each ring.
         kappa: convergence [B, P, S, S], with mean 0 in each plane. kappa_std: standard deviation of its error.
         segment_maps: `kappa` after each segment [B, segments, P, S, S]; halted maps repeat their last map.
     """
@@ -173,7 +173,7 @@ class MassMappingMixin(PosteriorMixin):
     ) -> torch.Tensor | None:
         """Add losses (averaged over segments) and metrics for the given labels and true maps.
 
-        The true maps can also be passed as `labels`, as image-to-image data sets do.
+        The true maps can also be passed as `labels`, the name that image-to-image data sets use.
 
         Returns:
             The squared error of each map after each segment, relative to the variance of the training set,

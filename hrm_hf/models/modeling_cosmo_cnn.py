@@ -3,7 +3,7 @@
 The blocks are those of transformers' ResNet (He et al. 2015, arXiv 1512.03385), with these changes for maps: the stem
 is a 3x3 convolution at full resolution, because pooling would remove the small scales, which contain most information;
 convolutions can wrap around periodic edges; and batch norms use the maps of all processes, so training does not depend
-on how a batch is split. Posterior head, losses and output are those of `hrm_cosmo`, so the two models differ only in
+on how a batch is split. Posterior head, losses and output are as in `hrm_cosmo`, so the two models differ only in
 their backbone.
 """
 
@@ -72,7 +72,7 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
 
 
 class CosmoCnnPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Base class with saving, and initialization (for convolutions He with fan-out, as in ResNet)."""
+    """Base class with saving and initialization (for convolutions, He with fan-out, as in ResNet)."""
 
     config_class = CosmoCnnConfig
     base_model_prefix = "model"

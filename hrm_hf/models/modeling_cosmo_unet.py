@@ -1,9 +1,9 @@
 """U-Net that reconstructs mass maps from shear in one pass, as a non-recurrent baseline.
 
-The network is that of Ronneberger et al. 2015 (arXiv 1505.04597), applied to weak lensing by Jeffrey et al. 2020
+The architecture is from Ronneberger et al. 2015 (arXiv 1505.04597), applied to weak lensing by Jeffrey et al. 2020
 (arXiv 1908.00543, DeepMass). As in DeepMass, the input includes a first estimate of the map, here the adjoint A^T d.
 There are no normalization layers, because the amplitude is the signal, and convolutions wrap around periodic edges.
-Likelihoods, posterior head and output are those of `hrm_mass_mapping`, so the two models differ only in their
+Likelihoods, posterior head and output are as in `hrm_mass_mapping`, so the two models differ only in their
 backbone.
 """
 
@@ -34,7 +34,7 @@ from .shear_operator import adjoint_shear
 
 
 class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Base class with saving, and initialization (He for convolutions)."""
+    """Base class with saving and initialization (He for convolutions)."""
 
     config: CosmoUnetConfig
     base_model_prefix = "model"

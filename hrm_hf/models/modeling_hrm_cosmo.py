@@ -133,7 +133,7 @@ class RecurrentHeadMixin:
         """
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
-            raise ValueError(f'max_steps={max_steps}, halt={halt!r}: must be at least 1, and "fixed" or "adaptive"')
+            raise ValueError(f'max_steps={max_steps}, halt={halt!r}: must be >= 1, and "fixed" or "adaptive"')
         if halt == "adaptive" and self.training:
             raise ValueError('halt="adaptive": only works in inference; call model.eval(), or use halt="fixed"')
         states = [segment(None, None)]
@@ -172,7 +172,7 @@ class RecurrentHeadMixin:
             self.model.stem.statistics.fit(batches)
 
     def map_distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
-        """Return how far each map's statistics are from those of the training maps, float32 [B].
+        """Return the distance of each map's statistics from those of the training maps, float32 [B].
 
         This is the Mahalanobis distance divided by the square root of the number of statistics, about 1 for a training
         map. Beyond `config.max_map_distance`, a posterior can be confident and wrong. If the model has no statistics,

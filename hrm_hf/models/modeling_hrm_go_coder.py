@@ -89,7 +89,7 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
 
     `loss` is the weighted sum of the three losses in training, and the mean negative log-likelihood of all labeled
     tokens in evaluation. `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, or 0
-    without tokens; `metrics` has the token counts ("plan_tokens", "code_tokens", "decisions").
+    without tokens; `metrics` contains the token counts ("plan_tokens", "code_tokens", "decisions").
     """
 
     plan_loss: torch.FloatTensor | None = None
@@ -103,7 +103,7 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
 
 
 class HrmGoCoderCrossAttention(LlamaAttention):
-    """Cross-attention from code positions to planner states. Rotary positions are those of the stream."""
+    """Cross-attention from code positions to planner states, with the rotary positions of the stream."""
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -458,14 +458,14 @@ def _restricted(mask: torch.Tensor, keys: torch.Tensor, seen: int | torch.Tensor
 class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, GoCoderGenerationMixin):
     r"""The Go coder with a language modeling head.
 
-    Additional arguments of the forward:
+    Additional arguments of `forward`:
         labels: [B, S], compared with the logits one position earlier; -100 is ignored. Decision tokens count towards
             the refinement loss, other tokens towards the code or plan loss, depending on the stack that predicts them.
         decision_positions: [B, K], positions of attempts' </CODE>, for the refinement head; needs `input_ids`.
         feedback_ids: [B, K, 4], see `Feedback.token_ids`; None means that there was no validator.
-        planner_only: run only the planner, which then gives all logits. For writing plans, with a separate cache.
+        planner_only: compute all logits with the planner alone, to write plans (with a separate cache).
         shift_labels: [B, S], labels that are already shifted, instead of `labels`.
-        decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 none; needed in training with decision_positions.
+        decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 none; required in training with decision_positions.
         refinement_scale: factor on the refinement loss in training; a trainer can warm it up.
     """
 
@@ -530,7 +530,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
         """Pop the loss arguments from `kwargs`. Return shifted labels and keyword arguments for `_losses`."""
-        # If these were named arguments of forward, a Trainer would only compute losses for batches with all of them.
+        # As named arguments, they would make Trainer compute losses only for batches that contain all of them.
         targets = kwargs.pop("shift_labels", None)
         how = {"labels": kwargs.pop("decision_labels", None), "scale": kwargs.pop("refinement_scale", 1.0)}
         validate_call(self, kwargs)
@@ -556,7 +556,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         members = torch.stack([~code & ~decides, code & ~decides, decides])
         counts = members.sum(dim=1)
         head_loss, decisions = self._head_loss(outputs.refinement_logits, labels, counts)
-        # Decisions train both the head and the token logits. Each loss gets half the weight, or all if it is alone.
+        # Decisions train both the head and the token logits. Each loss gets half the weight, or all of it if alone.
         halves = ((counts[2] > 0).float() + (decisions > 0).float()).clamp(min=1)
         refinement = config.refinement_loss_weight * scale
         factors = counts.new_tensor([config.plan_loss_weight, config.code_loss_weight, refinement], dtype=torch.float)

@@ -1,4 +1,4 @@
-"""Infers mass maps and cosmological parameters from noisy, masked shear, using HRM's two levels.
+"""Model that infers mass maps and cosmological parameters from noisy, masked shear, with HRM's two levels.
 
 The data are d = A kappa + n, where A gives the shear of a convergence map under the survey's mask (`shear_operator`).
 Every segment m begins with the residual of its map,
@@ -8,7 +8,7 @@ Every segment m begins with the residual of its map,
 and ends with kappa_(m+1) = kappa_m + sum over proposals u of gain_u(ell) * u, where the proposals are b, kappa_m, the
 last change, and maps of the low level. With only b, kappa_m and gains from a known spectrum, this iteration would
 converge to the Wiener filter of a masked field (messenger field: Elsner & Wandelt 2013, A&A 549, A111); here, the high
-level has to infer the spectrum. Between r and the new map are HRM's two levels (Wang et al. 2025, arXiv 2506.21734):
+level has to infer the spectrum. HRM's two levels compute the new map from r (Wang et al. 2025, arXiv 2506.21734):
 the low level convolves cells of pixels; the high level attends to the tokens of patches and to CLS, which reads
 statistics of the shear. CLS determines the gains, the power of the error and the posterior of the parameters.
 
@@ -288,7 +288,7 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         if wants_hidden_states(self.config, output_hidden_states):
             output.hidden_states = (states[-1].z_L, states[-1].z_H)
         errors = self.add_losses(output, estimates, posteriors, labels, kappa)
-        if errors is not None:  # the fraction of the squared error that later segments remove
+        if errors is not None:  # fraction of the squared error that later segments remove
             self.add_halt_loss(output, (1 - errors[:, -1:] / errors).clamp(-1, 1))
         return output
 

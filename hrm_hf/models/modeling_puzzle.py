@@ -158,7 +158,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         z_L: torch.Tensor,
         num_queries: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run one ACT step on the latent states. The architecture defines its cycles and gradients.
+        """Run one ACT step on the latent states. The architecture decides which cycles have gradients.
 
         x, z_H and z_L are [B, T, D]. With `num_queries`, only the first `num_queries` positions of z_H are computed,
         which saves most of the last block's work.

@@ -304,7 +304,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         given = {"mhc_eps": 0.0, "mhc_alpha_init": 0.0, **overrides}
         for name, value in (("mhc_reduce", "sum"), ("mhc_stream_init", "scaled")):
             if given.get(name) == value:
-                raise ValueError(f"{name}={value!r}: cannot reproduce Llama's logits; remove it from from_llama")
+                raise ValueError(f"{name}={value!r}: cannot reproduce Llama's logits; do not pass it to from_llama")
         shared = {field.name for field in fields(RlmMhcConfig)} - {"architectures", "transformers_version"}
         kept = {name: value for name, value in llama.config.to_dict().items() if name in shared}
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)

@@ -105,7 +105,7 @@ class SymbolBlock(PuzzleBlock):
 
     def transition(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Apply the block's SwiGLU and the following norm to [B, V, T, D]."""
-        flat = hidden_states.flatten(0, 1)  # bitsandbytes' 8-bit matmul takes at most 3 axes
+        flat = hidden_states.flatten(0, 1)  # bitsandbytes' 8-bit matmul supports at most 3 axes
         return rms_norm(hidden_states + self.mlp(flat).unflatten(0, hidden_states.shape[:2]), self.eps)
 
 
@@ -176,7 +176,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
     config: SeRrmPuzzleConfig
     reasoner_class = SeRrmPuzzleModel
     has_continue_value = False
-    _keep_in_fp32_modules = None  # because there is no q_head
+    _keep_in_fp32_modules = None  # this model has no q_head
     learns_to_halt = False
 
     def make_heads(self, config: SeRrmPuzzleConfig) -> None:
@@ -185,7 +185,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         self.lm_head = CastedLinear(*sizes, bias=False)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # keeps results the same if weights are frozen
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # gives the same result when weights are frozen
         if self.config.equivariant_symbols:
             logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
             specials = self.config.vocab_size - self.config.state_symbols

@@ -1,7 +1,7 @@
 """Tiny Recursive Model: Jolicoeur-Martineau 2025, arXiv 2510.04871.
 
 One small network f updates both states: first z_L = f(z_L, z_H + x), L_cycles times, then z_H = f(z_H, z_L). The last
-of H_cycles such cycles is differentiated completely. A row halts if q_halt > 0; there is no continue value and no
+of H_cycles such cycles has gradients in all passes. A row halts if q_halt > 0; there is no continue value and no
 second forward.
 
 With `update_rate`, `noise_scale` and `random_initial_states` this is the Equilibrium Reasoner (EqR, arXiv 2605.21488).

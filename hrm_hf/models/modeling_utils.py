@@ -52,7 +52,7 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Ten
 
     Raises:
         TypeError: a keyword argument is misspelled.
-        ValueError: attention weights are requested but the attention function computes none, or `input_ids` holds a
+        ValueError: attention weights are requested but the attention function computes none, or `input_ids` contains a
             token outside the vocabulary.
     """
     if input_ids is not None:
@@ -102,7 +102,7 @@ class PromptsMixin:
     """Mixin for causal language models that makes `generate` reject prompts beyond the context window."""
 
     def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any):
-        """Generate as transformers does, but raise ValueError if a prompt exceeds the window without padding."""
+        """Generate as transformers does, but raise ValueError if a prompt without its padding exceeds the window."""
         ids, mask = kwargs.get("input_ids") if inputs is None else inputs, kwargs.get("attention_mask")
         window = self.config.max_position_embeddings
         if ids is not None and ids.shape[-1] > window:
@@ -312,7 +312,7 @@ class ConvolutionsMixin:
         if kwargs.get("quantization_config") is not None:
             raise ValueError(
                 f"quantization_config: {cls.__name__} consists of convolutions, and bitsandbytes and torchao quantize "
-                "only linear layers; remove it, or use dtype=torch.bfloat16 for half the size"
+                "only linear layers; remove it, or use dtype=torch.bfloat16 to halve the size"
             )
         return super().from_pretrained(*args, **kwargs)
 

@@ -46,7 +46,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         interval_68 and interval_95, [low, high].
         steps: number of segments.
         map_distance, max_map_distance: distance of the map's statistics from those of the training maps, and the limit
-            that one in 200 training maps exceeds; only if the model has a limit. Maps beyond it log a warning.
+            that one in 200 training maps exceeds; only if the model has a limit. A map beyond it causes a warning.
     """
 
     _load_feature_extractor = True
@@ -60,7 +60,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         seed: int | None = None,
     ) -> tuple[dict, dict, dict]:
         if num_samples is not None and num_samples < 2:
-            raise ValueError(f"num_samples={num_samples}: must be at least 2")
+            raise ValueError(f"num_samples={num_samples}: must be >= 2")
         forward = {"max_steps": max_steps, "halt": halt}
         postprocess = {"num_samples": num_samples, "return_samples": return_samples, "seed": seed}
         parts = ({}, forward, postprocess)
@@ -95,7 +95,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
             return input_
         items = self._read(input_)
         if len(items) != 1:
-            raise ValueError(f"an item has {len(items)} maps: must have one; pass several maps as a list")
+            raise ValueError(f"an item has {len(items)} maps, but must have one; pass several maps as a list")
         return items[0]
 
     def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict]:

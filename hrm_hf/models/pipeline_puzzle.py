@@ -62,8 +62,8 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
     def _sanitize_parameters(self, seed: int | None = None, **given: Any) -> tuple[dict, dict, dict]:
         if unknown := sorted(set(given) - set(SETTINGS)):
             raise ValueError(
-                f"{', '.join(unknown)}: unknown argument; a checkpoint's own pipeline takes {', '.join(SETTINGS)} and "
-                "seed; for more, pip install hrm_hf and import it"
+                f"{', '.join(unknown)}: unknown argument; a checkpoint's pipeline accepts {', '.join(SETTINGS)} and "
+                "seed; for other settings, install and import hrm_hf"
             )
         return {}, {name: value for name, value in {**given, "seed": seed}.items() if value is not None}, {}
 

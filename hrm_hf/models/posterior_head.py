@@ -221,7 +221,7 @@ class PosteriorHead(Float32Buffers):
         return scales[int(torch.stack(likely).argmin())]
 
     def _scaling(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the prior's lower and upper bounds, or else the targets' mean and std, [T] each."""
+        """Return the bounds of the prior or, if it has none, the mean and std of the targets, [T] each."""
         config, targets = self.config, self.shape[1]
         scaling = zip(config.target_mean or [0.0] * targets, config.target_std or [1.0] * targets, strict=True)
         return like.new_tensor(config.prior_bounds or list(scaling)).unbind(-1)

@@ -294,7 +294,7 @@ class PuzzleInputEmbedding(nn.Module):
         return (self.cos, self.sin) if self.config.rotary_parts else None
 
     def validate_length(self, input_ids: torch.Tensor) -> None:
-        """Raise ValueError unless `input_ids` holds valid tokens of shape [batch, seq_len]."""
+        """Raise ValueError unless `input_ids` contains valid tokens of shape [batch, seq_len]."""
         if input_ids.dim() != 2 or input_ids.shape[1] != self.config.seq_len:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}: must be [batch, {self.config.seq_len}]")
         validate_ids(input_ids, self.config.vocab_size)

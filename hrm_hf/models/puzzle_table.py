@@ -17,7 +17,7 @@ class PuzzleEmbedding(nn.Module):
         self.weight = nn.Buffer(torch.zeros(num_puzzles, ndim))
 
     def _apply(self, fn, recurse=True):
-        """Move the table in place, as torch does with parameters, because an optimizer may already hold it."""
+        """Move the table in place, as torch does with parameters, because an optimizer may already refer to it."""
         table = self.weight
         super()._apply(fn, recurse)
         if self.weight is not table and not table.is_meta and not self.weight.is_meta:
@@ -61,7 +61,7 @@ class PuzzleTableMixin:
         """Change the number of puzzle identifiers. New rows are initialized to the mean of the existing rows."""
         table = self._puzzle_table()
         if num_puzzles < 1:
-            raise ValueError(f"num_puzzles={num_puzzles}: must be at least 1, for the blank identifier")
+            raise ValueError(f"num_puzzles={num_puzzles}: must be >= 1, because identifier 0 is the blank")
         new = table.mean(0, keepdim=True).expand(max(0, num_puzzles - len(table)), -1)
         self.model.puzzle_emb.weight = nn.Buffer(torch.cat((table[:num_puzzles], new)))
         self.config.num_puzzle_identifiers = num_puzzles

@@ -143,7 +143,7 @@ class GoCoderRefinementMixin:
         """
         rows = self._refinement_rows(prompts, tokenizer, code_prefixes, contexts)
         if streamer is not None and len(rows) != 1:
-            raise ValueError(f"streamer: works with one prompt, got {len(rows)}; remove it")
+            raise ValueError(f"streamer: only works with one prompt, got {len(rows)}; remove it")
         generation = copy.deepcopy(generate_kwargs.pop("generation_config", None) or self.generation_config)
         kwargs = generation.update(**generate_kwargs)
         budget, generation.max_length = generation.max_new_tokens or self.config.code_budget, None
@@ -174,11 +174,11 @@ class GoCoderRefinementMixin:
 
     def _refinement_rows(self, prompts, tokenizer, prefixes, contexts) -> list[_Row]:
         if not self.config.tagged:
-            raise ValueError("tagged=False: refinement needs a model whose config has tagged=True")
+            raise ValueError("tagged=False: refinement requires a model with tagged=True")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         for name, values in (("code_prefixes", prefixes), ("contexts", contexts)):
             if values is not None and len(values) != len(prompts):
-                raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts; pass one for each prompt")
+                raise ValueError(f"{name}: {len(values)} values for {len(prompts)} prompts; pass one per prompt")
         budgets = self.config.problem_budget, self.config.context_budget
         rows = []
         for index, prompt in enumerate(prompts):

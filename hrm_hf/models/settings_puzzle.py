@@ -1,4 +1,4 @@
-"""Settings of `model.solve` for puzzles. The module avoids importing torch, for a fast command line."""
+"""Settings of `model.solve` for puzzles. The module avoids importing torch, to keep the command line fast."""
 
 import math
 from dataclasses import dataclass, field, fields, replace
@@ -28,7 +28,7 @@ class SolveSettings:
     """
 
     max_steps: int | None = _setting(
-        "Maximum number of steps. [default: halt_max_steps of the config; more steps can help]", None, 1
+        "Maximum number of steps. [default: the config's halt_max_steps; more steps can help]", None, 1
     )
     min_steps: int = _setting("Minimum number of steps.", 1, 1)
     min_confidence: float = _setting("Minimum confidence, sigmoid(q_halt), at which to stop.", 0.0, 0, 1)
@@ -56,7 +56,7 @@ class SolveSettings:
                 valid, expected = value in get_args(each.type), f"one of {get_args(each.type)}"
             else:
                 valid = value is None or low <= value <= (math.inf if high is None else high)
-                expected = f"at least {low}" if high is None else f"in [{low}, {high}]"
+                expected = f">= {low}" if high is None else f"in [{low}, {high}]"
             if not valid:
                 raise ValueError(f"{each.name}={value!r}: must be {expected}")
 
@@ -68,7 +68,7 @@ class SolveSettings:
         """
         max_steps = config.halt_max_steps if self.max_steps is None else self.max_steps
         if self.min_steps > max_steps:
-            raise ValueError(f"min_steps={self.min_steps}: must be at most max_steps={max_steps}")
+            raise ValueError(f"min_steps={self.min_steps}: must be <= max_steps={max_steps}")
         needs_noise = self.restarts > 1 and not config.draws_random_numbers
         noise = (DEFAULT_NOISE if needs_noise else 0.0) if self.noise is None else self.noise
         if needs_noise and not noise:

@@ -203,7 +203,7 @@ class PuzzleSolverMixin:
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
-            accepts: function that returns which answers obey the task's rules; such answers win over all others.
+            accepts: function that returns which answers obey the task's rules; these answers take precedence.
             return_trajectory: whether to return the predictions after every step.
             settings: fields of `SolveSettings`, such as max_steps, min_steps, halt, restarts.
 

@@ -188,7 +188,7 @@ def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
     try:
         return _read_numpy(path) if path.suffix.lower() in (".npy", ".npz") else _read_fits(path)
     except ImportError as error:
-        raise ImportError(f"{path}: FITS files require astropy; run pip install astropy") from error
+        raise ImportError(f'{path}: FITS files require astropy; run pip install ".[cosmology]" in hrm_hf') from error
     except Exception as error:  # for corrupted files, numpy, zipfile, zlib and astropy raise many error types
         raise ValueError(f"cannot read maps from {path}: {error or type(error).__name__}") from error
 

@@ -63,7 +63,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         if unknown := sorted(set(given) - set(SETTINGS)):
             raise ValueError(
                 f"{', '.join(unknown)}: unknown argument; a checkpoint's pipeline accepts {', '.join(SETTINGS)} and "
-                "seed; for other settings, install and import hrm_hf"
+                "seed; for others, pip install hrm_hf and import it"
             )
         return {}, {name: value for name, value in {**given, "seed": seed}.items() if value is not None}, {}
 

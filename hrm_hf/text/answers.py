@@ -80,7 +80,7 @@ def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[s
         elif file_kind(path) in JSON_KINDS:
             for place, line in numbered_lines(path):
                 yield place, json_object(line, place)
-        elif not Path(source).expanduser().is_dir():  # in a folder, it may be a README
+        elif not Path(source).expanduser().is_dir():  # a text file in a folder may be a README
             raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (also .gz) or {PARQUET}")
 
 

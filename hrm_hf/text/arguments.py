@@ -27,7 +27,7 @@ class AnswerDataArguments:
         default=None, help="Evaluate only on the first N documents; with --streaming, hold them out of the stream."
     )
     tokenizer_name: str | None = HfArg(
-        default=None, help="byte, or a tokenizer's Hub name or folder; by default the one saved with the weights."
+        default=None, help="byte, or a tokenizer's Hub name or folder; if unset, the tokenizer saved with the weights."
     )
     data_cache_dir: str | None = HfArg(default=None, help="Cache folder for converted data.")
 
@@ -35,7 +35,7 @@ class AnswerDataArguments:
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
         for name in ("max_train_samples", "max_eval_samples"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
 
 
 @dataclass
@@ -43,30 +43,30 @@ class LmDataArguments(AnswerDataArguments):
     """Options that select text and pack it into rows of tokens (file formats in `text/sources.py`)."""
 
     validation_split_percentage: float = HfArg(
-        default=5.0, help="Percentage held out from the end of each source if there is no --eval_data; 0 for none."
+        default=5.0, help="Percentage held out from the end of each source if --eval_data is not set; 0 to disable."
     )
     mix_probabilities: list[str] = HfArg(
-        default_factory=list, help="Sampling probability of each training source, e.g. 0.7,0.3; default: concatenate."
+        default_factory=list, help="Sampling probability of each source, e.g. 0.7,0.3; if unset, concatenate."
     )
     mix_stopping: str = HfArg(
         default="first_exhausted",
         help="first_exhausted: stop when one source ends; all_exhausted: repeat sources until all have ended.",
     )
-    text_column: str = HfArg(default="text", help="JSON key or column that holds the text.")
+    text_column: str = HfArg(default="text", help="JSON key or column that contains the text.")
     document_separator: str | None = HfArg(
         default=None, help="Line that separates documents in plain text files, e.g. <|endoftext|>."
     )
     on_bad_line: str = HfArg(default="stop", help="What to do with unreadable lines: stop, or skip and count them.")
     min_text_length: int | None = HfArg(default=None, help="Drop documents with fewer characters.")
     max_text_length: int | None = HfArg(default=None, help="Maximum length of a document in characters.")
-    long_texts: str = HfArg(default="drop", help="What to do with documents above the maximum: drop or cut.")
+    long_texts: str = HfArg(default="drop", help="What to do with documents above --max_text_length: drop or cut.")
     deduplicate: str = HfArg(
-        default="none", help="Remove documents seen before: none, exact, or near (needs datasketch)."
+        default="none", help="Remove documents seen before: none, exact, or near (requires datasketch)."
     )
     near_duplicate_threshold: float = HfArg(
         default=0.8, help="Minimum Jaccard similarity of five-word sequences at which documents count as duplicates."
     )
-    streaming: bool = HfArg(default=False, help="Stream the training data; needs --max_steps.")
+    streaming: bool = HfArg(default=False, help="Stream the training data; requires --max_steps.")
     shuffle_buffer: int = HfArg(default=1000, help="Size of a stream's shuffle buffer in rows; 0 to disable.")
     block_size: int = HfArg(default=1024, help="Number of tokens per row.")
     chunk_overlap: int = HfArg(default=0, help="Number of tokens to repeat from the previous row, as context.")
@@ -94,18 +94,18 @@ class LmDataArguments(AnswerDataArguments):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         if self.streaming and self.deduplicate != "none":
-            raise ValueError(f"deduplicate={self.deduplicate!r}: is not possible on a stream; leave out --streaming")
+            raise ValueError(f"deduplicate={self.deduplicate!r}: is not possible on a stream; remove --streaming")
         held_out = self.eval_data or self.max_eval_samples or not self.validation_split_percentage
         if self.streaming and not held_out:
             raise ValueError(
-                f"validation_split_percentage={self.validation_split_percentage:g}: a stream has no length; give "
+                f"validation_split_percentage={self.validation_split_percentage:g}: a stream has no length; pass "
                 "--eval_data, or --max_eval_samples to hold out documents, or --validation_split_percentage 0"
             )
 
     def _validate_numbers(self):
         shares, sources = self.mix_probabilities, len(self.train_data)
         if shares and len(shares) != sources:
-            raise ValueError(f"mix_probabilities={shares}: must have {sources} values, for {self.train_data}")
+            raise ValueError(f"mix_probabilities={shares}: needs {sources} values, one for each of {self.train_data}")
         if shares and (min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6):
             raise ValueError(f"mix_probabilities={shares}: must be positive and sum to 1, not {sum(shares):g}")
         if not 0 <= self.validation_split_percentage < 100:
@@ -114,7 +114,7 @@ class LmDataArguments(AnswerDataArguments):
             raise ValueError(f"near_duplicate_threshold={self.near_duplicate_threshold}: must be in (0, 1]")
         for name in ("block_size", "max_text_length", "prompt_new_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
         if not 0 <= self.chunk_overlap < self.block_size:
             raise ValueError(f"chunk_overlap={self.chunk_overlap}: must be in [0, {self.block_size - 1}]")
         if None not in (self.min_text_length, self.max_text_length) and self.min_text_length > self.max_text_length:

@@ -30,7 +30,7 @@ CHAT_TEMPLATE = (
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Create the byte-level tokenizer, which has 264 tokens and a chat template.
 
-    Ids 0 to 7 are `SPECIAL_TOKENS`, id 8 + b is byte b. A special token written out in a text is encoded as that
+    Ids 0 to 7 are `SPECIAL_TOKENS`, id 8 + b is byte b. A special token spelled out in a text is encoded as that
     token, as in other tokenizers; pass `split_special_tokens=True` to encode it as bytes.
     """
     names = bytes_to_unicode()  # the printable character that byte-level vocabularies use for each byte

@@ -35,11 +35,11 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
     padding and EOS were the same token, Llama-style models would never train the embedding of EOS.
 
     Raises:
-        ValueError: neither a name nor weights are given, or the tokenizer cannot be read.
+        ValueError: neither a name nor weights are passed, or the tokenizer cannot be read.
     """
     if name is None and model_name_or_path is None:
         raise ValueError(
-            "tokenizer_name=None: a new model needs a tokenizer; give --tokenizer_name byte (one token per byte), a "
+            "tokenizer_name=None: a new model needs a tokenizer; pass --tokenizer_name byte (one token per byte), a "
             "folder, or a Hub name such as openai-community/gpt2"
         )
     if name == BYTE:

@@ -1,6 +1,6 @@
 """Convert checkpoints from HRM_Models to `hrm_lm`, and from petostouf/rlm-mhc to `rlm_mhc`.
 
-`convert_hrm_text1` turns an "HRMText1" into starting weights. The original is a sequence of units, each with one
+`convert_hrm_text1` turns an "HRMText1" into starting weights. HRMText1 is a sequence of units, each with one
 high-level and one low-level block; our model has one stack of each. Unit i becomes block i of both stacks. Embeddings,
 the tied head and the final norm (as the exit norm of the high-level stack) are kept. Per-unit prediction heads,
 Q-networks and ponder networks have no counterpart and are dropped. Outputs do NOT match: see `WHY_OUTPUTS_DIFFER`. The
@@ -8,7 +8,7 @@ norms are corrected (gain / sqrt(width)), so a block computes what the original 
 attention. Train the result; do not evaluate it. Models with learned positions are rejected.
 
 `convert_rlm_mhc` converts a folder with config.yaml (the fields of its ModelConfig) and model.safetensors that was
-trained without mHC. The original is a Llama with fused projections and interleaved rotary pairs, so the conversion
+trained without mHC. This model is a Llama with fused projections and interleaved rotary pairs, so the conversion
 splits, permutes and renames weights. The result has `mhc_enabled=False`; `RlmMhcForCausalLM.from_llama` adds streams
 without changing a logit. Checkpoints with `mhc_enabled: true` are rejected: their mHC layers multiply copies by a
 fixed matrix inside a block, which is not the method of arXiv 2512.24880.
@@ -42,7 +42,7 @@ TOKENIZER_FILES = (
     "merges.txt",
 )  # fmt: skip
 
-# Names of a block's tensors: the original's after `layers.{unit}.{H,L}_module.` -> ours
+# Tensor names in a block: HRMText1's name after `layers.{unit}.{H,L}_module.` -> our name
 BLOCK_NAMES = {
     "norm1.weight": "input_layernorm.weight",
     "attn.q_proj.weight": "self_attn.q_proj.weight",
@@ -72,7 +72,7 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
     """Save an `hrm_lm` initialized from an HRMText1 checkpoint, and warn that its outputs differ.
 
     Args:
-        src: folder with `config.json` and `pytorch_model.bin` or `model.safetensors`, as the original saves it, or
+        src: folder with `config.json` and `pytorch_model.bin` or `model.safetensors` from the original code, or
             the weights file in such a folder.
         out: output folder; tokenizer files in the source folder are copied.
 
@@ -120,7 +120,7 @@ def _find_weights(src: Path) -> Path:
 
 
 def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], file: Path) -> HrmLmConfig:
-    """Derive our config from the original's config.json and the shapes of its weights."""
+    """Derive our config from HRMText1's config.json and the shapes of its weights."""
     positions = [name for name in state if LEARNED_POSITIONS.fullmatch(name)]
     if positions or not original.get("use_rotary_embeddings", True):
         raise ValueError(
@@ -161,7 +161,7 @@ def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], fil
 
 def _read_config(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing; the original saves it in the same folder as its weights")
+        raise FileNotFoundError(f"{file} is missing; the original code saves it in the same folder as the weights")
     config = load_json(file)
     if not isinstance(config, dict):
         raise ValueError(f"{file} contains a {type(config).__name__}; expected the fields of HRMText1Config")
@@ -175,7 +175,7 @@ def _field(original: dict[str, Any], name: str, file: Path) -> int:
 
 
 def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[dict[str, torch.Tensor], set[str]]:
-    """Return the float32 tensors under our names, and the set of names that the original provides."""
+    """Return the float32 tensors under our names, and the set of names that the checkpoint provides."""
     ours_of = {
         "token_embeddings.weight": "model.embed_tokens.weight",
         "final_norm.weight": "model.H_module.exit_norm.weight",
@@ -215,10 +215,10 @@ LAYER_NAMES = {
     "norm2": "post_attention_layernorm",
 }
 OUTER_NAMES = {"embeddings.embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
-TIED_NAME = "lm_head.weight"  # the original does not save it
+TIED_NAME = "lm_head.weight"  # not saved by the original code
 REFUSAL = (
-    "was trained with the original's mHC layers (mhc_enabled: true). They mix copies inside a block, on a single "
-    "residual stream, which rlm_mhc cannot express. Train the original with mhc_enabled=false, or train rlm_mhc"
+    "was trained with the mHC layers of the original code (mhc_enabled: true), which mix copies of a single "
+    "stream inside a block. rlm_mhc cannot express this; train the original with mhc_enabled=false, or train rlm_mhc"
 )
 
 
@@ -269,7 +269,7 @@ def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
         fields = fields["model"]
     missing = [name for name in REQUIRED_FIELDS if not isinstance(fields, dict) or name not in fields]
     if missing:
-        raise ValueError(f"{file} lacks {missing}; expected the config.yaml that the original saved")
+        raise ValueError(f"{file} lacks {missing}; expected the config.yaml that the original code saved")
     if fields.get("mhc_enabled", True):
         raise ValueError(f"{file}: the checkpoint {REFUSAL}")
     _validate_theta(fields.get("rope_theta", 10000.0), f"{file}: rope_theta")
@@ -281,7 +281,7 @@ def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
 
 
 def _rlm_mhc_tensors(original: dict[str, torch.Tensor], config: RlmMhcConfig, file: Path) -> dict[str, torch.Tensor]:
-    """Return the original's tensors under our names. Raise ValueError if there are mHC layers."""
+    """Return the original tensors under our names. Raise ValueError if there are mHC layers."""
     if any(".mhc_pre." in name or ".mhc_post." in name for name in original):
         raise ValueError(f"{file} {REFUSAL}")
     tensors: dict[str, torch.Tensor] = {}

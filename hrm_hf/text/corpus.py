@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .arguments import LmDataArguments
 
 IGNORED = -100
-STREAM_BATCH = 64  # number of documents in a stream to tokenize at once; small, because they may be long
+STREAM_BATCH = 64  # documents per batch when tokenizing a stream; small, because documents may be long
 PACKER_VERSION = 1  # part of the cache key; increase it when the same documents give different blocks
 
 
@@ -78,7 +78,7 @@ class TextCorpus:
     Attributes:
         train: rows of `input_ids` and `labels` (int64 tensors [block_size]), and `position_ids` with a document mask.
         validation: the same, never a stream; None without validation data.
-        sizes: for each split that is not a stream: documents, tokens (EOS included), bytes, bytes_per_token, blocks,
+        sizes: for each split that is not a stream: documents, tokens (including EOS), bytes, bytes_per_token, blocks,
             and padding_tokens or dropped_tokens; for reasoning data: rows, tokens_per_row and answers.
         filters: the filter of each split, which counts removed documents by reason.
         row_length: tokens per row, if the data determine it instead of the options.
@@ -101,7 +101,7 @@ class TextCorpus:
         return self.sizes.get("validation", {}).get("bytes_per_token")
 
     def report(self) -> dict[str, Any]:
-        """Return sizes and filter counts of each split, for results.json."""
+        """Return the sizes and filter counts of each split, for results.json."""
         filtered = {
             name: {"filtered": dict(one.counts), "bad_lines": one.bad_lines} for name, one in self.filters.items()
         }
@@ -133,7 +133,7 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
     """
     if not options.train_data:
         raise ValueError(
-            "train_data=[]: there is nothing to train on; give --train_data with files (.jsonl, .txt, .parquet, .gz), "
+            "train_data=[]: there is nothing to train on; pass --train_data with files (.jsonl, .txt, .parquet, .gz), "
             "folders or Hub data sets OWNER/NAME:CONFIG, separated by commas"
         )
     _validate_eos(tokenizer)
@@ -225,7 +225,7 @@ def _materialize(stream: "IterableDataset", count: int) -> "Dataset":
 def hold_out(rows: "Dataset", percentage: float) -> tuple["Dataset", "Dataset"]:
     """Hold out the last documents, with at least `percentage` % of the characters, for validation.
 
-    Documents are not split, unless there is only one. That one is cut, at a line break if possible.
+    Documents are not split, unless there is only one, which is cut at a line break if possible.
     """
     if len(rows) == 1:
         text = rows[0]["text"]
@@ -288,7 +288,7 @@ def _pack_rows(rows: "Dataset", name: str, corpus: TextCorpus, options, tokenize
     if not len(blocks):
         raise ValueError(
             f"block_size={packing.block_size}: the {what} documents have only {tokens} tokens, and --drop_last_block "
-            "drops them; lower --block_size, or leave out --drop_last_block"
+            "drops them; lower --block_size, or remove --drop_last_block"
         )
     capacity = len(blocks) * packing.block_size - (len(blocks) - 1) * packing.overlap
     left = {"padding_tokens": capacity - tokens} if capacity >= tokens else {"dropped_tokens": tokens - capacity}

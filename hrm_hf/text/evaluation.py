@@ -43,7 +43,7 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
     Raises:
         UsageError: the device does not exist, or an option does not fit the model.
         ModelError: the model does not exist, or is not a language model.
-        ValueError: a halting option is given for a model without segments, or the tokenizer is too large.
+        ValueError: a halting option is set for a model without segments, or the tokenizer is too large.
     """
     device = options.device and chosen_device(options.device)
     if device and ":" in device and not device.endswith(":0"):
@@ -58,7 +58,7 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
     if length > positions:
         raise UsageError(f"block_size={length}: {options.model} has {positions} positions; lower it", "--block-size")
     if options.overlap >= length:
-        raise UsageError(f"overlap={options.overlap}: must be below the {length} tokens of a row", "--overlap")
+        raise UsageError(f"overlap={options.overlap}: must be < {length}, the number of tokens per row", "--overlap")
     text = LmDataArguments(
         eval_data=options.data,
         eval_split=options.split,
@@ -95,7 +95,7 @@ def _load(name: str, config, tokenizer: PreTrainedTokenizerBase, thinking: dict[
     """Load a model and set halting options. Raise ValueError if the options or the tokenizer do not fit."""
     if thinking and not has_ability(config, "recurrent_depth"):
         flags = ", ".join("--" + field.replace("_", "-") for field in thinking)
-        raise ValueError(f"{name} is a model of type {config.model_type}, which has no segments; leave out {flags}")
+        raise ValueError(f"{name} is a model of type {config.model_type}, which has no segments; remove {flags}")
     network = load_network(name, AutoModelForCausalLM)
     # Set after loading, because a model built with one segment has no halting gate.
     for field, value in thinking.items():

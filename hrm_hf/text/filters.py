@@ -17,7 +17,7 @@ from ..io.usage import validate_extra
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-BATCH_ROWS = 100  # number of texts in memory at once
+BATCH_ROWS = 100  # number of texts in memory at the same time
 SHINGLE_WORDS = 5
 WORD = re.compile(r"\w+")
 
@@ -128,8 +128,8 @@ def duplicate_finder(kind: str, threshold: float = 0.8) -> Callable[[str], bool]
 
 
 def _near_finder(threshold: float) -> Callable[[str], bool]:
-    what = "near-duplicate removal needs datasketch"
-    validate_extra("dedup", what, "datasketch", instead="give --deduplicate exact")
+    what = "near-duplicate removal requires datasketch"
+    validate_extra("dedup", what, "datasketch", instead="pass --deduplicate exact")
     from datasketch import MinHash, MinHashLSH
 
     index, sketches = MinHashLSH(threshold=threshold, num_perm=128), []

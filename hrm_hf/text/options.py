@@ -19,9 +19,9 @@ ReasoningTask = Literal["automaton", "pointers", "permutations", "addition", "br
 class ThinkingOptions(Options):
     """Options that override the halting fields in an `hrm_lm` config."""
 
-    exit_criterion: Exit | None = option("Halting criterion (hrm_lm); by default the one in the config.", None)
+    exit_criterion: Exit | None = option("Halting criterion (hrm_lm). [default: the config's criterion]", None)
     exit_threshold: float | None = option(
-        "Threshold of the halting criterion (not for q or fixed); by default the criterion's own.", None
+        "Threshold of the halting criterion (not for q or fixed). [default: depends on the criterion]", None
     )
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class ThinkingOptions(Options):
         if self.exit_threshold is None:
             return
         if self.exit_criterion in (None, "q", "fixed"):
-            problem = "needs a criterion with a threshold; give --exit-criterion (not q or fixed)"
+            problem = "requires a criterion with a threshold; pass --exit-criterion (not q or fixed)"
         elif self.exit_threshold <= 0 or (self.exit_criterion in ("cdf", "confidence") and self.exit_threshold > 1):
             problem = f"must be > 0 (and <= 1 for cdf and confidence); the criterion is {self.exit_criterion}"
         else:
@@ -48,7 +48,7 @@ class WriteText(ThinkingOptions):
     """Generation options of the app's text page (None uses the model's default)."""
 
     max_new_tokens: int = option("Maximum number of new tokens.", 120, min=1)
-    temperature: float = option("Sampling temperature; 0 always takes the most likely token.", 0.8, min=0)
+    temperature: float = option("Sampling temperature; 0 always selects the most likely token.", 0.8, min=0)
     top_p: float = option("Sample only from the most likely tokens with this total probability.", 1.0, min=0, max=1)
     top_k: int = option("Sample only from the N most likely tokens; 0 for all.", 0, min=0)
     seed: int = option("Random seed for sampling.", 0, min=0)
@@ -71,18 +71,18 @@ class WriteText(ThinkingOptions):
 class EvaluateLm(EvaluationOptions, ThinkingOptions):
     """Options of `hrm-hf eval lm`."""
 
-    data: list[str] = option("Text: .txt, .jsonl, .parquet, .gz, a folder, or OWNER/NAME; repeat for more.")
-    split: str = option("Split of a Hub data set; for files, the name to report.", "test")
+    data: list[str] = option("Text: .txt, .jsonl, .parquet, .gz, a folder, or OWNER/NAME; can be repeated.")
+    split: str = option("Split of a Hub data set; for files, the split name to report.", "test")
     last_percentage: float | None = option(
         "Evaluate only the last N percent of each source, which run_clm.py holds out.", None, min=0.01, max=99.99
     )
-    text_column: str = option("JSON key or column that holds the text.", "text")
+    text_column: str = option("JSON key or column that contains the text.", "text")
     document_separator: str | None = option("Line that separates documents in plain text.", None)
     on_bad_line: Literal["stop", "skip"] = option("What to do with an unreadable line.", "stop")
     tokenizer: str | None = option("Tokenizer to use instead of the checkpoint's own.", None)
-    block_size: int | None = option("Tokens per row; by default the context length, at most 1024.", None, min=2)
+    block_size: int | None = option("Tokens per row. [default: the context length, at most 1024]", None, min=2)
     overlap: int = option("Number of tokens to repeat from the previous row, as context.", 0, min=0)
-    num_segments: int | None = option("Maximum segments per token (hrm_lm); by default the config's.", None, min=1)
+    num_segments: int | None = option("Maximum segments per token (hrm_lm). [default: the config's]", None, min=1)
     batch_size: int = option("Number of rows per batch.", 8, min=1)
     limit: int | None = option(
         "Evaluate only the first N rows; bits per byte still use the complete text's bytes per token.", None, min=1
@@ -94,8 +94,8 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
     """Options of `hrm-hf eval reasoning`."""
 
     data: str = option("Data set of `hrm-hf data reasoning`: a folder or a name on the Hub.", argument=True)
-    splits: str = option("Comma-separated splits; by default test, and beyond if the data set has it.", "")
-    passes: str = option("Comma-separated numbers of passes (hrm_lm: segments) to evaluate in addition.", "")
+    splits: str = option("Comma-separated splits. [default: test, and beyond if the data set has it]", "")
+    passes: str = option("Comma-separated numbers of passes (hrm_lm: segments) to evaluate as well.", "")
     batch_size: int = option("Number of rows per batch.", 64, min=1)
 
     def __post_init__(self) -> None:
@@ -137,11 +137,11 @@ class ServeOptions(Options):
 
     model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
     max_new_tokens: int | None = option(
-        "Maximum number of tokens per answer; by default limited only by the context window.", None, min=1
+        "Maximum number of tokens per answer. [default: limited only by the context window]", None, min=1
     )
     max_requests: int = option("Maximum number of concurrent requests; others get status 429.", 16, min=1)
     max_body_bytes: int = option("Maximum size of a request body in bytes.", 2**20, min=1)
-    allow_host: list[str] | None = option("Additional host name of this server, or *.NAME; repeat for more.", None)
+    allow_host: list[str] | None = option("Additional host name of this server, or *.NAME; can be repeated.", None)
     host: str = option("Address to listen on; 0.0.0.0 for all interfaces.", "localhost")
     port: int = option("Port to listen on.", 8000, min=1, max=65535)
     enable_cors: bool = option("Allow requests from web pages of any origin.", False)
@@ -184,7 +184,7 @@ class RlmOptions(RlmCaps):
     question: str = option("Question about the context.")
     context_file: Path = option("File with the context: text, .json (a list or dict), or .jsonl (a list).")
     out: Path | None = option("Write every turn to this .jsonl file.", None)
-    device: str | None = option("Device: cpu, cuda, mps, ...; by default the best available one.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ... [default: the best available device]", None)
 
     @property
     def caps(self) -> dict[str, Any]:

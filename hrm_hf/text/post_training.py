@@ -1,6 +1,6 @@
 """SFT, DPO and GRPO with TRL for the causal language models in this package.
 
-TRL's trainers run on our models without changes. This module fixes what they would get wrong or omit:
+TRL's trainers run on our models without changes. This module fixes cases that they would get wrong:
 
 - `SftTrainer` trains on the model's loss, which includes the terms for halting, deep supervision and plans. TRL
   computes the likelihood of the tokens itself and ignores that loss.
@@ -66,7 +66,7 @@ class PostTraining(CompleteCheckpoints):
         """Write our card once a model is saved, instead of TRL's card at every checkpoint."""
         if type(self.model.config) not in ARCHITECTURES:
             super(CompleteCheckpoints, self).create_model_card(tags=tags, **kwargs)
-        elif Path(self.args.output_dir, "config.json").exists():  # not an adapter
+        elif Path(self.args.output_dir, "config.json").exists():  # absent if only an adapter is saved
             super().create_model_card(license=license, tags=tags)
 
 
@@ -128,7 +128,7 @@ def _use_inference_likelihoods(trainer: DpoTrainer | GrpoTrainer) -> None:
     model = unwrap_peft_model(trainer.model)
     if has_ability(model, "recurrent_depth") and EXIT_CRITERIA[model.config.exit_criterion].of_distributions:
         raise ValueError(
-            f"exit_criterion={model.config.exit_criterion!r}: needs output distributions at every segment, which TRL "
+            f"exit_criterion={model.config.exit_criterion!r}: requires distributions at every segment, which TRL "
             "does not compute; use another criterion, e.g. --config_overrides exit_criterion=q"
         )
     model.base_model.register_forward_pre_hook(_as_in_inference)
@@ -171,7 +171,7 @@ class PostTrainingRun(TrainingRun):
     def validate_options(self) -> None:
         _validate_effects(self.task, self.model_args, self.args, self.tuning_args.adapts)
         if self.task != "sft" and self.model_args.model_name_or_path is None:
-            raise ValueError(f"model_name_or_path=None: {self.task} needs a trained model; give --model_name_or_path")
+            raise ValueError(f"model_name_or_path=None: {self.task} needs a trained model; pass --model_name_or_path")
 
     def load_data(self) -> None:
         data_args = self.data_args
@@ -252,7 +252,7 @@ class DpoRun(PostTrainingRun):
     task, trainer_class = "dpo", DpoTrainer
 
     def trainer_options(self) -> dict[str, Any]:
-        """Load the starting weights again as the reference. With an adapter, TRL needs no copy."""
+        """Load the starting weights again as the reference model. With an adapter, TRL needs no copy."""
         if self.tuning_args.adapts:
             return {"ref_model": None}
         return {"ref_model": load_causal_lm(self.model_args, self.tokenizer, 1, self.args.seed)}
@@ -287,15 +287,15 @@ def _validate_effects(kind: str, model_args: ModelArguments, args: TrainingArgum
             "--attn_implementation or --load_in"
         )
     if args.label_smoothing_factor:
-        instead = {"dpo": "give --label_smoothing", "grpo": "leave it out"}
+        instead = {"dpo": "use --label_smoothing", "grpo": "remove it"}
         raise ValueError(
             f"label_smoothing_factor={args.label_smoothing_factor}: has no effect on the loss; "
-            + instead.get(kind, "give --config_overrides label_smoothing=... if the model has this field")
+            + instead.get(kind, "use --config_overrides label_smoothing=... if the model has this field")
         )
     if kind == "grpo" and args.beta and model_args.config_overrides and not adapts:
         raise ValueError(
             f"beta={args.beta}: TRL loads the reference model without config_overrides; save a checkpoint with these "
-            "fields, train an adapter (--lora_rank), or give --beta 0"
+            "fields, train an adapter (--lora_rank), or pass --beta 0"
         )
 
 
@@ -304,12 +304,12 @@ def _validate_text(kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerBase,
     if not is_conversation(rows):
         return
     if tokenizer.chat_template is None:
-        raise ValueError("the rows are messages, but the tokenizer has no chat template; give strings instead")
+        raise ValueError("the rows are messages, but the tokenizer has no chat template; use strings instead")
     if kind == "grpo":
         return
     if is_go_tokenizer(tokenizer):
         raise ValueError(
-            "the rows are messages without a plan, but the Go coder writes a plan before the code; give prompts "
+            "the rows are messages without a plan, but the Go coder writes a plan before the code; use prompts "
             '"<PROBLEM>...</PROBLEM><PLAN>" and answers "...</PLAN><CODE>...</CODE>", or train with run_go_coder.py'
         )
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -48,7 +48,7 @@ class CausalLMRun(TrainingRun):
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.block_size, self.args.seed, quantized)
         if self.data_args.document_mask and "position_ids" not in inspect.signature(model.forward).parameters:
-            raise ValueError(f"document_mask=True: {type(model).__name__} takes no position_ids; leave out the flag")
+            raise ValueError(f"document_mask=True: {type(model).__name__} has no position_ids; remove this flag")
         self.vocabulary_rows = model.get_input_embeddings().num_embeddings
         return model
 
@@ -168,7 +168,7 @@ def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokeniz
     shared = {option.name for option in fields(AnswerDataArguments)}.union(REASONING_OPTIONS)
     for name in {option.name for option in fields(options)} - shared:
         if (value := getattr(options, name)) != getattr(usual, name):
-            raise ValueError(f"{name}={value!r}: has no effect on a reasoning data set; leave it out")
+            raise ValueError(f"{name}={value!r}: has no effect on a reasoning data set; remove it")
     for source in options.train_data:
         validate_vocabulary(tokenizer, source)
     corpus = TextCorpus(train=None, validation=None)
@@ -182,7 +182,7 @@ def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokeniz
     corpus.row_length = max(size["tokens_per_row"] for size in corpus.sizes.values())
     if corpus.row_length > options.block_size:
         raise ValueError(
-            f"block_size={options.block_size}: must be at least {corpus.row_length}, the tokens per row; raise it"
+            f"block_size={options.block_size}: must be >= {corpus.row_length}, the tokens per row of this data set"
         )
     return corpus
 

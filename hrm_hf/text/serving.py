@@ -28,7 +28,7 @@ from .options import ServeOptions
 
 NEW_TOKENS = 1024  # default maximum length of an answer
 HEAD_SECONDS, BODY_SECONDS = 10, 30  # time limits for the headers and the body of a request
-CONNECTIONS = 256  # with more, requests are rejected; with twice as many, new connections are closed at once
+CONNECTIONS = 256  # above this number, requests are rejected; above twice this number, new connections are closed
 
 
 # ---- fields of a request; all other fields are rejected by name ----
@@ -154,7 +154,7 @@ class Gate:
         schema, lengths = ROUTES[path]
         body = _parse(schema, raw)
         if body.setdefault("model", self.options.model) != self.options.model:
-            raise Rejection(404, f"model={body['model'][:80]!r}: is not served here; leave it out", "model")
+            raise Rejection(404, f"model={body['model'][:80]!r}: is not served here; remove it", "model")
         if not lengths:
             return json.dumps(body).encode()
         generation = _parse(GENERATION, body.get("generation_config", "{}"), "generation_config")
@@ -171,10 +171,10 @@ class Gate:
         try:
             text = body[field] if field == "prompt" else self._chat(body[field], body)
             tokens = len(self.tokenizer(text, add_special_tokens=field == "prompt").input_ids)
-        except Exception as error:  # a chat template is a program and may raise anything
-            raise Rejection(400, f"{field}: the chat template rejects it ({error})", field) from error
+        except Exception as error:  # a chat template is a program and may raise any error
+            raise Rejection(400, f"{field}: rejected by the chat template ({error})", field) from error
         if tokens >= self.window:
-            limit = f"the window of {self.options.model} is {self.window}, answer included"
+            limit = f"the window of {self.options.model} is {self.window}, including the answer"
             raise Rejection(400, f"{field}: has {tokens} tokens, but {limit}; shorten it", field)
         return self.window - tokens
 
@@ -210,7 +210,7 @@ def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[st
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, [name, *first["loc"][:4]] if name else first["loc"][:4])) or "the body"
         unknown = first["type"] == "extra_forbidden"
-        problem = "is not supported; leave it out" if unknown else first["msg"][0].lower() + first["msg"][1:]
+        problem = "is not supported; remove it" if unknown else first["msg"][0].lower() + first["msg"][1:]
         raise Rejection(400, f"{place}={first['input']!r:.60}: {problem}", place) from error
     except (ValueError, RecursionError) as error:
         raise Rejection(400, f"{name or 'the body'}: must be JSON ({str(error)[:100]})", name or None) from error

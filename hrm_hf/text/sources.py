@@ -54,11 +54,11 @@ def open_source(
     Args:
         source: file, folder or Hub data set, as described in the module docstring.
         split: split of a Hub data set.
-        column: JSON key or column that holds the text.
+        column: JSON key or column that contains the text.
         separator: line that separates the documents of a plain text file, "" for an empty line; None for one document
             per file. Documents contain neither the separator nor the line breaks around it.
         on_bad_line: "stop" raises `BadLineError` at the first unreadable line, "skip" yields rows with `error`.
-        streaming: read during training instead of converting first.
+        streaming: read the source during training instead of converting it first.
 
     Raises:
         FileNotFoundError: the file, folder or Hub data set does not exist.
@@ -134,7 +134,7 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
         raise BadLineError(f'{place}: {shorten(row)}; expected a JSON object like {{"{column}": "..."}}')
     if column not in row:
         raise BadLineError(
-            f"{place}: key {column!r} is missing, found {shorten(list(row))}; set --text_column to the right key"
+            f"{place}: key {column!r} is missing, found {shorten(list(row))}; set --text_column to the correct key"
         )
     text = row[column]
     if not isinstance(text, str):
@@ -227,7 +227,7 @@ def _with_places(rows, column: str, name: str):
             "wrote to train on it, and evaluate with `hrm-hf eval reasoning`"
         )
     if column not in columns:
-        raise ValueError(f"{name}: column {column!r} is missing, found {columns}; set --text_column to the right one")
+        raise ValueError(f"{name}: column {column!r} is missing, found {columns}; set --text_column to one of them")
     kind = getattr(rows.features[column], "dtype", "list")
     if kind not in ("string", "large_string"):
         raise ValueError(f"{name}: column {column!r} contains {kind}; expected strings")

@@ -60,8 +60,8 @@ LM_LOG_FORMAT = {
 class CausalLMTrainer(HrmTrainer):
     """Trainer for any causal language model of transformers or of this package.
 
-    Forward, loss, accumulation and clipping are those of transformers. Evaluations add `PREFIX_bits_per_byte`: for the
-    text if `eval_bytes_per_token` is given, or only for the code if rows have `scored_labels` and `scored_bytes`.
+    Forward, loss, accumulation and clipping are as in transformers. Evaluations add `PREFIX_bits_per_byte`: for the
+    text if `eval_bytes_per_token` is set, or only for the code if rows have `scored_labels` and `scored_bytes`.
 
     Args:
         model: causal LM; `ABILITIES` of the registry tells whether it has recurrent depth and parameter groups.
@@ -97,20 +97,20 @@ class CausalLMTrainer(HrmTrainer):
         """Raise ValueError for label smoothing and other options that the model does not support."""
         super().validate_arguments()
         args, name = self.args, type(unwrap_peft_model(self.model)).__name__
-        # To smooth labels, Trainer withholds them from the model, and it shifts them only for models that it knows.
+        # With label smoothing, Trainer withholds labels from the model, and shifts them only for models that it knows.
         own_losses = has_ability(self.model, "recurrent_depth") or has_ability(self.model, "refinement")
         if args.label_smoothing_factor and (own_losses or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
             raise ValueError(
-                f"label_smoothing_factor={args.label_smoothing_factor}: the library would replace the losses of "
-                f"{name}; leave it out, or use --config_overrides label_smoothing=... if the model has this field"
+                f"label_smoothing_factor={args.label_smoothing_factor}: Trainer would replace the losses of "
+                f"{name}; remove it, or use --config_overrides label_smoothing=... if the model has this field"
             )
         given = [option for option in ("depth_warmup_ratio", "train_gate_only") if getattr(args, option)]
         if given and not has_ability(self.model, "recurrent_depth"):
-            raise ValueError(f"{given[0]}: {name} has no segments and no halting gate; leave out the option")
+            raise ValueError(f"{given[0]}: {name} has no segments and no halting gate; remove the option")
         if given and self.model.config.halt_max_steps == 1:
-            raise ValueError(f"{given[0]}: a model with halt_max_steps=1 has no halting gate; leave out the option")
+            raise ValueError(f"{given[0]}: a model with halt_max_steps=1 has no halting gate; remove the option")
         if args.lr_multipliers is not None and not has_ability(self.model, "parameter_groups"):
-            raise ValueError(f"lr_multipliers={args.lr_multipliers}: {name} has no parameter groups; leave it out")
+            raise ValueError(f"lr_multipliers={args.lr_multipliers}: {name} has no parameter groups; remove it")
 
     # ---- optimizer ----
 
@@ -132,14 +132,14 @@ class CausalLMTrainer(HrmTrainer):
         for name, p in model.named_parameters(remove_duplicate=False):
             group = self.model.parameter_group(name)
             if group not in multipliers:
-                raise ValueError(f"{name} is in group {group!r}; must be one of {', '.join(multipliers)}")
+                raise ValueError(f"{name}: group {group!r} must be one of {', '.join(multipliers)}")
             first, of = owner.setdefault(p, (group, name))
             if first != group:
                 raise ValueError(f"{of} in group {first!r} and {name} in group {group!r} are the same tensor")
             if of == name and p.requires_grad:
                 groups.setdefault((group, name in decayed), []).append(p)
         if not groups:
-            raise ValueError("nothing to train: every weight is frozen")
+            raise ValueError("nothing to train: all weights are frozen")
         return [
             {
                 "params": params,
@@ -180,7 +180,7 @@ class CausalLMTrainer(HrmTrainer):
 
         Terms in `PART_COUNTS` become sums over their own counts.
         """
-        divided_by = tokens  # the token count that the model divided by: of this call or of the complete step
+        divided_by = tokens  # the model divided by the token count of this call or of the complete step
         scale = 1  # the factor by which Trainer multiplied the loss; averaging in DDP cancels it
         if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
             divided_by = num_items_in_batch
@@ -194,7 +194,7 @@ class CausalLMTrainer(HrmTrainer):
         for name, value in metrics.items():
             if value.dim() == 0 and name not in counts:
                 terms[name] = value.detach().double() * counts.get(PART_COUNTS.get(name), tokens)
-        # A mean over zero tokens is NaN; it counts as 0.
+        # A mean over zero tokens is NaN. Count it as 0.
         terms = {name: torch.where(tokens > 0, value, 0.0) for name, value in terms.items()}
         return terms | counts | {"tokens": tokens.double()}
 
@@ -266,7 +266,7 @@ class CausalLMTrainer(HrmTrainer):
         return {f"{prefix}_{name}": value for name, value in {**means, **counts, "tokens": int(tokens)}.items()}
 
     def prediction_step(self, model, inputs, *args: Any, **kwargs: Any):
-        """Run Trainer's prediction step, ignoring rows that accelerate repeats to fill a last batch."""
+        """Run Trainer's prediction step, ignoring rows that accelerate repeats to fill the last batch."""
         labelled = {name: inputs[name] for name in COUNTED_ONCE if name in inputs}
         for name, labels in labelled.items():
             counting = self._rows_that_count(len(labels))

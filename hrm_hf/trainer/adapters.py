@@ -49,12 +49,12 @@ def resolve_base_model(model_args: ModelArguments, arguments: TuningArguments) -
     given = model_args.model_name_or_path
     if given is not None and Path(given, CONFIG_NAME).is_file():
         base = json.loads(Path(given, CONFIG_NAME).read_text()).get("base_model_name_or_path")
-        raise ValueError(f"model_name_or_path={given!r}: is an adapter of {base}; continue it with --adapter {given}")
+        raise ValueError(f"model_name_or_path={given!r}: is an adapter of {base}; pass it with --adapter {given}")
     if arguments.adapter:
         find_model(arguments.adapter)
         model_args.model_name_or_path = given or LoraConfig.from_pretrained(arguments.adapter).base_model_name_or_path
     elif arguments.adapts and given is None:
-        raise ValueError("model_name_or_path=None: an adapter needs base weights; give --model_name_or_path")
+        raise ValueError("model_name_or_path=None: an adapter needs base weights; pass --model_name_or_path")
 
 
 def quantization_config(
@@ -71,12 +71,12 @@ def quantization_config(
     """
     if arguments.load_in == "none":
         return None
-    validate_extra("bitsandbytes", f"load_in={arguments.load_in} needs bitsandbytes", "bitsandbytes")
+    validate_extra("bitsandbytes", f"load_in={arguments.load_in} requires bitsandbytes", "bitsandbytes")
     row = architecture_of(AutoConfig.from_pretrained(model_name_or_path))
     if row and not row.quantizable:
         raise ValueError(
             f"load_in={arguments.load_in!r}: {row.model_type} consists of convolutions, but bitsandbytes quantizes "
-            "only linear layers; leave out the option"
+            "only linear layers; remove the option"
         )
     # For other architectures, transformers finds the output head itself.
     kept = [f".*{name}" for name in ("lm_head", *row.modules_to_save)] if row else None

@@ -39,7 +39,7 @@ from .recipes import CarrylessTrainingArguments, HrmTrainingArguments
 from .saving import CompleteCheckpoints, NonFiniteError
 
 
-NONFINITE = "nonfinite_steps"  # key in the trainer's state: number of skipped steps, in total and in a row
+NONFINITE = "nonfinite_steps"  # key in the trainer's state for the number of skipped steps, total and consecutive
 
 
 class HrmTrainer(CompleteCheckpoints, Trainer):
@@ -87,7 +87,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
     def prepare_model(self, model: Any, args: HrmTrainingArguments) -> None:
-        """Prepare the model for the given options, before Trainer's constructor runs."""
+        """Prepare the model for the run's options, before Trainer's constructor runs."""
 
     def compile_part(self, compile_it: Callable[..., None], args: HrmTrainingArguments) -> None:
         """Compile only the part of the model that training repeats, instead of the complete forward pass."""
@@ -146,7 +146,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Run one micro-batch. After the last one of a step, check that loss and gradients are finite.
 
-        Only the last micro-batch returns a loss, which is that of the complete step. A skipped step therefore adds
+        Only the last micro-batch returns a loss, the loss of the complete step. A skipped step therefore adds
         nothing to Trainer's running sum.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -326,7 +326,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         saved = len(list(folder.glob("rng_state*.pth")))
         if saved != self.args.world_size:
             warnings.warn(
-                f"{folder} was saved by {counted(saved, 'process', 'processes')}, this run has "
+                f"{folder} was saved by {counted(saved, 'process', 'processes')}, but this run has "
                 f"{self.args.world_size}: random numbers will differ, and so will the data unless the total batch "
                 "size is the same",
                 stacklevel=2,
@@ -370,5 +370,5 @@ def validate_compiler(device: torch.device) -> None:
     except exc.InvalidCxxCompiler as error:
         raise RuntimeError(
             "torch_compile=True: torch.compile needs a C++ compiler on the CPU; install g++ (Debian: apt install "
-            "g++), or leave out --torch_compile"
+            "g++), or remove --torch_compile"
         ) from error

@@ -1,6 +1,6 @@
 """Logging: accumulated metrics, progress lines, confidence intervals, original names and GPU memory.
 
-The library's callbacks log every value under `train/` or `eval/`. Values that have a different name in the original
+transformers' callbacks log every value under `train/` or `eval/`. Values that have a different name in the original
 code are logged again under that name: `train/lr`, and grouped values such as `mhc/amax_pre` or `go/syntax_rate`.
 """
 

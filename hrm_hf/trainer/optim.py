@@ -1,6 +1,6 @@
 """Optimizers for recursive models: AdamATan2, sign descent for sparse rows, and their combination.
 
-The module also has the original recipes' learning-rate schedule and weight average. All others come from
+The module also has the original recipes' learning-rate schedule and weight average. All other optimizers come from
 transformers. The last functions replace the settings saved in a checkpoint with the options of the resumed run.
 """
 
@@ -78,7 +78,7 @@ class SignSGD(torch.optim.Optimizer):
                     continue
                 if not p.grad.is_sparse:
                     raise TypeError(
-                        f"SignSGD needs a sparse gradient of rows; this one is dense, with shape {tuple(p.grad.shape)}"
+                        f"SignSGD requires sparse gradients; this gradient is dense, with shape {tuple(p.grad.shape)}"
                     )
                 ids, grads = _sum_rows(*_gather_rows(p.grad._indices()[0], p.grad._values()))
                 rows = p[ids] * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * grads.sign()
@@ -132,8 +132,8 @@ class CompositeOptimizer(torch.optim.Optimizer):
 def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float) -> Callable[[int], float]:
     """Return the schedule of the original recipes: linear warm-up, then cosine decay to `min_ratio`.
 
-    The result maps the number of steps taken (LambdaLR starts with 0) to a learning-rate factor. The original counts
-    steps from 1, so the first update uses the factor for step 1.
+    The result maps the number of steps taken (LambdaLR starts with 0) to a learning-rate factor. The original code
+    counts steps from 1, so the first update uses the factor for step 1.
     """
 
     def factor(steps_taken: int) -> float:
@@ -230,7 +230,7 @@ def validate_resumable(saved: dict[str, Any], present: dict[str, Any], folder: s
         if present[name] != saved[name]:
             raise ValueError(
                 f"{name}={present[name]}: {folder} was saved with {saved[name]}, and its state does not fit another "
-                "one; resume with the options of the saved run (--optim, --adam_atan2, --lr_scheduler_type, ...), "
+                "value; resume with the options of the saved run (--optim, --adam_atan2, --lr_scheduler_type, ...), "
                 f"or start a new run from its weights with --model_name_or_path {folder}"
             )
 

@@ -140,8 +140,8 @@ def exit_if_preempted(trainer: Any) -> None:
         if os.environ.get(PREEMPTION_FILE):  # every process creates it, because it must exist when the first one exits
             Path(os.environ[PREEMPTION_FILE]).touch()
         if trainer.is_world_process_zero():
-            text = f"stopped for a signal after step {state.global_step} of {state.max_steps}, saved in {folder}"
-            print(f"{text}; --resume_from_checkpoint last-complete continues", flush=True)
+            text = f"stopped by a signal after step {state.global_step} of {state.max_steps}, saved in {folder}"
+            print(f"{text}; continue with --resume_from_checkpoint last-complete", flush=True)
         sys.exit(PREEMPTED_EXIT_CODE)
 
     if trainer.preemption.preempted:

@@ -58,8 +58,8 @@ BOUNDS = {
     ),
     "in [0, 1]": (lambda v: 0 <= v <= 1, ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts")),
     "in [0, 1)": (lambda v: 0 <= v < 1, ("adam_beta1", "adam_beta2")),
-    "greater than 0": (lambda v: v > 0, ("adam_epsilon", "num_train_epochs", "max_minutes")),
-    "at least 1, or -1 to use num_train_epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
+    "> 0": (lambda v: v > 0, ("adam_epsilon", "num_train_epochs", "max_minutes")),
+    ">= 1, or -1 to use num_train_epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
 }  # fmt: skip
 
 # Options that transformers 5 removed, and their replacements.
@@ -91,7 +91,7 @@ class CheckedArguments:
         for name in ("save", "eval", "logging"):
             strategy = getattr(self, f"{name}_strategy")
             if getattr(strategy, "value", strategy) == "steps" and (name != "eval" or self.eval_steps != 0):
-                expected = "greater than 0: a number of steps, or a fraction of the run if below 1"
+                expected = "> 0: a number of steps, or a fraction of the run if below 1"
                 self._validate_number(f"{name}_steps", lambda value: value > 0, expected)
         self._validate_bf16()
         self.resume_from_checkpoint = wanted_checkpoint(self.resume_from_checkpoint)
@@ -119,9 +119,9 @@ class HrmTrainingArguments(CheckedArguments, TrainingArguments):
 
     adam_beta2: float = HfArg(default=0.95, help="beta2 of AdamATan2 or of the --optim optimizer.")
     lr_scheduler_type: SchedulerType | str = HfArg(default="cosine", help="Learning-rate schedule after the warm-up.")
-    logging_steps: float = HfArg(default=10, help="Log every N steps; below 1, a fraction of the run.")
+    logging_steps: float = HfArg(default=10, help="Log every N steps; a value below 1 is a fraction of the run.")
     eval_steps: float | None = HfArg(default=500, help="Evaluate every N steps, with --eval_strategy steps.")
-    logging_nan_inf_filter: bool = HfArg(default=False, help="Leave non-finite losses out of the logged loss.")
+    logging_nan_inf_filter: bool = HfArg(default=False, help="Omit non-finite losses from the logged loss.")
     ddp_find_unused_parameters: bool | None = HfArg(default=False, help="DDP's find_unused_parameters.")
     ddp_broadcast_buffers: bool | None = HfArg(default=False, help="DDP's broadcast_buffers.")
     save_total_limit: int | None = HfArg(default=3, help="Maximum number of checkpoints to keep; 0 keeps all.")
@@ -161,7 +161,7 @@ class CarrylessTrainingArguments(HrmTrainingArguments):
 
     max_grad_norm: float = HfArg(default=1.0, help="Maximum gradient norm; 0 disables clipping.")
     # Trainer's default would also include shift_labels.
-    label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Keys of a batch that hold labels.")
+    label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Names of the labels in a batch.")
     early_stopping_patience: int | None = HfArg(default=None, help="Stop after N evaluations without improvement.")
     early_stopping_threshold: float = HfArg(default=0.0, help="Minimum change that counts as an improvement.")
 
@@ -169,7 +169,7 @@ class CarrylessTrainingArguments(HrmTrainingArguments):
         if self.early_stopping_patience is not None:
             if str(getattr(self.eval_strategy, "value", self.eval_strategy)) == "no":
                 raise ValueError(
-                    f"early_stopping_patience={self.early_stopping_patience}: needs evaluations; set --eval_strategy "
+                    f"early_stopping_patience={self.early_stopping_patience}: needs evaluation; set --eval_strategy "
                     "steps and --eval_steps"
                 )
             self.load_best_model_at_end = True
@@ -194,7 +194,7 @@ class TuningArguments:
     """Options for training an adapter instead of the weights."""
 
     lora_rank: int = HfArg(default=0, help="Rank of the LoRA adapters; 0 trains the weights instead.")
-    lora_alpha: int | None = HfArg(default=None, help="Scale adapters by alpha / rank; default: 2 * rank.")
+    lora_alpha: int | None = HfArg(default=None, help="Scale adapters by alpha / rank; if unset, alpha is 2 * rank.")
     lora_dropout: float = HfArg(default=0.0, help="Dropout on the inputs of the adapters.")
     lora_targets: str = HfArg(default=ALL_LINEAR, help="Modules to adapt; all-linear for all linear layers.")
     lora_modules_to_save: str | None = HfArg(default=None, help="Comma-separated modules to train in full.")
@@ -209,9 +209,9 @@ class TuningArguments:
         changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
         own = [name for name in changed if name not in ("adapter", "load_in", "merge_adapter")]
         if self.adapter and own:
-            raise ValueError(f"adapter={self.adapter!r}: has its own rank and targets; leave out {', '.join(own)}")
+            raise ValueError(f"adapter={self.adapter!r}: has its own rank and targets; remove {', '.join(own)}")
         if changed and not self.adapts:
-            raise ValueError(f"{', '.join(changed)}: has no effect without an adapter; give --lora_rank, e.g. 8")
+            raise ValueError(f"{', '.join(changed)}: has no effect without an adapter; pass --lora_rank, e.g. 8")
         if self.merge_adapter and self.load_in != "none":
             raise ValueError(
                 f"merge_adapter=True: with load_in={self.load_in!r} the result would be quantized; save the adapter "
@@ -330,7 +330,7 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
         raise ValueError(f"recipe={path}: is not a file{nearest_file(path, '*.yaml', Path(typed_path(RECIPES)))}")
     values = load_yaml(path)
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: must be a mapping of option: value, not a {type(values).__name__}")
+        raise ValueError(f"{path}: must map options to values, but is a {type(values).__name__}")
     for key in values:
         if key not in known:
             raise ValueError(f"{path}: " + unknown_key(str(key), known, "key"))
@@ -345,7 +345,7 @@ def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
     """Raise ValueError for a list, mapping or null in a recipe that the option's type hint does not allow."""
     for word, kind in {"list": list, "dict": dict, "None": type(None)}.items():
         if isinstance(value, kind) and word not in hint.replace("Optional", "None") and name != "config_overrides":
-            raise ValueError(f"{path}: {name}={shorten(value)}: must be one value; leave the line out for the default")
+            raise ValueError(f"{path}: {name}={shorten(value)}: must be one value; remove this line for the default")
 
 
 def _as_flag(value: Any, text: Any) -> Any:
@@ -395,7 +395,7 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> "PreTrainedConf
 
     if arguments.model_type is None:
         raise ValueError(
-            "model_type=None: give --model_type for a new model, or --model_name_or_path for saved weights"
+            "model_type=None: pass --model_type for a new model, or --model_name_or_path for saved weights"
         )
     if arguments.model_type not in CONFIG_MAPPING:
         raise ValueError(unknown_key(str(arguments.model_type), set(CONFIG_MAPPING), "model_type"))

@@ -85,7 +85,7 @@ class TrainingRun:
         args = self.args
         needing = ("early_stopping_patience", "load_best_model_at_end")
         if name := next((name for name in needing if getattr(args, name, None)), None):
-            raise ValueError(f"{name}={getattr(args, name)}: needs held-out data; give some, or leave it out")
+            raise ValueError(f"{name}={getattr(args, name)}: requires held-out data; provide some, or remove it")
         if args.should_save and args.eval_strategy != IntervalStrategy.NO:
             print(f"eval_strategy={args.eval_strategy.value} is ignored, because there is no held-out data")
         args.eval_strategy, args.eval_on_start = IntervalStrategy.NO, False
@@ -126,7 +126,7 @@ class TrainingRun:
         """Plot the training history."""
 
     def record(self, metrics: dict[str, Any]) -> None:
-        """Record metrics, if there are any, in the model card. Called only for complete checkpoints."""
+        """Record the metrics, if any, in the model card. Called only for complete checkpoints."""
         if metrics:
             record_evaluation(self.out, **self.card_entry(metrics))
 
@@ -152,7 +152,7 @@ def run_training(run: TrainingRun) -> None:
     claim_run_folder(args)
     resolve_base_model(model_args, tuning_args)
     for tracker in TRACKERS.intersection(args.report_to):  # Trainer checks this only after the data are loaded
-        validate_extra(tracker, f"report_to={tracker} needs {tracker}", tracker, instead="--report_to none")
+        validate_extra(tracker, f"report_to={tracker} requires {tracker}", tracker, instead="--report_to none")
     run.validate_options()
     if model_args.model_name_or_path:
         load_config(model_args.model_name_or_path, run.kind)
@@ -162,7 +162,7 @@ def run_training(run: TrainingRun) -> None:
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
     run.parameters = run.count_parameters(model)  # before it may be sharded
     model = with_adapters(model, tuning_args)
-    run.options = tuple(map(copy.copy, run.options))  # save them as given, because the trainer may change them
+    run.options = tuple(map(copy.copy, run.options))  # save the original values, because the trainer may change them
     if args.should_save:
         print(run.describe(), describe_options(args), sep="\n", flush=True)
 
@@ -299,8 +299,8 @@ def begin(
     others = [f"{folder.name} of run {ids[folder][:8]}" for folder in there if ids.get(folder) not in (None, run_id)]
     if others:
         raise CheckpointError(
-            f"{output_dir} contains checkpoints of several runs: {checkpoint} is of run {run_id[:8]}, but "
-            f"{', '.join(others)}. Nothing was loaded. Move the checkpoints of one run elsewhere, or give another "
+            f"{output_dir} contains checkpoints of several runs: {checkpoint} is from run {run_id[:8]}, but "
+            f"{', '.join(others)}. Nothing was loaded. Move the checkpoints of one run elsewhere, or choose another "
             "--output_dir"
         )
     return checkpoint, run_id, []

@@ -66,7 +66,7 @@ from .run import agreed, begin, locked_folder, rotate
 
 # Error messages from gloo and NCCL after another process has ended.
 PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
-PUSH_FAILED = "a push during training failed, and training went on: {}"
+PUSH_FAILED = "a push during training failed, but training continued: {}"
 OPTIMIZATION = "optimization"  # key of the `optimization_record` in the trainer's state
 WITH_STATE = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 

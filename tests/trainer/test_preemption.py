@@ -333,7 +333,7 @@ def test_script_signaled_during_imports_saves_after_its_first_step(tmp_path):
     process.send_signal(signal.SIGTERM)
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == PREEMPTED_EXIT_CODE, errors[-3000:]
-    assert "starts from the beginning" in printed and "stopped for a signal after step 1 of 12" in printed
+    assert "starts from the beginning" in printed and "stopped by a signal after step 1 of 12" in printed
     assert [folder.name for folder in list_checkpoints(tmp_path / "run")] == ["checkpoint-1"] and file.exists()
     assert (tmp_path / "run" / "checkpoint-1" / MANIFEST).exists() and not (tmp_path / "run" / "results.json").exists()
 

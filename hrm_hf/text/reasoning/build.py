@@ -103,7 +103,7 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
         expected = " or ".join(kind.answer_kinds)
         raise UsageError(f"answers={answers!r}: must be {expected} for {options.task}", "--answers")
     most = kind(size=size, answers=answers).max_difficulty
-    possible = f"{size} {kind.size_unit} allow up to {most} {kind.difficulty_unit}"
+    possible = f"must be <= {most} {kind.difficulty_unit} for {size} {kind.size_unit}"
     low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # a small size may not allow the defaults
     if options.difficulty:
         low, high = _span(options.difficulty, "--difficulty", most, possible)
@@ -113,13 +113,13 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
     elif options.beyond is not None:
         beyond = _span(options.beyond, "--beyond", most, possible)
         if beyond[0] <= high:
-            raise UsageError(f"beyond={options.beyond}: must begin above the training maximum of {high}", "--beyond")
+            raise UsageError(f"beyond={options.beyond}: must begin above {high}, the training maximum", "--beyond")
     rows = {"train": options.num_train, "validation": options.num_validation, "test": options.num_test}
     return ReasoningInfo(options.task, size, answers, (low, high), beyond, rows, options.seed)
 
 
 def _span(text: str, option: str, most: int, possible: str) -> tuple[int, int]:
-    """Parse a difficulty such as "8" or "1-8" (`possible` is the error for values above `most`)."""
+    """Parse a difficulty such as "8" or "1-8". `possible` is the error message for values above `most`."""
     parts = text.split("-")
     if len(parts) > 2 or not all(part.isdecimal() for part in parts) or not 1 <= int(parts[0]) <= int(parts[-1]):
         raise UsageError(f"{option[2:]}={text!r}: must be a positive integer or a range, such as 8 or 1-8", option)

@@ -50,9 +50,9 @@ def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
     for split, some in rows.items():
         length, positions = some["input_ids"].shape[1], model_positions(network, tokenizer)
         if length > positions:
-            raise UsageError(f"split {split} has rows of {length} tokens; {model} takes {positions}", "--splits")
+            raise UsageError(f"splits={split}: rows have {length} tokens, but {model} only {positions}", "--splits")
     if (options.halting or options.passes) and not has_ability(network, "recurrent_depth"):
-        raise ValueError(f"{model} has a fixed depth; leave out --passes and --exit-criterion")
+        raise ValueError(f"{model} has a fixed depth; remove --passes and --exit-criterion")
     metrics = evaluate_rows(network, rows, [None, *options.numbers], options.halting, options.batch_size)
     result = {
         "task": f"reasoning-{info.task}",

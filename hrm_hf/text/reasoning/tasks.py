@@ -126,12 +126,12 @@ class Task:
             tried, kept = tried + 256, kept + len(found[-1].words)
             if tried >= MAX_ATTEMPTS and kept < tried / MAX_ATTEMPTS:
                 raise ValueError(
-                    f"difficulty={difficulty}: too rare among {tried:,} random questions; lower it, or raise the size"
+                    f"difficulty={difficulty}: too rare among {tried:,} random questions; lower it or increase size"
                 )
         return Questions.join(*found, axis=0).where(slice(count))
 
     def attempt(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
-        """Draw `count` random questions and return those of the given difficulty."""
+        """Draw `count` random questions and return those that have this difficulty."""
         raise NotImplementedError
 
     @property
@@ -145,7 +145,7 @@ class Automaton(Task):
     """States of a cyclic cellular automaton with rule 110, K steps after a random start.
 
     all: `0 1 1 0  _ _ _ _  _ _ _ _` asks for the state after each step. last: `| | 0 1 1 0 _ _ _ _` asks for the state
-    after as many steps as there are `|`.
+    after one step for each `|`.
     """
 
     title = "Cellular automaton, rule 110"

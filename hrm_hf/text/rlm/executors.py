@@ -52,7 +52,7 @@ class MontyExecutor:
         self.block_seconds, self.max_memory = block_seconds, max_memory
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "MontySession":
-        """Open a REPL with `context`, `answer`, FINAL and `functions`. Code may catch their ValueErrors."""
+        """Open a REPL with `context`, `answer`, FINAL and `functions`. Code can catch the functions' ValueErrors."""
         return MontySession(self, context, functions, seed)
 
 
@@ -75,7 +75,7 @@ class MontySession:
 
     def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
         """Run a block, pass its output to `write`, and return the text of its error, or None."""
-        if seconds < self._seconds:  # a worker's limits are fixed, so a shorter one needs a new worker
+        if seconds < self._seconds:  # a worker's time limit is fixed, so a shorter limit needs a new worker
             self._restart(seconds)
         monty = self.monty
         error = self._feed(code, write, time.monotonic() + seconds)

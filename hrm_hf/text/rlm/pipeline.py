@@ -31,7 +31,7 @@ SALVAGE_SHARE = 0.1  # fraction of max_wall_seconds reserved for a final answer 
 Message = dict[str, str]
 REPLY = 1024  # default maximum number of tokens per reply; lower for small context windows
 PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
-SHORTEST_OUTPUT = 200  # characters; output is not cut below this length
+SHORTEST_OUTPUT = 200  # output is not cut to fewer characters
 PLAIN_STOP = "\nUser:"
 
 
@@ -69,7 +69,7 @@ class RlmPipeline(Pipeline):
         generation_kwargs: additional arguments of `generate`, for example `{"do_sample": True, "temperature": 0.7}`.
 
     Raises:
-        ImportError: no executor is given, and pydantic-monty is not installed.
+        ImportError: no executor is passed, and pydantic-monty is not installed.
     """
 
     _load_tokenizer = True
@@ -91,7 +91,7 @@ class RlmPipeline(Pipeline):
             kwargs = {"device": model.device, **kwargs}
             model, tokenizer = model.model, tokenizer or model.tokenizer
         if tokenizer is None:
-            raise ValueError("tokenizer=None: a recursive language model needs the tokenizer of its model")
+            raise ValueError("tokenizer=None: must be the model's tokenizer")
         self.executor = MontyExecutor() if executor is None else executor
         super().__init__(model, tokenizer, *args, **kwargs)
         self.generation_kwargs = generation_kwargs or {}

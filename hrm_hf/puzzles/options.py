@@ -223,7 +223,7 @@ class BuildSudoku(BuildPuzzles):
     """Options of `hrm-hf data sudoku`."""
 
     size: int | None = option("Board size: 4, 6 or 9. [default: 9 for generate, else the source's size]", None)
-    clues: str | None = option("generate: number of clues, e.g. 8 or 7-10. [default: 8, 14, 30 by size]", None)
+    clues: str | None = option("generate: number of clues, e.g. 8 or 7-10. [default: 8, 14 or 30, by size]", None)
     num_aug: int = option("Number of symmetric copies to add for each training puzzle.", 0, min=0)
     subsample_size: int | None = option("Source: number of training puzzles to sample.", None, min=1)
     min_difficulty: float | None = option("Source: lowest rating to keep.", None)

@@ -188,7 +188,7 @@ def _read_healpix(path: str | Path, field: int) -> tuple[str | None, np.ndarray]
             raise ValueError(f"{path}: ORDERING={ordering!r}: must be one of {', '.join(ORDERINGS)}; convert the map")
         number = field + _has_pixel_numbers(table)
         if number >= len(columns):
-            raise ValueError(f"field={field}: {path} has no such map; columns from 0: {columns.names}")
+            raise ValueError(f"field={field}: no such map in {path}; its columns, from 0: {columns.names}")
         try:
             values = np.ravel(table.data.field(number)).astype(np.float64)
             values[_missing_values(table, number)] = UNSEEN

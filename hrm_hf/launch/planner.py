@@ -32,7 +32,7 @@ from ..io.files import load_yaml
 from ..io.usage import UsageError, validate_extra
 from ..registry import ARCHITECTURES
 from ..resources import resource, typed_path
-from ..text.arguments import LmDataArguments, LmTrainingArguments
+from ..text.arguments import DEFAULT_BLOCK_SIZE, LmDataArguments, LmTrainingArguments
 from ..text.causal_lm import BYTE, causal_lm_config, load_tokenizer
 from ..trainer.adapters import TuningArguments
 from ..trainer.guide_names import HRM_LM, MODELS
@@ -311,7 +311,7 @@ def step_options(recipe, given, shape: ModelShape | None, devices: Sequence[Devi
 
 def block_size_of(values: dict[str, Any]) -> int:
     """Return the number of tokens per row from the options of run_clm.py, or the default."""
-    return int(values.get("block_size", LmDataArguments.block_size))
+    return int(values.get("block_size") or DEFAULT_BLOCK_SIZE)
 
 
 def _batch(options: LaunchOptions, given: dict[str, Any], base: int, processes: int, most: int) -> tuple[int, int]:

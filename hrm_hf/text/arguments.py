@@ -8,6 +8,7 @@ from transformers.hf_argparser import HfArg
 from ..trainer.recipes import CarrylessTrainingArguments, split_names
 
 
+DEFAULT_BLOCK_SIZE = 1024  # upper limit of the default number of tokens per row
 # Parameter groups, and the default factor that multiplies --learning_rate for each group.
 LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared": 1.0}
 
@@ -68,7 +69,9 @@ class LmDataArguments(AnswerDataArguments):
     )
     streaming: bool = HfArg(default=False, help="Stream the training data; requires --max_steps.")
     shuffle_buffer: int = HfArg(default=1000, help="Size of a stream's shuffle buffer in rows; 0 to disable.")
-    block_size: int = HfArg(default=1024, help="Number of tokens per row.")
+    block_size: int | None = HfArg(
+        default=None, help="Number of tokens per row. [default: 1024, or the maximum of the saved model if smaller]"
+    )
     chunk_overlap: int = HfArg(default=0, help="Number of tokens to repeat from the previous row, as context.")
     drop_last_block: bool = HfArg(default=False, help="Drop the last row if it is not full.")
     document_mask: bool = HfArg(
@@ -115,10 +118,15 @@ class LmDataArguments(AnswerDataArguments):
         for name in ("block_size", "max_text_length", "prompt_new_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
-        if not 0 <= self.chunk_overlap < self.block_size:
-            raise ValueError(f"chunk_overlap={self.chunk_overlap}: must be in [0, {self.block_size - 1}]")
+        if not 0 <= self.chunk_overlap < self.row_length:
+            raise ValueError(f"chunk_overlap={self.chunk_overlap}: must be in [0, {self.row_length - 1}]")
         if None not in (self.min_text_length, self.max_text_length) and self.min_text_length > self.max_text_length:
             raise ValueError(f"min_text_length={self.min_text_length}: exceeds max_text_length={self.max_text_length}")
+
+    @property
+    def row_length(self) -> int:
+        """Number of tokens per row: `block_size` or its default."""
+        return DEFAULT_BLOCK_SIZE if self.block_size is None else self.block_size
 
 
 @dataclass

@@ -5,6 +5,7 @@ tokenizer and its number of positions from the row length. A tokenizer that does
 """
 
 from dataclasses import fields
+from pathlib import Path
 
 import torch
 from transformers import (
@@ -21,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..trainer.recipes import ModelArguments, build_config, checked_overrides
+from .arguments import DEFAULT_BLOCK_SIZE
 from .byte_tokenizer import PAD, byte_tokenizer
 
 
@@ -135,6 +137,12 @@ def load_causal_lm(
             "--block_size"
         )
     return model
+
+
+def default_block_size(model: str | Path) -> int:
+    """Return the default number of tokens per row for a saved model: its positions, but at most 1024."""
+    positions = _positions(AutoConfig.from_pretrained(model))
+    return DEFAULT_BLOCK_SIZE if positions is None else min(positions, DEFAULT_BLOCK_SIZE)
 
 
 def continue_text(

@@ -16,7 +16,6 @@ fixed matrix inside a block, which is not the method of arXiv 2512.24880.
 Optimizer states are ignored, and pickled code never runs: `weights_only=True`.
 """
 
-import logging
 import re
 import shutil
 from pathlib import Path
@@ -33,8 +32,6 @@ from ..models.configuration_rlm_mhc import RlmMhcConfig
 from ..models.modeling_hrm_lm import HrmLmForCausalLM
 from ..models.modeling_rlm_mhc import RlmMhcForCausalLM
 
-
-logger = logging.getLogger(__name__)
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = (
@@ -69,7 +66,7 @@ WHY_OUTPUTS_DIFFER = (
 
 
 def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
-    """Save an `hrm_lm` initialized from an HRMText1 checkpoint, and warn that its outputs differ.
+    """Save an `hrm_lm` initialized from an HRMText1 checkpoint. Its outputs differ.
 
     Args:
         src: folder with `config.json` and `pytorch_model.bin` or `model.safetensors` from the original code, or
@@ -77,7 +74,7 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
         out: output folder; tokenizer files in the source folder are copied.
 
     Returns:
-        A summary of the conversion, including the number of dropped parameters.
+        A summary of the conversion, including the number of dropped parameters and why the outputs differ.
 
     Raises:
         FileNotFoundError: the weights or config.json are missing.
@@ -92,7 +89,6 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
     tensors, taken = _our_tensors(state, config)
     new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}  # not in src
     _load_state(model, new | tensors, weights_file, "config.json")
-    logger.warning("%s: %s", weights_file, WHY_OUTPUTS_DIFFER)
     model.save_pretrained(out)
     for name in TOKENIZER_FILES:
         if (weights_file.parent / name).is_file():

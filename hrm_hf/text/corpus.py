@@ -61,7 +61,7 @@ class Packing:
     def of(cls, options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase") -> "Packing":
         """Create a run's packing. Without a padding token, the last row is padded with EOS (label -100)."""
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        return cls(options.block_size, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
+        return cls(options.row_length, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
 
     def features(self):
         """Return the column types of a packed data set."""

@@ -24,14 +24,13 @@ from ..io.evaluation import chosen_device, write_results
 from ..io.usage import UsageError
 from ..registry import has_ability
 from ..trainer.recipes import library_versions
-from .arguments import LmDataArguments, LmTrainingArguments
+from .arguments import DEFAULT_BLOCK_SIZE, LmDataArguments, LmTrainingArguments
 from .causal_lm import load_tokenizer
 from .corpus import TextCorpus, load_evaluation_text
 from .options import EvaluateLm
 from .trainer import CausalLMTrainer
 
 
-MAX_BLOCK_SIZE = 1024  # default block size for models with more positions
 SPEED = ("runtime", "samples_per_second", "steps_per_second", "epoch", "model_preparation_time")
 # Quality metrics for the model card; results.json has all metrics.
 CARD_METRICS = ("lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps")
@@ -54,7 +53,7 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
     tokenizer = load_tokenizer(options.tokenizer, options.model)
     network = _load(options.model, config, tokenizer, thinking)
     positions = model_positions(network, tokenizer)
-    length = options.block_size or min(positions, MAX_BLOCK_SIZE)
+    length = options.block_size or min(positions, DEFAULT_BLOCK_SIZE)
     if length > positions:
         raise UsageError(f"block_size={length}: {options.model} has {positions} positions; lower it", "--block-size")
     if options.overlap >= length:

@@ -17,7 +17,7 @@ from ..registry import has_ability
 from ..trainer.plots import plot_lm_training
 from ..trainer.run import TrainingRun
 from .arguments import AnswerDataArguments, LmDataArguments
-from .causal_lm import continue_text, load_causal_lm, load_tokenizer
+from .causal_lm import continue_text, default_block_size, load_causal_lm, load_tokenizer
 from .corpus import TextCorpus, load_text_corpus
 from .reasoning.build import FILLING, INFO_FILE, load_reasoning_info, validate_vocabulary
 from .trainer import CausalLMTrainer
@@ -38,6 +38,8 @@ class CausalLMRun(TrainingRun):
         if is_reasoning and data.tokenizer_name is None and weights is None:
             data.tokenizer_name = data.train_data[0]
         self.tokenizer = load_tokenizer(data.tokenizer_name, weights)
+        if data.block_size is None and weights is not None:
+            data.block_size = default_block_size(weights)
         with self.args.main_process_first(desc="reading and packing text"):
             if is_reasoning:
                 self.corpus = load_reasoning_corpus(data, self.tokenizer)
@@ -46,7 +48,7 @@ class CausalLMRun(TrainingRun):
         self.train, self.validation = self.corpus.train, self.corpus.validation
 
     def load_model(self, quantized) -> PreTrainedModel:
-        model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.block_size, self.args.seed, quantized)
+        model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.row_length, self.args.seed, quantized)
         if self.data_args.document_mask and "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(f"document_mask=True: {type(model).__name__} has no position_ids; remove this flag")
         self.vocabulary_rows = model.get_input_embeddings().num_embeddings
@@ -55,7 +57,7 @@ class CausalLMRun(TrainingRun):
     def describe(self) -> str:
         tokens, rows = len(self.tokenizer), self.vocabulary_rows
         padding = f" ({rows - tokens:,} unused)" if rows > tokens else ""
-        length = self.corpus.row_length or self.data_args.block_size
+        length = self.corpus.row_length or self.data_args.row_length
         vocabulary = f"vocabulary: {tokens:,} tokens, {rows:,} rows of embeddings{padding}"
         return f"{self.corpus.describe()}\n{vocabulary}; {length:,} tokens per row of data"
 
@@ -79,7 +81,7 @@ class CausalLMRun(TrainingRun):
         counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # by data loader workers
         return metrics, {
             # Includes padding and context tokens. An upper bound, because an epoch's last step may be smaller.
-            "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.block_size),
+            "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.row_length),
             "bad_lines": None if counted_elsewhere else self.corpus.bad_lines,
             "data": self.corpus.report(),
             "sample": self._continue_prompt(trainer),
@@ -180,9 +182,9 @@ def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokeniz
             held_out, options.eval_split, options.max_eval_samples, "validation", corpus
         )
     corpus.row_length = max(size["tokens_per_row"] for size in corpus.sizes.values())
-    if corpus.row_length > options.block_size:
+    if corpus.row_length > options.row_length:
         raise ValueError(
-            f"block_size={options.block_size}: must be >= {corpus.row_length}, the tokens per row of this data set"
+            f"block_size={options.row_length}: must be >= {corpus.row_length}, the tokens per row of this data set"
         )
     return corpus
 

@@ -4,7 +4,6 @@ The checkpoint is made up, since the published ones are large; names and shapes 
 """
 
 import json
-import logging
 import math
 import sys
 
@@ -159,11 +158,10 @@ def test_tokenizer_files_are_copied(write_original, tmp_path):
     assert (tmp_path / "ours" / "tokenizer.json").read_text() == "{}"
 
 
-def test_conversion_warns_why_outputs_cannot_match(write_original, tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        result = convert_hrm_text1(write_original(), tmp_path / "ours")
+def test_conversion_notes_why_outputs_cannot_match(write_original, tmp_path):
+    result = convert_hrm_text1(write_original(), tmp_path / "ours")
     for reason in ("outputs cannot match", "attends to later tokens", "merges heads", "shifted twice", "L2 norm"):
-        assert reason in caplog.text and reason in result["note"]
+        assert reason in result["note"]
 
 
 def test_the_command_converts(write_original, tmp_path, capsys, monkeypatch):

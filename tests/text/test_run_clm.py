@@ -156,9 +156,12 @@ def test_a_rejected_resume_leaves_the_recipe_of_the_run(run):
 
 
 def test_saved_weights_are_trained_further(run):
-    first, before = run("first")
-    second, after = run("second", model_name_or_path=str(first), tokenizer_name=None, config_overrides=None)
+    positions = {"config_overrides": f"{MODELS['llama']},max_position_embeddings={BLOCK}"}
+    first, before = run("first", **positions)
+    options = {"tokenizer_name": None, "config_overrides": None, "block_size": None}
+    second, after = run("second", model_name_or_path=str(first), **options)
     assert losses(second)[1] < losses(first)[1] and after["parameters"] == before["parameters"]
+    assert yaml.safe_load((second / "recipe.yaml").read_text())["block_size"] == BLOCK  # the default is the maximum
 
 
 def test_the_best_model_is_kept_and_training_stops_when_it_gets_no_better(run):

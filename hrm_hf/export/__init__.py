@@ -1,4 +1,4 @@
-"""Export of models to other runtimes, with the options of `hrm-hf export`. This module imports no heavy packages."""
+"""Export models to other runtimes. This module has the options of `hrm-hf export` and imports no heavy packages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ class ExportOptions(Options):
 
 @dataclass(kw_only=True)
 class ExportGguf(ExportOptions):
-    """Options of `hrm-hf export gguf`, which supports Llama, GPT-2 and Go coders with the preset `unified`."""
+    """Options of `hrm-hf export gguf`, which supports Llama, GPT-2, and Go coders that use the preset `unified`."""
 
-    dtype: Literal["f32", "f16", "bf16", "q8_0"] = option("Data type of matrices; vectors stay f32.", "f16")
+    dtype: Literal["f32", "f16", "bf16", "q8_0"] = option("Data type of weight matrices; vectors stay in f32.", "f16")
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from ..hub.manifests import MANIFEST, find_corruption
 
 
 def find_file(model: str, name: str) -> str | None:
-    """Return the local path of a model's file, downloading it from the Hub if needed; None if it does not exist."""
+    """Return the local path of a model's file, or None if it does not exist. Download it from the Hub if needed."""
     return cached_file(
         model, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
     )
@@ -51,9 +51,9 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
 def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Iterator[Path]:
     """Yield a temporary path next to `out`. Rename the file to `out` on success, and delete it after an error."""
     if out.is_dir():
-        raise IsADirectoryError(f"{out} is a folder; give the name of a file to write, such as {out}/{example}")
+        raise IsADirectoryError(f"out={out}: is a folder; pass the name of a file, such as {out}/{example}")
     if out.exists() and not force:
-        raise FileExistsError(f"{out} exists; choose another name, or overwrite it with --force (force=True)")
+        raise FileExistsError(f"out={out}: already exists; choose another name, or pass --force (force=True)")
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f"unfinished-{out.name}")
     try:
@@ -70,9 +70,9 @@ def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
     With `force`, files with the same names in `out` are overwritten, and all others are kept.
     """
     if out.exists() and not out.is_dir():
-        raise FileExistsError(f"{out} is a file; give the name of a folder to write")
+        raise FileExistsError(f"out={out}: is a file; pass the name of a folder")
     if not force and out.is_dir() and any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty; choose another name, or overwrite it with --force (force=True)")
+        raise FileExistsError(f"out={out}: is not empty; choose another name, or pass --force (force=True)")
     unfinished = out.with_name(f"unfinished-{out.name}")
     if unfinished.exists():  # left by a killed export
         shutil.rmtree(unfinished)

@@ -2,7 +2,7 @@
 
     export_gguf("go-unified", "go-unified.gguf", dtype="q8_0")
 
-llama.cpp only runs architectures that it implements. The unified Go coder has the architecture of a Llama and is
+llama.cpp only runs architectures that it implements. The unified Go coder has the Llama architecture and is
 exported as `llama`; plain Llama and GPT-2 are exported as `llama` and `gpt2`. Tensors keep their values. The rows of q
 and k are reordered from the half-split rotary layout of transformers to interleaved pairs, and GPT-2's weights are
 transposed to (out, in).
@@ -45,10 +45,10 @@ LLAMA_SETTINGS = {
     "mlp_bias": (False,),
     "quantization_config": (None,),
 }
-# Rounding changes the argmax only at near ties; with a wrong layout, it agrees at only a few percent of positions.
+# Rounding changes the argmax only at near ties, but with a wrong layout it agrees at only a few percent of positions.
 MIN_AGREEMENT = 0.5
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
-# Runtimes stop at this tag: it ends the Go coder's attempt, and a validator's verdict would come next.
+# Runtimes stop generating at this tag. It ends the Go coder's attempt; next would be a validator's verdict.
 END_OF_ATTEMPT = "</CODE>"
 # Texts on which tokenizers tend to differ: tabs, other alphabets, numbers, repeated spaces, tags of the Go coder.
 CHECK_TEXTS = (
@@ -66,18 +66,18 @@ def export_gguf(
 ) -> dict[str, Any]:
     """Write a model and its tokenizer to one GGUF file. The file appears only once it is complete.
 
-    The arguments are those of `ExportGguf`. Vectors and GPT-2's positions stay f32. With q8_0, matrices whose row
+    See `ExportGguf` for the arguments. Vectors and GPT-2's position embeddings stay f32. With q8_0, matrices whose row
     length is not a multiple of 32 become f16. With `check`, `compare_with_llama_cpp` runs before `out` appears.
 
     Raises:
         FileExistsError: `out` exists.
-        ImportError: the gguf package is missing, or llama-cpp-python with `check`.
+        ImportError: the gguf package or, with `check`, llama-cpp-python is missing.
         ValueError: the model is missing or corrupted, its architecture or tokenizer is unsupported, or (with `check`)
             llama.cpp's outputs differ.
     """
     validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
     if check and find_spec("llama_cpp") is None:  # not part of any extra, because installing it compiles llama.cpp
-        raise ImportError("check=True needs llama.cpp's Python binding: pip install llama-cpp-python, or omit check")
+        raise ImportError("check=True: needs llama-cpp-python; run `pip install llama-cpp-python`, or omit check")
     with complete_or_nothing(Path(out), force) as unfinished:
         config = load_config(str(model))
         layout = layout_of(config, str(model))
@@ -103,7 +103,7 @@ def export_gguf(
 
 
 class Layout(NamedTuple):
-    """Architecture in llama.cpp: its name, its number of layers, and the config values that it supports."""
+    """Architecture of a model in llama.cpp: name, number of layers, and the config values that llama.cpp supports."""
 
     architecture: str
     layers: int
@@ -111,7 +111,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(config: PreTrainedConfig, model: str) -> Layout:
-    """Return a model's layout. Raise ValueError if llama.cpp cannot run it or would compute different outputs."""
+    """Return a model's layout. Raise ValueError if llama.cpp cannot run the model or would change its outputs."""
     row = architecture_of(config)
     if row is not None and row.gguf_layout:
         layout = load_function(row.gguf_layout)(config, model)
@@ -119,8 +119,8 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
         layout = LAYOUTS[type(config)](config)
     else:
         raise ValueError(
-            f"{model} is a {config.model_type}, which llama.cpp does not support; expected hrm_go_coder of the "
-            f"preset `unified` ({GO_UNIFIED}), llama or gpt2"
+            f"{model} is a {config.model_type}, which llama.cpp does not support; expected llama, gpt2, or "
+            f"hrm_go_coder with the preset `unified` ({GO_UNIFIED})"
         )
     for name, expected in layout.expected.items():
         if (value := _setting(config, name)) not in expected:
@@ -133,12 +133,12 @@ def go_coder_layout(config: PreTrainedConfig, model: str) -> Layout:
     if not config.unified:
         raise ValueError(
             f"{model} is a two-stack hrm_go_coder, and llama.cpp has no architecture with rotary cross-attention to a "
-            f"second stack; train the preset `unified` ({GO_UNIFIED}), which has the architecture of a Llama"
+            f"second stack; train the preset `unified` ({GO_UNIFIED}), which has the Llama architecture"
         )
     return Layout("llama", config.planner_layers, LLAMA_SETTINGS | {"planner_cycles": (1,)})
 
 
-# Layouts of architectures from transformers; the registry lists those of this package's architectures.
+# Layouts of transformers architectures. The registry has the layouts of this package's architectures.
 LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
     LlamaConfig: lambda config: Layout("llama", config.num_hidden_layers, LLAMA_SETTINGS),
     GPT2Config: lambda config: Layout("gpt2", config.n_layer, GPT2_SETTINGS),
@@ -188,7 +188,7 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
     """Load a GGUF file in llama.cpp, and compare token ids and logits on CHECK_TEXTS with those of transformers.
 
     Raises:
-        ValueError: the token ids differ, or the argmax of the logits agrees at less than half of the positions.
+        ValueError: the token ids differ, or the argmax of the logits agrees at fewer than half of the positions.
     """
     import llama_cpp
 
@@ -298,7 +298,7 @@ def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
-    if tensor.ndim == 1 or name == "position_embd.weight":  # llama.cpp adds these tensors to f32 states
+    if tensor.ndim == 1 or name == "position_embd.weight":  # llama.cpp adds these tensors to f32 activations
         dtype = "f32"
     falls_back = dtype == "q8_0" and tensor.shape[-1] % 32 != 0
     kind = GGMLQuantizationType["F16" if falls_back else dtype.upper()]
@@ -310,15 +310,15 @@ def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the tokenizer saved with a model. Raise ValueError if there is none, or if it cannot be read."""
+    """Load the tokenizer saved with a model. Raise ValueError if it is missing or cannot be read."""
     if find_file(model, "tokenizer.json") is None:
         raise ValueError(
-            f"{model} has no tokenizer.json, which a GGUF file must include; save the tokenizer with the model: "
-            "tokenizer.save_pretrained(folder)"
+            f"{model} has no tokenizer.json, but a GGUF file must include the tokenizer; save the tokenizer with the "
+            "model: tokenizer.save_pretrained(folder)"
         )
     try:
         return AutoTokenizer.from_pretrained(model)
-    except Exception as error:  # tokenizers raises plain Exception for a corrupted file
+    except Exception as error:  # the tokenizers library raises a plain Exception for a corrupted file
         raise ValueError(f"the tokenizer of {model} cannot be read: {error}") from error
 
 
@@ -329,7 +329,7 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
     GPT-2's splitting.
 
     Args:
-        vocab_size: number of embedding rows; ids that the tokenizer does not have become unused tokens.
+        vocab_size: number of embedding rows; ids without a token in the tokenizer become unused tokens.
 
     Raises:
         ValueError: llama.cpp would produce different ids.
@@ -346,10 +346,10 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
     if max(tokens_by_id) >= vocab_size:
         raise ValueError(
             f"the tokenizer has ids up to {max(tokens_by_id)}, but the model embeds only {vocab_size} tokens; use the "
-            "model's own tokenizer, or call resize_token_embeddings and train"
+            "model's own tokenizer, or call resize_token_embeddings and train the model"
         )
     if tokenizer.eos_token_id is None:
-        raise ValueError("eos_token=None: llama.cpp would stop at id 11 instead; set tokenizer.eos_token")
+        raise ValueError("eos_token=None: llama.cpp would stop at token id 11 instead; set tokenizer.eos_token")
     add_bos, add_eos = _added_around(tokenizer)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in backend["model"]["merges"]]
     return {
@@ -414,4 +414,4 @@ def _added_around(tokenizer: Any) -> tuple[bool, bool]:
     for bos, eos in itertools.product((False, True), repeat=2):
         if full == [tokenizer.bos_token_id] * bos + plain + [tokenizer.eos_token_id] * eos:
             return bos, eos
-    raise ValueError(f"the tokenizer turns {plain} into {full}; GGUF supports only bos before and eos after a text")
+    raise ValueError(f"the tokenizer turns {plain} into {full}; GGUF supports only bos before a text and eos after it")

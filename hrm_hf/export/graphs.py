@@ -1,12 +1,12 @@
-"""Tensor graphs of models for `torch_export.py` and `onnx.py`, with one exporter per kind of model.
+"""Tensor graphs that `torch_export.py` and `onnx.py` export, with one exporter class per kind of model.
 
 A graph cannot contain a data-dependent loop, so it contains only the loop body:
 
 - puzzles: one ACT step; the loop and halting stay outside the graph;
 - recurrent regressors: all segments with halt="fixed", and the graphs stem and segment for adaptive halting;
-- other regressors: the forward;
-- causal language models: the forward without a cache. Models that halt run all segments but freeze halted tokens, so
-  the logits equal those of adaptive halting.
+- other regressors: the forward pass;
+- causal language models: the forward pass without a cache. Models that halt run all segments but freeze halted
+  tokens, so the logits equal those of adaptive halting.
 
 The registry names the exporter of each architecture. Not supported: training, generation with a cache, the Go coder's
 refinement head, quantized models.
@@ -26,15 +26,15 @@ from ..registry import ARCHITECTURES, architecture_of, load_function
 
 
 POSTERIOR = ("log_weights", "loc", "scale_tril")
-REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # fields of model outputs
+REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # output name: model field
 
 
 @dataclass
 class Graph:
-    """Module whose forward takes and returns tensors, with example inputs.
+    """Module that maps tensors to tensors, with example inputs.
 
     Attributes:
-        inputs: example tensors by name, in the order of the forward.
+        inputs: example tensors by name, in the order of the forward's arguments.
         axes: names of the dynamic axes of each input.
         outputs: names of the returned tensors.
     """
@@ -60,7 +60,7 @@ class Exporter:
         self.config = config
 
     def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
-        """Return the graphs of a float32 model in eval mode; "model" is the main one."""
+        """Return the graphs of a float32 model in eval mode by name. The main graph is called "model"."""
         raise NotImplementedError
 
     def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -76,7 +76,7 @@ class Exporter:
         raise NotImplementedError
 
     def loop_inputs(self) -> dict[str, torch.Tensor]:
-        """Return random inputs for the complete loop."""
+        """Return random inputs for the complete halting loop."""
         inputs = self.random_inputs(rows=8, seed=2)
         return {name: inputs[name] for name in inputs.keys() & {"input_ids", "puzzle_identifiers", "pixel_values"}}
 
@@ -160,7 +160,7 @@ class LanguageModelForward(nn.Module):
 
 
 class LanguageModelExporter(Exporter):
-    """Exporter for causal language models: the forward without a cache. The first example row is left-padded."""
+    """Exporter for causal language models. The graph is the forward pass without a cache."""
 
     settings = ("vocab_size", "max_position_embeddings")
 
@@ -173,7 +173,7 @@ class LanguageModelExporter(Exporter):
         generator = torch.Generator().manual_seed(seed)
         length = min(24, self.config.max_position_embeddings)
         mask = torch.ones(rows, length, dtype=torch.long)
-        mask[0, : length // 4] = 0
+        mask[0, : length // 4] = 0  # one left-padded row
         ids = torch.randint(self.config.vocab_size, mask.shape, generator=generator)
         return {"input_ids": ids, "attention_mask": mask}
 
@@ -191,7 +191,7 @@ class PosteriorOfMaps(nn.Module):
 
 
 class RegressionExporter(Exporter):
-    """Exporter for map regressors. The graph is the complete forward."""
+    """Exporter for map regressors. The graph is the complete forward pass."""
 
     settings = ("reported_names", "target_names", "prior_bounds")
     outputs = ("posterior_mean", "posterior_std", *POSTERIOR)
@@ -238,7 +238,7 @@ class CosmoSegment(nn.Module):
 
 
 class RecurrentRegressionExporter(RegressionExporter):
-    """Exporter for recurrent regressors: one graph of all segments, plus stem and segment for adaptive halting."""
+    """Exporter for recurrent regressors: a graph of all segments, plus `stem` and `segment` for adaptive halting."""
 
     settings = (*RegressionExporter.settings, "halt_max_steps", "halt_threshold")
     outputs = (*RegressionExporter.outputs, "halt_logits")
@@ -271,15 +271,15 @@ def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
         known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.exporter)
         raise ValueError(f"{model} is a {config.model_type}; expected one of {known}")
     if config.to_dict().get("quantization_config") is not None:
-        raise ValueError(f"{model} is quantized; export the original checkpoint, and quantize the result")
+        raise ValueError(f"{model} is quantized; export the unquantized checkpoint, and quantize the result")
     return load_function(row.exporter)(config)
 
 
 def graphs(model: PreTrainedModel) -> dict[str, Graph]:
-    """Return the graphs of a model; "model" is the main one. Raise ValueError unless it is float32 in eval mode."""
+    """Return the graphs of a model by name. Raise ValueError unless the model is in float32 and in eval mode."""
     exporter = exporter_of(model.config, type(model).__name__)
     if model.training or {parameter.dtype for parameter in model.parameters()} != {torch.float32}:
-        raise ValueError("the model must be in float32 and in eval mode: model.float().eval()")
+        raise ValueError("the model must be in float32 and in eval mode; call model.float().eval()")
     return exporter.graphs(model)
 
 

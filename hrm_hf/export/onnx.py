@@ -41,7 +41,7 @@ def export_onnx(
 ) -> dict[str, Any]:
     """Write all graphs of a model to a folder, or write nothing if the export fails.
 
-    The arguments are those of `ExportOnnx`. The folder contains model.onnx (plus model.onnx.data above 1.5 GB),
+    See `ExportOnnx` for the arguments. The folder contains model.onnx (plus model.onnx.data above 1.5 GB),
     config.json, the files of the tokenizer, feature extractor or puzzle identifiers, and onnx.json (inputs, outputs,
     shapes, halting settings). `hrm_cosmo` adds stem.onnx and segment.onnx; models with a loop add onnx_runtime.py.
 
@@ -81,7 +81,7 @@ def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> N
     """Write one ONNX file with the metadata `meta`. Raise ValueError if onnx cannot convert it to `opset`."""
     import onnx
 
-    logging.disable(logging.WARNING)  # hide notes about optional packages and constants
+    logging.disable(logging.WARNING)  # hides warnings about optional packages and constants
     try:
         with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
@@ -111,7 +111,7 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
 
 
 def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> dict[str, Any]:
-    """Compare the main graph's outputs and the step counts of any adaptive loop with torch (see `compare`).
+    """Compare the main graph's outputs, and the step counts of an adaptive loop, with PyTorch's (see `compare`).
 
     With a loop, the result includes `same_steps`, the fraction of rows that took the same number of steps.
     """

@@ -1,4 +1,4 @@
-"""Adaptive halting in ONNX Runtime for the graphs of `hrm-hf export onnx`.
+"""Adaptive halting in ONNX Runtime for graphs exported by `hrm-hf export onnx`.
 
 This file needs only numpy and onnxruntime and is copied into the folder of the graphs:
 
@@ -38,7 +38,7 @@ class OnnxPuzzleSolver:
 
     Args:
         path: folder of the export, or its model.onnx.
-        session: arguments of `onnxruntime.InferenceSession`, such as `providers` and `sess_options`.
+        session: arguments for `onnxruntime.InferenceSession`, such as `providers` and `sess_options`.
 
     Raises:
         FileNotFoundError, ValueError: the file is missing, or not an exported puzzle model.
@@ -48,7 +48,7 @@ class OnnxPuzzleSolver:
         self.session, self.meta = open_graph(path, "model.onnx", **session)
         self.settings = self.meta["settings"]
         if "latent_shapes" not in self.settings:
-            raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver runs puzzle models")
+            raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver only runs puzzle models")
 
     def solve(
         self,
@@ -62,8 +62,8 @@ class OnnxPuzzleSolver:
         """Run ACT steps until every row halts.
 
         Args:
-            input_ids: token ids [B, S]. puzzle_identifiers: [B]; default 0.
-            max_steps: maximum number of ACT steps; default from the model's config.
+            input_ids, puzzle_identifiers: token ids [B, S], and puzzle ids [B] (all 0 by default).
+            max_steps: maximum number of ACT steps; defaults to `halt_max_steps` in the model's config.
             min_steps: minimum number of ACT steps before a row may halt.
             min_confidence: minimum sigmoid(q_halt), in [0, 1], at which a row may halt.
             halt: "q" halts a row when the model prefers to halt; "fixed" runs `max_steps` for all rows.
@@ -154,8 +154,8 @@ class OnnxCosmoRegressor:
         """Return the posteriors of maps [B, C, S, S], which must be scaled as in preprocessor_config.json.
 
         Args:
-            max_steps: maximum number of segments; default from the model's config.
-            halt: "adaptive" halts a map when the expected gain is below the config's threshold; "fixed" runs all.
+            max_steps: maximum number of segments; defaults to `halt_max_steps` in the model's config.
+            halt: "adaptive" halts a map when the expected gain is below the config's threshold; "fixed" runs them all.
 
         Raises:
             ValueError: no maps, a wrong shape, or invalid settings.
@@ -163,7 +163,7 @@ class OnnxCosmoRegressor:
         settings = self.meta["settings"]
         max_steps = settings["halt_max_steps"] if max_steps is None else max_steps
         if max_steps < 1 or halt not in ("fixed", "adaptive"):
-            raise ValueError(f'max_steps={max_steps}, halt={halt!r}: must be at least 1, and "fixed" or "adaptive"')
+            raise ValueError(f'max_steps={max_steps}, halt={halt!r}: must be >= 1, and must be "fixed" or "adaptive"')
         pixel_values = np.asarray(pixel_values, dtype=np.float32)
         expected = self.stem.get_inputs()[0].shape[1:]
         if pixel_values.ndim != 4 or list(pixel_values.shape[1:]) != expected or not len(pixel_values):
@@ -195,7 +195,7 @@ def open_graph(path: str | Path, name: str, **session: Any) -> tuple[onnxruntime
     try:
         opened = onnxruntime.InferenceSession(str(file), **{"providers": ["CPUExecutionProvider"], **session})
     except UNREADABLE as error:
-        raise ValueError(f"{file} is not an ONNX file that this onnxruntime can read: {error}") from error
+        raise ValueError(f"{file} is not an ONNX file that this version of onnxruntime can read: {error}") from error
     meta = opened.get_modelmeta().custom_metadata_map.get(META_KEY)
     if meta is None:
         raise ValueError(f"{file} was not written by `hrm-hf export onnx`: its metadata has no halting settings")

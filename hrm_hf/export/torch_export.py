@@ -1,4 +1,4 @@
-"""Export of model graphs (`graphs.py`) to `torch.export` files; `onnx.py` exports the same graphs to ONNX.
+"""Export of model graphs (`graphs.py`) to `torch.export` files. `onnx.py` exports the same graphs to ONNX.
 
     export_torch("runs/sudoku", "sudoku.pt2", check=True)
     step = torch.export.load("sudoku.pt2").module()
@@ -20,17 +20,17 @@ from .checkpoint import complete_or_nothing, load_model
 from .graphs import Graph, exporter_of, graphs, random_inputs
 
 
-META_FILE = "hrm_hf.json"  # stored in the .pt2 archive; contains architecture, inputs and outputs
+META_FILE = "hrm_hf.json"  # in the .pt2 archive; describes the architecture, inputs and outputs
 TOLERANCE = 1e-3  # relative to the largest value of an output; float32 rounding errors are much smaller
 
 
 def export_graph(graph: Graph) -> ExportedProgram:
-    """Export a graph as a program of ATen operators; dynamic axes accept any size of at least 1."""
+    """Export a graph as a program of ATen operators. Dynamic axes accept any size of at least 1."""
     dims = {name: Dim(name, min=1) for axes in graph.axes.values() for name in axes.values()}
     shapes = tuple({axis: dims[name] for axis, name in graph.axes[key].items()} for key in graph.inputs)
     with torch.no_grad():
         program = torch.export.export(graph.module.eval(), tuple(graph.inputs.values()), dynamic_shapes=shapes)
-    # Code that runs without autocast or gradients becomes a nested graph.
+    # Code in a no_grad or autocast context becomes a nested graph, so search all of them.
     parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     used = {node.target for part in parts for node in part.graph.nodes} & REPLACED.keys()
     return program.run_decompositions({target: REPLACED[target] for target in used}) if used else program
@@ -49,7 +49,7 @@ def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.
 def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `cummax` along the last axis of integers [B, T] with T * T comparisons per row."""
     if values.dim() != 2 or dim not in (1, -1):
-        raise NotImplementedError(f"cummax of {values.dim()} axes along axis {dim}; expected [B, T] along the last")
+        raise NotImplementedError(f"cummax of {values.dim()} axes along axis {dim}; expected [B, T] and axis 1")
     steps = torch.arange(values.shape[1], device=values.device)
     seen = steps.unsqueeze(0) <= steps.unsqueeze(1)
     lowest = torch.iinfo(values.dtype).min
@@ -70,7 +70,7 @@ REPLACED = {
 
 
 def load_exportable(model: str) -> PreTrainedModel:
-    """Load a checkpoint in float32, including activations (no `forward_dtype`). Raises the errors of `load_model`."""
+    """Load a checkpoint with float32 weights and activations (no `forward_dtype`). Raises like `load_model`."""
     config = load_config(model)
     exporter_of(config, model)
     if config.to_dict().get("forward_dtype"):
@@ -81,7 +81,7 @@ def load_exportable(model: str) -> PreTrainedModel:
 def export_torch(model: str | Path, out: str | Path, force: bool = False, check: bool = False) -> dict[str, Any]:
     """Write a model's main graph to a `torch.export` archive. The file appears only once it is complete.
 
-    The arguments are those of `ExportTorch`. With `check`, the file is loaded and compared before `out` appears.
+    See `ExportTorch` for the arguments. With `check`, the file is loaded and compared before `out` appears.
 
     Raises:
         FileExistsError: `out` exists.
@@ -111,7 +111,7 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """Return the output names, and the name, dtype and shape of each input. Shapes give the names of dynamic axes."""
+    """Return the output names, and the name, dtype and shape of each input. Shapes contain dynamic axes by name."""
     inputs = []
     for name, value in graph.inputs.items():
         shape = [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)]
@@ -128,7 +128,7 @@ def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]
     """
     graph = graphs(network)["model"]
     inputs = random_inputs(network.config, rows, seed=1)
-    given = inputs.get("attention_mask", torch.ones(())).bool()  # outputs at padding are undefined
+    given = inputs.get("attention_mask", torch.ones(())).bool()  # outputs at padding positions are undefined
     differences, result = {}, {}
     for name, ours, theirs in zip(graph.outputs, graph.module(*inputs.values()), run(inputs), strict=True):
         if given.dim():
@@ -138,8 +138,8 @@ def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]
         )  # SE-RRM's state is an empty tensor
         if not differences[name] <= TOLERANCE * max(1.0, reach):
             raise ValueError(
-                f"the exported graph computes a different {name}: values up to {reach:.3g} differ by up to "
-                f"{differences[name]:.3g}. Nothing was written"
+                f"the exported graph computes a different {name}: it differs from the model's by up to "
+                f"{differences[name]:.3g}, with values up to {reach:.3g}. Nothing was written"
             )
         if name == "logits":
             result["argmax_agreement"] = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()

@@ -30,14 +30,14 @@ class GoDataArguments:
         default=None, help="Tokenizer folder from `hrm-hf data go-tokenizer`; defaults to the model's tokenizer."
     )
     max_length: int = HfArg(default=2048, help="Maximum tokens per row.")
-    problem_budget: int = HfArg(default=256, help="Maximum tokens per problem; longer ones are cut at the end.")
+    problem_budget: int = HfArg(default=256, help="Maximum tokens per problem; longer ones are truncated.")
     context_budget: int = HfArg(default=512, help="Maximum tokens per context; longer ones are cut in the middle.")
     plan_budget: int = HfArg(default=512, help="Maximum tokens per plan; records with longer plans are dropped.")
     code_budget: int = HfArg(
         default=1024, help="Maximum tokens per attempt; longer attempts and records with longer solutions are dropped."
     )
     preprocessing_num_workers: int | None = HfArg(default=None, help="Number of tokenization processes.")
-    data_cache_dir: str | None = HfArg(default=None, help="Cache folder for the converted data.")
+    data_cache_dir: str | None = HfArg(default=None, help="Cache folder for the converted records.")
 
     def __post_init__(self):
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
@@ -77,13 +77,13 @@ class GoTrainingArguments(LmTrainingArguments):
     )
 
     validation_frequency: int = HfArg(default=0, help="Generate and validate code every N steps; 0 disables it.")
-    validation_prompts: int = HfArg(default=16, help="Number of evaluation records to generate code for.")
+    validation_prompts: int = HfArg(default=16, help="Number of held-out records to generate code for.")
     validation_max_new_tokens: int = HfArg(default=256, help="Maximum new tokens per sample.")
     validator: str = HfArg(
         default="tree-sitter", help=f"Validator ({', '.join(VALIDATOR_CHOICES)}); auto uses parser if Go is installed."
     )
     replay_file: str | None = HfArg(
-        default=None, help="Also generate code for --validation_prompts training records; save failures to this file."
+        default=None, help="Also generate code for as many training records, and save the failures to this file."
     )
 
     def __post_init__(self):

@@ -63,7 +63,7 @@ def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
     if bits > READABLE:
         tell(
             f"\n4. This model is undertrained: {bits:.2f} bits per byte of held-out code, and code begins to parse at "
-            f"{READABLE:g}. The function below shows it. Train longer with more --minutes, in another --out"
+            f"about {READABLE:g}. The function below shows this. Train longer with more --minutes and a new --out"
         )
         run(*write, "--limit", 1, "--max-iterations", 1, "--max-new-tokens", 60)
     else:
@@ -124,7 +124,7 @@ def steps_for(seconds: float, evaluated: int, per_step: float) -> int:
 
 
 def seconds_per_step(vocab_size: int) -> float:
-    """Estimate the seconds per step of the nano preset on this machine, from a quarter of a batch."""
+    """Estimate the seconds per step of the nano preset on this machine by timing a quarter of a batch."""
     model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("nano", vocab_size=vocab_size)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     ids = torch.randint(64, vocab_size, (BATCH // 4, ROW))

@@ -28,7 +28,7 @@ def generate_code(
 ) -> tuple[list[str], RefinementOutput]:
     """Write code for prompts, or for records in a file, and return the prompts and the results.
 
-    From a file, it takes `limit` records, spread evenly. With `repair`, it tries up to 64 records until the model
+    From a file, it uses `limit` evenly spaced records. With `repair`, it tries up to 64 records until the model
     repairs an attempt that the validator rejects, and returns only that record, or none.
 
     Args:

@@ -21,10 +21,10 @@ SOURCES = (
 class SamplingOptions(Options):
     """Sampling options for a Go coder, and the validator for its code."""
 
-    validator: GoValidator = option("auto uses parser if Go is installed, else tree-sitter.", "auto")
+    validator: GoValidator = option("Validator; auto uses parser if Go is installed, else tree-sitter.", "auto")
     repetition_guard: bool = option("Prevent plans and code from repeating themselves endlessly.", True)
     seed: int = option("Random seed.", 0, min=0)
-    device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ...; by default the best available one.", None)
 
 
 @dataclass(kw_only=True)
@@ -34,9 +34,9 @@ class WriteGo(SamplingOptions):
     model: str = option("Go coder: checkpoint folder, or a model on the Hub.", argument=True)
     prompts: list[str] | None = option("Descriptions of the code to write.", None, argument=True)
     prefix: list[str] | None = option("Beginning of the code, e.g. a signature; one per prompt.", None)
-    records: Path | None = option("File of records to read the prompts from instead.", None)
+    records: Path | None = option("Read the prompts from this file of records instead.", None)
     limit: int = option("Number of records to use, evenly spaced over the file.", 3, min=1)
-    validator: Literal[GoValidator, "none"] = option("auto uses parser if Go is installed, else tree-sitter.", "auto")
+    validator: Literal[GoValidator, "none"] = option("Validator; auto: parser (needs Go) or tree-sitter.", "auto")
     max_iterations: int | None = option("Maximum attempts; defaults to the model's setting.", None, min=1, max=5)
     threshold: float | None = option("Minimum P(DONE) to stop; defaults to the model's setting.", None, min=0, max=1)
     max_new_tokens: int | None = option("Maximum new tokens per attempt; defaults to the model's budget.", None, min=1)
@@ -48,12 +48,12 @@ class WriteGo(SamplingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if bool(self.prompts) == (self.records is not None):
-            raise UsageError("give prompts, or --records FILE", "PROMPTS")
+            raise UsageError("no prompts; pass either PROMPTS or --records FILE", "PROMPTS")
         if self.records is not None and not self.records.is_file():
             raise UsageError(f"records={str(self.records)!r}: no such file", "--records")
         if self.prompts and self.prefix and len(self.prefix) != len(self.prompts):
             expected = counted(len(self.prompts), "prompt")
-            raise UsageError(f"prefix: {len(self.prefix)} given for {expected}; give one per prompt", "--prefix")
+            raise UsageError(f"prefix: got {len(self.prefix)} for {expected}; pass one per prompt", "--prefix")
         if self.repair and (self.records is None or self.validator == "none"):
             raise UsageError("repair=True: needs --records and a validator", "--repair")
         if self.stream and (self.repair or len(self.prompts or []) != 1):
@@ -80,7 +80,7 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
     benchmark: list[str] | None = option(
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
-    limit: int | None = option("Maximum number of records, of trajectories, and of tasks.", None, min=1)
+    limit: int | None = option("Use at most N records, N trajectories, and N tasks per test set.", None, min=1)
     max_iterations: int = option("Maximum refinement attempts, and number of baseline samples.", 3, min=1, max=5)
     temperature: float = option("Sampling temperature.", 0.8, min=0.01)
     samples: int = option("Samples per benchmark task; 1 uses greedy decoding.", 1, min=1)
@@ -95,9 +95,9 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.records or self.trajectories or self.benchmark):
-            raise UsageError("nothing to evaluate on; give --records, --trajectories or --benchmark")
+            raise UsageError("nothing to evaluate on; pass --records, --trajectories or --benchmark")
         if self.benchmark and self.out is None:
-            raise UsageError("benchmark: needs a folder for its samples; give --out", "--out")
+            raise UsageError("benchmark: needs a folder for the generated samples; pass --out", "--out")
         validate_files(self.records, "--records")
         validate_files(self.trajectories, "--trajectories")
         self.benchmarks()
@@ -141,7 +141,7 @@ class BuildGo(Options):
         "none",
     )
     on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line in a JSON source.", "stop")
-    text: Path | None = option("Folder to also write the source files to, one {text} per line, for run_clm.py.", None)
+    text: Path | None = option("Also write the source files to this folder, as {text} lines for run_clm.py.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,12 +154,12 @@ class BuildGo(Options):
             raise UsageError(f"validator={self.validator!r}: --oracle types needs --validator types", "--validator")
         if self.text is not None and not any(map(is_folder, self.sources)):
             raise UsageError(
-                f"text={str(self.text)!r}: needs a source that is a folder; omit it, because go-tokenizer "
-                "also reads records",
+                f"text={str(self.text)!r}: needs a folder among the sources; omit --text, because "
+                "go-tokenizer also reads records",
                 "--text",
             )
         if self.text is not None and self.text.resolve() in (self.out.resolve(), self.out.resolve() / "trajectories"):
-            raise UsageError(f"text={str(self.text)!r}: holds the records (--out); choose another folder", "--text")
+            raise UsageError(f"text={str(self.text)!r}: is the folder of records (--out); choose another", "--text")
 
 
 @dataclass(kw_only=True)

@@ -49,7 +49,7 @@ def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[...,
         GoNotFoundError, SandboxError: go-tests is used, but Go or the sandbox is not available.
     """
     if not names:
-        raise ValueError(f"reward=[]: no rewards; give --reward with one or more of {KINDS}")
+        raise ValueError(f"reward=[]: no rewards; pass --reward with one or more of {KINDS}")
     made = []
     for name in names:
         reward = _parse(name)(tokenizer)
@@ -116,7 +116,7 @@ class GoTestsReward(_GoReward):
 
     def __call__(self, *, tests: list[str] | None = None, **batch: Any) -> list[float]:
         if tests is None:
-            raise ValueError('reward go-tests: rows have no "tests"; give each prompt the text of a Go test file')
+            raise ValueError("reward='go-tests': the rows have no tests; add a column `tests` with Go test files")
         samples = self.code_samples(batch["prompts"], batch["completions"], batch["completion_ids"])
         complete = {index: GoProgram(code, tests[index]) for index, code in enumerate(samples) if code is not None}
         passed = {index: run.status == "pass" for index, run in zip(complete, self.runner(list(complete.values())))}

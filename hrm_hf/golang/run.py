@@ -22,9 +22,9 @@ class GoCoderRun(CausalLMRun):
 
     def validate_options(self) -> None:
         if not self.data_args.train_data:
-            raise ValueError("train_data=[]: no records; give --train_data with files from `hrm-hf data go`")
+            raise ValueError("train_data=[]: no records; pass --train_data with files from `hrm-hf data go`")
         if self.args.replay_file and not self.data_args.eval_data:
-            raise ValueError(f"replay_file={self.args.replay_file!r}: needs held-out records; give --eval_data")
+            raise ValueError(f"replay_file={self.args.replay_file!r}: needs held-out records; pass --eval_data")
 
     def load_data(self) -> None:
         data_args = self.data_args
@@ -57,7 +57,7 @@ class GoCoderRun(CausalLMRun):
         return model
 
     def _class_weights(self) -> list[float]:
-        """Return class weights that balance the decisions in the training data. Absent classes get 1."""
+        """Return class weights that balance the decisions in the training data. Absent classes get weight 1."""
         counts = Counter(label for labels in self.train.rows["decision_labels"] for label in labels)
         total, kinds = counts.total(), len(counts)
         return [total / (kinds * counts[kind]) if counts[kind] else 1.0 for kind in range(len(DECISIONS))]

@@ -30,7 +30,7 @@ class GoCoderTrainer(CausalLMTrainer):
     log_format = LM_LOG_FORMAT | {"go/syntax_rate": "code that parses {:6.1%}", "go/type_rate": "type-checks {:6.1%}"}
 
     def prepare_model(self, model: Any, args: GoTrainingArguments) -> None:
-        """Copy the given loss weights to the model's config. Raise ValueError if the model does not use them."""
+        """Copy the specified loss weights to the model's config. Raise ValueError if the model does not use them."""
         super().prepare_model(model, args)
         for name in LOSS_WEIGHTS:
             value = getattr(args, name)
@@ -58,8 +58,8 @@ def refinement_scale(step: int, warmup: int, ramp: int) -> float:
 class GoValidationCallback(TrainerCallback):
     """Callback that generates code every `validation_frequency` steps and logs its `validity`.
 
-    The prompts are held out. With a `replay_file`, it also generates code for as many training prompts, different ones
-    each time, and appends each failure to the file as a record with the attempt, its feedback, and the solution.
+    The prompts are held out. With a `replay_file`, it also generates code for an equal number of training prompts, new
+    ones each time, and appends each failure to the file as a record with the attempt, its feedback, and the solution.
 
     Args:
         trainer: provides the log and the arguments.

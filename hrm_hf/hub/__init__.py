@@ -42,12 +42,12 @@ class PushOptions(Options):
         "Visibility of a new repository. [default: the owner's setting]", None, flags=("--private/--public",)
     )
     revision: str | None = option(
-        "Branch, created if it does not exist, or refs/pr/N of an open pull request. [default: main]", None
+        "Branch (created if it does not exist), or refs/pr/N for an open pull request. [default: main]", None
     )
     message: str | None = option("Commit message; with --create-pr, also the title of the pull request.", None)
     license: str | None = option("License of the weights, as named on the Hub: apache-2.0, mit, other, ...", None)
-    create_pr: bool = option("Open a pull request in an existing repository; does not need write access.", False)
-    with_training_state: bool = option("Also push the optimizer, the carry and the checkpoint-N folders.", False)
+    create_pr: bool = option("Open a pull request in an existing repository; requires no write access.", False)
+    with_training_state: bool = option("Also push the optimizer state, the carry and the checkpoint-N folders.", False)
     include: list[str] = option("Also push files that match this pattern; may be repeated.", [])
     space: bool = option("Push a Gradio demo instead of a model.", False)
     embed: bool = option("Copy models from local folders into the demo.", False)

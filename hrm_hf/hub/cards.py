@@ -112,7 +112,7 @@ def _evaluations(results: list) -> list[dict[str, Any]]:
 
 
 def _write_eval_results(folder: Path, results: list) -> None:
-    """Write `EvalResult`s to one DATA.yaml per data set. The Hub shows those for its registered benchmarks."""
+    """Write `EvalResult`s to one DATA.yaml per data set. The Hub shows the files of registered benchmarks."""
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
     entries: dict[str, list[EvalResultEntry]] = {}
@@ -143,7 +143,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     config = _config(folder)
     template = resource("model_cards") / f"{config.model_type}.md"
     if not template.is_file():
-        raise ValueError(f"model_type={config.model_type!r}: has no card template ({template}); write README.md")
+        raise ValueError(f"model_type={config.model_type!r}: has no card template ({template}); write a README.md")
     row, recipe, license = architecture_of(config), read_run(folder)[0], license_of(folder, levels=0)
     base, sources = recipe.get("model_name_or_path"), training_sources(recipe)
     datasets = dict.fromkeys(source.removeprefix(HUB_PREFIX).partition(":")[0] for source in filter(_on_hub, sources))
@@ -155,7 +155,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     )
     card = ModelCard.from_template(
         metadata,
-        template_str="{% include card %}",  # huggingface_hub's jinja environment cannot find layouts
+        template_str="{% include card %}",  # huggingface_hub's jinja environment cannot find our layouts
         card=_environment().get_template(template.name),
         config=config,
         task=row.task_of(config),
@@ -225,7 +225,7 @@ def _environment() -> Any:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the recipe and the results of a checkpoint folder; {} for a missing file or one from a different tool."""
+    """Return the recipe and the results of a checkpoint folder, each {} if its file is missing or not a mapping."""
     return _read(folder / "recipe.yaml", yaml.safe_load), _read(folder / "results.json", json.loads)
 
 
@@ -255,7 +255,7 @@ def training_sources(recipe: dict[str, Any]) -> list[str]:
 
 
 def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
-    """Return a run's data, as names or generating commands, and the weights that the run started from.
+    """Return the names of a run's data (or the command that generates it), and the weights that the run started from.
 
     Raises:
         ValueError: the recipe was not written by our scripts.
@@ -263,7 +263,7 @@ def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
     names = [recipe.get(name) for name in ("build_data", "data_path", "train_data", "model_name_or_path")]
     each = [part for name in names if name is not None for part in (name if isinstance(name, list) else [name])]
     if not all(isinstance(part, str) for part in each):
-        raise ValueError("the recipe must name its data by a string or a list of strings")
+        raise ValueError("the recipe must name data and model with a string or a list of strings")
     if build := recipe.get("build_data"):
         sources = ["hrm-hf data " + " ".join(_without_folders(word) for word in shlex.split(str(build)))]
     else:

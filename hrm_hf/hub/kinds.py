@@ -42,7 +42,7 @@ class Kind:
         return self.auto_class in loaded_by and (self.ability is None or self.ability in row.abilities)
 
     def takes(self, config: PreTrainedConfig) -> bool:
-        """Check whether a model is of this kind; language models may also come from transformers."""
+        """Check whether a config belongs to a model of this kind. Language models may also come from transformers."""
         from transformers import AutoModelForCausalLM
 
         from ..registry import architecture_of
@@ -59,7 +59,7 @@ LANGUAGE_MODEL = Kind(
     "eval lm, eval reasoning, rlm, serve and app (for a Go coder also go and eval go)",
     "AutoModelForCausalLM",
 )
-REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "AutoModelForImageClassification")
+REGRESSOR = Kind("a map regressor", "eval cosmo and app", "AutoModelForImageClassification")
 MASS_MAPPER = Kind("a mass mapper (a model of mass maps)", "eval cosmo-map and app", "AutoModelForImageToImage")
 KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR, MASS_MAPPER)  # every model belongs to one of these kinds
 GO_CODER = Kind("a Go coder", "go and eval go", "AutoModelForCausalLM", "refinement")
@@ -68,7 +68,7 @@ GO_CODER = Kind("a Go coder", "go and eval go", "AutoModelForCausalLM", "refinem
 def validate_kind(name: str, wanted: Kind) -> None:
     """Raise ModelError if a folder's config.json is unreadable or names Auto classes of a different kind.
 
-    This check is fast; it accepts a config.json without such classes and any model on the Hub (see `load_config`).
+    This fast check accepts a config.json without Auto classes, and any model on the Hub; `load_config` checks those.
     """
     file = Path(name, CONFIG)
     try:
@@ -92,7 +92,7 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
         adapters: accept a PEFT adapter, and return the config of its base model.
 
     Raises:
-        ModelError: the model is missing, of a different kind, or an unwanted adapter, or its config is unreadable.
+        ModelError: the model is missing, of a different kind, or a rejected adapter, or its config is unreadable.
     """
     find_model(name)
     adapter = Path(name, ADAPTER_CONFIG)

@@ -1,4 +1,4 @@
-"""License detection: from the license file of a folder, or from the name of a well-known data set.
+"""License detection from the license file of a folder, or from the name of a well-known data set.
 
 Model cards state these licenses. They are not legal advice. Each Go record states its own license.
 """

@@ -71,9 +71,9 @@ def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
         return None
     uri = parse_hf_uri(text if is_url else f"hf://{text.rstrip('/')}", endpoint=constants.ENDPOINT)
     if uri.type != "model" or uri.id.count("/") != 1:
-        raise ValueError(f"{text}: must be a model on the Hub; give OWNER/NAME or OWNER/NAME/FILE")
+        raise ValueError(f"{text}: must be a model on the Hub; pass OWNER/NAME or OWNER/NAME/FILE")
     if None not in (revision, uri.revision) and revision != uri.revision:
-        raise ValueError(f"revision={revision!r}: {text} names the revision {uri.revision!r}; give one of them")
+        raise ValueError(f"revision={revision!r}: {text} has the revision {uri.revision!r}; pass only one of them")
     return HubAddress(uri.id, uri.path_in_repo or "", revision or uri.revision)
 
 
@@ -148,7 +148,7 @@ def verify_checkpoint(
     folder = Path(folder).expanduser().absolute()
     revision = revision or _pull_record(folder).get("commit")
     if revision is None:
-        raise ValueError(f"revision=None: {folder} was not created by a pull; give the revision to compare with")
+        raise ValueError(f"revision=None: {folder} was not created by a pull; pass the revision to compare with")
     with hub_errors("pull", repo_id, revision, token):
         api = HfApi(token=token)
         commit = api.model_info(repo_id, revision=revision).sha
@@ -174,11 +174,11 @@ def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str
     if found.mismatches:
         names = ", ".join(each["path"] for each in found.mismatches)
         raise HubError(
-            f"{names} of {repo_id} at {commit}: deleted, because the digest differs from the one on the Hub; run the "
-            "same command again"
+            f"{names} of {repo_id} at {commit}: the digest differs from that on the Hub, so the download was deleted; "
+            "run the same command again"
         )
     if missing := set(names) & set(found.missing_paths):
-        raise HubError(f"{', '.join(sorted(missing))} of {repo_id} at {commit}: cannot be stored in a folder")
+        raise HubError(f"{', '.join(sorted(missing))} of {repo_id} at {commit}: a folder cannot contain these names")
     return found.extra_paths
 
 
@@ -194,7 +194,7 @@ def _is_new(folder: Path, repo_id: str, commit: str) -> bool:
 
 
 def _pull_record(folder: Path) -> dict[str, str]:
-    """Return the repository and commit of a pulled folder; {} for other folders."""
+    """Return the repository and commit of a pulled folder, or {} for other folders."""
     file = folder / PULL_RECORD
     record = load_json(file) if file.is_file() else {}
     is_ours = isinstance(record, dict) and all(isinstance(record.get(name), str) for name in ("repo_id", "commit"))
@@ -203,7 +203,7 @@ def _pull_record(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def hub_errors(action: str, repo_id: str, revision: str | None = None, token: str | None = None) -> Iterator[None]:
-    """Convert huggingface_hub errors in this context into a one-sentence `HubError`; `action` is push or pull."""
+    """Convert huggingface_hub errors of a push or pull (`action`) in this context into a one-sentence `HubError`."""
     try:
         yield
     except HubError:
@@ -219,14 +219,14 @@ def hub_errors(action: str, repo_id: str, revision: str | None = None, token: st
 
 def _explained(error: BaseException, action: str, repo_id: str, revision: str | None, has_token: bool) -> str | None:
     kept = "the Hub still has the old files" if action == "push" else "downloaded files are kept"
-    again, log_in = f"{kept}. Run the same command again", "`hf auth login`, or set HF_TOKEN"
+    again, log_in = f"{kept}. Run the same command again", "run `hf auth login`, or set HF_TOKEN"
     match error:
         case OfflineModeIsEnabled():
             return f"HF_HUB_OFFLINE is set: unset it to {action}"
         case LocalTokenNotFoundError():
             return f"this {action} needs a token: {log_in}"
         case GatedRepoError():
-            return f"{repo_id} is gated: request access on its page, with the account of your token"
+            return f"{repo_id} is gated: request access on its page with the account that owns your token"
         case RevisionNotFoundError():
             return f"{repo_id} has no revision {revision!r}; expected a branch, a tag or the sha of a commit"
         case RepositoryNotFoundError() if not has_token:
@@ -242,16 +242,16 @@ def _explained(error: BaseException, action: str, repo_id: str, revision: str | 
             verb, role = ("write to", "write") if action == "push" else ("read", "read")
             propose = ", or propose it with --create-pr (create_pr)" if "create_pr" in why else ""
             messages = {
-                401: f"the Hub rejected the token ({why}): it is wrong or was revoked. {log_in}",
-                403: f"your token may not {verb} {repo_id} ({why}): use one with the role {role} and access{propose}",
-                404: f"the {action} of {repo_id} needs what the Hub does not have ({why}): check name and revision",
+                401: f"the Hub rejected the token ({why}), which is wrong or was revoked: {log_in}",
+                403: f"your token may not {verb} {repo_id} ({why}): use a token with role {role} for it{propose}",
+                404: f"the {action} of {repo_id} failed: not found ({why}); check the name and the revision",
                 410: f"{repo_id} or a file in it was removed from the Hub ({why}): ask its owner, or use another one",
                 412: f"somebody else changed {repo_id} during the push ({why}); nothing was committed. Push again",
             }
-            return messages.get(status, f"the Hub rejected the {action} of {repo_id} with {status}: {why}; fix this")
+            return messages.get(status, f"the Hub rejected the {action} of {repo_id}: {status}, {why}")
         case HTTPError():
             return f"the connection to {constants.ENDPOINT} failed ({type(error).__name__}: {error}); {again}"
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = f" of {error.filename}" if error.filename else ""
-            return f"the disk{where} is full ({error.strerror}); files are kept. Free some space and run again"
+            return f"the disk{where} is full ({error.strerror}); files are kept. Free some space and retry"
     return None

@@ -122,7 +122,7 @@ def space_contents(folder: str | Path) -> Contents:
         raise ValueError(f"{folder / CARD_FILE}: sdk is {card.get('sdk')!r}; expected gradio")
     app_file = card.get("app_file", "app.py")
     if not (folder / app_file).exists():
-        raise ValueError(f"{folder} has no {app_file}, which its {CARD_FILE} names as the program to run")
+        raise ValueError(f"{folder} has no {app_file}, which its {CARD_FILE} names as the app file")
     contents = Contents()
     for name, (file, problem) in folder_files(folder).items():
         if set(SPACE_IGNORED) & set(name.split("/")):
@@ -134,9 +134,9 @@ def space_contents(folder: str | Path) -> Contents:
 
 
 def commit_contents(contents: Contents, target: PushOptions, token: str | None = None) -> PushResult:
-    """Upload all `contents` in one commit. Also delete old weights that would be loaded instead of new ones."""
+    """Upload all `contents` in one commit. Also delete old weights that would be loaded instead of the new ones."""
     if not (token or get_token()):
-        raise HubError("a push needs a token: `hf auth login`, or set HF_TOKEN")
+        raise HubError("a push needs a token: run `hf auth login`, or set HF_TOKEN")
     name = "the demo" if target.space else Path(target.sources[0]).resolve().name
     api, message = HfApi(token=token), target.message or f"Upload {name} with hrm_hf"
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
@@ -182,7 +182,7 @@ def _head(api: HfApi, target: PushOptions) -> ModelInfo | SpaceInfo:
             raise
         raise HubError(
             f"{target.repo_id} does not exist, or your token cannot read it. A pull request needs a repository: check "
-            "the name and the token, or push without --create-pr (create_pr) to create it"
+            "the name and the token, or push without --create-pr (create_pr) to create the repository"
         ) from error
     if target.to_pull_request:
         number = int(target.revision.removeprefix(PULL_REQUEST))
@@ -315,7 +315,7 @@ def _complete(contents: Contents, folder: Path, config: PreTrainedConfig, row: A
     if (row and AutoModelForCausalLM in row.heads) or type(config) in AutoModelForCausalLM._model_mapping:
         if not {"tokenizer.json", "tokenizer_config.json"} & contents.files.keys():
             raise ValueError(
-                f"{folder} has no tokenizer, without which the model cannot be used; save it with "
+                f"{folder} has no tokenizer, but the model needs one; save it with "
                 f"tokenizer.save_pretrained({str(folder)!r})"
             )
         if "generation_config.json" not in contents.files:
@@ -342,8 +342,8 @@ def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig, row: A
     own = [name for name in sorted(modules) if (folder / name).is_file()]
     if edited := [name for name in own if (folder / name).read_bytes() != modules[name].read_bytes()]:
         contents.notes.append(
-            f"{', '.join(edited)}: pushed the version of hrm_hf {__version__}, which differs from the folder; to use "
-            "your own version, run `hf upload` after this push"
+            f"{', '.join(edited)}: pushed the version from hrm_hf {__version__}, which differs from the one in the "
+            "folder; to publish your own version, run `hf upload` after this push"
         )
     contents.files |= modules | {CODE_LICENSE: code_license()}
     for name in modules:
@@ -380,7 +380,7 @@ def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | Non
     """Add the folder's card (or a new one) with the repository's name and the license of the weights."""
     path = folder / CARD_FILE
     if not path.exists() and not ours:
-        raise ValueError(f"{folder} has no {CARD_FILE}, and hrm_hf has no template for this kind of model; write one")
+        raise ValueError(f"{folder} has no {CARD_FILE}, and hrm_hf has no template for this kind of model; write it")
     card = ModelCard(card_for_repository(folder, repo_id) if ours else path.read_text(encoding="utf-8"))
     if license:
         card.data.license = license

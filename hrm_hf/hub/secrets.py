@@ -1,4 +1,4 @@
-"""Search for tokens, keys and passwords in files before a push, with detect-secrets.
+"""Search files for tokens, keys and passwords before a push, with detect-secrets.
 
 Only detectors that recognize a secret by its format are used, because detectors of entropy or variable names would
 flag every tokenizer. The search is local. It covers only the header of safetensors files, and everything except the
@@ -30,9 +30,9 @@ SECRETS_FILES = (
 )  # fmt: skip
 NOT_SEARCHED = f"files were not searched for secrets: {install_command('secrets')}"
 BLOCK, OVERLAP = 2**18, 2**13  # bytes per block; overlap of consecutive blocks, longer than any secret
-TENSOR = re.compile(r"(^|/)data/\d+$")  # name of a tensor in a torch file
+TENSOR = re.compile(r"(^|/)data/\d+$")  # path of a tensor in a torch archive
 PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter strings contain no secret
-# Detectors from detect-secrets. A slow one lists words, and only searches texts that contain one (in lower case).
+# Detectors from detect-secrets. Slow ones only search texts that contain one of the listed words (in lower case).
 DETECTORS = {
     "aws.AWSKeyDetector": "akia asia abia acca a3t aws",
     "azure_storage_key.AzureStorageKeyDetector": "",
@@ -107,7 +107,7 @@ def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:
 
 
 def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str | None:
-    """Return the kind of secret that a file contains, or None; `token` is the user's own token."""
+    """Return the kind of secret that a file contains, or None. `token` is the user's own Hub token."""
     with BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as stream:
         for block in _blocks(name, stream, source):
             if token and token.encode() in block:
@@ -166,7 +166,7 @@ def _texts_in(metadata: dict[str, str]) -> Iterator[str]:
 
 @cache
 def _detectors() -> list[tuple[str, list[str], Any]]:
-    """Return (kind of secret, words, detector) tuples. A detector with words only runs on texts that contain one."""
+    """Return (kind of secret, words, detector) tuples. A detector with words needs one of them in the text."""
     if not find_spec("detect_secrets"):
         return []
     from detect_secrets.plugins.base import RegexBasedDetector

@@ -194,7 +194,7 @@ def test_evaluation_files_are_rejected_as_sources(tmp_path, kind):
 def test_other_records_are_not_overwritten(built, tree):
     out, _ = built
     result = call("go", tree, "--seed", "3", "--out", out / "records", code=2)
-    assert "already holds records" in " ".join(result.output.replace("│", " ").split())
+    assert "already contains records" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_prompts_end_where_the_code_begins_and_have_their_reference(tmp_path):

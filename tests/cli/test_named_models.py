@@ -111,7 +111,7 @@ SOLVER, CODER, LM = "a puzzle solver", "a Go coder", "a language model"
         ("eval lm MODEL --data text.txt", "cosmo_cnn", LM, "hrm-hf eval cosmo"),
         ("rlm MODEL --question q --context-file here.txt", "trm_puzzle", LM, "hrm-hf solve"),
         ("serve MODEL", "trm_puzzle", LM, "hrm-hf solve"),
-        ("eval cosmo MODEL --data .", "hrm_lm", "a regressor of maps", "hrm-hf eval lm"),
+        ("eval cosmo MODEL --data .", "hrm_lm", "a map regressor", "hrm-hf eval lm"),
     ],
 )
 def test_wrong_model_kind_is_reported_with_the_commands_for_it(models, monkeypatch, command, model, wanted, instead):

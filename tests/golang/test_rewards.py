@@ -80,7 +80,7 @@ def test_go_tests_reward_requires_confirmation_by_the_harness():
     written = [right, wrong, leaves, "func Add(", ""]
     batch = {"prompts": [""] * 5, "completions": written, "completion_ids": [[]] * 5}
     assert reward(**batch, tests=[TESTS] * 5) == [1, 0, 0, 0, 0]
-    with pytest.raises(ValueError, match="reward go-tests"):
+    with pytest.raises(ValueError, match="reward='go-tests'"):
         reward(**batch)
 
 

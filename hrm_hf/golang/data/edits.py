@@ -128,7 +128,7 @@ def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
 
 
 def intent_of_subject(subject: str) -> str:
-    """Return the intent from a subject's type (`fix(parser): text`) or first known verb, else UPDATE."""
+    """Return the intent of a subject: from its type (`fix(parser): text`) or first known verb, or else UPDATE."""
     typed = CONVENTIONAL.match(subject)
     verb = _verb(typed[1]) if typed else None
     verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", plain_subject(subject))]
@@ -168,7 +168,7 @@ def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
 
 
 def _changed_function(edit: Edit) -> tuple[Declaration | None, Declaration] | str:
-    """Return the one function that an edit changes, as (before or None, after), or a drop reason."""
+    """Return the one function that an edit changes, as (before or None, after), or the reason to drop the edit."""
     reason = text_problem(edit.before, edit.after, edit.title, edit.body)
     if reason:
         return reason

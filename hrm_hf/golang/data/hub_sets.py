@@ -90,7 +90,7 @@ def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
         if not absent:
             return kind, {part: column for part, column in found.items() if column is not None}
         missing.append(f"{kind} lack {', '.join(absent)}")
-    raise ValueError(f"{place}: the columns match no known kind: {', '.join(names)}. {'; '.join(missing)}")
+    raise ValueError(f"{place}: the columns ({', '.join(names)}) match no known kind: {'; '.join(missing)}")
 
 
 def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped: Dropped) -> Iterator[dict]:

@@ -64,7 +64,7 @@ def sentences(text: str, keep_layout: bool = False) -> list[str]:
 
 
 def verb_class(doc: str, name: str) -> str:
-    """Return the verb class of a doc comment: that of its first known verb, or "do" if there is none.
+    """Return the class of the first known verb in a doc comment, or "do" if it has none.
 
     Go's doc comments begin with the function's name and a verb: "Grow grows the buffer".
     """

@@ -4,9 +4,9 @@
     hierarchical  {problem {description, details}, context {file, before}, plan {steps, intent, targets},
                    solution {code, validation {syntax, tests}}}
 
-Every .go file with content becomes a record (the original used only the first file). A known verdict becomes the
-feedback of the solution; a missing test result counts as unknown (the original counted it as passed). Review
-comments, pull requests by bots, and hierarchical records with code that does not parse are dropped.
+Every .go file with content becomes a record (the original pipeline used only the first file). A known verdict becomes
+the feedback of the solution; a missing test result counts as unknown (the original pipeline counted it as passed).
+Review comments, pull requests by bots, and hierarchical records with code that does not parse are dropped.
 """
 
 from collections.abc import Iterator
@@ -55,8 +55,8 @@ def _of_row(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str,
     if isinstance(row.get("solution"), dict) and isinstance(row.get("problem"), dict):
         return _of_hierarchical(row, place, dropped)
     raise BadLineError(
-        f"{place}: neither a raw pull request (pull_request, files) nor a hierarchical record (problem, solution); it "
-        f"has {shorten(sorted(row))}"
+        f"{place}: neither a raw pull request (pull_request, files) nor a hierarchical record (problem, solution); "
+        f"fields found: {shorten(sorted(row))}"
     )
 
 

@@ -65,7 +65,7 @@ def new_record(
     context: dict[str, str] | None = None,
     code_prefix: str = "",
 ) -> dict[str, Any]:
-    """Make a record without attempts, and validate it.
+    """Create a record without attempts, and validate it.
 
     Raises:
         ValueError: see `validate_record`.
@@ -101,13 +101,13 @@ def validate_record(record: Any) -> None:
     for place, target in targets:
         kind, _, name = target.partition(":")
         valid = (kind in TARGET_KINDS and name != "") or (target == "" and "steps" in place)
-        _expect(valid, place, target, f'"kind:name" with a kind of {", ".join(TARGET_KINDS)}')
+        _expect(valid, place, target, f'"kind:name", where kind is one of {", ".join(TARGET_KINDS)}')
     _expect(code.strip() != "", "solution.code", code, "non-empty code")
     _expect(code.startswith(prefix), "code_prefix", prefix, "the beginning of solution.code")
     for number, attempt in enumerate(record["attempts"], start=1):
         place, last, decision = f"attempts[{number - 1}]", number == len(record["attempts"]), attempt["decision"]
-        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "to start with code_prefix")
-        expected = "DONE at the last attempt, and only there"
+        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "code_prefix at the start")
+        expected = "DONE for the last attempt, and only for that one"
         _expect((decision == "DONE") == last, f"{place}.decision", decision, expected)
         _expect(not last or attempt["code"] == code, f"{place}.code", attempt["code"], "solution.code")
 
@@ -138,7 +138,7 @@ def _check(value: Any, schema: Any, place: str) -> None:
     elif schema is bool:
         _expect(value is None or isinstance(value, bool), place, value, "true, false or null")
     elif schema is int:
-        _expect(value is None or (type(value) is int and value >= 1), place, value, "a number of at least 1, or null")
+        _expect(value is None or (type(value) is int and value >= 1), place, value, "an integer >= 1, or null")
 
 
 def _expect(holds: bool, field: str, value: Any, expected: str) -> None:
@@ -176,7 +176,7 @@ def parsed_lines(
     on_bad_line: str,
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[Any]:
-    """Yield `parse(line, place)` for each line of a file. On a BadLineError, raise or skip the line."""
+    """Yield `parse(line, place)` for each line of a file. Stop at a BadLineError, or skip the line."""
     if on_bad_line not in ("stop", "skip"):
         raise ValueError(f"on_bad_line={on_bad_line!r}: must be stop or skip")
     for place, line in numbered_lines(path):
@@ -203,7 +203,7 @@ def _record_of(line: bytes, place: str) -> dict[str, Any]:
 
 
 def problem_text(record: dict[str, Any]) -> str:
-    """Return the title and body joined as in the token stream."""
+    """Return a record's title and body, joined as in the token stream."""
     return "\n\n".join(filter(None, (record["problem"]["title"], record["problem"]["body"])))
 
 

@@ -149,8 +149,8 @@ def validate_no_evaluation_file(path: str | Path) -> None:
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
     if name in EVALUATION_FILES or (path.is_file() and _is_evaluation_content(path)):
         raise ValueError(
-            f"{path} is one of the evaluation files ({', '.join(EVALUATION_FILES)}), which must not be trained on "
-            "because of their licenses or to keep evaluation meaningful; give other sources"
+            f"{path} is one of the evaluation files ({', '.join(EVALUATION_FILES)}), which must not be used for "
+            "training because of their licenses or to keep evaluation meaningful; use other sources"
         )
 
 

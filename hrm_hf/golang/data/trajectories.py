@@ -35,7 +35,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
 SYNTAX_ONLY = 0.5  # fraction of trajectories with verdicts that hide the oracle's type errors
 NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, for use without a validator
-MAX_CHARACTERS = 4000  # limit on all code in a trajectory; further failed attempts are dropped
+MAX_CHARACTERS = 4000  # maximum length of all code in a trajectory; failed attempts beyond it are dropped
 CHUNK = 64  # records per call of the validator
 
 
@@ -156,7 +156,7 @@ def _judged(
 def _draw(
     source: _Source, count: int, generator: random.Random, counts: TrajectoryCounts
 ) -> list[tuple[str, Feedback]]:
-    """Draw up to `count` failed candidates, rarest kind so far first. Stop when the code gets too long."""
+    """Draw up to `count` failed candidates, preferring the rarer kind so far. Stop if the code gets too long."""
     drawn: list[tuple[str, Feedback]] = []
     characters = len(source.record["solution"]["code"])
     for _ in range(count):

@@ -161,13 +161,13 @@ def evaluate_repair(
 ) -> dict[str, Any]:
     """Compare greedy repairs of each trajectory's last failed attempt with new code for the same plan.
 
-    Both start from the trajectory's plan. The repair also gets the attempt, its verdict and its decision: after
-    <REFINE> the model writes a new plan first, after <RETRY> code.
+    Both start from the trajectory's plan. The repair also gets the attempt, its verdict and its decision (after
+    <REFINE>, the model writes a new plan before the code).
 
     Returns:
         Exact and valid rates of "repair" and "resampling" (new code) with their paired differences, subtree F1
         with the reference ("_ast") of the attempt, the repair and the new code, and numbers of new tokens ("_tokens").
-        All but the differences are also given by decision. `repair_unchanged`: fraction of repairs equal to attempts.
+        All but the differences are also given per decision. `repair_unchanged`: fraction of repairs equal to the attempt.
     """
     cases = [case for case in (_repair_case(builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
@@ -190,7 +190,7 @@ def evaluate_repair(
         }
         if name == "repair":
             result["repair_unchanged"] = mean([code == attempt for code, attempt in zip(samples, attempts)])
-    for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN> is given, like <CODE>, so it is not counted
+    for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN>, like <CODE>, is not generated
         columns["repair_tokens"][row] += max(0, len(after) - len(before) - 1)
     result |= {name: mean(values) for name, values in columns.items()}
     for decision in DECISIONS[:DONE]:
@@ -229,7 +229,7 @@ def _repair_case(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | N
 def evaluate_refinement(
     writer: Writer, records: Sequence[Record], validator: Validator, options: EvaluateGo
 ) -> dict[str, Any]:
-    """Compare the refinement loop with as many independent samples at the same temperature.
+    """Compare the refinement loop with the same number of independent samples at the same temperature.
 
     The loop's answer is the last attempt that passes the validator, or else the last attempt. The baseline is an
     oracle that finds a correct sample if there is one: "resampling" is its success rate after one, two, ... samples,

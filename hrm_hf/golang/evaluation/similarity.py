@@ -5,7 +5,7 @@ method. Subtree F1 counts the syntax subtrees (tree-sitter) that two samples sha
 
 An empty function passes every syntax and type check. Where code is kept or rewarded for passing these checks,
 `is_shortened` therefore compares its number of statements with that of a reference, or of the code it repairs. It
-cannot detect wrong code with as many statements; only tests can.
+cannot detect wrong code with enough statements; only tests can.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ def exact_matches(samples: Sequence[str], references: Sequence[str]) -> tuple[li
     Code that does not parse never matches.
     """
     if len(samples) != len(references):
-        raise ValueError(f"{len(samples)} samples and {len(references)} references; give one reference per sample")
+        raise ValueError(f"{len(samples)} samples and {len(references)} references; pass one reference per sample")
     try:
         with GoFormatter() as formatter:
             both, how = formatter([*samples, *references]), "gofmt"
@@ -56,7 +56,7 @@ def code_tokens(code: str) -> tuple[str, ...] | None:
 def subtree_f1(code: str, reference: str) -> float:
     """Return the F1 of the multisets of syntax subtrees, 2 |A and B| / (|A| + |B|), without comments.
 
-    It is 1 if neither sample has subtrees. A subtree is its node types and the text of its leaves. A changed leaf
+    It is 1 if neither sample has subtrees. A subtree consists of node types and the text of its leaves. A changed leaf
     changes every subtree above it, so one renamed variable in a long function costs more than its fraction of tokens.
     """
     ours, right = _subtrees(code), _subtrees(reference)

@@ -69,7 +69,7 @@ class GoProgram:
 
 @dataclass(frozen=True)
 class GoTestResult:
-    """Outcome of a program.
+    """Outcome of the tests of a program.
 
     Attributes:
         status: "pass", "fail", "syntax", "build" (code or tests do not compile), "unsolvable" (the tests do not
@@ -143,7 +143,7 @@ class GoTestRunner(UsesChecker):
         files = []
         for index, program in enumerate(programs):
             if not re.search(r"^func Test", program.tests, re.MULTILINE):
-                raise ValueError(f"tests of program {index} have no `func Test...`; they would pass without testing")
+                raise ValueError(f"tests of program {index} have no `func Test...`; they would test nothing")
         tests, answers = (
             self.checker.ask(
                 "imports", [getattr(program, part) for program in programs], package="main", test_main=name

@@ -73,7 +73,7 @@ class GoTypesValidator(GoParserValidator):
 
     Each code sample is checked as a separate package: names declared in other files of its package are undefined.
     Unused variables and imports are errors. Standard library packages that are used but not imported count as
-    imported; among packages with the same name, the one that has the used names is chosen. Code that imports other
+    imported; among packages with the same name, the one with the used names is chosen. Code that imports other
     packages is only parsed (`types_ok` is None, and the message names the import). `tests_pass` stays None.
     """
 

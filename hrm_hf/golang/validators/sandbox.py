@@ -88,7 +88,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Run:
-    """Result of a program in the sandbox.
+    """Result of running a program in the sandbox.
 
     Attributes:
         status: exit status; a negative signal number if a signal killed it.
@@ -144,7 +144,7 @@ def validate_sandbox() -> None:
         SandboxError: no sandbox can be created; the message gives the reason and a fix.
     """
     if platform.machine() not in ARCHITECTURES or not hasattr(os, "fork"):
-        raise SandboxError(f"{REFUSAL}it needs Linux on {' and '.join(ARCHITECTURES)}, not {platform.machine()}")
+        raise SandboxError(f"{REFUSAL}a sandbox needs Linux on {' or '.join(ARCHITECTURES)}, not {platform.machine()}")
     for program in _PROGRAMS:
         if shutil.which(program) is None:
             raise SandboxError(f"{REFUSAL}{program} (bubblewrap, util-linux) is not installed: {INSTALL_LINE}")
@@ -186,7 +186,7 @@ def _id_map(kind: str) -> list[tuple[int, int, int]]:
 
 
 def hand_over(folder: Path) -> None:
-    """Give a folder and its contents to the sandbox's uid if it differs from ours."""
+    """Make the sandbox's uid the owner of a folder and its contents, if that uid differs from ours."""
     uid = sandbox_uid()
     if uid is not None:
         for parent, _, names in os.walk(folder):
@@ -310,7 +310,7 @@ def _first_process(status: int, stack: ExitStack) -> int | None:
     while not report.rstrip().endswith(b"}"):
         if not readable(status, deadline - time.monotonic()):
             raise SandboxError(
-                f"{REFUSAL}bubblewrap did not create a sandbox in {START_SECONDS:g} s; is the machine overloaded?"
+                f"{REFUSAL}bubblewrap did not create a sandbox within {START_SECONDS:g} s; is the machine overloaded?"
             )
         data = os.read(status, 4096)
         if not data:
@@ -345,7 +345,7 @@ def _end(process: subprocess.Popen, first: int | None) -> None:
             signal.pidfd_send_signal(first, signal.SIGKILL)
         if not readable(first, END_SECONDS):
             raise SandboxError(
-                f"a program in the sandbox did not end in {END_SECONDS:g} s after it was killed; look for processes "
+                f"a program in the sandbox still exists {END_SECONDS:g} s after it was killed; look for processes "
                 f"of uid {sandbox_uid() or os.geteuid()} in state D, and check the kernel log"
             )
     process.wait()

@@ -55,7 +55,7 @@ _STATEMENT_WORDS = re.compile(rb"\s*(?:if|for|switch|select|return|go|defer|goto
 
 @dataclass(frozen=True)
 class SyntaxFault:
-    """A syntax error: its category (one of CATEGORIES), its line from 1, and a one-line message."""
+    """A syntax error: its category (one of CATEGORIES), its 1-based line, and a one-line message."""
 
     category: str
     line: int

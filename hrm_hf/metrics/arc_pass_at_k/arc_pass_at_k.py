@@ -16,10 +16,10 @@ Args:
     predictions: guesses for each test grid, best first; a grid is a list of rows of colors 0..9.
     references: correct grid for each test.
     tasks: task name of each test; by default, each test is a separate task.
-    ks: numbers of guesses, [1, 2] by default (ARC-AGI allows 2).
+    ks: values of k, [1, 2] by default (ARC-AGI allows 2 guesses).
 
 Returns:
-    pass@k for each k: fraction of a task's tests that were solved, averaged over tasks; tasks: number of tasks.
+    pass@k for each k: fraction of a task's tests solved within k guesses, averaged over tasks; tasks: number of tasks.
 """
 
 
@@ -35,9 +35,9 @@ class ArcPassAtK(evaluate.Metric):
     def _compute(self, predictions, references, tasks=None, ks=(1, 2)):
         tasks = list(range(len(references))) if tasks is None else list(tasks)
         if len(tasks) != len(references):
-            raise ValueError(f"{len(tasks)} tasks for {len(references)} tests; give one task name per test")
+            raise ValueError(f"tasks: {len(tasks)} names for {len(references)} tests; pass one task name per test")
         if not references or not ks or min(ks) < 1:
-            raise ValueError(f"{len(references)} tests and ks={list(ks)}; give at least one test, and ks >= 1")
+            raise ValueError(f"ks={list(ks)}, {len(references)} tests: pass ks >= 1 and at least one test")
         scores = {}
         for k in ks:
             found = {}

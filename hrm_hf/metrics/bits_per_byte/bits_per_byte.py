@@ -18,7 +18,7 @@ Args:
     references: texts, measured in UTF-8 bytes.
 
 Returns:
-    bits_per_byte: negative sum of log2 probabilities, divided by the bytes of all texts.
+    bits_per_byte: negative sum of log2 probabilities, divided by the number of bytes in all texts.
     perplexity: exp of the mean loss per token, over all texts.
     tokens, bytes: number of tokens and of bytes.
 """
@@ -37,10 +37,10 @@ class BitsPerByte(evaluate.Metric):
         for i, text in enumerate(predictions):
             if any(not value <= 0 for value in text):
                 worst = max(text, key=lambda value: (value != value, value))
-                raise ValueError(f"text {i}: {worst} is not a log-probability")
+                raise ValueError(f"text {i}: {worst} is not a log-probability; must be <= 0")
         tokens, size = sum(map(len, predictions)), sum(len(text.encode()) for text in references)
         if not tokens or not size:
-            raise ValueError(f"{tokens} tokens and {size} bytes: nothing to score; give texts with tokens")
+            raise ValueError(f"{tokens} tokens and {size} bytes: nothing to score; pass at least one token")
         nats = -math.fsum(value for text in predictions for value in text)
         mean = nats / tokens
         return {

@@ -36,10 +36,10 @@ class ExactAccuracy(evaluate.Metric):
 
     def _compute(self, predictions, references):
         if not predictions:
-            raise ValueError("predictions=[]: no puzzles to score; give at least one")
+            raise ValueError("predictions=[]: no puzzles to score; pass at least one")
         for i, (predicted, right) in enumerate(zip(predictions, references)):
             if len(predicted) != len(right):
-                raise ValueError(f"puzzle {i}: {len(predicted)} predicted cells, {len(right)} labels; must be equal")
+                raise ValueError(f"puzzle {i}: {len(predicted)} predicted cells, but {len(right)} labels; must match")
         pairs = zip(predictions, references)
         counts = [correct_cells(np.asarray(predicted), np.asarray(right)) for predicted, right in pairs]
         return accuracies(*zip(*counts))

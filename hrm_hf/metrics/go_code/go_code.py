@@ -16,7 +16,7 @@ _DESCRIPTION = "Fractions of Go samples that parse and that match their referenc
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions: Go code, functions or files.
+    predictions: Go code samples (functions or files).
     references: correct code for each sample.
 
 Returns:
@@ -37,7 +37,7 @@ class GoCode(evaluate.Metric):
 
     def _compute(self, predictions, references):
         if not predictions:
-            raise ValueError("predictions=[]: no code to score; give at least one sample")
+            raise ValueError("predictions=[]: no code to score; pass at least one sample")
         with best_validator() as validator:
             verdicts = validator(list(predictions))
             name = type(validator).__name__

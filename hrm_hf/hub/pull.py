@@ -244,7 +244,7 @@ def _explained(error: BaseException, action: str, repo_id: str, revision: str | 
             messages = {
                 401: f"the Hub rejected the token ({why}), which is wrong or was revoked: {log_in}",
                 403: f"your token may not {verb} {repo_id} ({why}): use a token with role {role} for it{propose}",
-                404: f"the {action} of {repo_id} failed: not found ({why}); check the name and the revision",
+                404: f"the {action} of {repo_id} failed: not found on the Hub ({why}); check name and revision",
                 410: f"{repo_id} or a file in it was removed from the Hub ({why}): ask its owner, or use another one",
                 412: f"somebody else changed {repo_id} during the push ({why}); nothing was committed. Push again",
             }

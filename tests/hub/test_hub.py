@@ -73,7 +73,7 @@ def test_pushed_code_is_the_packages_and_the_folder_is_unchanged(puzzle):
     contents = checkpoint_contents(puzzle, NAME)
     assert "class ActCarry" in contents.files["act.py"].read_text() and "puzzle_layers.py" in contents.files
     assert (puzzle / "act.py").read_text() == "# of long ago\n" and not (puzzle / "README.md").exists()
-    assert [note for note in contents.notes if re.match(r"act\.py: .*differs from the folder.*hf upload", note)]
+    assert [note for note in contents.notes if re.match(r"act\.py: .*hf upload", note)]
     assert {"mine.py", "lib/"} == contents.left_out.keys() and "--include" in contents.left_out["mine.py"]
     assert {"mine.py", "lib/more.py"} <= checkpoint_contents(puzzle, NAME, include=("*.py",)).files.keys()
 

@@ -167,7 +167,7 @@ def evaluate_repair(
     Returns:
         Exact and valid rates of "repair" and "resampling" (new code) with their paired differences, subtree F1
         with the reference ("_ast") of the attempt, the repair and the new code, and numbers of new tokens ("_tokens").
-        All but the differences are also given per decision. `repair_unchanged`: fraction of repairs equal to the attempt.
+        All but the differences are also split by decision. `repair_unchanged`: rate of repairs equal to the attempt.
     """
     cases = [case for case in (_repair_case(builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}

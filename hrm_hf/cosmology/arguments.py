@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from transformers.hf_argparser import HfArg
 
-from ..trainer.recipes import CarrylessTrainingArguments
+from ..trainer.recipes import CarrylessTrainingArguments, validate_minimum
 
 
 @dataclass
@@ -29,9 +29,8 @@ class CosmoDataArguments:
     )
 
     def __post_init__(self):
-        for name, least in {"max_train_samples": 1, "val_samples": 0, "max_test_samples": 0}.items():
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least {least}")
+        validate_minimum(self, 1, "max_train_samples")
+        validate_minimum(self, 0, "val_samples", "max_test_samples")
         if not 0 <= self.noise_sigma < float("inf"):
             raise ValueError(f"noise_sigma={self.noise_sigma}: must be finite and at least 0")
 
@@ -70,8 +69,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
     )
 
     def __post_init__(self):
-        if self.base_batch_size < 1:
-            raise ValueError(f"base_batch_size={self.base_batch_size}: must be at least 1")
+        validate_minimum(self, 1, "base_batch_size")
         super().__post_init__()
 
     @property

@@ -6,7 +6,7 @@ from typing import get_args
 from transformers.hf_argparser import HfArg
 
 from ..text.arguments import LmTrainingArguments
-from ..trainer.recipes import split_names
+from ..trainer.recipes import split_names, validate_minimum
 from .options import GoValidator
 
 
@@ -43,9 +43,7 @@ class GoDataArguments:
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
         if self.on_bad_line not in ("stop", "skip"):
             raise ValueError(f"on_bad_line={self.on_bad_line!r}: must be stop or skip")
-        for name in ("max_train_samples", "max_eval_samples", "max_length", *BUDGETS):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        validate_minimum(self, 1, "max_train_samples", "max_eval_samples", "max_length", *BUDGETS)
 
     def budgets(self) -> dict[str, int]:
         """Return the token budget of each segment, named as in a Go coder's config."""
@@ -88,12 +86,8 @@ class GoTrainingArguments(LmTrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("refinement_warmup", "refinement_ramp", "validation_frequency", *LOSS_WEIGHTS):
-            if getattr(self, name) is not None and getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 0")
-        for name in ("validation_prompts", "validation_max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        validate_minimum(self, 0, "refinement_warmup", "refinement_ramp", "validation_frequency", *LOSS_WEIGHTS)
+        validate_minimum(self, 1, "validation_prompts", "validation_max_new_tokens")
         if self.validator not in VALIDATOR_CHOICES:
             raise ValueError(f"validator={self.validator!r}: must be one of {', '.join(VALIDATOR_CHOICES)}")
         if self.replay_file and not self.validation_frequency:

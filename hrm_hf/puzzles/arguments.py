@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers.hf_argparser import HfArg
 
-from ..trainer.recipes import HrmTrainingArguments
+from ..trainer.recipes import HrmTrainingArguments, validate_minimum
 
 
 DIFFICULTIES = ("uniform", "hard_first")
@@ -26,6 +26,9 @@ class PuzzleDataArguments:
         default="keep", help="With --model_name_or_path: keep the puzzle table, reset it (new puzzles), or extend it."
     )
     freeze_weights: bool = HfArg(default=False, help="Freeze the weights and train only the puzzle table.")
+
+    def __post_init__(self):
+        validate_minimum(self, 1, "max_train_samples", "max_eval_samples")
 
 
 @dataclass

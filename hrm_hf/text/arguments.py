@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from transformers.hf_argparser import HfArg
 
-from ..trainer.recipes import CarrylessTrainingArguments, split_names
+from ..trainer.recipes import CarrylessTrainingArguments, split_names, validate_minimum
 
 
 DEFAULT_BLOCK_SIZE = 1024  # upper limit of the default number of tokens per row
@@ -34,9 +34,7 @@ class AnswerDataArguments:
 
     def __post_init__(self):
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
-        for name in ("max_train_samples", "max_eval_samples"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        validate_minimum(self, 1, "max_train_samples", "max_eval_samples")
 
 
 @dataclass
@@ -115,9 +113,7 @@ class LmDataArguments(AnswerDataArguments):
             raise ValueError(f"validation_split_percentage={self.validation_split_percentage}: must be in [0, 100)")
         if not 0 < self.near_duplicate_threshold <= 1:
             raise ValueError(f"near_duplicate_threshold={self.near_duplicate_threshold}: must be in (0, 1]")
-        for name in ("block_size", "max_text_length", "prompt_new_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be >= 1")
+        validate_minimum(self, 1, "block_size", "max_text_length", "prompt_new_tokens")
         if not 0 <= self.chunk_overlap < self.row_length:
             raise ValueError(f"chunk_overlap={self.chunk_overlap}: must be in [0, {self.row_length - 1}]")
         if None not in (self.min_text_length, self.max_text_length) and self.min_text_length > self.max_text_length:

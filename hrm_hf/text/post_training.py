@@ -203,14 +203,16 @@ class PostTrainingRun(TrainingRun):
         save_recipe(self.out / "recipe.yaml", model_args, data_args, args, *others)
 
     def make_trainer(self, model: PreTrainedModel | PeftModel) -> PostTraining:
-        return self.trainer_class(
-            model=model,
-            args=self.args,
-            train_dataset=self.train,
-            eval_dataset=self.validation,
-            processing_class=self.tokenizer,
-            **self.trainer_options(),
-        )
+        data = {"train_dataset": self.train, "eval_dataset": self.validation, "processing_class": self.tokenizer}
+        trainer = self.trainer_class(model=model, args=self.args, **data, **self.trainer_options())
+        for name in ("train", "eval"):  # TRL drops rows without a target
+            rows, kept = data[f"{name}_dataset"], getattr(trainer, f"{name}_dataset")
+            if rows is not None and not len(kept):
+                raise ValueError(
+                    f"max_length={self.args.max_length}: the prompts of all {len(rows)} rows of {name}_data are as long "
+                    "or longer, so no answer remains; raise it, or shorten the prompts"
+                )
+        return trainer
 
     def trainer_options(self) -> dict[str, Any]:
         """Return extra arguments for this task's trainer."""

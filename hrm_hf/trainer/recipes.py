@@ -59,6 +59,7 @@ BOUNDS = {
     "in [0, 1]": (lambda v: 0 <= v <= 1, ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts")),
     "in [0, 1)": (lambda v: 0 <= v < 1, ("adam_beta1", "adam_beta2")),
     "> 0": (lambda v: v > 0, ("adam_epsilon", "num_train_epochs", "max_minutes")),
+    ">= 2": (lambda v: v >= 2, ("max_length",)),
     ">= 1, or -1 to use num_train_epochs": (lambda v: v == -1 or v >= 1, ("max_steps",)),
 }  # fmt: skip
 
@@ -70,6 +71,13 @@ REPLACED = {
     "no_cuda": "use use_cpu",
     "group_by_length": "use train_sampling_strategy group_by_length",
 }
+
+
+def validate_minimum(options: Any, low: int, *names: str) -> None:
+    """Raise ValueError for the first of these options below `low`. None is valid."""
+    for name in names:
+        if getattr(options, name) is not None and getattr(options, name) < low:
+            raise ValueError(f"{name}={getattr(options, name)}: must be >= {low}")
 
 
 @dataclass

@@ -397,6 +397,17 @@ def test_option_without_effect_is_rejected(script, name, recipe, options, messag
         script(name, "refused", recipe, model_name_or_path="none", train_data="none.jsonl", **options)
 
 
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize(("name", "recipe"), [("run_sft", "sft_hrm_lm"), ("run_dpo", "dpo_rlm_mhc")])
+def test_rows_without_room_for_an_answer_are_rejected(script, name, recipe, held_out, tmp_path):
+    base = every.save("rlm_mhc", tmp_path / "base")
+    row = {"chosen": "ab", "rejected": "cd"} if name == "run_dpo" else {"completion": "ab"}
+    files = [write(tmp_path / f"{n}.jsonl", [{"prompt": "x" * n, **row}] * 3) for n in (2, 30)]
+    data = dict(zip(("train_data", "eval_data") if held_out else ("eval_data", "train_data"), files))
+    with pytest.raises(ValueError, match=rf"max_length=12: .* 3 rows of {'eval' if held_out else 'train'}_data"):
+        script(name, "short", recipe, model_name_or_path=str(base), max_length=12, **data)
+
+
 @pytest.mark.parametrize("option", ["ema_rate", "adam_atan2", "lr_multipliers"])
 def test_option_of_our_own_trainer_is_unknown(script, option):
     with pytest.raises(UsageError, match=f"unknown key '{option}'"):

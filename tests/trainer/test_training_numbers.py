@@ -4,10 +4,13 @@ import math
 
 import pytest
 
+from hrm_hf.cosmology.arguments import CosmoDataArguments
 from hrm_hf.cosmology.trainer import CosmoTrainingArguments
+from hrm_hf.golang.arguments import GoDataArguments
 from hrm_hf.golang.trainer import GoTrainingArguments
+from hrm_hf.puzzles.arguments import PuzzleDataArguments
 from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
-from hrm_hf.text.arguments import LmTrainingArguments
+from hrm_hf.text.arguments import AnswerDataArguments, LmDataArguments, LmTrainingArguments
 from hrm_hf.text.trl_arguments import SftArguments
 
 
@@ -43,6 +46,15 @@ def test_invalid_numbers_are_rejected_by_every_script(kind, name, value, tmp_pat
 def test_invalid_numbers_of_our_own_options_are_rejected(name, value, tmp_path):
     with pytest.raises(ValueError, match=rf"^{name}={value!r}: must be "):
         made(PuzzleTrainingArguments, tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("value", [0, -3])
+@pytest.mark.parametrize("name", ["max_train_samples", "max_eval_samples", "max_length"])
+def test_training_on_no_rows_or_tokens_is_rejected(name, value):
+    kinds = (PuzzleDataArguments, CosmoDataArguments, GoDataArguments, LmDataArguments, AnswerDataArguments)
+    for kind in (kind for kind in (*kinds, SftArguments) if hasattr(kind, name)):
+        with pytest.raises(ValueError, match=rf"^{name}={value}: must be >= [12]$"):
+            kind(**{name: value})
 
 
 @pytest.mark.parametrize(

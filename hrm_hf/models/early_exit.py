@@ -181,7 +181,8 @@ def segment_losses(
     valid = targets != IGNORE_INDEX
     target, halted_in = targets[valid], outputs.halt_steps[valid]
     count = target.numel()
-    num_items = max(count, 1) if num_items is None else num_items
+    if num_items is None:  # without labels, the loss is 0 in training and NaN in evaluation, as a mean over no tokens
+        num_items = max(count, 1) if plan.training else count
     smoothing = config.label_smoothing if plan.training else 0.0
     size = max(1, LOGITS_AT_ONCE // config.vocab_size)
 

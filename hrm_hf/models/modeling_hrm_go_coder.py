@@ -568,9 +568,8 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
             losses = nn.functional.cross_entropy(logits[learned].float(), targets, reduction="none")
             total = (losses * weights).sum()
         plan_loss, code_loss, token_loss = (members * losses.detach()).sum(dim=1) / counts.clamp(min=1)
-        of_all_tokens = losses.sum() / counts.sum().clamp(min=1)
         return {
-            "loss": total + refinement * head_loss / halves if self.training else of_all_tokens,
+            "loss": total + refinement * head_loss / halves if self.training else losses.mean(),
             "plan_loss": plan_loss,
             "code_loss": code_loss,
             "refinement_loss": (token_loss + head_loss.detach()) / halves,

@@ -209,8 +209,8 @@ class PostTrainingRun(TrainingRun):
             rows, kept = data[f"{name}_dataset"], getattr(trainer, f"{name}_dataset")
             if rows is not None and not len(kept):
                 raise ValueError(
-                    f"max_length={self.args.max_length}: the prompts of all {len(rows)} rows of {name}_data are as long "
-                    "or longer, so no answer remains; raise it, or shorten the prompts"
+                    f"max_length={self.args.max_length}: the prompts of all {len(rows)} rows of {name}_data are as "
+                    "long or longer, so no answer remains; raise it, or shorten the prompts"
                 )
         return trainer
 

@@ -69,6 +69,16 @@ def test_labels_give_a_loss_with_a_gradient(architecture):
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
+@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
+def test_evaluation_without_labels_has_no_loss(architecture):
+    """A loss of 0 would be that of a perfect model. A Llama's mean over no tokens is NaN, too."""
+    model, inputs = every.model(architecture), every.inputs(architecture)
+    labels = torch.full_like(inputs["input_ids"], -100)
+    assert model(**inputs, labels=labels).loss.isnan()
+    labels[:, 1] = 5
+    assert model(**inputs, labels=labels).loss > 0
+
+
 # ---- a row alone = in a batch ----
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.cosmology.generation [--quick] [--sizes 64,256] [--turns 15] [--kinds des]
 
 Generation: the median CPU time per map of one process. The kinds take turns, so a noisy machine slows all of them
-equally. The baseline ("peer" in the report) is `legacy-synthetic`, which reproduces the original's default generator
+equally. The baseline ("peer" in the report) is `legacy-synthetic`, which reproduces the original default generator
 (256 x 256 maps) without writing a JPEG file. `legacy-des` and `legacy-2lpt` reproduce its other two generators. Every
 map has its own cosmology, so the spectra are computed for each map; the row "lognormal, 8 maps of a cosmology"
 computes them once for eight maps. A 2LPT box has 64^3 particles.

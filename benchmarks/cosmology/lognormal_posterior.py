@@ -47,7 +47,7 @@ class MapSamples:
 
 
 class LognormalPosterior:
-    """Posterior distribution of maps given their shear and the cosmology of each map.
+    """Posterior distribution of maps, given each map's shear and cosmology.
 
     Args:
         settings: settings of a shear data set of kind "lognormal". omega_m, sigma_8: parameters of each map [B].
@@ -60,7 +60,7 @@ class LognormalPosterior:
         if settings.kind != "lognormal" or not settings.sigma_e:
             raise ValueError(
                 f"kind={settings.kind!r}, sigma_e={settings.sigma_e}: expected log-normal maps with shape noise, "
-                "whose likelihood is known"
+                "because only their likelihood is known"
             )
         self.size, self.noise = settings.size, settings.pixel_noise
         parts = [

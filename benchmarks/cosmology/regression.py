@@ -168,7 +168,7 @@ def evaluate(run: Path, test: MapSet, prior: dict, gp: dict) -> dict:
 
 
 def halting(model, extractor, test: MapSet, segments: np.ndarray, threshold: float) -> dict:
-    """Compare adaptive halting at a threshold with random halting that uses as many segments on average."""
+    """Compare adaptive halting at a threshold with random halting that uses the same average number of segments."""
     model.config.halt_threshold = threshold
     answers = predict_maps(model, extractor, test, halt="adaptive")
     predictions = answers.predictions

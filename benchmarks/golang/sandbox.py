@@ -71,7 +71,7 @@ def plain(command: list[str]) -> None:
 def inside(module: types.ModuleType) -> None:
     run = module.run_sandboxed(["/usr/bin/true"], module.Limits(), read_only=SYSTEM)
     if run.status:
-        raise SystemExit(f"`true` ended with status {run.status}: {run.output}")
+        raise SystemExit(f"`true` exited with status {run.status}: {run.output}")
 
 
 def module_of(checkout: Path) -> types.ModuleType:

@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def silence() -> None:
-    """Turn off warnings, logs and progress bars, so that only the table is printed."""
+    """Turn off warnings, logs and progress bars, so only the table is printed."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()

@@ -133,7 +133,7 @@ def earlier_runs(args: argparse.Namespace) -> list[dict[str, Any]]:
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
     if other := [run["row"] for run in runs if run["settings"] != settings_of(run, args)]:
         raise SystemExit(
-            f"{file} holds {len(other)} runs made with other settings ({other[0]!r}): delete it, or give --out"
+            f"{file} contains {len(other)} runs with different settings ({other[0]!r}); delete it, or use --out"
         )
     return runs
 

@@ -76,7 +76,7 @@ def main() -> None:
                 if code := running.pop(name).returncode:
                     for process in running.values():
                         process.terminate()
-                    raise SystemExit(f"the run {name} ended with status {code}")
+                    raise SystemExit(f"run {name} exited with status {code}")
                 report[name] = {"seconds": time.time() - start, **outcome(args.models / name)}
                 print(name, report[name]["held_out"][-1], flush=True)
             time.sleep(1)

@@ -49,7 +49,7 @@ def main() -> None:
     calibration, rows = read_rows(args)
     M = models[0].config.halt_max_steps
     if M == 1:
-        raise SystemExit("halt_max_steps=1: there is nothing to halt")
+        raise SystemExit("halt_max_steps=1: the model cannot halt early; pass a checkpoint with more segments")
     chosen = [calibrated(model, calibration, rows, args) for model in models]
     report = {
         "checkpoints": [path.name for path in args.checkpoints], "segments": M, "tokens": rows.numel(),
@@ -94,7 +94,7 @@ def load(path: Path, device: str):
     """Load an hrm_lm checkpoint in eval mode."""
     model = AutoModelForCausalLM.from_pretrained(path).to(device).eval()
     if model.config.model_type != "hrm_lm":
-        raise SystemExit(f"{path} is a {model.config.model_type}; halting is a matter of hrm_lm")
+        raise SystemExit(f"{path} is a {model.config.model_type}; pass the folder of an hrm_lm checkpoint")
     return model
 
 
@@ -346,7 +346,7 @@ def calibrate_exit(
     """
     kind = EXIT_CRITERIA[criterion]
     if kind.default_threshold is None:
-        raise ValueError(f"exit_criterion={criterion!r} has no threshold to choose")
+        raise ValueError(f"exit_criterion={criterion!r}: has no threshold; choose from {', '.join(SWEPT)}")
     is_probability = not math.isinf(kind.highest_threshold)
 
     def at(place: float) -> float:

@@ -122,11 +122,11 @@ def peer_config(
     if peer in ("rlm_mhc_on", "rlm_mhc_off"):
         body["intermediate_size"] = llama.intermediate_size
         return RlmMhcConfig(**body, mhc_enabled=peer == "rlm_mhc_on")
-    raise ValueError(f"peer={peer!r} must be one of {PEERS}")
+    raise ValueError(f"peer={peer!r}: must be one of {PEERS}")
 
 
 def loop_peers(hrm: HrmLmConfig) -> dict[str, dict]:
-    """Return the config fields of the flat loops, which have as many blocks as both stacks of `hrm` or one more."""
+    """Return the config fields of the flat loops. They have the blocks of both stacks of `hrm`, or one more."""
     blocks = hrm.num_h_layers + hrm.num_l_layers
     around = max(1, (blocks + 1) // 4)
     middle = max(1, blocks + 1 - 2 * around)
@@ -272,7 +272,7 @@ def text_file(given: str | None, split: str, quick: bool = False) -> np.ndarray:
         sources = sorted((Path(__file__).parents[2] / "hrm_hf").rglob("*.py"))
         sources = sources[-4:] if split == "valid" else sources[:-4]
         return ids_of(b"".join(source.read_bytes() for source in sources))
-    raise SystemExit(f"no text at {path}; give --{split}_file FILE, plain UTF-8 or gzip")
+    raise SystemExit(f"{path} does not exist; pass a text with --{split}_file FILE (plain UTF-8 or gzip)")
 
 
 def held_out_rows(ids: np.ndarray, total: int, block_size: int) -> torch.Tensor:

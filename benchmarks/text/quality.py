@@ -289,7 +289,7 @@ def kv_layout_losses(model, rows: torch.Tensor, chunk: int = 1, layouts=LAYOUTS)
 
 
 def budget(args, train) -> float:
-    """Return the training FLOPs per run: those given, else what hrm_lm spends in args.minutes on this machine."""
+    """Return the training FLOPs per run: --train_flops, or else what hrm_lm spends in --minutes on this machine."""
     if args.train_flops is not None:
         return args.train_flops
     model = build(peer_config("hrm_lm", args.preset, args.block_size)).to(args.device)
@@ -304,7 +304,7 @@ def budget(args, train) -> float:
 
 
 def choose_rate(name: str, args, report: dict, train) -> None:
-    """Set the model's learning rate in the report: as given, the best of a short search, or the default."""
+    """Set the model's learning rate in the report: the option's value, the best of a short search, or the default."""
     entry = report["models"][name]
     if args.learning_rate is not None or not args.tune_lr:
         entry.setdefault("learning_rate", args.learning_rate or LEARNING_RATE)
@@ -334,7 +334,7 @@ def open_report(args) -> dict:
     if args.train_flops not in (None, report.get("train_flops")):
         different["train_flops"] = (report.get("train_flops"), args.train_flops)
     if different:
-        raise SystemExit(f"{path} was made with other settings (there, here): {different}; use --restart or --out")
+        raise SystemExit(f"{path} has different settings (its value, yours): {different}; use --restart or --out")
     return report
 
 

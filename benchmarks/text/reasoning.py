@@ -188,7 +188,7 @@ def open_report(args, info: ReasoningInfo) -> dict:
     different = {name: (report["settings"].get(name), value) for name, value in options.items()}
     different = {name: values for name, values in different.items() if values[0] != values[1]}
     if different:
-        raise SystemExit(f"{path} was made with other settings (there, here): {different}; use --restart or --out")
+        raise SystemExit(f"{path} has different settings (its value, yours): {different}; use --restart or --out")
     return report
 
 
@@ -205,7 +205,7 @@ def model_entry(report: dict, name: str, config: PreTrainedConfig, args) -> dict
     }
     entry = report["models"].setdefault(name, fresh)
     if (entry["config"], entry["learning_rate"]) != (fields, args.learning_rate):
-        raise SystemExit(f"the report has another model or learning rate as {name!r}; use --restart or --out")
+        raise SystemExit(f"{name!r} has a different config or learning rate in the report; use --restart or --out")
     return entry
 
 

@@ -48,7 +48,7 @@ LLAMA_SETTINGS = {
 # Rounding changes the argmax only at near ties, but with a wrong layout it agrees at only a few percent of positions.
 MIN_AGREEMENT = 0.5
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
-# Runtimes stop generating at this tag. It ends the Go coder's attempt; next would be a validator's verdict.
+# Runtimes stop generating at this tag, which ends an attempt. A validator's verdict would follow.
 END_OF_ATTEMPT = "</CODE>"
 # Texts on which tokenizers tend to differ: tabs, other alphabets, numbers, repeated spaces, tags of the Go coder.
 CHECK_TEXTS = (

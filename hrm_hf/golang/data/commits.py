@@ -85,7 +85,7 @@ def _open(repository: Path) -> str:
         raise FileNotFoundError(f"{repository} does not exist; expected the folder of a git repository")
     answer = _git(repository, "rev-parse", "--is-shallow-repository")
     if answer.returncode:
-        raise ValueError(f"{repository} is not a readable git repository; git says: {answer.stderr.strip()}")
+        raise ValueError(f"{repository} is not a readable git repository; git reports: {answer.stderr.strip()}")
     if answer.stdout.strip() == "true":
         raise ValueError(f"{repository} is a shallow clone without its history; run `git fetch --unshallow`")
     if _git(repository, "rev-parse", "--verify", "-q", "HEAD^{commit}").returncode:

@@ -128,7 +128,7 @@ def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
 
 
 def intent_of_subject(subject: str) -> str:
-    """Return the intent of a subject: from its type (`fix(parser): text`) or first known verb, or else UPDATE."""
+    """Return the intent that a subject's type (`fix(parser): text`) or first known verb implies, else UPDATE."""
     typed = CONVENTIONAL.match(subject)
     verb = _verb(typed[1]) if typed else None
     verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", plain_subject(subject))]

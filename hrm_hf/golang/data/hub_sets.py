@@ -76,7 +76,7 @@ def hub_records(
 
 
 def _text(value: Any) -> str:
-    """Return a string, or the first string in a list, as Go reads it. Return "" for other values."""
+    """Return a string, or the first string in a list, normalized by `go_text`. Return "" for other values."""
     value = value[0] if isinstance(value, list) and value else value
     return go_text(value) if isinstance(value, str) else ""
 

@@ -176,7 +176,7 @@ def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str,
 
 
 def _get(parent: Any, name: str, kind: type = str) -> Any:
-    """Return a field if its type is `kind`, else an empty value. Text is returned as Go reads it."""
+    """Return a field if its type is `kind`, else an empty value. Text is normalized by `go_text`."""
     value = parent.get(name) if isinstance(parent, dict) else None
     value = value if isinstance(value, kind) else kind()
     return go_text(value) if isinstance(value, str) else value

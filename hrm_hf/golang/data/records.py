@@ -176,7 +176,7 @@ def parsed_lines(
     on_bad_line: str,
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[Any]:
-    """Yield `parse(line, place)` for each line of a file. Stop at a BadLineError, or skip the line."""
+    """Yield `parse(line, place)` for each line of a file. Raise a BadLineError, or skip its line."""
     if on_bad_line not in ("stop", "skip"):
         raise ValueError(f"on_bad_line={on_bad_line!r}: must be stop or skip")
     for place, line in numbered_lines(path):
@@ -194,7 +194,7 @@ def parsed_lines(
 def _record_of(line: bytes, place: str) -> dict[str, Any]:
     record = json_object(line, place)
     if "problem" not in record and isinstance(record.get("text"), str):
-        raise BadLineError(f"{place}: plain text, not a record; train on text with training/run_clm.py")
+        raise BadLineError(f"{place}: plain text, not a record; use training/run_clm.py to train on text")
     try:
         validate_record(record)
     except ValueError as error:

@@ -27,8 +27,8 @@ NGRAM = 20  # number of consecutive tokens that a record must not share with an 
 EVALUATION_TEXTS = (
     "prompt", "canonical_solution", "buggy_solution", "declaration", "docstring", "instruction", "description",
 )  # fmt: skip
-# Name and SHA-256 (of the uncompressed content) of each test set that must not be used for training, because of its
-# license or to keep evaluation meaningful.
+# Name and SHA-256 (of the uncompressed content) of each test set that must not be used for training, because its
+# license forbids it or because evaluation would lose its meaning.
 EVALUATION_FILES = {
     "humaneval_go_multipl_e": "d9fdeaa0e5acc9bfd572f587cfbab40b0b01c45e63119368d1a21e5ca3ab62e8",
     "mbpp_go_mbxp": "d645d87d757165f92feb2c4d7d01b6353ae2fe7d66f32bc2cc931e93c401d769",

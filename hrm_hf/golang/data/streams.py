@@ -298,7 +298,7 @@ def load_go_streams(
     counts["kept"] = len(kept)
     if not kept:
         raise ValueError(
-            f"{', '.join(map(str, paths))}: none of {len(records)} records fits: "
+            f"{', '.join(map(str, paths))}: none of {len(records)} records fit: "
             f"{dict(counts)}; raise the budgets, or use other files"
         )
     rows = rows.select(kept)

@@ -36,7 +36,7 @@ FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
 SYNTAX_ONLY = 0.5  # fraction of trajectories with verdicts that hide the oracle's type errors
 NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, for use without a validator
 MAX_CHARACTERS = 4000  # maximum length of all code in a trajectory; failed attempts beyond it are dropped
-CHUNK = 64  # records per call of the validator
+CHUNK = 64  # records per validator call
 
 
 @dataclass

@@ -43,7 +43,7 @@ Record = dict[str, Any]
 
 
 def evaluate_loss(writer: Writer, builder: GoStreamBuilder, records: Sequence[Record]) -> dict[str, Any]:
-    """Score code bodies, including </CODE>, given the problem and the record's plan.
+    """Score the code after the prefix, including </CODE>, given the problem and the record's plan.
 
     `left_out` counts records that do not fit in a row, and records with no code after the prefix.
     """

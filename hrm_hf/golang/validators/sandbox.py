@@ -40,7 +40,7 @@ MAX_OUTPUT = 64 * MIB  # a program that writes more is killed
 ADDRESS_SPACE = 4096 * MIB  # Go reserves address space that it does not use: over 1 GiB in newer versions
 UNUSED_UID = 1_997_770_001  # in a range that systemd's list of uids marks as unused
 NOBODY = 65534
-START_SECONDS = END_SECONDS = 30.0  # how long the kernel may take to set up or tear down a sandbox
+START_SECONDS = END_SECONDS = 30.0  # time limit for the kernel to set up or tear down a sandbox
 REFUSAL = "refusing to run code outside of a sandbox: "
 _PROGRAMS = ("bwrap", "prlimit", "unshare", "setpriv", "mount", "sh")
 

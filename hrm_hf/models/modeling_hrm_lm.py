@@ -56,6 +56,7 @@ from .hrm_lm_layers import LEARNED, HrmLmAttention, HrmLmDecoderLayer, HrmLmQHea
 from .hyper_connections import HyperConnection
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
 from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin, first_slots
+from .retrofit_hrm_lm import RetrofitMixin
 from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_segments
 
 
@@ -357,8 +358,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return z_H, z_L
 
 
-class HrmLmForCausalLM(PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
-    """`hrm_lm` with a language modeling head, training losses and generation.
+class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, GenerationMixin):
+    """`hrm_lm` with a language modeling head, training losses and generation. `from_llama` converts a decoder.
 
     Additional arguments of `forward`:
         labels: [B, T] aligned with input_ids (shifted here, once); -100 is ignored. `shift_labels` [B, T] are labels

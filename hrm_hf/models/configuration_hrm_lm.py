@@ -26,14 +26,14 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
             ("sandwich"), or only after each residual sum ("post"). norm_affine: whether these norms have gains.
         exit_norms: whether "every" stack ends with a norm, or only the "last" one, as in a Llama (flat loops).
         attention_gate, qk_norm: sigmoid gate on the attention output; RMS norm of queries and keys.
-        attention_bias: biases of all four projections (True), of all but the output's ("qkv"), or of none.
+        attention_bias: whether projections have biases: all four (True), all but the output ("qkv"), or none (False).
         initializer_range: std of new weights; None for LeCun's 1 / sqrt(fan in). embedding_scale: None for 1 / std.
     Recurrence:
         H_cycles, L_cycles: high-level cycles per segment, low-level passes per cycle.
         bp_steps: number of last stack passes per segment that have gradients, high-level ones first; None for all.
         detach_between_segments: stop gradients between segments; if False, only the last bp_segments have gradients.
         initial_state: initial low-level state; "fixed" is one untrained random vector, "random" a vector per token.
-        input_injection, loop_step: what each pass of a flat loop reads, and how it updates the state, see `LoopInput`;
+        input_injection, loop_step: how each pass of a flat loop reads x and updates the state; see `LoopInput`;
             with two stacks and "none", the low-level stack reads z_L + z_H without x.
         coda_input: what the coda reads, the state z or z + x.
         step_vectors, pass_gains: add a vector to the input in each pass; scale the branches in each pass.
@@ -155,7 +155,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
             raise ValueError(f"halt_min_steps={self.halt_min_steps}: must be <= halt_max_steps={self.halt_max_steps}")
 
     def check_loop(self) -> None:
-        """Raise ValueError if the fields that describe a loop's input, steps and norms contradict each other."""
+        """Raise ValueError if the fields for a loop's input, steps and norms contradict each other."""
         defaults = {"exit_norms": "every", "loop_step": "replace", "input_injection": "add"}
         for name, default in defaults.items():
             if (value := getattr(self, name)) == default:
@@ -166,7 +166,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
                 raise ValueError(f"{name}={value!r}: does not support hyper-connections; set mhc_flows=1")
         if self.flat_loop and self.input_injection != "add" and self.initial_state != "zero":
             raise ValueError(
-                f"initial_state={self.initial_state!r}: is never read with input_injection={self.input_injection!r}; "
+                f"initial_state={self.initial_state!r}: has no effect with input_injection={self.input_injection!r}; "
                 "set initial_state='zero'"
             )
         if self.exit_norms == "last" and self.norm_position == "post":

@@ -218,7 +218,7 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         mask = next((unit.data for unit in images if unit.name.lower() in MASK_NAMES), None)
     if maps is None:
         found = f" but a table {tables[0]}; if this is a HEALPix map, cut patches from it" if tables else ""
-        raise ValueError(f"it has no image{found}")
+        raise ValueError(f"the file has no image{found}")
     return _native(maps), None if mask is None else _native(mask)
 
 

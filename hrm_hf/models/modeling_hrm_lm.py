@@ -308,7 +308,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return z if self.state_norm is None else self.state_norm(z)
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the state that the halting head and the exit criteria's logits read, both without the coda."""
+        """Return the input of the halting head and of the logits for exit criteria, which skip the coda."""
         inner = self.config.exit_norms == "every" or self.coda is None
         return hidden if inner else self.coda.exit_norm(hidden)
 

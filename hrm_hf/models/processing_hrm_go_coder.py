@@ -137,7 +137,7 @@ def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
 
 
 def cut_middle(context: list[int], room: int) -> list[int]:
-    """Cut the middle out of a context segment to fit `room` ids. Return [] if too little would be left."""
+    """Shorten a context segment to `room` ids by cutting its middle. Return [] if too little would be left."""
     if len(context) <= room:
         return context
     file_end = TOKEN_IDS["</FILE>"]

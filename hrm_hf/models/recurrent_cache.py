@@ -115,7 +115,7 @@ class RecurrentCache:
 
 
 def slot_of(config, segment: int, visit: int) -> int:
-    """Return the cache slot of a visit in a segment, counted from 0."""
+    """Return the cache slot of a visit. Segments and visits are counted from 0."""
     if config.kv_layout == "per_segment":
         visit += segment * config.segment_visits
     elif config.kv_layout == "last_visit":
@@ -126,7 +126,7 @@ def slot_of(config, segment: int, visit: int) -> int:
 
 
 def first_slots(config) -> tuple[list[int], list[int], list[int]]:
-    """Return the slot of the first layer for each pass of the low-level stack, the high-level stack and the coda."""
+    """Return the first layer's slot in each pass of the low-level stack, the high-level stack and the coda."""
     cycle = config.L_cycles * config.num_l_layers + config.num_h_layers
     low, high = [], []
     for segment in range(config.halt_max_steps):

@@ -21,9 +21,9 @@ RESIDUAL_WINDOW = 3  # residuals are averaged over this many last steps
 CACHED_BYTES = 4 * 2**20  # bytes of latent state that stay in a CPU's cache
 TOKENS_PER_CALL = 65_536  # on other devices; small enough for restarts of large puzzles
 
-# Takes boards and answers (token ids [N, S] each) and returns which answers obey the task's rules, bool [N].
+# Function that takes boards and answers (token ids [N, S]) and returns which answers obey the rules, bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Takes row indices [N] and the rows' current answers [N, S] and returns which rows should stop, bool [N].
+# Function that takes row indices [N] and current answers [N, S] and returns which rows should stop, bool [N].
 StopCheck = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -213,7 +213,7 @@ class PuzzleSolverMixin:
         settings = SolveSettings(**settings).resolved(self.config)
         validate_ids(input_ids, self.config.vocab_size)
         if settings.choose == "rules" and accepts is None:
-            raise ValueError('choose="rules": needs accepts, a function that checks answers by the rules of the task')
+            raise ValueError('choose="rules": needs accepts, a function that checks answers against the task rules')
 
         def run(rows: torch.Tensor, noise: float | None) -> PuzzleSolution:
             boards = input_ids[rows]

@@ -113,7 +113,7 @@ def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
 
 def _value(row: dict[str, Any], key: str, wanted: type, place: str) -> Any:
     if key not in row:
-        raise BadLineError(f"{place}: key {key!r} is missing, found {shorten(list(row))}; earlier rows have it")
+        raise BadLineError(f"{place}: key {key!r} is missing, found {shorten(list(row))}; all rows must have it")
     value = row[key]
     if wanted is str:
         if not isinstance(value, str):

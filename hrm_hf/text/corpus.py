@@ -92,7 +92,7 @@ class TextCorpus:
 
     @property
     def bad_lines(self) -> int:
-        """Number of unreadable lines skipped so far (for a stream, by this process and on every pass)."""
+        """Number of unreadable lines skipped so far. In a stream, this process counts a line in every epoch."""
         return sum(one.counts["bad"] for one in self.filters.values())
 
     @property

@@ -99,7 +99,7 @@ class LogLineCallback(ProgressCallback):
             seconds = round((state.max_steps - state.global_step) / logs["steps_per_second"])
             parts.append(f"ETA {timedelta(seconds=seconds)}")
         mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
-        tqdm.write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))  # above all progress bars
+        tqdm.write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))  # print above all progress bars
         sys.stdout.flush()  # show it at once if the output is a file
 
 

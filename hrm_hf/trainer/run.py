@@ -119,7 +119,7 @@ class TrainingRun:
         return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
     def results(self, trainer: Any, metrics: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return metrics and other fields for results.json. Called only in the first process, like the rest."""
+        """Return metrics and other fields for results.json. Only process 0 calls this and the methods below."""
         return metrics, {}
 
     def plot(self, trainer: Any, metrics: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
     reasoning_tokenizer().save_pretrained(out)
     write_text(out / "README.md", data_card(info, list(splits)))
     content = asdict(info) | checksums_in(out, (f"data/{name}-00000.parquet" for name in splits))
-    write_text(out / INFO_FILE, json.dumps(content, indent=1) + "\n")  # last: it marks the data set as complete
+    write_text(out / INFO_FILE, json.dumps(content, indent=1) + "\n")  # written last, to mark the data set as complete
     return {"out": str(out), **{f"{name}_rows": len(rows["difficulty"]) for name, rows in splits.items()}}
 
 

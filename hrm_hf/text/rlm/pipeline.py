@@ -392,7 +392,7 @@ class ChatModel:
     def generate(
         self, prompts: list[list[int]], max_new_tokens: int, deadline: float, until_block: bool = False
     ) -> list[str]:
-        """Generate replies to all prompts in one left-padded batch, and remove thoughts from them.
+        """Generate replies to all prompts in one left-padded batch, and strip their reasoning.
 
         `deadline` is a time of `time.monotonic`. With `until_block`, a single reply ends after its first code block.
         Raises CapReachedError if the deadline has passed, and RuntimeError if `generate` fails.

@@ -81,7 +81,7 @@ def parse_reply(text: str) -> tuple[str | None, str]:
 
 
 def drop_thinking(text: str) -> str:
-    """Remove a reasoning model's thoughts. Their start tag may have been part of the prompt."""
+    """Strip the reasoning from a reply. Its start tag may have been part of the prompt."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 

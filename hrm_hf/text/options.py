@@ -122,7 +122,7 @@ class BuildReasoning(Options):
         "Difficulty of the training data, e.g. 8 or 1-8: steps, hops, generators, numbers or depth.", None
     )
     beyond: str | None = option(
-        "Difficulty of the beyond split, or none. [default: up to twice that of the training data]", None
+        "Difficulty of the beyond split, or none. [default: up to twice the training maximum]", None
     )
     answers: Literal["all", "last"] | None = option("Ask for the result of every step, or only the last.", None)
     num_train: int = option("Number of training rows.", 100_000, min=1)

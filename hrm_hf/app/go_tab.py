@@ -1,4 +1,4 @@
-"""Tab for a Go coder. It shows plan, attempt, verdict and repair in sequence."""
+"""Tab for a Go coder. It shows the plan, the attempt, the verdict and the repair in sequence."""
 
 import functools
 import html

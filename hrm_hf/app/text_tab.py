@@ -39,7 +39,7 @@ def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[in
     room = model.config.max_position_embeddings - ids.shape[1]
     if options.max_new_tokens > room:
         raise ValueError(
-            f"max_new_tokens={options.max_new_tokens}: with a prompt of {ids.shape[1]} tokens, exceeds the model's "
+            f"max_new_tokens={options.max_new_tokens}: the prompt has {ids.shape[1]} tokens, but the model has only "
             f"{model.config.max_position_embeddings} positions; shorten the prompt, or use at most {max(room, 0)}"
         )
     start, cache = ids.shape[1], None
@@ -86,7 +86,7 @@ def read_threshold(text: str | None) -> float | None:
             raise ValueError
         return found
     except ValueError as error:
-        raise ValueError(f"{text!r:.40} is not a number; enter a threshold, or nothing for the default") from error
+        raise ValueError(f"{text!r:.40} is not a number; enter a threshold, or clear the field") from error
 
 
 def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:

@@ -131,7 +131,7 @@ def go(options: WriteGo, as_json: bool):
 
 
 def _stream(prompt: str, text: str, shown: list[str]) -> None:
-    """Print the next piece of the first attempt, with the prompt above the first piece."""
+    """Print the next piece of the first attempt. The prompt is printed above the first piece."""
     if not shown:
         typer.secho(f"\n# {prompt}", bold=True)
     shown.append(text)
@@ -175,7 +175,7 @@ def rlm(options: RlmOptions, as_json: bool):
     """
     from ..text.rlm.executors import MontyExecutor
 
-    executor = MontyExecutor()  # fails now if its package is missing
+    executor = MontyExecutor()  # raises ImportError early if pydantic-monty is missing
     validate_model(options.model, "LANGUAGE_MODEL")
     context = read_context(options.context_file)
     from transformers import pipeline
@@ -213,4 +213,4 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from error
+        raise ValueError(f"{path}: is not UTF-8 text (byte {error.start})") from error

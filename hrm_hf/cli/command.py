@@ -17,7 +17,7 @@ from ..io.options import Options, flag
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-WRITTEN = ("results", "plot", "plots", "card")  # entries of a result that name the files an evaluation wrote
+WRITTEN = ("results", "plot", "plots", "card")  # result entries that name the files written by an evaluation
 
 
 _UNDERSCORED: set[str] = set()  # field names of options, added when a command is imported

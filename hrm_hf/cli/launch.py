@@ -1,4 +1,4 @@
-"""`hrm-hf launch`, `recommend`, `preflight`, `slurm`: plan a run, and start the run here or on a cluster."""
+"""`hrm-hf launch`, `recommend`, `preflight`, `slurm`: plan a run, and start it here or on a cluster."""
 
 import json
 import shlex
@@ -149,7 +149,7 @@ def _checks_text(checks) -> str:
 class SlurmCommand(SlurmJob):
     """Options of `hrm-hf slurm`: a job, and whether to write or submit its script."""
 
-    out: str | None = option("File to write; stdout by default.", None)
+    out: str | None = option("File to write. [default: stdout]", None)
     submit: bool = option("Submit the job with sbatch, from the current folder.", False)
 
     def __post_init__(self) -> None:

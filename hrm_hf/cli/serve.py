@@ -16,14 +16,14 @@ class AppOptions(Options):
     """Options of `hrm-hf app`."""
 
     models: list[str] = option(
-        "Checkpoint folders or models on the Hub; the packaged puzzle solvers by default.", [], argument=True
+        "Checkpoint folders or models on the Hub. [default: the packaged puzzle solvers]", [], argument=True
     )
-    host: str = option("Address to listen on; use 0.0.0.0 to listen on all addresses.", "127.0.0.1")
+    host: str = option("Address to listen on; 0.0.0.0 for all interfaces.", "127.0.0.1")
     port: int = option("Port to listen on.", 7860, min=1, max=65535)
     share: bool = option("Also create a public link through Gradio's servers.", False)
-    allow_host: list[str] = option("Additional host name to accept: NAME or *.NAME; repeatable.", [])
+    allow_host: list[str] = option("Additional host name to accept: NAME or *.NAME; can be repeated.", [])
     max_upload_mb: int = option("Maximum size of an uploaded file in MB.", 32, min=1)
-    device: str | None = option("Device: cpu, cuda, mps, ...; by default the best available one.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ... [default: the best available device]", None)
     open_browser: bool = option("Open the page in a browser.", False, flags=("--open",))
 
 

@@ -24,7 +24,7 @@ class SamplingOptions(Options):
     validator: GoValidator = option("Validator; auto uses parser if Go is installed, else tree-sitter.", "auto")
     repetition_guard: bool = option("Prevent plans and code from repeating themselves endlessly.", True)
     seed: int = option("Random seed.", 0, min=0)
-    device: str | None = option("Device: cpu, cuda, mps, ...; by default the best available one.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ... [default: the best available device]", None)
 
 
 @dataclass(kw_only=True)

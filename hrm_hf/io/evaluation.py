@@ -20,7 +20,7 @@ class EvaluationOptions(Options):
 
     model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
     out: Path | None = option("Folder for results.json and evaluation.png.", None)
-    device: str | None = option("Device: cpu, cuda, mps, ...; by default the best available one.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ... [default: the best available device]", None)
     update_card: bool = option("Add the results to the model card, MODEL/README.md.", False)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ imports no large library, so `--help` stays fast.
     @dataclass(kw_only=True)
     class CountOptions(Options):
         data: str = option("Data set to count.", argument=True)
-        limit: int | None = option("Number of rows to count; all by default.", None, min=1)
+        limit: int | None = option("Number of rows to count. [default: all]", None, min=1)
 
 `hrm_hf.cli.command.takes` turns such a class into a command, and `parse_command` parses a command in a string.
 """

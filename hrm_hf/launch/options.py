@@ -30,7 +30,7 @@ class LaunchOptions(Options):
     """Options of `hrm-hf launch`, which plans and starts a run of training/run_clm.py."""
 
     model: str | None = option("Recipe, preset or model type, e.g. hrm-lm-50m, gpt2; or use --recipe FILE.", None)
-    gpus: int | None = option("Number of GPUs; all by default.", None, min=1)
+    gpus: int | None = option("Number of GPUs. [default: all]", None, min=1)
     gpu_memory: str | None = option(
         "With --dry_run: plan for GPUs with this much memory, e.g. 24GB.", None, flags=spellings("gpu_memory")
     )

@@ -114,7 +114,7 @@ class SolvePuzzles(SolveOptions):
     out: Path | None = option(
         "Output file: .json for the results; .png or .gif to plot the ACT steps of a single puzzle.", None
     )
-    device: str | None = option("cpu, cuda, mps, ...; by default the best available.", None)
+    device: str | None = option("Device: cpu, cuda, mps, ... [default: the best available device]", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +154,7 @@ class EvaluatePuzzles(EvaluationOptions, BoardOptions):
 
     data: str = option("Puzzle data set: a folder in our layout or the original one, or OWNER/NAME.", argument=True)
     split: str = option("Split to evaluate.", "test")
-    batch_size: int | None = option("Puzzles per batch; by default as many as fit into a CPU's cache.", None, min=1)
+    batch_size: int | None = option("Puzzles per batch. [default: what fits into a CPU's cache]", None, min=1)
     limit: int | None = option("Evaluate on only the first N rows of the split.", None, min=1)
     by_difficulty: bool = option("Also report accuracy by rating, path length or number of clues (Sudoku).", False)
 

@@ -338,7 +338,7 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
         raise ValueError(f"recipe={path}: is not a file{nearest_file(path, '*.yaml', Path(typed_path(RECIPES)))}")
     values = load_yaml(path)
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: must map options to values, but is a {type(values).__name__}")
+        raise ValueError(f"{path}: must be a mapping of options to values, not a {type(values).__name__}")
     for key in values:
         if key not in known:
             raise ValueError(f"{path}: " + unknown_key(str(key), known, "key"))

@@ -142,7 +142,7 @@ def test_results_are_written_and_go_into_the_card(models, text, tmp_path):
     "model, options, code, message",
     [
         ("llama", ("--block-size", 64, "--overlap", 64), 2, "overlap=64"),
-        ("llama", ("--num-segments", 2), 1, "leave out --num-segments"),
+        ("llama", ("--num-segments", 2), 1, "remove --num-segments"),
         ("hrm_lm", ("--exit-threshold", 0.5), 2, "exit_threshold="),
         ("hrm_lm", ("--block-size", 300), 2, "has 256 positions"),
         ("hrm_lm", ("--exit-criterion", "kl", "--exit-threshold", -3), 2, "exit_threshold="),

@@ -52,7 +52,7 @@ def test_files_of_all_kinds_and_folders_are_concatenated(tmp_path):
     ("kind", "rows", "message"),
     [
         ("sft", [PAIR, '{"prompt": "a", '], r"rows.jsonl, line 2: broken JSON"),
-        ("sft", [PAIR, "[1]"], r"rows.jsonl, line 2: \[1\]"),
+        ("sft", [PAIR, "[1]"], r"rows.jsonl, line 2: .*\[1\]"),
         ("sft", [PAIR, {"prompt": "a"}], r"rows.jsonl, line 2: .*'completion'.*\['prompt'\]"),
         ("sft", [PAIR, {**PAIR, "completion": None}], r"rows.jsonl, line 2: 'completion' is None"),
         ("sft", [PAIR, {**PAIR, "prompt": TURNS}], "rows.jsonl, line 2: 'prompt' is"),

@@ -103,7 +103,7 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
         expected = " or ".join(kind.answer_kinds)
         raise UsageError(f"answers={answers!r}: must be {expected} for {options.task}", "--answers")
     most = kind(size=size, answers=answers).max_difficulty
-    possible = f"must be <= {most} {kind.difficulty_unit} for {size} {kind.size_unit}"
+    possible = f"{size} {kind.size_unit} allow at most {most} {kind.difficulty_unit}"
     low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # a small size may not allow the defaults
     if options.difficulty:
         low, high = _span(options.difficulty, "--difficulty", most, possible)

@@ -31,6 +31,8 @@ class SegmentSchedule:
     Attributes:
         bp_steps: number of stack passes per segment with gradients; None for the config's value.
         segments: number of segments for each token; None for the config's value.
+        mean_segments: mean number of segments if it is drawn, else the number itself; None for the config's
+            halt_max_steps. If the config sets bp_segments, at most this many segments have gradients.
         halting: whether tokens may halt. If they could halt from the first training step, later segments would see
             few tokens before improving on the first segment. The halting values are trained in any case.
         gate_only: use only the loss of the halting gate.
@@ -38,6 +40,7 @@ class SegmentSchedule:
 
     bp_steps: int | None = None
     segments: int | None = None
+    mean_segments: int | None = None
     halting: bool = True
     gate_only: bool = False
 
@@ -141,12 +144,12 @@ def plan_segments(
     schedule = schedule or SegmentSchedule()
     bp_steps = config.bp_steps if schedule.bp_steps is None else schedule.bp_steps
     config.check_bp_steps(bp_steps)
-    drawn = None
+    drawn, mean = None, (schedule.mean_segments if training else None) or config.halt_max_steps
     if num_segments is None and training:
         num_segments = schedule.segments
-        drawn = drawn_segments(config, tokens) if num_segments is None else None
+        drawn = drawn_segments(config, tokens, mean) if num_segments is None else None
     if num_segments is None:
-        num_segments = config.halt_max_steps if drawn is None else int(drawn.max())
+        num_segments = mean if drawn is None else int(drawn.max())
     if num_segments < 1:
         raise ValueError(f"num_segments={num_segments}: must be >= 1")
     per_token = drawn is not None and drawn.dim() > 0
@@ -157,7 +160,7 @@ def plan_segments(
         num_segments,
         rule,
         bp_steps,
-        without_gradients=0 if config.bp_segments is None else num_segments - config.bp_segments,
+        without_gradients=0 if config.bp_segments is None else num_segments - min(config.bp_segments, mean),
         drawn=drawn is not None,
         explores=training and not per_token and config.halt_max_steps > 1,
         training=training,
@@ -166,17 +169,18 @@ def plan_segments(
     )
 
 
-def drawn_segments(config, tokens: torch.Tensor) -> torch.Tensor | None:
+def drawn_segments(config, tokens: torch.Tensor, mean: int | None = None) -> torch.Tensor | None:
     """Draw the number of segments, [] or [B, T] depending on `config.segment_sampling`; None if "fixed".
 
-    The number is 1 plus a Poisson variable with a log-normal rate. The mean rate is halt_max_steps - 1.
+    The number is 1 plus a Poisson variable with a log-normal rate. The mean rate is `mean` - 1, with halt_max_steps as
+    the default mean. The number is limited to a multiple of halt_max_steps.
     """
     if config.segment_sampling == "fixed":
         return None
     per_token = config.segment_sampling == "per_token"
     like = torch.ones(tokens.shape[:2], device=tokens.device) if per_token else torch.ones(())
-    sigma, mean = config.segment_sampling_sigma, config.halt_max_steps - 1
-    rate = mean * torch.exp(sigma * torch.randn_like(like) - sigma**2 / 2)
+    sigma, mean = config.segment_sampling_sigma, mean or config.halt_max_steps
+    rate = (mean - 1) * torch.exp(sigma * torch.randn_like(like) - sigma**2 / 2)
     most = MOST_SAMPLED_PER_TOKEN if per_token else MOST_SAMPLED
     return (1 + torch.poisson(rate).long()).clamp(max=most * config.halt_max_steps)
 

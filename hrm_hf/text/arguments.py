@@ -1,7 +1,7 @@
 """Data options and training arguments for the scripts that train causal language models."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from transformers.hf_argparser import HfArg
 
@@ -156,14 +156,32 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     depth_warmup_ratio: float = HfArg(
         default=0.0, help="Fraction of the run with one segment per token, which costs as much as a plain model."
     )
+    depth_ramp_ratio: float = HfArg(
+        default=0.0,
+        help="Fraction of the run, after depth_warmup_ratio, over which the mean number of segments grows from 1 to "
+        "halt_max_steps.",
+    )
+    depth_ramp: Literal["linear", "1-sqrt"] = HfArg(
+        default="linear", help="Shape of this ramp; 1-sqrt(1-t) grows slowly at first."
+    )
+    keep_one_pass: float = HfArg(
+        default=0.0,
+        help="Fraction of steps with one segment per token, so that the model keeps working with one.",
+    )
     train_gate_only: bool = HfArg(
         default=False, help="Freeze the language model and train only its halting gate, running all segments."
     )
 
     def __post_init__(self):
-        for name in ("bp_warmup_ratio", "halt_warmup_ratio", "depth_warmup_ratio"):
+        ratios = ("bp_warmup_ratio", "halt_warmup_ratio", "depth_warmup_ratio", "depth_ramp_ratio")
+        for name in (*ratios, "keep_one_pass"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1], a fraction of the run")
+        if self.depth_warmup_ratio + self.depth_ramp_ratio > 1:
+            raise ValueError(
+                f"depth_ramp_ratio={self.depth_ramp_ratio}: depth_warmup_ratio={self.depth_warmup_ratio} leaves only "
+                f"{1 - self.depth_warmup_ratio:g} of the run; lower one of them"
+            )
         super().__post_init__()
         self.group_multipliers()
 

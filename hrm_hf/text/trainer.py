@@ -5,6 +5,7 @@ learning rates for parameter groups; and batches of rows with similar length.
 """
 
 import math
+import random
 from functools import partial
 from typing import Any
 
@@ -104,7 +105,8 @@ class CausalLMTrainer(HrmTrainer):
                 f"label_smoothing_factor={args.label_smoothing_factor}: Trainer would replace the losses of "
                 f"{name}; remove it, or use --config_overrides label_smoothing=... if the model has this field"
             )
-        given = [option for option in ("depth_warmup_ratio", "train_gate_only") if getattr(args, option)]
+        options = ("depth_warmup_ratio", "depth_ramp_ratio", "keep_one_pass", "train_gate_only")
+        given = [option for option in options if getattr(args, option)]
         if given and not has_ability(self.model, "recurrent_depth"):
             raise ValueError(f"{given[0]}: {name} has no segments and no halting gate; remove the option")
         if given and self.model.config.halt_max_steps == 1:
@@ -163,12 +165,15 @@ class CausalLMTrainer(HrmTrainer):
             labels = inputs["labels"][..., 1:]
         if has_ability(self.model, "recurrent_depth"):
             state = self.state
-            inputs["schedule"] = segment_schedule(self.args, self.model.config, state.global_step, state.max_steps)
+            schedule = segment_schedule(self.args, self.model.config, state.global_step, state.max_steps)
+            inputs["schedule"] = schedule
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         meter = self.train_metrics if model.training else self._eval_metrics
         if meter is not None and labels is not None:
             tokens = labels.ne(-100).sum().to(loss.device)
             terms = self._terms(loss.detach(), outputs, tokens, num_items_in_batch)
+            if model.training and self.args.depth_ramp_ratio and not self.args.train_gate_only:
+                terms["mean_segments"] = schedule.mean_segments * tokens.double()
             if "decision_labels" in inputs and outputs.get("refinement_logits") is not None:
                 right = outputs["refinement_logits"].argmax(dim=-1) == inputs["decision_labels"]
                 terms["refinement_accuracy"] = right.sum().double()  # an ignored label (-100) never matches
@@ -286,11 +291,24 @@ def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_step
     if args.train_gate_only:
         return SegmentSchedule(segments=config.halt_max_steps, halting=False, gate_only=True)
     first, final, warmup = (1 if config.flat_loop else 2), config.bp_steps, args.bp_warmup_ratio * max_steps
+    begin = args.depth_warmup_ratio * max_steps
+    one_pass = step < begin or random.Random(f"{args.seed} {step}").random() < args.keep_one_pass
     return SegmentSchedule(
         bp_steps=final if step >= warmup else first + int((final - first) * step / warmup),
-        segments=1 if step < args.depth_warmup_ratio * max_steps else None,
+        segments=1 if one_pass else None,
+        mean_segments=mean_segments(args, config.halt_max_steps, (step - begin) / max_steps),
         halting=step >= args.halt_warmup_ratio * max_steps,
     )
+
+
+def mean_segments(args: LmTrainingArguments, most: int, progress: float) -> int:
+    """Return the mean number of segments on the ramp from 1 to `most`, rounded up (McLeish et al., arXiv 2511.07384).
+
+    `progress` is the fraction of the run since the ramp began.
+    """
+    t = min(max(progress, 0) / args.depth_ramp_ratio, 1) if args.depth_ramp_ratio else 1
+    grown = (most - 1) * (t if args.depth_ramp == "linear" else 1 - math.sqrt(1 - t))
+    return math.ceil(1 + round(grown, 9))  # rounded, because an error of floating point must not add a segment
 
 
 def freeze_all_but_gate(model: Any) -> None:

@@ -141,6 +141,8 @@ def test_the_number_of_segments_is_drawn_with_the_mean_of_the_config(sampling, m
     assert len(drawn) == 3000 and drawn.min() == 1 and most // 2 < drawn.max() <= most
     assert drawn.double().mean().item() == pytest.approx(6, abs=0.3)
     assert plan_segments(config, x, True, SegmentSchedule(segments=2)).segments == 2
+    lower = torch.stack([drawn_segments(config, x, 2) for _ in range(draws)]).flatten()
+    assert lower.double().mean().item() == pytest.approx(2, abs=0.1)
 
 
 def test_tokens_halt_at_the_number_of_segments_they_draw():

@@ -281,6 +281,25 @@ def test_schedules_follow_the_step(make):
     assert trainer.model.config.bp_steps == 4
 
 
+@pytest.mark.parametrize(("shape", "means"), [("linear", [1, 1, 2, 3, 4, 4]), ("1-sqrt", [1, 1, 2, 2, 3, 4])])
+def test_the_mean_depth_grows_after_the_warmup(make, shape, means):
+    """Means by the formula: ceil(1 + 3 f(t)) for t = 0, 1/4, 1/2, 3/4, and 4 after the ramp."""
+    ramp = {"depth_warmup_ratio": 1 / 6, "depth_ramp_ratio": 4 / 6, "depth_ramp": shape}
+    trainer = make(tiny_lm.model("hrm_lm", halt_max_steps=4), max_steps=6, logging_steps=1, **ramp)
+    seen = schedules(trainer)
+    assert [seen[step].mean_segments for step in range(6)] == means
+    logged = [entry["mean_segments"] for entry in trainer.state.log_history if "mean_segments" in entry]
+    assert logged == pytest.approx(means)
+    assert trainer.state.log_history[0]["avg_steps"] == 1
+
+
+def test_the_same_steps_of_a_run_keep_one_pass(make):
+    args, config = make(keep_one_pass=0.25, model="hrm_lm").args, tiny_lm.model("hrm_lm").config
+    kept = [segment_schedule(args, config, step, 1000).segments for step in range(1000)]
+    assert 200 < kept.count(1) < 300 and set(kept) == {1, None}
+    assert [segment_schedule(args, config, step, 2000).segments for step in range(1000)] == kept
+
+
 def test_resume_continues_the_schedule(make):
     options = {"max_steps": 10, "bp_warmup_ratio": 0.6, "save_strategy": "steps", "save_steps": 4}
     make("hrm_lm", **options).train()
@@ -334,7 +353,10 @@ def test_the_gate_can_be_trained_alone(make):
     assert trainer.state.log_history[-2]["avg_steps"] == trainer.model.config.halt_max_steps
 
 
-@pytest.mark.parametrize("given", [{"depth_warmup_ratio": 0.5}, {"train_gate_only": True}])
+@pytest.mark.parametrize(
+    "given",
+    [{"depth_warmup_ratio": 0.5}, {"depth_ramp_ratio": 0.5}, {"keep_one_pass": 0.1}, {"train_gate_only": True}],
+)
 def test_segment_options_are_rejected_for_other_models(make, given):
     with pytest.raises(ValueError, match=next(iter(given))):
         make("llama", **given)

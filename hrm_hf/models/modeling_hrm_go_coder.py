@@ -64,8 +64,9 @@ from .heads_hrm_go_coder import (
 )
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
 from .processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK
-from .recurrent_cache import VisitedLayersMixin, layer_cache_view, validate_slots
+from .recurrent_cache import layer_cache_view, validate_slots
 from .refinement_hrm_go_coder import GoCoderRefinementMixin
+from .visited_attention import VisitedLayersMixin
 
 
 @dataclass
@@ -274,6 +275,10 @@ class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrai
         "attentions": OutputRecorder(LlamaAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(HrmGoCoderCrossAttention, index=1),
     }
+
+    def serving_problem(self, engine: str, may_skip: bool) -> str | None:
+        """Return which field prevents an engine with its own cache from matching `generate`, or None."""
+        return f"unified={self.config.unified}: {engine} keeps one cache slot per layer; use generate"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -55,9 +55,10 @@ from .early_exit import segment_losses
 from .hrm_lm_layers import LEARNED, HrmLmAttention, HrmLmDecoderLayer, HrmLmQHead, HrmLmStack, LoopInput, rms_norm
 from .hyper_connections import HyperConnection
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
-from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin, first_slots
+from .recurrent_cache import OnceCache, RecurrentCache, first_slots
 from .retrofit_hrm_lm import RetrofitMixin
 from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_segments
+from .visited_attention import VisitedLayersMixin
 
 
 Q_INIT_BIAS = -5.0  # initial bias of the halting value, far below the threshold (HRM paper)
@@ -118,6 +119,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HrmLmDecoderLayer, "attentions": HrmLmAttention}
 
@@ -132,6 +134,31 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         for name in ("_tp_plan", "_fsdp_plan"):
             plan = getattr(self, name)
             setattr(self, name, {key: rule for key, rule in plan.items() if not any(each in key for each in absent)})
+
+    def serving_problem(
+        self,
+        engine: str,
+        may_skip: bool,
+        num_segments: int | None = None,
+        exit_criterion: Any = None,
+        exit_threshold: float | None = None,
+    ) -> str | None:
+        """Return which field or option prevents an engine with its own cache from matching `generate`, or None."""
+        config, most = self.config, self.config.halt_max_steps
+        segments = most if num_segments is None else num_segments
+        visits = config.prelude_layers + config.coda_layers + config.segment_visits * most
+        if config.num_hidden_layers < visits:
+            return f"kv_layout={config.kv_layout!r}: overwrites cache slots, unlike {engine}; set kv_layout='per_segment'"
+        if not 1 <= segments <= most:
+            return f"num_segments={segments}: must be in [1, {most}], because the cache has slots for {most} segments"
+        if may_skip or most == 1:
+            return None
+        if segments < most:
+            return f"num_segments={segments}: {engine} must run all {most} segments; leave it out"
+        exit_criterion = config.exit_criterion if exit_criterion is None else exit_criterion
+        if exit_criterion != "fixed":
+            return f"exit_criterion={exit_criterion!r}: {engine} must run all segments; set exit_criterion='fixed'"
+        return None
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -234,7 +261,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
             x = self.prelude(x, key_values=OnceCache(cache, 0), first_visit=0, **passes)
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
-        hidden, key_values, segments_to_keep = x, None, tokens.segments_to_keep(cache)
+        hidden, key_values = x, None
+        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # or that of continuous batching
         compiled = self.training and cache is None and self.compiled_segment is not None
         run = partial(self.compiled_segment, self) if compiled else self.segment
         for m in range(1, plan.segments + 1):
@@ -249,7 +277,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             q = None if self.q_head is None else self.q_head(self.normed(hidden).detach())
             if tokens.halt(m, hidden, previous, q):
                 break
-        key_values.copy_to_later_segments()
+        key_values.copy_to_later_segments(kwargs)
         states = self.leave(tokens.states or [hidden], x, cache, passes)
         every = tuple(states) if output_segment_hidden_states else None
         return HrmLmModelOutput(
@@ -370,6 +398,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
     """
 
     _keep_in_fp32_modules = ["model.q_head"]  # transformers matches name prefixes
+    _generation_options = ("num_segments", "exit_criterion", "exit_threshold")
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
@@ -403,7 +432,10 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         targets, num_items = _shifted(labels, kwargs), kwargs.pop("num_items_in_batch", None)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         validate_labels(targets, tokens, self.config.vocab_size)
-        plan = self.plan(tokens, schedule, num_segments, exit_criterion, exit_threshold)
+        options = {"num_segments": num_segments, "exit_criterion": exit_criterion, "exit_threshold": exit_threshold}
+        if "cache" in kwargs:  # continuous batching calls the model without these options
+            options |= self.batch_options
+        plan = self.plan(tokens, schedule=schedule, **options)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:
             use_cache = bool(use_cache)  # off by default: training does not need a cache for M segments
@@ -420,10 +452,15 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
             terms["segment_logits"] = torch.stack([self.lm_head(h) for h in outputs.segment_hidden_states], dim=1)
         return HrmLmCausalLMOutput(**terms, logits=logits, **{name: getattr(outputs, name) for name in COMMON})
 
-    def plan(self, tokens, *options) -> SegmentPlan:
+    def plan(self, tokens, **options) -> SegmentPlan:
         """Plan a forward with `plan_segments`. Exit criteria may use this head's logits."""
         logits_fn = lambda hidden: self.lm_head(self.model.normed(hidden))  # noqa: E731 - accelerate's hooks would move a module
-        return plan_segments(self.config, tokens, self.training, *options, logits_fn)
+        return plan_segments(self.config, tokens, self.training, **options, logits_fn=logits_fn)
+
+    def _prepare_generation_config(self, *args, **kwargs):
+        """Prepare as transformers does, and pass `num_segments` etc. from the generation config on to forward."""
+        config, arguments = super()._prepare_generation_config(*args, **kwargs)
+        return config, {**self.generation_options(config), **arguments}
 
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:

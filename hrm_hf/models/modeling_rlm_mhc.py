@@ -40,7 +40,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
-from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view, validate_slots
+from .recurrent_cache import LayerCacheView, layer_cache_view, validate_slots
+from .visited_attention import VisitedLayersMixin
 
 
 STREAM_DECAY = 0.6  # ratio between the initial factors of consecutive streams
@@ -148,10 +149,10 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
         "mhc_matrices": OutputRecorder(HyperConnection, index=2),
     }
 
-    @property
-    def visits_layers_again(self) -> bool:
-        """Whether any layer stores keys and values more than once per token."""
-        return self.config.num_loops > 1
+    def serving_problem(self, engine: str, may_skip: bool) -> str | None:
+        """Return which field prevents an engine with its own cache from matching `generate`, or None."""
+        loops = self.config.num_loops
+        return None if loops == 1 else f"num_loops={loops}: {engine} keeps one cache slot per layer; use generate"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -16,6 +16,7 @@ that run more segments read them. The cache itself is one of transformers' cache
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
@@ -105,13 +106,21 @@ class RecurrentCache:
         slot = slot_of(self.config, self.segment, visit)
         return write_slot(self.cache, self.written, key, value, slot, self.config.kv_layout)
 
-    def copy_to_later_segments(self) -> None:
-        """After the last segment, copy its keys and values into the slots of the segments that did not run."""
-        if self.cache is None or self.config.kv_layout != "per_segment":
+    def copy_to_later_segments(self, kwargs: dict[str, Any]) -> None:
+        """After the last segment, copy its keys and values into the slots of the segments that did not run.
+
+        `kwargs` are those of the attention function, which include the cache in continuous batching.
+        """
+        paged = kwargs.get("cache")
+        if (self.cache is None and paged is None) or self.config.kv_layout != "per_segment":
             return
         for segment in range(self.segment + 1, self.config.halt_max_steps):
             for visit, (key, value) in self.kept.items():
-                self.cache.update(key, value, slot_of(self.config, segment, visit))
+                slot = slot_of(self.config, segment, visit)
+                if paged is None:
+                    self.cache.update(key, value, slot)
+                else:  # a copy, because the cache modifies its keyword arguments
+                    paged.update(key, value, layer_idx=slot, kwargs=dict(kwargs))
 
 
 def slot_of(config, segment: int, visit: int) -> int:
@@ -157,38 +166,3 @@ def write_slot(
             )
     written.add(slot)
     return cache.update(key, value, slot)
-
-
-# Name prefixes of the attention functions in vLLM 0.33 and in SGLang's main branch of 2026.
-FOREIGN_CACHES = ("vllm", "sglang")
-
-
-class VisitedLayersMixin:
-    """Mixin for causal LMs that visit layers repeatedly. It rejects caches with only one slot per layer.
-
-    Continuous batching, vLLM and SGLang store keys and values by layer number, so the visits of a layer would silently
-    overwrite each other. Such a model must not set `_supports_attention_backend` either; vLLM 0.33 documents it as a
-    requirement but also accepts models without it.
-    """
-
-    @property
-    def visits_layers_again(self) -> bool:
-        """Whether any layer stores keys and values more than once per token."""
-        return True
-
-    def init_continuous_batching(self, *args, **kwargs):
-        """Initialize as transformers does, but raise ValueError if layers are visited repeatedly."""
-        if self.visits_layers_again:
-            raise ValueError(
-                f"{type(self).__name__} visits its layers several times per token, but continuous batching stores "
-                "keys and values once per layer; use generate, or serve it without --continuous-batching"
-            )
-        return super().init_continuous_batching(*args, **kwargs)
-
-    def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
-        if self.visits_layers_again and str(attn_implementation).startswith(FOREIGN_CACHES):
-            raise ValueError(
-                f"attn_implementation={attn_implementation!r}: stores keys and values once per layer, but "
-                f"{type(self).__name__} visits its layers several times per token; serve it with hrm-hf serve"
-            )
-        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)

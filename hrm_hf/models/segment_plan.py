@@ -236,8 +236,8 @@ class ThinkingTokens:
             fewest = sampled.clamp(min=config.halt_min_steps)
         return cls(plan, active, steps, fewest)
 
-    def segments_to_keep(self, cache: Cache | None) -> int:
-        """Return the number of segments to keep keys and values for, or 0 if tokens cannot halt early.
+    def segments_to_keep(self, cache: Any) -> int:
+        """Return the number of segments to keep keys and values for, or 0 if no cache or later segment needs them.
 
         Storing them is a side effect, which gradient checkpointing inside a compiled segment does not allow.
         """
@@ -273,7 +273,7 @@ class ThinkingTokens:
         after = SegmentState(hidden, previous if segment > 1 else None, q, self.plan.logits_fn)
         with torch.no_grad():
             self.active = self.active & ~(self.plan.exit_rule.check(after) & (self.fewest <= segment))
-        return not torch.compiler.is_compiling() and not bool(self.active.any())
+        return not _traced(self.active) and not bool(self.active.any())
 
     def outputs(self) -> dict[str, torch.Tensor | None]:
         """Return the halting values [B, T, m, 2] of the m segments that ran, and each token's number of segments."""
@@ -282,5 +282,10 @@ class ThinkingTokens:
 
 
 def _all(active: torch.Tensor) -> bool:
-    """Check whether all tokens are active. Under torch.compile, return False to keep a single graph."""
-    return not torch.compiler.is_compiling() and bool(active.all())
+    """Check whether all tokens are active. In a traced forward, return False to keep a single graph."""
+    return not _traced(active) and bool(active.all())
+
+
+def _traced(active: torch.Tensor) -> bool:
+    """Check for torch.compile and CUDA graphs, where control flow must not depend on values."""
+    return torch.compiler.is_compiling() or (active.is_cuda and torch.cuda.is_current_stream_capturing())

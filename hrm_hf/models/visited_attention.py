@@ -4,8 +4,12 @@ Serving engines (transformers' continuous batching, vLLM, SGLang) store keys and
 module that calls the attention function. A layer that runs several times therefore needs one such module per visit.
 """
 
+from copy import copy, deepcopy
+from typing import Any, ClassVar
+
 import torch
 from torch import nn
+from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
@@ -48,3 +52,62 @@ class VisitAttention(nn.Module):
 def visit_attentions(config, slots: list[int], head_dim: int, num_key_value_groups: int) -> nn.ModuleList:
     """Build one `VisitAttention` for each visit of a layer, in order. `slots` lists their cache slots."""
     return nn.ModuleList(VisitAttention(config, slot, head_dim, num_key_value_groups) for slot in slots)
+
+
+# Name prefixes of the attention functions in vLLM 0.33 and in SGLang's main branch of 2026.
+FOREIGN_CACHES = ("vllm", "sglang")
+
+
+class VisitedLayersMixin:
+    """Mixin for models with one `VisitAttention` per visit of a layer. It rejects what serving engines cannot match.
+
+    Attributes:
+        _generation_options: arguments of forward that generation configs and `generate_batch` accept.
+        batch_options: these arguments during continuous batching, which does not pass any to forward.
+    """
+
+    _generation_options: tuple[str, ...] = ()
+    batch_options: ClassVar[dict[str, Any]] = {}
+
+    def serving_problem(self, engine: str, may_skip: bool, **options) -> str | None:
+        """Return which field or option prevents an engine with its own cache from matching `generate`, or None.
+
+        `may_skip` tells whether a forward may skip visits, which requires writing to their slots without attention.
+        """
+        return None
+
+    def generation_options(self, config: GenerationConfig) -> dict[str, Any]:
+        """Return the arguments of forward in a generation config."""
+        return {name: value for name in self._generation_options if (value := getattr(config, name, None)) is not None}
+
+    def init_continuous_batching(
+        self,
+        generation_config: GenerationConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        *args,
+        **kwargs,
+    ):
+        """Initialize as transformers does, but raise ValueError if the tokens could differ from those of `generate`."""
+        options = self.generation_options(self.generation_config if generation_config is None else generation_config)
+        flash = "flash" in str(self.config._attn_implementation)
+        if problem := self.serving_problem("continuous batching", not flash, **options):
+            raise ValueError(problem)
+        if self.serving_problem("continuous batching", False, **options):
+            continuous_batching_config = copy(continuous_batching_config) or ContinuousBatchingConfig()
+            continuous_batching_config.auto_switch_to_flash = False  # flash attention writes slots by itself
+        self.batch_options = options
+        return super().init_continuous_batching(generation_config, continuous_batching_config, *args, **kwargs)
+
+    def generate_batch(self, inputs: list[list[int]], generation_config: GenerationConfig | None = None, *args, **kwargs):
+        """Generate as transformers does. Unlike there, the arguments in `_generation_options` are not ignored."""
+        if options := {name: kwargs.pop(name) for name in self._generation_options if name in kwargs}:
+            generation_config = deepcopy(self.generation_config if generation_config is None else generation_config)
+            for name, value in options.items():
+                setattr(generation_config, name, value)
+        return super().generate_batch(inputs, generation_config, *args, **kwargs)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
+        engine = str(attn_implementation)
+        if engine.startswith(FOREIGN_CACHES) and (problem := self.serving_problem(engine, False)):
+            raise ValueError(problem)
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)

@@ -149,7 +149,7 @@ class ServeOptions(Options):
     dtype: str = option("Data type of the weights, such as bfloat16; auto uses the saved type.", "auto")
     attn_implementation: str | None = option("Attention implementation, such as sdpa or flash_attention_2.", None)
     compile: bool = option("Decode with a static cache and torch.compile.", False)
-    continuous_batching: bool = option("Batch requests with a paged cache (models without recurrence).", False)
+    continuous_batching: bool = option("Batch requests with a paged cache.", False)
     quantization: Literal["bnb-4bit", "bnb-8bit"] | None = option("Quantize the weights with bitsandbytes.", None)
     reasoning: Literal["auto", "on", "off"] = option("Thinking mode, if the chat template has a switch.", "auto")
     chat_template_kwargs: str | None = option("JSON object of arguments for the chat template.", None)

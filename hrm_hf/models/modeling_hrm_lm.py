@@ -148,7 +148,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         segments = most if num_segments is None else num_segments
         visits = config.prelude_layers + config.coda_layers + config.segment_visits * most
         if config.num_hidden_layers < visits:
-            return f"kv_layout={config.kv_layout!r}: overwrites cache slots, unlike {engine}; set kv_layout='per_segment'"
+            return f"kv_layout={config.kv_layout!r}: {engine} cannot overwrite cache slots; use 'per_segment'"
         if not 1 <= segments <= most:
             return f"num_segments={segments}: must be in [1, {most}], because the cache has slots for {most} segments"
         if may_skip or most == 1:

@@ -87,7 +87,7 @@ class VisitedLayersMixin:
         *args,
         **kwargs,
     ):
-        """Initialize as transformers does, but raise ValueError if the tokens could differ from those of `generate`."""
+        """Initialize as transformers does, but raise ValueError if `generate` could give other tokens."""
         options = self.generation_options(self.generation_config if generation_config is None else generation_config)
         flash = "flash" in str(self.config._attn_implementation)
         if problem := self.serving_problem("continuous batching", not flash, **options):
@@ -98,7 +98,7 @@ class VisitedLayersMixin:
         self.batch_options = options
         return super().init_continuous_batching(generation_config, continuous_batching_config, *args, **kwargs)
 
-    def generate_batch(self, inputs: list[list[int]], generation_config: GenerationConfig | None = None, *args, **kwargs):
+    def generate_batch(self, inputs, generation_config: GenerationConfig | None = None, *args, **kwargs):
         """Generate as transformers does. Unlike there, the arguments in `_generation_options` are not ignored."""
         if options := {name: kwargs.pop(name) for name in self._generation_options if name in kwargs}:
             generation_config = deepcopy(self.generation_config if generation_config is None else generation_config)

@@ -119,7 +119,8 @@ def test_batches_reject_what_would_differ_from_generate(fields, options, match):
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize(
-    "fields, match", [({"kv_layout": "last_visit"}, "kv_layout='last_visit'"), (HALTING, "exit_criterion='latent_diff'")]
+    "fields, match",
+    [({"kv_layout": "last_visit"}, "kv_layout='last_visit'"), (HALTING, "exit_criterion='latent_diff'")],
 )
 def test_engines_reject_configs_they_would_compute_wrongly(engine, fields, match):
     with pytest.raises(ValueError, match=match):

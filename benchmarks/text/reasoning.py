@@ -167,7 +167,7 @@ def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, ro
 
 
 def settings(model, args) -> list[int | None]:
-    """Return the depths to evaluate: None for the model's own and, if it can vary, the numbers in --passes."""
+    """Return the numbers of passes to evaluate: None (the model decides) and, if the number can vary, --passes."""
     numbers = [int(number) for number in args.passes.split(",")] if has_ability(model, "recurrent_depth") else []
     return [None, *numbers]
 

@@ -27,7 +27,7 @@ from .style import figure_image, figure_output
 
 COLUMNS = ["parameter", "mean", "std", "68 %", "95 %", "true value"]
 FALLBACK_BOUNDS = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}
-EXAMPLES = (("Little matter", 0.2, 0.75), ("Planck-like", 0.31, 0.81), ("Much matter", 0.42, 0.9))
+EXAMPLES = (("Low density", 0.2, 0.75), ("Planck-like", 0.31, 0.81), ("High density", 0.42, 0.9))
 SAMPLES = 4000
 FITS_UNITS = 100
 TOO_MUCH = f"the page accepts at most {UPLOAD_PIXELS:,}"
@@ -392,7 +392,7 @@ def mass_map_tab(mapper: MassMappingPipeline, shown: gr.State) -> None:
                     )
                     seed = seed_field()
             upload = f"Or upload shear and mask of {size} x {size} pixels"
-            controls = map_controls(config, "Draw shear and map its mass", upload, (omega_m, sigma_8))
+            controls = map_controls(config, "Generate shear and map its mass", upload, (omega_m, sigma_8))
             maps = figure_output("Maps", elem_classes="mass-maps")
         with gr.Column(scale=6, min_width=420):
             segments = figure_output("Map after each segment", elem_classes="mass-map-segments", visible=recurrent)

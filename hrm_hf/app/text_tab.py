@@ -129,7 +129,7 @@ def _legend(depths: list[int] | None, most: int) -> str:
             words = "segment" if depth == 1 else "segments"
             color = depth_color(depth, most)
             items.append(f'<span><i style="background: {color}"></i>{depth} {words}: {share:.0%} of tokens</span>')
-        items.append(f"<span>{sum(depths) / len(depths):.2f} on average; per token, to predict the next</span>")
+        items.append(f"<span>{sum(depths) / len(depths):.2f} segments on average, to predict the next token</span>")
     return f'<div class="hrm-legend">{"".join(items)}</div>'
 
 

@@ -101,7 +101,7 @@ class BuildCosmology(SurveyOptions):
     box_mpc: float | None = option("2lpt: side of the box in Mpc/h. [default: 256]", None)
     box_grid: int | None = option("2lpt: particles per side of the box. [default: 64]", None)
     maps_per_cosmology: int = option("Number of maps per parameter pair.", 1, min=1)
-    workers: int = option("Number of single-threaded worker processes; the maps do not depend on it.", 1, min=1)
+    workers: int = option("Number of single-threaded worker processes; does not change the maps.", 1, min=1)
     shard_size: int = option("Number of maps per file.", 1000, min=1)
 
     def __post_init__(self) -> None:
@@ -204,7 +204,7 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
 class EvaluateBaseline(EvaluateMaps):
     """Options of `hrm-hf eval cosmo-baseline`."""
 
-    method: Baseline = option("Baseline: the summary statistics, and the regression fitted to them.")
+    method: Baseline = option("Baseline: summary statistics, and the regression fitted to them.")
     train: int | None = option("Train on only the first N maps of the train split.", None, min=10)
     num_samples: int = option("Number of draws from each posterior.", 1000, min=100)
 
@@ -225,8 +225,8 @@ class EvaluateMassMaps(EvaluateMaps):
         "Checkpoint folder, or a model on the Hub; alternatively use --method.", None, argument=True, metavar="MODEL"
     )
     method: MapMethod | None = option(
-        "Use instead of MODEL. kaiser-squires: with the smoothing that works best on training maps; wiener: Wiener "
-        "filter with the true spectrum of each map; wiener-mean: with the mean spectrum of the training maps.",
+        "Method to use instead of MODEL. kaiser-squires: with the smoothing that works best on training maps; wiener: "
+        "Wiener filter with the true spectrum of each map; wiener-mean: with the mean spectrum of the training maps.",
         None,
     )
     split: str | None = option("MODEL: split to evaluate. [default: test]", None)

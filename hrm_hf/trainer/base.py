@@ -67,8 +67,8 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
             raise TypeError(f"args is a {type(args).__name__}; {type(self).__name__} requires {name}")
         row = architecture_of(model)
         if row is not None and row.pipeline != self.pipeline:
-            names = f"{type(model).__name__} is for {row.pipeline}; {type(self).__name__}"
-            raise TypeError(f"{names} trains models for {self.pipeline}")
+            name = f"model: {type(model).__name__} is for {row.pipeline}"
+            raise TypeError(f"{name}, but {type(self).__name__} trains models for {self.pipeline}")
         self.nonfinite_steps = self.nonfinite_in_a_row = 0
         self.train_metrics = MetricAccumulator()
         if args.torch_compile:
@@ -128,7 +128,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """Exclude vectors and scalars from weight decay, because scales and gates must not decay to zero."""
-        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # tied weights too
+        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # includes tied weights
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):

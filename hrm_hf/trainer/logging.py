@@ -20,7 +20,7 @@ from transformers.trainer_callback import ProgressCallback
 
 GIB = 2**30
 Z_95 = 1.959963984540054
-STEP = "train/global_step"  # the x axis that transformers' callbacks set in the trackers
+STEP = "train/global_step"  # name of the x axis that transformers' callbacks set in the experiment trackers
 
 
 class MetricAccumulator:
@@ -100,7 +100,7 @@ class LogLineCallback(ProgressCallback):
             parts.append(f"ETA {timedelta(seconds=seconds)}")
         mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
         tqdm.write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))  # print above all progress bars
-        sys.stdout.flush()  # show it at once if the output is a file
+        sys.stdout.flush()  # otherwise, the line would appear late in a file
 
 
 class LastStepCallback(TrainerCallback):

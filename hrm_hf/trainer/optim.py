@@ -190,11 +190,11 @@ class WeightAverage(TrainerCallback):
 
 SCHEDULE_OPTIONS = ("lr_scheduler_type", "lr_scheduler_kwargs", "lr_min_ratio", "warmup_steps")
 WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")  # schedules without a warm-up
-STEP_OPTIONS = (  # options that determine what a step does and how many there are
+STEP_OPTIONS = (  # options that determine what a step does, and the number of steps
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
     "max_grad_norm", "ema_rate", "seed",
 )  # fmt: skip
-# Keys that belong to the checkpoint's state, or only select a kernel.
+# Keys of a parameter group that belong to the checkpoint's state, or only select a kernel.
 NOT_SETTINGS = ("params", "param_names", "lr", "fused", "foreach", "capturable", "differentiable")
 
 
@@ -224,12 +224,12 @@ def optimization_record(args: Any, optimizer: Any, scheduler: Any) -> dict[str, 
 
 
 def validate_resumable(saved: dict[str, Any], present: dict[str, Any], folder: str) -> None:
-    """Raise ValueError if a checkpoint's optimizer differs or its scheduler cannot take new options."""
+    """Raise ValueError if the checkpoint has a different optimizer, or a scheduler that cannot adopt new options."""
     is_function_of_steps = saved["scheduler"] == present["scheduler"] == LambdaLR.__name__
     for name in ("optim",) if is_function_of_steps else ("optim", "learning_rate", *SCHEDULE_OPTIONS):
         if present[name] != saved[name]:
             raise ValueError(
-                f"{name}={present[name]}: {folder} was saved with {saved[name]}, and its state does not fit another "
+                f"{name}={present[name]}: {folder} was saved with {saved[name]}, and its state is valid only for that "
                 "value; resume with the options of the saved run (--optim, --adam_atan2, --lr_scheduler_type, ...), "
                 f"or start a new run from its weights with --model_name_or_path {folder}"
             )

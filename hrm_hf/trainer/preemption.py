@@ -13,7 +13,7 @@ A running evaluation or save finishes first, so the signal must leave enough tim
 Further signals have no effect.
 
 Ctrl-C (SIGINT) saves in the same way, and then `train()` raises KeyboardInterrupt, which names the checkpoint. A
-second Ctrl-C stops at once. Such a run is not requeued.
+second Ctrl-C stops immediately. Such a run is not requeued.
 
 SIGTERM ends forked children as usual. Data loader workers obey it only if their own parent sends it, because torchrun
 and Slurm send it to workers too. SIGUSR1 stays blocked in child processes, because Slurm sends it to all of them.
@@ -137,7 +137,7 @@ def exit_if_preempted(trainer: Any) -> None:
 
     def leave(*_: Any) -> None:
         _ignore_signals()
-        if os.environ.get(PREEMPTION_FILE):  # every process creates it, because it must exist when the first one exits
+        if os.environ.get(PREEMPTION_FILE):  # every process creates it, so it exists when the first process exits
             Path(os.environ[PREEMPTION_FILE]).touch()
         if trainer.is_world_process_zero():
             text = f"stopped by a signal after step {state.global_step} of {state.max_steps}, saved in {folder}"

@@ -74,7 +74,7 @@ REPLACED = {
 
 
 def validate_minimum(options: Any, low: int, *names: str) -> None:
-    """Raise ValueError for the first of these options below `low`. None is valid."""
+    """Raise ValueError for the first of these options that is below `low`. An option may be None."""
     for name in names:
         if getattr(options, name) is not None and getattr(options, name) < low:
             raise ValueError(f"{name}={getattr(options, name)}: must be >= {low}")

@@ -41,7 +41,7 @@ from .recipes import ModelArguments, TuningArguments, hardware_of, save_recipe, 
 
 TRACKERS = {"tensorboard", "trackio", "wandb"}  # each is the name of an extra, a --report_to value and a module
 LOCK_FILE = ".run.lock"
-_locks_until_exit: list[FileLock] = []  # a lock without references would be released
+_locks_until_exit: list[FileLock] = []  # references that keep the locks from being released
 
 Found = TypeVar("Found")
 
@@ -85,7 +85,7 @@ class TrainingRun:
         args = self.args
         needing = ("early_stopping_patience", "load_best_model_at_end")
         if name := next((name for name in needing if getattr(args, name, None)), None):
-            raise ValueError(f"{name}={getattr(args, name)}: requires held-out data; provide some, or remove it")
+            raise ValueError(f"{name}={getattr(args, name)}: requires held-out data; add some, or remove the option")
         if args.should_save and args.eval_strategy != IntervalStrategy.NO:
             print(f"eval_strategy={args.eval_strategy.value} is ignored, because there is no held-out data")
         args.eval_strategy, args.eval_on_start = IntervalStrategy.NO, False
@@ -160,7 +160,7 @@ def run_training(run: TrainingRun) -> None:
     if run.validation is None:
         run.skip_evaluation()
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
-    run.parameters = run.count_parameters(model)  # before it may be sharded
+    run.parameters = run.count_parameters(model)  # before the model may be sharded
     model = with_adapters(model, tuning_args)
     run.options = tuple(map(copy.copy, run.options))  # save the original values, because the trainer may change them
     if args.should_save:

@@ -120,7 +120,7 @@ class CompleteCheckpoints:
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Run an epoch, but not in a completed run, where Trainer would take one more step."""
+        """Run an epoch. A completed run stops instead, because Trainer would take one more step."""
         if self._resumed:
             self._resumed = False
             self.validate_finite_weights()

@@ -155,7 +155,7 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     coordinates, found = zip(*[_read_healpix(path, 0 if path is mask else field) for path in files])
     known = {words: str(path) for path, words in zip(files, coordinates) if words}
     if len(known) > 1:
-        raise ValueError(f"COORDSYS: files have different coordinates {known}; rotate them to the same system")
+        raise ValueError(f"COORDSYS: files have different coordinate systems {known}; rotate them to the same one")
     read, masks = list(found[: len(paths)]), list(found[len(paths) :])
     if len(sizes := sorted({len(values) for values in read + masks})) > 1:
         raise ValueError(f"{paths[0]}: files and mask must have the same resolution, but have {sizes} pixels")
@@ -222,12 +222,12 @@ def _has_pixel_numbers(table: Any) -> bool:
     """Check whether the first column contains pixel indices, as in a partial-sky map."""
     names, scheme = table.columns.names, _header_word(table, "INDXSCHM")
     if len(names) > 1 and names[0].upper().startswith(PIXEL_NAMES):
-        return True  # regardless of the header
+        return True  # the column's name decides, regardless of the header
     return scheme == "EXPLICIT" or (scheme != "IMPLICIT" and _header_word(table, "OBJECT") == "PARTIAL")
 
 
 def _missing_values(table: Any, number: int) -> np.ndarray:
-    """Return bool [values], True where a column is BAD_DATA or its raw value is TNULL."""
+    """Return bool [values], True where a column's value is BAD_DATA or its raw value is TNULL."""
     stored = np.ravel(table.data.view(np.ndarray)[table.columns.names[number]])
     bad = _bad_data(np.ravel(table.data.field(number)), table.header)
     return bad if table.columns[number].null is None else bad | (stored == table.columns[number].null)
@@ -345,7 +345,7 @@ def read_quijote_cube(path: str | Path) -> QuijoteCube:
     path = _existing(path, QUIJOTE_SOURCE)
     name = QUIJOTE_NAME.fullmatch(path.name)
     if name is None or name[2] not in ("CIC", "PCS"):
-        raise ValueError(f"{path}: the name must be that of a Quijote cube, df_m_N_CIC_z=Z.npy or df_m_N_PCS_z=Z.npy")
+        raise ValueError(f"{path}: a Quijote cube must be named df_m_N_CIC_z=Z.npy or df_m_N_PCS_z=Z.npy")
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -367,7 +367,7 @@ def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
     """Project slabs of a cube along each axis.
 
     Args:
-        slab_mpc: thickness of a slab in Mpc/h: a whole number of cells that divides the box evenly.
+        slab_mpc: thickness of a slab in Mpc/h: an integer number of cells that divides the box evenly.
 
     Returns:
         Density contrast (not convergence), float32 [3 * slabs, 1, N, N], ordered by axis, then by slab. Slabs along

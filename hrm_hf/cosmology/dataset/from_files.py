@@ -106,7 +106,7 @@ class LabelTable:
     `latin_hypercube_params.txt`. The first line, with or without a leading #, names the columns, which must include
     omega_m and sigma_8 (any case, with or without underscore). A column `file` assigns a row to a file by its name or
     the end of its path. Without it, row N (from 0) applies to the files in the folder N, as in
-    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. A leading pandas index column may also hold the numbers or files.
+    `latin_hypercube/17/df_m_128_CIC_z=0.npy`. A leading pandas index column may also contain the numbers or files.
     """
 
     def __init__(self, path: str | Path):

@@ -148,7 +148,7 @@ class CosmologyPlan:
         return int(self._generator(split, cosmology, 1 + realisation).integers(2**63))
 
     def _generator(self, split: str, cosmology: int, purpose: int) -> np.random.Generator:
-        """Return a random generator; purpose 0 is for the parameters of a cosmology, 1 + r for its realization r."""
+        """Return a random generator. `purpose` is 0 for a cosmology's parameters, and 1 + r for its realization r."""
         entropy = [self.seed, SPLITS.index(split), cosmology, purpose]
         return np.random.default_rng(np.random.SeedSequence(entropy))
 

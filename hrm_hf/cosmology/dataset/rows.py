@@ -13,7 +13,7 @@ one; for shear the convergence `kappa` float32 [planes, size, size]; `omega_m`, 
 from files have a `source` instead of a seed, and parameters only if a table of them was given.
 
 A shard is a parquet file that is either complete or absent. It is not compressed, because noise does not compress. A
-JSON header in its metadata holds the number of rows and the moments of their pixels.
+JSON header in its metadata contains the number of rows and the moments of their pixels.
 
 `datasets` decodes rows one by one, about 100 times slower than reading an array. `map_arrays` therefore memory-maps
 the maps, which all processes of a machine share, and `read_arrays` reads them into memory.
@@ -157,12 +157,12 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
     info = load_cosmology_info(path)
     features, available = info.features(), [name for name in SPLITS if info.counts[name]]
     if split not in available:
-        hint = "" if info.labelled else "; without labels (--labels TABLE), maps only work with a trained model"
-        raise ValueError(f"{path} has no split {split!r}; it has {available}{hint}")
+        hint = "" if info.labelled else "; maps without labels (--labels TABLE) can only be input for a trained model"
+        raise ValueError(f"{path} has no split {split!r}; choose from {available}{hint}")
     names = columns or list(features)
     unknown = [name for name in names if name not in features]
     if unknown:
-        raise ValueError(f"{path} has no column {unknown[0]!r}; it has {list(features)}")
+        raise ValueError(f"{path} has no column {unknown[0]!r}; choose from {list(features)}")
     folder = _local_folder(path, [INFO_FILE, f"{split}/*"])
     files = list(map(str, visible_files(folder / split, "*.parquet")))
     validate_unchanged(folder / INFO_FILE, map(Path, files), closed=True)

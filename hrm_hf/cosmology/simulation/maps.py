@@ -18,7 +18,7 @@ The `legacy-*` kinds are the generators of the original repository (cosmo-scanne
   pixel is 1 Mpc/h in the spectrum and 1 arcmin in the noise of "legacy-des".
 - They standardize or stretch each map separately, which removes the amplitude that lensing measures. sigma_8 is
   therefore meaningless, and omega_m is the only label. "legacy-2lpt" has pixel rms 0.8, which is not sigma_8.
-- Their masks are gray discs painted over the map. Only the JPEG compression of the original is omitted.
+- Their masks are gray discs painted over the map. Only the original JPEG compression is omitted.
 """
 
 from typing import Any

@@ -12,8 +12,8 @@ from .fields import ARCMIN, shape_noise
 KINDS = get_args(Kind)
 LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
 PERIODIC = ("lognormal", "gaussian")  # kinds whose opposite edges match, so maps can be shifted and padded circularly
-MASKED = ("des",)  # kinds with a mask of observed pixels even for convergence
-GENERATOR_VERSION = 1  # increase it when a change makes the same settings and seed give a different map
+MASKED = ("des",)  # kinds whose convergence maps also have a mask of observed pixels
+GENERATOR_VERSION = 1  # increase this number when the same settings and seed no longer give the same map
 EDGE_SHARE = 0.5  # default fraction of hidden pixels beyond the edge of the footprint; the rest are in holes
 HOLE_ARCMIN = (2.0, 12.0)  # range of the hole radii, uniform in the logarithm
 OBSERVABLES = get_args(Observable)

@@ -112,7 +112,7 @@ def predict_maps(
         output = model(inputs, **depth)
         tensors = [output.reported_means, output.reported_stds, output.steps, output.segment_means]
         tensors += [output.kappa, output.kappa_std, output.segment_maps] if "segment_maps" in output else []
-        found = [tensor.float().cpu().numpy() for tensor in tensors]  # waits for the device
+        found = [tensor.float().cpu().numpy() for tensor in tensors]  # waits until the device is done
         seconds += time.perf_counter() - started
         if "segment_maps" in output:
             segments = found.pop()

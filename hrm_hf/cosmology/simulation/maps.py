@@ -162,7 +162,7 @@ def survey_mask(
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
-    for centre in rng.permutation(size * size):  # always enough holes, because each hides at least its central pixel
+    for centre in rng.permutation(size * size):  # sufficient, because each hole hides at least its central pixel
         if not left:
             break
         row, column = divmod(centre, size)

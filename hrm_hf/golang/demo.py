@@ -19,13 +19,13 @@ from .options import DemoGo
 
 
 # Above this many bits per byte of held-out code, the demo calls the model undertrained and shows only one function.
-# The nano run in docs/results.md reached 2.16 after 1.35M tokens and ended at 1.69, with 62 % of its code parsing.
+# The nano run in docs/results.md reached 2.16 after 1.35M tokens and ended at 1.69, with 62% of its code parsing.
 READABLE = 2.0
 BATCH, ROW = 16, 340  # rows per step, and mean tokens per row of standard-library records
 EVALUATION = 0.3  # time to evaluate a row, as a fraction of the time to train on it
 QUICK = 10  # minutes; shorter demos build no repair trajectories, and read and evaluate fewer rows
 START = 12.0  # seconds that a program takes to load its libraries and a checkpoint
-WRITE = 5.0  # seconds to write a function; demos of QUICK minutes or more reserve 24 times this
+WRITE = 5.0  # seconds to write a function; demos of QUICK minutes or more reserve time for 24
 
 
 def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Verifiable rewards for `training/run_grpo.py`.
 
     go-syntax        1 if the completion is Go code that parses and declares something, else 0; also 0 if it has less
-                     than 80 % of the statements of the row's "reference", because an empty function parses too
+                     than 80% of the statements of the row's "reference", because an empty function parses too
     go-tests         1 if the completion passes the "tests" of its row (the text of a test file) in the sandbox
     length:TOKENS    1 at TOKENS tokens (end token included), falling linearly to 0 at 0 and 2 * TOKENS
     regex:PATTERN    1 if PATTERN matches anywhere in the text of the completion, else 0

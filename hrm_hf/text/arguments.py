@@ -45,7 +45,7 @@ class LmDataArguments(AnswerDataArguments):
         default=5.0, help="Percentage held out from the end of each source if --eval_data is not set; 0 to disable."
     )
     mix_probabilities: list[str] = HfArg(
-        default_factory=list, help="Sampling probability of each source, e.g. 0.7,0.3; if unset, concatenate."
+        default_factory=list, help="Sampling probability of each source, e.g. 0.7,0.3. [default: concatenate]"
     )
     mix_stopping: str = HfArg(
         default="first_exhausted",
@@ -56,7 +56,7 @@ class LmDataArguments(AnswerDataArguments):
         default=None, help="Line that separates documents in plain text files, e.g. <|endoftext|>."
     )
     on_bad_line: str = HfArg(default="stop", help="What to do with unreadable lines: stop, or skip and count them.")
-    min_text_length: int | None = HfArg(default=None, help="Drop documents with fewer characters.")
+    min_text_length: int | None = HfArg(default=None, help="Drop documents with fewer characters than this.")
     max_text_length: int | None = HfArg(default=None, help="Maximum length of a document in characters.")
     long_texts: str = HfArg(default="drop", help="What to do with documents above --max_text_length: drop or cut.")
     deduplicate: str = HfArg(
@@ -99,8 +99,8 @@ class LmDataArguments(AnswerDataArguments):
         held_out = self.eval_data or self.max_eval_samples or not self.validation_split_percentage
         if self.streaming and not held_out:
             raise ValueError(
-                f"validation_split_percentage={self.validation_split_percentage:g}: a stream has no length; pass "
-                "--eval_data, or --max_eval_samples to hold out documents, or --validation_split_percentage 0"
+                f"validation_split_percentage={self.validation_split_percentage:g}: cannot split a stream; pass "
+                "--eval_data, --max_eval_samples (documents to hold out), or --validation_split_percentage 0"
             )
 
     def _validate_numbers(self):

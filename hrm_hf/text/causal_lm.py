@@ -89,7 +89,7 @@ def causal_lm_config(
     name = config.attribute_map.get(POSITIONS, POSITIONS)
     if name in checked_overrides(type(config), arguments.config_overrides):
         raise ValueError(
-            f"config_overrides: {name}={positions} is less than block_size={block_size}, the tokens per row"
+            f"config_overrides: {name}={positions} must be >= block_size={block_size}, the tokens per row"
         )
     return build_config(arguments, **from_data, **{name: block_size})
 

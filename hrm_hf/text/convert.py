@@ -87,7 +87,7 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
     config = _hrm_lm_config(original, state, weights_file)
     model = HrmLmForCausalLM(config)
     tensors, taken = _our_tensors(state, config)
-    new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}  # not in src
+    new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}  # tensors that src lacks
     _load_state(model, new | tensors, weights_file, "config.json")
     model.save_pretrained(out)
     for name in TOKENIZER_FILES:
@@ -250,7 +250,7 @@ def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
 
 
 def _validate_theta(value: Any, name: str) -> None:
-    """Raise ValueError if a RoPE theta is missing or not positive. `name` is its field, for the message."""
+    """Raise ValueError if a RoPE theta is missing or not positive. The message names its field, `name`."""
     if value is None:  # `number` accepts None, for optional fields
         raise ValueError(f"{name}=None: must be a number")
     number(1e-6, name=name)(value)

@@ -68,7 +68,7 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
         chunk_overlap=options.overlap,
     )
     corpus = load_evaluation_text(text, tokenizer, options.last_percentage)
-    with contextlib.redirect_stdout(sys.stderr):  # the libraries may print; stdout is for the results
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the results, but libraries may print
         metrics = _measure(network, corpus, options.batch_size, device, options.limit)
     settings = {"block_size": length, "overlap": options.overlap or None, "last_percentage": options.last_percentage}
     names = ("num_segments", "exit_criterion", "exit_threshold")

@@ -82,7 +82,7 @@ class EvaluateLm(EvaluationOptions, ThinkingOptions):
     tokenizer: str | None = option("Tokenizer to use instead of the checkpoint's own.", None)
     block_size: int | None = option("Tokens per row. [default: the context length, at most 1024]", None, min=2)
     overlap: int = option("Number of tokens to repeat from the previous row, as context.", 0, min=0)
-    num_segments: int | None = option("Maximum segments per token (hrm_lm). [default: the config's]", None, min=1)
+    num_segments: int | None = option("hrm_lm: maximum segments per token. [default: as in the config]", None, min=1)
     batch_size: int = option("Number of rows per batch.", 8, min=1)
     limit: int | None = option(
         "Evaluate only the first N rows; bits per byte still use the complete text's bytes per token.", None, min=1
@@ -151,7 +151,7 @@ class ServeOptions(Options):
     compile: bool = option("Decode with a static cache and torch.compile.", False)
     continuous_batching: bool = option("Batch requests with a paged cache.", False)
     quantization: Literal["bnb-4bit", "bnb-8bit"] | None = option("Quantize the weights with bitsandbytes.", None)
-    reasoning: Literal["auto", "on", "off"] = option("Thinking mode, if the chat template has a switch.", "auto")
+    reasoning: Literal["auto", "on", "off"] = option("Thinking mode, for chat templates with such a switch.", "auto")
     chat_template_kwargs: str | None = option("JSON object of arguments for the chat template.", None)
     default_seed: int | None = option("Default random seed for sampling.", None)
     trust_remote_code: bool = option("Run model code from the Hub.", False)

@@ -50,7 +50,7 @@ class CausalLMRun(TrainingRun):
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.row_length, self.args.seed, quantized)
         if self.data_args.document_mask and "position_ids" not in inspect.signature(model.forward).parameters:
-            raise ValueError(f"document_mask=True: {type(model).__name__} has no position_ids; remove this flag")
+            raise ValueError(f"document_mask=True: {type(model).__name__} accepts no position_ids; remove this flag")
         self.vocabulary_rows = model.get_input_embeddings().num_embeddings
         return model
 

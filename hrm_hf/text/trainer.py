@@ -206,7 +206,7 @@ class CausalLMTrainer(HrmTrainer):
     # ---- data ----
 
     def _get_train_sampler(self, train_dataset=None):
-        """Create the sampler, which for grouping by length is `LengthGroupedBatches`."""
+        """Create the sampler: `LengthGroupedBatches` to group by length, else Trainer's."""
         train_dataset = self.train_dataset if train_dataset is None else train_dataset
         grouped = self.args.train_sampling_strategy == "group_by_length"
         if not grouped or self.args.length_column_name not in (train_dataset.column_names or ()):
@@ -320,7 +320,7 @@ def freeze_all_but_gate(model: Any) -> None:
 
 
 def compile_segment(model: Any, **options: Any) -> None:
-    """Compile the segment that training repeats with `torch.compile(**options)`, but not inference."""
+    """Compile the segment that training repeats (not inference), with `torch.compile(**options)`."""
     base = model.base_model
     base.compiled_segment = torch.compile(type(base).segment, **options)  # unbound, so a copy uses its own weights
 
@@ -357,7 +357,7 @@ class LengthGroupedBatches(Sampler):
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.lengths), generator=generator)
-        full = len(order) // self.batch_size * self.batch_size  # rows that do not fill a step come last
+        full = len(order) // self.batch_size * self.batch_size  # rows in full steps; the others come last
         groups = [group[self.lengths[group].argsort()] for group in order[:full].split(self.GROUP * self.batch_size)]
         batches = torch.cat([*groups, order[:0]]).view(-1, self.batch_size)
         batches = batches[torch.randperm(len(batches), generator=generator)]

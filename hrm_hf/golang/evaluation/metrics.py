@@ -24,7 +24,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def rate_with_interval(name: str, flags: Sequence[bool]) -> dict[str, Any]:
-    """Return {name: rate, name_interval: [low, high]}, with the 95 % Wilson interval."""
+    """Return {name: rate, name_interval: [low, high]}, with the 95% Wilson interval."""
     interval = wilson_interval(sum(map(bool, flags)), len(flags))
     return {name: mean(flags), f"{name}_interval": interval and list(interval)}
 
@@ -43,7 +43,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def pass_at_k_scores(counts: Sequence[tuple[int, int]], ks: Sequence[int], seed: int = 0) -> dict[str, Any]:
-    """Return {"pass@1": mean over tasks, "pass@1_interval": [low, high], ...}, with 95 % intervals.
+    """Return {"pass@1": mean over tasks, "pass@1_interval": [low, high], ...}, with 95% intervals.
 
     Args:
         counts: (number of samples, number of correct samples) for each task.
@@ -64,7 +64,7 @@ def pass_at_k_scores(counts: Sequence[tuple[int, int]], ks: Sequence[int], seed:
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of sum(numerators) / sum(denominators).
+    """Return the 95% percentile bootstrap interval of sum(numerators) / sum(denominators).
 
     Each numerator is resampled with its denominator. Bits per byte is such a ratio; a mean has denominators of 1.
     """
@@ -78,7 +78,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], s
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> dict[str, Any]:
-    """Return the mean of `first - second` over paired items, with its 95 % bootstrap interval.
+    """Return the mean of `first - second` over paired items, with its 95% bootstrap interval.
 
     "only_first" and "only_second" count the items with a positive and a negative difference.
     """

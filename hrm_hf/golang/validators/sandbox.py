@@ -286,7 +286,7 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
             return str(descriptor)
 
         files = [hand(reporting), hand(waiting)]
-        # A pipe, because PID 1 keeps this descriptor too, and data read from a pipe cannot be read again.
+        # Use a pipe: PID 1 keeps this descriptor too, but data read from a pipe cannot be read again.
         reading, writing = os.pipe()
         hand(reading)
         os.write(writing, stdin)

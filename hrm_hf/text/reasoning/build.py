@@ -157,7 +157,7 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
         rng = np.random.default_rng([info.seed, SPLITS.index(split), only, number])
         block = draw_rows(task, np.array(choice)[rng.integers(0, len(choice), BLOCK)], rng, taken)
         kept = count - number * BLOCK
-        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # all values fit
+        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # int16 is enough
     return stack_rows(blocks) if blocks else None
 
 

@@ -50,7 +50,7 @@ def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
     for split, some in rows.items():
         length, positions = some["input_ids"].shape[1], model_positions(network, tokenizer)
         if length > positions:
-            raise UsageError(f"splits={split}: rows have {length} tokens, but {model} only {positions}", "--splits")
+            raise UsageError(f"splits={split}: rows have {length} tokens; {model} accepts {positions}", "--splits")
     if (options.halting or options.passes) and not has_ability(network, "recurrent_depth"):
         raise ValueError(f"{model} has a fixed depth; remove --passes and --exit-criterion")
     metrics = evaluate_rows(network, rows, [None, *options.numbers], options.halting, options.batch_size)
@@ -97,7 +97,7 @@ def evaluate_rows(
 
     Returns:
         `by_difficulty`: for each split, difficulty and setting, the number of rows, `exact_accuracy` (fraction of rows
-        without a wrong answer) with its 95 % interval, `cell_accuracy` (fraction of correct answers), and
+        without a wrong answer) with its 95% interval, `cell_accuracy` (fraction of correct answers), and
         `average_steps` (passes at positions with labels, if reported). `by_step`: the same by number of steps to an
         answer. `SPLIT_exact_accuracy`, `SPLIT_cell_accuracy`, `SPLIT_average_steps`: for the setting None, per split.
     """

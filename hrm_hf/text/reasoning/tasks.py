@@ -27,7 +27,7 @@ MAX_STEPS = 256
 MAX_NODES, MAX_ITEMS = 16, 10
 
 BLANK = "_"  # position at which the model predicts an answer
-STEP = "|"  # written once per step
+STEP = "|"  # the question has one of these for each step
 DIGITS = tuple("0123456789")
 # Each arrow is a single word, and a node has one word as a start and another as an answer. Otherwise small models need
 # many times as many training steps to learn the lookup.
@@ -105,9 +105,9 @@ class Task:
     """Base class of the tasks. Its fields are a task's options."""
 
     title: ClassVar[str]
-    size_unit: ClassVar[str]  # what `size` counts
+    size_unit: ClassVar[str]  # unit of `size`, such as "cells"
     sizes: ClassVar[tuple[int, int]]  # smallest and largest size
-    difficulty_unit: ClassVar[str]  # what the difficulty counts
+    difficulty_unit: ClassVar[str]  # unit of the difficulty, such as "steps"
     trained: ClassVar[tuple[int, int]]  # default range of the training difficulties
     answer_kinds: ClassVar[tuple[str, ...]] = ("all", "last")  # values of `answers`, the default first
 

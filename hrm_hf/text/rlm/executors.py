@@ -107,7 +107,7 @@ class MontySession:
                 code, external_lookup=self.functions, print_callback=lambda _, text: write(text)
             )
             while not isinstance(step, self.monty.MontyComplete):
-                if time.monotonic() > deadline:  # the worker's own clock stops during our functions
+                if time.monotonic() > deadline:  # the worker's own clock stops while our functions run
                     raise CapReachedError("max_wall_seconds")
                 step = self._answer(step)
         except (self.monty.MontyError, RecursionError, OverflowError, MemoryError) as error:

@@ -172,7 +172,7 @@ class _Run:
         if left == 0:
             raise CapReachedError("max_sub_calls")
         if prompts > left:
-            raise ValueError(f"{prompts} prompts, but only {left} calls of language models are left")
+            raise ValueError(f"{prompts} prompts, but only {left} calls to language models are left")
         self.sub_calls += prompts
 
 

@@ -129,7 +129,7 @@ def text_of(value: Any, quoted: bool = False) -> str:
 
 
 def _size(value: Any, most: int, of_text: bool = False) -> int:
-    """Count nested values (`of_text`: characters) up to about `most`, including repetitions."""
+    """Count nested values (characters if `of_text`), including repeated ones, up to about `most`."""
     total, parts = 0, [value]
     while parts and total <= most:
         part = parts.pop()

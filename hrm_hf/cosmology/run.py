@@ -104,7 +104,7 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int, kappa: bool = False
     if not data_args.noise_sigma:
         return maps
     pixels = torch.from_numpy(maps.maps)
-    # Use a different seed from training, because validation maps have the same numbers.
+    # Use a different seed than training, because test and validation maps have the same numbers.
     noise = map_noise(pixels, torch.arange(len(maps)), seed + 1, EVALUATION)
     return replace(maps, maps=(pixels + data_args.noise_sigma * noise).numpy())
 

@@ -381,7 +381,7 @@ def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> di
 
 
 def lock_folder(folder: Path, name: str, what: str, option: str, again: bool = False) -> "FileLock | None":
-    """Lock a folder with a lock file and return the lock. If the file system has no locks, warn and return None.
+    """Lock a folder with a lock file, and return the lock. Warn and return None if the file system has no locks.
 
     Error messages call the owner of the lock `what`, and name the `option` for the folder. With `again`, this process
     may lock it twice. Raises FolderInUseError if another process holds the lock, OSError if writing fails.

@@ -102,7 +102,7 @@ def _is_state_dict(value: Any) -> bool:
 def _unwrapped(state: dict[str, torch.Tensor], wrappers: re.Pattern, file: Path) -> dict[str, torch.Tensor]:
     unwrapped = {wrappers.sub("", str(name)): tensor for name, tensor in state.items()}
     if len(unwrapped) < len(state):
-        raise ValueError(f"{file}: several tensors have equal names without {wrappers.pattern}: {sorted(state)}")
+        raise ValueError(f"{file}: without {wrappers.pattern}, several tensors have the same name: {sorted(state)}")
     return unwrapped
 
 

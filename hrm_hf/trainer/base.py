@@ -2,7 +2,7 @@
 
 It adds:
 
-- AdamATan2, and the learning-rate schedule of the original recipes;
+- AdamATan2, and the learning-rate schedule of the original HRM code;
 - skipping steps with a non-finite loss or gradient, on all processes; the run stops if they persist;
 - a moving average of the weights, which is evaluated and saved instead of the raw weights;
 - metrics averaged over all counted items across processes, in logs and evaluations;
@@ -132,7 +132,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """Create the scheduler, using the original recipes' warm-up and minimum for "cosine"."""
+        """Create the scheduler. For "cosine", use the warm-up and minimum of the original HRM code."""
         is_ours = self.args.lr_scheduler_type == SchedulerType.COSINE and self.args.lr_min_ratio is not None
         if is_ours and self.lr_scheduler is None:
             warmup = self.args.get_warmup_steps(num_training_steps)

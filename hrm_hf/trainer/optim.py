@@ -1,6 +1,6 @@
 """Optimizers for recursive models: AdamATan2, sign descent for sparse rows, and their combination.
 
-The module also has the original recipes' learning-rate schedule and weight average. All other optimizers come from
+The module also has a weight average and the schedule of the original HRM code. All other optimizers come from
 transformers. The last functions replace the settings saved in a checkpoint with the options of the resumed run.
 """
 
@@ -130,7 +130,7 @@ class CompositeOptimizer(torch.optim.Optimizer):
 
 
 def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float) -> Callable[[int], float]:
-    """Return the schedule of the original recipes: linear warm-up, then cosine decay to `min_ratio`.
+    """Return the schedule of the original HRM code: linear warm-up, then cosine decay to `min_ratio`.
 
     The result maps the number of steps taken (LambdaLR starts with 0) to a learning-rate factor. The original code
     counts steps from 1, so the first update uses the factor for step 1.

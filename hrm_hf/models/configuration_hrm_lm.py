@@ -37,6 +37,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
             with two stacks and "none", the low-level stack reads z_L + z_H without x.
         coda_input: what the coda reads, the state z or z + x.
         step_vectors, pass_gains: add a vector to the input in each pass; scale the branches in each pass.
+        pass_lora_rank: rank of a low-rank update of the loop's projections in each pass after the first; 0 for none.
         mhc_flows: number of residual streams that hyper-connections mix between the passes of a flat loop.
         segment_sampling: number of segments in training: halt_max_steps ("fixed"), or drawn with this mean per forward
             or per token; segment_sampling_sigma is the std of the log rate.
@@ -101,6 +102,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
     coda_input: Literal["state", "state+input"] = "state"
     step_vectors: bool = False
     pass_gains: bool = False
+    pass_lora_rank: int = bounded(0, SOME)
     mhc_flows: int = bounded(1, COUNT)
     segment_sampling: Literal["fixed", "lognormal_poisson", "per_token"] = "fixed"
     segment_sampling_sigma: float | int = bounded(0.5, number(0, 3))
@@ -169,6 +171,8 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
                 f"initial_state={self.initial_state!r}: has no effect with input_injection={self.input_injection!r}; "
                 "set initial_state='zero'"
             )
+        if self.pass_lora_rank and not (self.flat_loop and self.halt_max_steps * self.L_cycles > 1):
+            raise ValueError(f"pass_lora_rank={self.pass_lora_rank}: needs a flat loop of at least two passes")
         if self.exit_norms == "last" and self.norm_position == "post":
             raise ValueError("exit_norms='last': norm_position='post' has no norms at the exit of a stack")
         if self.coda_input != "state" and not self.coda_layers:

@@ -52,7 +52,16 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import segment_losses
-from .hrm_lm_layers import LEARNED, HrmLmAttention, HrmLmDecoderLayer, HrmLmQHead, HrmLmStack, LoopInput, rms_norm
+from .hrm_lm_layers import (
+    LEARNED,
+    HrmLmAttention,
+    HrmLmDecoderLayer,
+    HrmLmQHead,
+    HrmLmStack,
+    LoopInput,
+    PassLinear,
+    rms_norm,
+)
 from .hyper_connections import HyperConnection
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
 from .recurrent_cache import OnceCache, RecurrentCache, first_slots
@@ -171,6 +180,9 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
             init.normal_(module.weight, std=module.in_features**-0.5 if fixed_std is None else fixed_std)
             if module.bias is not None:
                 init.zeros_(module.bias)
+            if isinstance(module, PassLinear):
+                init.uniform_(module.lora_A, -(module.in_features**-0.5), module.in_features**-0.5)
+                init.zeros_(module.lora_B)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=module.embedding_dim**-0.5 if fixed_std is None else fixed_std)
         elif isinstance(module, HyperConnection):

@@ -34,6 +34,7 @@ from transformers import (
 from transformers.utils import logging
 
 from .configuration_hrm_lm import HrmLmConfig
+from .hrm_lm_layers import PassLinear
 from .presets_hrm_lm import LOOP
 
 
@@ -53,7 +54,9 @@ DECODER = {
 }  # fmt: skip
 FLAT = ("num_h_layers", "H_cycles", "L_cycles", "initial_state")
 # Weights that no decoder has. Their initial values leave the first pass unchanged.
-NEW_WEIGHTS = re.compile(r"model\.(q_head|loop_input)\..+|model\.L_module\.(step_vectors|pass_gains)")
+NEW_WEIGHTS = re.compile(
+    r"model\.(q_head|loop_input)\..+|model\.L_module\.(step_vectors|pass_gains|layers\..+\.lora_[AB])"
+)
 
 
 class RetrofitMixin:
@@ -132,6 +135,8 @@ class RetrofitMixin:
             known = looped_name(name, config, passes)
             if known in weights:
                 unrolled[name] = weights[known].detach().clone()
+                if config.pass_lora_rank and known.startswith("model.L_module.") and known.endswith("proj.weight"):
+                    unrolled[name] += low_rank_update(name, known, config, weights)
             elif ("norm." in name and not config.norm_affine) or name.endswith("o_proj.bias"):
                 fill = neutral[name.rpartition(".")[2]]
                 unrolled[name] = fill(shape, dtype=self.dtype, device=self.device)
@@ -270,6 +275,16 @@ def load_weights(
     validate_names(info["missing_keys"], info["unexpected_keys"])
     model.generation_config = deepcopy(source.generation_config)
     return model.train(source.training)
+
+
+def low_rank_update(name: str, known: str, config: HrmLmConfig, weights: dict) -> torch.Tensor | int:
+    """Return what a pass adds to a projection, called `name` in the decoder and `known` in the looped model."""
+    number = (int(name.split(".")[2]) - config.prelude_layers) // config.num_l_layers
+    if number == 0:
+        return 0
+    a, b = (weights[known.removesuffix("weight") + matrix] for matrix in ("lora_A", "lora_B"))
+    update = min(number, len(a)) - 1
+    return PassLinear.SCALE * b[update] @ a[update]
 
 
 def validate_names(missing: Iterable[str], unexpected: Iterable[str]) -> None:

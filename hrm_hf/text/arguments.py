@@ -168,6 +168,11 @@ class LmTrainingArguments(CarrylessTrainingArguments):
         default=0.0,
         help="Fraction of steps with one segment per token, so that the model keeps working with one.",
     )
+    train_adapters_only: bool = HfArg(
+        default=False,
+        help="Freeze the pretrained weights, and train only what a loop adds to them: gate, bridge, "
+        "damping, pass gains, step vectors, and the updates of pass_lora_rank.",
+    )
     train_gate_only: bool = HfArg(
         default=False, help="Freeze the language model and train only its halting gate, running all segments."
     )
@@ -177,6 +182,8 @@ class LmTrainingArguments(CarrylessTrainingArguments):
         for name in (*ratios, "keep_one_pass"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1], a fraction of the run")
+        if self.train_adapters_only and self.train_gate_only:
+            raise ValueError("train_adapters_only=True: excludes train_gate_only; remove one of them")
         if self.depth_warmup_ratio + self.depth_ramp_ratio > 1:
             raise ValueError(
                 f"depth_ramp_ratio={self.depth_ramp_ratio}: depth_warmup_ratio={self.depth_warmup_ratio} leaves only "

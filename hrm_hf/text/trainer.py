@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.trainer_utils import unwrap_peft_model
 
 from ..models.early_exit import EXIT_CRITERIA
+from ..models.retrofit_hrm_lm import NEW_WEIGHTS
 from ..models.segment_plan import SegmentSchedule
 from ..registry import has_ability
 from ..trainer.base import HrmTrainer
@@ -87,6 +88,8 @@ class CausalLMTrainer(HrmTrainer):
         super().__init__(model, args, **kwargs)
         if self.args.train_gate_only:
             freeze_all_but_gate(unwrap_peft_model(self.model))
+        if self.args.train_adapters_only:
+            freeze_all_but_adapters(self.model)
 
     def prepare_model(self, model: Any, args: LmTrainingArguments) -> None:
         """Compile only one segment of a recurrent model, because the number of segments may be random."""
@@ -105,7 +108,7 @@ class CausalLMTrainer(HrmTrainer):
                 f"label_smoothing_factor={args.label_smoothing_factor}: Trainer would replace the losses of "
                 f"{name}; remove it, or use --config_overrides label_smoothing=... if the model has this field"
             )
-        options = ("depth_warmup_ratio", "depth_ramp_ratio", "keep_one_pass", "train_gate_only")
+        options = ("depth_warmup_ratio", "depth_ramp_ratio", "keep_one_pass", "train_gate_only", "train_adapters_only")
         given = [option for option in options if getattr(args, option)]
         if given and not has_ability(self.model, "recurrent_depth"):
             raise ValueError(f"{given[0]}: {name} has no segments and no halting gate; remove the option")
@@ -317,6 +320,18 @@ def freeze_all_but_gate(model: Any) -> None:
     model.base_model.q_head.requires_grad_(True)
     if not EXIT_CRITERIA[model.config.exit_criterion].learned:
         model.config.exit_criterion = "q"
+
+
+def freeze_all_but_adapters(model: Any) -> None:
+    """Freeze all but the weights that a loop adds to a decoder. Raise ValueError if there are none."""
+    added = [name for name, _ in model.named_parameters() if NEW_WEIGHTS.fullmatch(name) and ".q_head." not in name]
+    if not added:
+        raise ValueError(
+            "train_adapters_only=True: the model adds no weights to its decoder; set input_injection, loop_step or "
+            "pass_lora_rank in --config_overrides"
+        )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in added)
 
 
 def compile_segment(model: Any, **options: Any) -> None:

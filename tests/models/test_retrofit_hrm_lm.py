@@ -303,3 +303,39 @@ def test_smollm2_in_one_pass_computes_the_same():
     assert model.generation_config.to_dict() == source.generation_config.to_dict()
     ids = tokenizer("It was the best of times, it was the worst of times.", return_tensors="pt")["input_ids"]
     assert torch.equal(logits(model, ids, num_segments=1), logits(source, ids))
+
+
+@pytest.mark.parametrize("kind", ["llama, biases", "qwen3"])
+def test_each_pass_after_the_first_has_its_own_low_rank_update(kind):
+    """Referee: the unrolled decoder with merged weights. The tolerance covers the products' other order."""
+    source = decoder(kind)
+    fields = {"input_injection": "none", "loop_step": "replace", "passes": 3, "pass_lora_rank": 4}
+    model, ids = HrmLmForCausalLM.from_llama(source, **LAYERS, **fields), torch.arange(12).view(2, 6)
+    repeated = HrmLmForCausalLM.from_llama(source, **LAYERS, **{**fields, "pass_lora_rank": 0})
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, repeated(ids).logits)  # updates start at 0
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.3)
+        assert torch.equal(model(ids, num_segments=1).logits, source(ids).logits)
+        ours, unrolled = model(ids).logits, model.to_llama()(ids).logits
+    torch.testing.assert_close(ours, unrolled, rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(ours, repeated(ids).logits, atol=0.1)
+
+
+def test_gradients_of_low_rank_updates_survive_checkpointing_and_one_pass():
+    model = HrmLmForCausalLM.from_llama(decoder(), **LAYERS, passes=3, pass_lora_rank=2).train()
+    gradients, ids = [], torch.arange(12).view(2, 6)
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if "lora_" in name})
+    assert len(gradients[0]) == 2 * 2 * 7
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name])
+        assert "lora_A" in name or all(part.abs().max() > 0 for part in gradient)
+    model.zero_grad()
+    model(ids, labels=ids, num_segments=1).loss.backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if "q_head" not in name)

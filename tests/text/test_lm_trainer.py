@@ -20,6 +20,7 @@ from tolerances import assert_copied
 from torch._dynamo.utils import counters
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainingArguments
 
+from hrm_hf import HrmLmForCausalLM
 from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_checkpoints, write_manifest
 from hrm_hf.models.presets_hrm_lm import LOOP
 from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
@@ -353,9 +354,27 @@ def test_the_gate_can_be_trained_alone(make):
     assert trainer.state.log_history[-2]["avg_steps"] == trainer.model.config.halt_max_steps
 
 
+def test_the_adapters_of_a_loop_can_be_trained_alone(make):
+    """All other weights must stay bit-identical, so one pass still equals the decoder."""
+    model = HrmLmForCausalLM.from_llama(tiny_lm.model("llama", num_hidden_layers=2), passes=3, pass_lora_rank=2)
+    trainer = make(model, max_steps=3, train_adapters_only=True, learning_rate=1e-2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer.train()
+    changed = {n.rpartition(".")[2] for n, value in model.state_dict().items() if not torch.equal(value, before[n])}
+    assert changed == {"gated", "damping", "lora_A", "lora_B"}
+    with pytest.raises(ValueError, match="train_adapters_only"):
+        make("hrm_lm", train_adapters_only=True)
+
+
 @pytest.mark.parametrize(
     "given",
-    [{"depth_warmup_ratio": 0.5}, {"depth_ramp_ratio": 0.5}, {"keep_one_pass": 0.1}, {"train_gate_only": True}],
+    [
+        {"depth_warmup_ratio": 0.5},
+        {"depth_ramp_ratio": 0.5},
+        {"keep_one_pass": 0.1},
+        {"train_gate_only": True},
+        {"train_adapters_only": True},
+    ],
 )
 def test_segment_options_are_rejected_for_other_models(make, given):
     with pytest.raises(ValueError, match=next(iter(given))):

@@ -25,7 +25,7 @@ def build_app(
 
     Args:
         models: checkpoint folders, or names on the Hub.
-        device: device to run the models on, such as "cpu" or "cuda"; the best available by default.
+        device: device to run the models on, such as "cpu" or "cuda"; None for the best available device.
 
     Raises:
         ImportError: gradio is not installed.

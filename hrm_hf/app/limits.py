@@ -18,13 +18,13 @@ from starlette.middleware import Middleware
 from ..io.http_guards import HostGuard, SizeLimit
 
 
-MAX_TEXT = 20_000  # characters in a prompt or task
-MAX_PUZZLE_TEXT = 200_000  # characters in a puzzle (ARC tasks are JSON)
-MAX_CELL_TEXT = 8  # characters in a board cell
+MAX_TEXT = 20_000  # maximum number of characters in a prompt or task
+MAX_PUZZLE_TEXT = 200_000  # maximum number of characters in a puzzle (ARC tasks are JSON)
+MAX_CELL_TEXT = 8  # maximum number of characters in a board cell
 MAX_SEED = 2**31 - 1
-MAX_BODY_BYTES = 2**20  # bytes in a request without a file
+MAX_BODY_BYTES = 2**20  # maximum size of a request without a file
 UPLOAD_BYTES = 32 * 2**20
-UPLOAD_PIXELS = 2**23  # pixels per array in an uploaded map file
+UPLOAD_PIXELS = 2**23  # maximum number of pixels per array in an uploaded map file
 WAITING = 32  # maximum number of queued events
 SESSIONS = 256  # maximum number of visitors with boards in memory
 CACHE_SECONDS = 3600  # seconds until uploaded files are deleted

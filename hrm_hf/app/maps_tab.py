@@ -32,7 +32,7 @@ SAMPLES = 4000
 FITS_UNITS = 100
 TOO_MUCH = f"the page accepts at most {UPLOAD_PIXELS:,}"
 SIGMA_E, MASK_FRACTION = 0.26, 0.3  # default values of the sliders
-GALAXIES = (1, 100)  # minimum and maximum galaxies per square arcmin
+GALAXIES = (1, 100)  # minimum and maximum number of galaxies per square arcmin
 
 
 def source_redshifts(planes: int) -> tuple[float, ...]:

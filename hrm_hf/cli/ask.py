@@ -175,7 +175,7 @@ def rlm(options: RlmOptions, as_json: bool):
     """
     from ..text.rlm.executors import MontyExecutor
 
-    executor = MontyExecutor()  # raises ImportError early if pydantic-monty is missing
+    executor = MontyExecutor()  # raise ImportError now if pydantic-monty is missing
     validate_model(options.model, "LANGUAGE_MODEL")
     context = read_context(options.context_file)
     from transformers import pipeline

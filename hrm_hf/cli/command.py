@@ -92,7 +92,7 @@ def usage_errors() -> Iterator[None]:
 
     try:
         yield
-    except ModelError as error:  # one line, because the usage text would not help
+    except ModelError as error:  # print one line, because the usage text would not help
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
     except UsageError as error:

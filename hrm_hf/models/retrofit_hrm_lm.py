@@ -45,9 +45,9 @@ SHARED = (
     "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
 )  # fmt: skip
 SETTINGS = ("attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "pad_token_id", "use_cache")
-# Fields of a decoder's config that hrm_lm has no counterpart for, and the value that leaves the logits unchanged.
+# Fields of a decoder's config without a counterpart in hrm_lm, and the value with which they have no effect.
 UNSUPPORTED = {"sliding_window": None, "attention_chunk_size": None, "is_causal": True}
-# What `hrm_lm` must have to equal a decoder in one pass. `LOOP` adds the fields of a flat loop.
+# Fields with which one pass of `hrm_lm` equals a decoder. `LOOP` adds the fields of a flat loop.
 DECODER = {
     "norm_affine": True, "norm_position": "pre_exit", "exit_norms": "last", "attention_gate": False,
     "embedding_scale": 1.0, "coda_input": "state", "mhc_flows": 1,
@@ -84,10 +84,10 @@ class RetrofitMixin:
             model: a Llama, Qwen2, Qwen3 or Mistral without sliding window, or the folder or Hub name of one with
                 safetensors weights.
             prelude_layers, loop_layers, coda_layers: layers before, in and after the loop, together all layers of the
-                model. By default, 40 % of the layers come before the loop, and an eighth is in it.
+                model. By default, 40 % of the layers come before the loop, and one eighth are in it.
             passes: maximum number of passes through the loop; each is a segment.
             input_injection, loop_step: what passes after the first read, and how they update the state.
-            dtype: dtype of the weights, by default the model's.
+            dtype: dtype of the weights; None for the model's dtype.
             config: other fields of `HrmLmConfig`, such as `pass_gains` or those of the halting rule.
 
         Raises:
@@ -108,10 +108,10 @@ class RetrofitMixin:
         return load_weights(cls, settings, weights, model, dtype)
 
     def to_llama(self, passes: int | None = None) -> PreTrainedModel:
-        """Unroll the loop into a Llama, or into a Qwen2 or Qwen3 for their attention. The logits stay the same.
+        """Unroll the loop into a Llama (a Qwen2 or Qwen3 for their kinds of attention) with the same logits.
 
         Args:
-            passes: number of passes through the loop; by default those of `halt_max_steps` segments.
+            passes: number of passes through the loop; by default the passes of `halt_max_steps` segments.
 
         Raises:
             ValueError: the model has a feature that these decoders lack. The message names the field.
@@ -120,7 +120,7 @@ class RetrofitMixin:
         if passes is None and config.halt_max_steps > 1 and config.exit_criterion != "fixed":
             raise ValueError(
                 f"exit_criterion={config.exit_criterion!r}: lets each token run a different number of passes, which a "
-                "decoder cannot; give to_llama a number of passes"
+                "decoder cannot do; call to_llama with a number of passes"
             )
         passes = config.halt_max_steps * config.L_cycles if passes is None else passes
         validate_unrolled(config, passes)
@@ -168,7 +168,7 @@ def validate_decoder(config: PreTrainedConfig) -> None:
 
 
 def split_layers(total: int, prelude: int | None, loop: int | None, coda: int | None) -> tuple[int, int, int]:
-    """Return the number of layers before, in and after the loop. None is the default, or what the others leave."""
+    """Return the number of layers before, in and after the loop. None selects the default, or the remaining layers."""
     if loop is None:
         free = total - (prelude or 0) - (coda or 0)
         loop = free if None not in (prelude, coda) else min(max(2, round(total / 8)), free)
@@ -204,7 +204,7 @@ def looped_config(source: PreTrainedConfig, layers: tuple[int, int, int], loop: 
 
 
 def looped_name(name: str, config: HrmLmConfig, passes: int = 1) -> str:
-    """Return a looped model's name for a decoder's weight. The decoder has the layers of the loop once per pass."""
+    """Map a decoder's weight name to the looped model's name. The decoder repeats the loop's layers for each pass."""
     if name == "model.norm.weight":
         return "model.coda.exit_norm.weight" if config.coda_layers else "model.state_norm.weight"
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
@@ -223,7 +223,7 @@ def validate_unrolled(config: HrmLmConfig, passes: int) -> None:
     if passes < 1:
         raise ValueError(f"passes={passes}: must be >= 1")
     needed = {"num_h_layers": 0, **DECODER, "step_vectors": False, "pass_gains": False, "quantization_config": None}
-    del needed["norm_affine"]  # without gains, the decoder's are 1
+    del needed["norm_affine"]  # without gains, the decoder's gains are 1
     if passes > 1:
         needed |= {"input_injection": "none", "loop_step": "replace"}
     elif config.input_injection == "add":
@@ -232,7 +232,7 @@ def validate_unrolled(config: HrmLmConfig, passes: int) -> None:
         needed["mlp_bias"] = False
     for name, value in needed.items():
         if getattr(config, name, None) != value:
-            raise ValueError(f"{name}={getattr(config, name)!r}: no Llama can do this; to_llama needs {value!r}")
+            raise ValueError(f"{name}={getattr(config, name)!r}: not supported by Llama; to_llama needs {value!r}")
 
 
 def decoder_config(config: HrmLmConfig, passes: int) -> PreTrainedConfig:

@@ -68,7 +68,7 @@ class LmDataArguments(AnswerDataArguments):
     streaming: bool = HfArg(default=False, help="Stream the training data; requires --max_steps.")
     shuffle_buffer: int = HfArg(default=1000, help="Size of a stream's shuffle buffer in rows; 0 to disable.")
     block_size: int | None = HfArg(
-        default=None, help="Number of tokens per row. [default: 1024, or the maximum of the saved model if smaller]"
+        default=None, help="Number of tokens per row; if unset, 1024, or the saved model's maximum if that is less."
     )
     chunk_overlap: int = HfArg(default=0, help="Number of tokens to repeat from the previous row, as context.")
     drop_last_block: bool = HfArg(default=False, help="Drop the last row if it is not full.")

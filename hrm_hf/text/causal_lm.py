@@ -140,7 +140,7 @@ def load_causal_lm(
 
 
 def default_block_size(model: str | Path) -> int:
-    """Return the default number of tokens per row for a saved model: its positions, but at most 1024."""
+    """Return the default number of tokens per row for a saved model: its context length, at most 1024."""
     positions = _positions(AutoConfig.from_pretrained(model))
     return DEFAULT_BLOCK_SIZE if positions is None else min(positions, DEFAULT_BLOCK_SIZE)
 

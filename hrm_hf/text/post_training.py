@@ -195,7 +195,7 @@ class PostTrainingRun(TrainingRun):
         return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out} to evaluate on"
 
     def save_options(self) -> None:
-        """Save the options without `generation_batch_size`, because GRPO derives it and rejects it in a recipe."""
+        """Save the options without `generation_batch_size`, which GRPO derives but does not accept again."""
         model_args, data_args, args, *others = self.options
         if isinstance(args, GRPOConfig):
             args = copy.copy(args)
@@ -209,8 +209,8 @@ class PostTrainingRun(TrainingRun):
             rows, kept = data[f"{name}_dataset"], getattr(trainer, f"{name}_dataset")
             if rows is not None and not len(kept):
                 raise ValueError(
-                    f"max_length={self.args.max_length}: every prompt of the {len(rows)} rows of {name}_data has "
-                    "this length or more, so no answer remains; raise it, or shorten the prompts"
+                    f"max_length={self.args.max_length}: the prompts in all {len(rows)} rows of {name}_data are at "
+                    "least this long, so no answer remains; raise it, or shorten the prompts"
                 )
         return trainer
 

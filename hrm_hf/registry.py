@@ -140,7 +140,7 @@ class ArchitectureSpec:
         app_tabs: title and builder function of each tab of the app. The function takes a pipeline, or a causal
             language model and its tokenizer, and the state that changes when the tab is first shown.
         exporter: the `hrm_hf.export.graphs.Exporter` class for ONNX and torch.export.
-        gguf_layout: function that maps a config and a name to a `hrm_hf.export.gguf.Layout`.
+        gguf_layouts: function that maps a config, a name and a number of passes to `hrm_hf.export.gguf.Layout`s.
         memory_shape: function that maps a config to fields of `hrm_hf.launch.memory.ModelShape`.
         card_context: function that maps a config and a checkpoint folder to values for the model card's template.
     """
@@ -157,7 +157,7 @@ class ArchitectureSpec:
     quantizable: bool = True
     app_tabs: tuple[tuple[str, str], ...] = ()
     exporter: str | None = None
-    gguf_layout: str | None = None
+    gguf_layouts: str | None = None
     memory_shape: str | None = None
     card_context: str | None = None
 
@@ -220,7 +220,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             classifiers=(HrmGoCoderForSequenceClassification, HrmGoCoderForTokenClassification),
             modules_to_save=("refinement_head", "feedback_encoder"),
             abilities=("parameter_groups", "refinement"),
-            gguf_layout="hrm_hf.export.gguf:go_coder_layout",
+            gguf_layouts="hrm_hf.export.gguf:go_coder_layouts",
         ),
         ArchitectureSpec(
             HrmLmConfig,
@@ -230,6 +230,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             classifiers=(HrmLmForSequenceClassification, HrmLmForTokenClassification),
             modules_to_save=("q_head",),
             abilities=("recurrent_depth",),
+            gguf_layouts="hrm_hf.export.gguf_loops:hrm_lm_layouts",
             memory_shape="hrm_hf.launch.memory:segments_shape",
         ),
         ArchitectureSpec(

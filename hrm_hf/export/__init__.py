@@ -19,9 +19,15 @@ class ExportOptions(Options):
 
 @dataclass(kw_only=True)
 class ExportGguf(ExportOptions):
-    """Options of `hrm-hf export gguf`, which supports Llama, GPT-2, and Go coders that use the preset `unified`."""
+    """Options of `hrm-hf export gguf` for Llama, GPT-2, some loops, and Go coders that use the preset `unified`."""
 
     dtype: Literal["f32", "f16", "bf16", "q8_0"] = option("Data type of weight matrices; vectors stay in f32.", "f16")
+    layout: Literal["nanbeige", "hrm_text", "llama"] | None = option(
+        "Architecture in llama.cpp, for models that fit several; the smallest file by default.", None
+    )
+    passes: int | None = option(
+        "Number of segments that the file runs for each token (hrm_lm); all by default.", None, min=1
+    )
 
 
 @dataclass(kw_only=True)

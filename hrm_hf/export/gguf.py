@@ -3,19 +3,20 @@
     export_gguf("go-unified", "go-unified.gguf", dtype="q8_0")
 
 llama.cpp only runs architectures that it implements. The unified Go coder has the Llama architecture and is
-exported as `llama`; plain Llama and GPT-2 are exported as `llama` and `gpt2`. Tensors keep their values. The rows of q
-and k are reordered from the half-split rotary layout of transformers to interleaved pairs, and GPT-2's weights are
-transposed to (out, in).
+exported as `llama`; plain Llama and GPT-2 are exported as `llama` and `gpt2`; `gguf_loops.py` has the layouts of
+`hrm_lm`. Tensors keep their values. The rows of q and k are reordered from the half-split rotary layout of
+transformers to interleaved pairs, and GPT-2's weights are transposed to (out, in).
 
-Not supported: the two-stack Go coder, because llama.cpp has no architecture with its cross-attention; recurrent
-models; adapters; tokenizers other than byte-level BPE; quantization below 8 bits, which `llama-quantize` can do.
+Not supported: the two-stack Go coder, because llama.cpp has no architecture with its cross-attention; halting, because
+llama.cpp runs the same layers for every token; adapters; tokenizers other than byte-level BPE; quantization below 8
+bits, which `llama-quantize` can do.
 """
 
 import itertools
 import json
 import re
 from collections.abc import Callable
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +27,9 @@ from transformers import AutoTokenizer, GPT2Config, LlamaConfig, PreTrainedConfi
 
 from ..hub.kinds import load_config
 from ..io.usage import validate_extra
-from ..registry import architecture_of, load_function
+from ..registry import architecture_of, has_ability, load_function
 from .checkpoint import complete_or_nothing, find_file, load_model
+from .gguf_check import MAX_DIFFERENCE, MAX_DIFFERENCE_GELU, compare_with_llama_cpp, validate_runtime
 
 
 GPT2_SETTINGS = {
@@ -45,24 +47,21 @@ LLAMA_SETTINGS = {
     "mlp_bias": (False,),
     "quantization_config": (None,),
 }
-# Rounding changes the argmax only at near ties, but with a wrong layout it agrees at only a few percent of positions.
-MIN_AGREEMENT = 0.5
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
 # Runtimes stop generating at this tag, which ends an attempt. A validator's verdict would follow.
 END_OF_ATTEMPT = "</CODE>"
-# Texts on which tokenizers tend to differ: tabs, other alphabets, numbers, repeated spaces, tags of the Go coder.
-CHECK_TEXTS = (
-    "func readFile(path string) ([]byte, error) {\n\tf, err := os.Open(path)\n\tif err != nil {\n\t\treturn nil, err\n"
-    "\t}\n\tdefer f.Close()\n\treturn io.ReadAll(f)\n}\n",
-    'package main\n\nimport "fmt"\n\n// Grüße, 世界 — it\'s 3.14159e-10 , 0x1F600 😀\nvar s = `raw "text"   \n\n\t\t '
-    "x`\n\nfunc main() { fmt.Printf(\"%08.3f %q\\n\", 1234567.89, '\\u00e9') }\n",
-    "<PROBLEM>Sum of a slice</PROBLEM><PLAN><INTENT:ADD><TARGET:func>Sum<STEP>loop</PLAN><CODE>func Sum(",
-    "  \t \n\n   x  +=  1 // they'll say we've done IT'S \r\n",
-)
+# A merge that never applies: byte-level texts only contain the 256 characters that stand for bytes.
+NO_MERGE = "\u4e00 \u4e00"
 
 
 def export_gguf(
-    model: str | Path, out: str | Path, dtype: str = "f16", force: bool = False, check: bool = False
+    model: str | Path,
+    out: str | Path,
+    dtype: str = "f16",
+    layout: str | None = None,
+    passes: int | None = None,
+    force: bool = False,
+    check: bool = False,
 ) -> dict[str, Any]:
     """Write a model and its tokenizer to one GGUF file. The file appears only once it is complete.
 
@@ -71,77 +70,121 @@ def export_gguf(
 
     Raises:
         FileExistsError: `out` exists.
-        ImportError: the gguf package or, with `check`, llama-cpp-python is missing.
+        ImportError: the gguf package or, with `check`, a package with llama.cpp is missing.
         ValueError: the model is missing or corrupted, its architecture or tokenizer is unsupported, or (with `check`)
             llama.cpp's outputs differ.
     """
     validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
-    if check and find_spec("llama_cpp") is None:  # not part of any extra, because installing it compiles llama.cpp
-        raise ImportError("check=True: needs llama-cpp-python; run `pip install llama-cpp-python`, or omit check")
+    if check:
+        validate_runtime()
     with complete_or_nothing(Path(out), force) as unfinished:
         config = load_config(str(model))
-        layout = layout_of(config, str(model))
+        chosen = layout_of(config, str(model), layout, passes)
         tokenizer = load_tokenizer(str(model))
         vocabulary = gguf_vocabulary(tokenizer, config.vocab_size)
-        network = load_model(str(model))
-        tensors = gguf_tensors(network, layout)
-        kept_f16 = _write(unfinished, str(model), config, layout, vocabulary, tensors, dtype)
+        network = load_model(str(model)).float()
+        tensors = gguf_tensors(network, chosen)
+        kept_f16 = _write(unfinished, str(model), config, chosen, vocabulary, tensors, dtype)
         result = {
             "out": str(out),
-            "architecture": layout.architecture,
+            "architecture": chosen.architecture,
             "parameters": sum(tensor.size for tensor in tensors.values()),
             "dtype": dtype,
             "bytes": unfinished.stat().st_size,
             "tokens": len(vocabulary["tokens"]),
             "adds_bos": vocabulary["add_bos"],
         }
+        forward = {}
+        if chosen.segments is not None:
+            result["passes"] = chosen.segments
+            forward = {"num_segments": chosen.segments, "exit_criterion": "fixed"}
         if kept_f16:
             result["f16_matrices"] = kept_f16
         if check:
-            result |= compare_with_llama_cpp(unfinished, network, tokenizer)
+            exact = MAX_DIFFERENCE_GELU if chosen.architecture == "gpt2" else MAX_DIFFERENCE
+            tolerance = exact if dtype == "f32" else None
+            result |= compare_with_llama_cpp(unfinished, network, tokenizer, tolerance, **forward)
     return result
 
 
 class Layout(NamedTuple):
-    """Architecture of a model in llama.cpp: name, number of layers, and the config values that llama.cpp supports."""
+    """Architecture in llama.cpp.
+
+    Attributes:
+        architecture: name in llama.cpp.
+        layers: number of blocks.
+        expected: the config values that it supports, by field; the first value is the one to suggest.
+        keys: metadata that only this architecture has, without the prefix.
+        tensors: function that returns a model's tensors by GGUF name, before q and k are reordered; None to use the
+            names of transformers' Llama or GPT-2.
+        segments: number of segments that the file runs, for models that have segments.
+    """
 
     architecture: str
     layers: int
     expected: dict[str, tuple[Any, ...]]
+    keys: dict[str, int | float] = {}
+    tensors: Callable[[PreTrainedModel], dict[str, torch.Tensor]] | None = None
+    segments: int | None = None
 
 
-def layout_of(config: PreTrainedConfig, model: str) -> Layout:
-    """Return a model's layout. Raise ValueError if llama.cpp cannot run the model or would change its outputs."""
+def layout_of(
+    config: PreTrainedConfig, model: str, architecture: str | None = None, passes: int | None = None
+) -> Layout:
+    """Return the first layout that computes a model's outputs exactly. Raise ValueError if there is none.
+
+    Args:
+        architecture: name of the layout to use, instead of the first that fits.
+        passes: number of segments that the file runs.
+    """
     row = architecture_of(config)
-    if row is not None and row.gguf_layout:
-        layout = load_function(row.gguf_layout)(config, model)
+    if passes is not None and not has_ability(config, "recurrent_depth"):
+        raise ValueError(f"passes={passes}: {model} is a {config.model_type}, which has a fixed depth; omit passes")
+    if row is not None and row.gguf_layouts:
+        layouts = load_function(row.gguf_layouts)(config, model, passes)
     elif type(config) in LAYOUTS:
-        layout = LAYOUTS[type(config)](config)
+        layouts = LAYOUTS[type(config)](config)
     else:
         raise ValueError(
-            f"{model} is a {config.model_type}, which llama.cpp does not support; expected llama, gpt2, or "
+            f"{model} is a {config.model_type}, which llama.cpp does not support; expected llama, gpt2, hrm_lm, or "
             f"hrm_go_coder with the preset `unified` ({GO_UNIFIED})"
         )
-    for name, expected in layout.expected.items():
-        if (value := _setting(config, name)) not in expected:
-            raise ValueError(f"{model}: llama.cpp's {layout.architecture} needs {name}={expected[0]!r}, not {value!r}")
-    return layout
+    names = [layout.architecture for layout in layouts]
+    if architecture is not None and architecture not in names:
+        raise ValueError(f"layout={architecture!r}: a {config.model_type} can be exported as {' or '.join(names)}")
+    wrong = {}
+    for layout in layouts:
+        if architecture in (None, layout.architecture):
+            wrong[layout.architecture] = _unsupported(config, layout)
+            if not wrong[layout.architecture]:
+                return layout
+    needs = [f"llama.cpp's {name} needs {', '.join(fields)}" for name, fields in wrong.items()]
+    needs += ["passes=N (--passes N) also fixes the number of segments"] * ("exit_criterion=" in str(needs))
+    raise ValueError(f"{model} is a {config.model_type} that llama.cpp cannot run: " + "; ".join(needs))
 
 
-def go_coder_layout(config: PreTrainedConfig, model: str) -> Layout:
+def _unsupported(config: PreTrainedConfig, layout: Layout) -> list[str]:
+    """Return a description of each field whose value the layout does not support."""
+    found = {name: (_setting(config, name), expected) for name, expected in layout.expected.items()}
+    return [
+        f"{name}={expected[0]!r}, not {value!r}" for name, (value, expected) in found.items() if value not in expected
+    ]
+
+
+def go_coder_layouts(config: PreTrainedConfig, model: str, passes: int | None) -> tuple[Layout]:
     """Return the Llama layout of a unified Go coder. Raise ValueError for a two-stack model."""
     if not config.unified:
         raise ValueError(
             f"{model} is a two-stack hrm_go_coder, and llama.cpp has no architecture with rotary cross-attention to a "
             f"second stack; train the preset `unified` ({GO_UNIFIED}), which has the Llama architecture"
         )
-    return Layout("llama", config.planner_layers, LLAMA_SETTINGS | {"planner_cycles": (1,)})
+    return (Layout("llama", config.planner_layers, LLAMA_SETTINGS | {"planner_cycles": (1,)}),)
 
 
 # Layouts of transformers architectures. The registry has the layouts of this package's architectures.
-LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
-    LlamaConfig: lambda config: Layout("llama", config.num_hidden_layers, LLAMA_SETTINGS),
-    GPT2Config: lambda config: Layout("gpt2", config.n_layer, GPT2_SETTINGS),
+LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], tuple[Layout]]] = {
+    LlamaConfig: lambda config: (Layout("llama", config.num_hidden_layers, LLAMA_SETTINGS),),
+    GPT2Config: lambda config: (Layout("gpt2", config.n_layer, GPT2_SETTINGS),),
 }
 
 
@@ -151,86 +194,45 @@ def gguf_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, np.ndarr
     Raises:
         ValueError: a tensor has no GGUF name or is not finite.
     """
-    from gguf import MODEL_ARCH, get_tensor_name_map
-
-    config, state = network.config, network.state_dict()
-    if config.tie_word_embeddings:
-        state.pop("lm_head.weight")
-    names = get_tensor_name_map(MODEL_ARCH[layout.architecture.upper()], layout.layers)
-    tensors = {}
-    for name, tensor in state.items():
+    config, tensors = network.config, {}
+    for name, tensor in network.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} has NaN or infinite values; the checkpoint is corrupted or training diverged")
-        target = names.get_name(name.replace("model.planner.", "model."), (".weight", ".bias"))
-        if target is None:
-            raise ValueError(f"GGUF has no name for the tensor {name} {tuple(tensor.shape)} of this model")
-        array = tensor.float().numpy()
-        if re.search(r"\.attn_[qk]\.weight$", target):
+    for target, tensor in (layout.tensors or partial(_named_tensors, layout=layout))(network).items():
+        array = tensor.detach().float().numpy()
+        if layout.architecture != "hrm_text" and re.search(r"\.attn_[qk]\.(weight|bias)$", target):
             heads = config.num_attention_heads if ".attn_q." in target else config.num_key_value_heads
             array = interleave_rotary(array, heads)
-        elif name.startswith("transformer.h.") and array.ndim == 2:
-            array = array.T  # GPT-2's Conv1D stores (in, out)
         tensors[target] = np.ascontiguousarray(array)
     return tensors
 
 
+def _named_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, torch.Tensor]:
+    """Return the weights of a Llama, a GPT-2 or a unified Go coder by GGUF name."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    state, tensors = network.state_dict(), {}
+    if network.config.tie_word_embeddings:
+        state.pop("lm_head.weight")
+    names = get_tensor_name_map(MODEL_ARCH[layout.architecture.upper()], layout.layers)
+    for name, tensor in state.items():
+        target = names.get_name(name.replace("model.planner.", "model."), (".weight", ".bias"))
+        if target is None:
+            raise ValueError(f"GGUF has no name for the tensor {name} {tuple(tensor.shape)} of this model")
+        conv1d = name.startswith("transformer.h.") and tensor.ndim == 2  # GPT-2's Conv1D stores (in, out)
+        tensors[target] = tensor.T if conv1d else tensor
+    return tensors
+
+
 def interleave_rotary(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of a q or k projection, [heads * head_dim, width], from half-split to interleaved rotary order.
+    """Reorder the rows of a q or k projection from half-split to interleaved rotary order.
 
     transformers rotates dimension i of a head with i + head_dim/2; llama.cpp's `llama` rotates 2i with 2i + 1.
+
+    Args:
+        weight: a weight [heads * head_dim, width], or a bias [heads * head_dim].
     """
-    rows, width = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
-
-
-@torch.no_grad()
-def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
-    """Load a GGUF file in llama.cpp, and compare token ids and logits on CHECK_TEXTS with those of transformers.
-
-    Raises:
-        ValueError: the token ids differ, or the argmax of the logits agrees at fewer than half of the positions.
-    """
-    import llama_cpp
-
-    limit = min(network.config.max_position_embeddings, 512)
-    # Use f32 keys and values, so that differences come from the file, not from the runtime's cache.
-    llama = llama_cpp.Llama(
-        str(path), n_ctx=limit, n_batch=limit, logits_all=True, verbose=False, n_threads=torch.get_num_threads(),
-        n_threads_batch=torch.get_num_threads(),
-        type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32,
-    )  # fmt: skip
-    network = network.float().eval()
-    differences, agreements, largest = [], [], 0.0
-    for text in CHECK_TEXTS:
-        for tags in (True, False):
-            ids = tokenizer.encode(text, split_special_tokens=not tags)
-            theirs = llama.tokenize(text.encode(), add_bos=True, special=tags)
-            if ids != theirs:
-                raise ValueError(
-                    f"llama.cpp produces different ids for {text!r} ({'with' if tags else 'without'} tags): "
-                    f"{theirs[:20]} ...; expected {ids[:20]} .... Nothing was written"
-                )
-            ids = ids[:limit]
-            llama.reset()
-            llama.eval(ids)
-            theirs = torch.from_numpy(llama.scores[: len(ids)].copy())
-            ours = network(torch.tensor([ids])).logits[0]
-            differences.append((ours - theirs).abs().max().item())
-            agreements.append(ours.argmax(-1) == theirs.argmax(-1))
-            largest = max(largest, ours.abs().max().item())
-    llama.close()
-    agreed = torch.cat(agreements).float()
-    if agreed.mean() < MIN_AGREEMENT:
-        raise ValueError(
-            f"llama.cpp produces different outputs: the argmax agrees at {agreed.mean():.1%} of {len(agreed)} "
-            f"positions, and logits differ by up to {max(differences):.3g}. Nothing was written"
-        )
-    return {
-        "compared_tokens": len(agreed),
-        "argmax_agreement": agreed.mean().item(),
-        "max_logit_difference": max(differences),
-        "max_logit": largest,
-    }
+    return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def _setting(config: PreTrainedConfig, name: str) -> Any:
@@ -291,6 +293,9 @@ def _add_shape(writer: Any, config: PreTrainedConfig, layout: Layout, dtype: str
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for name, value in layout.keys.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(f"{layout.architecture}.{name}", value)
 
 
 def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
@@ -325,8 +330,8 @@ def load_tokenizer(model: str) -> Any:
 def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
     """Return the GGUF metadata fields that describe a tokenizer.
 
-    A GGUF file refers to a pre-tokenizer only by name. We use "gpt-2" and reject everything except byte-level BPE with
-    GPT-2's splitting.
+    A GGUF file refers to a pre-tokenizer only by name. We use "gpt-2", or "smollm" for single digits, and reject
+    everything except byte-level BPE with GPT-2's splitting.
 
     Args:
         vocab_size: number of embedding rows; ids without a token in the tokenizer become unused tokens.
@@ -337,7 +342,7 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
     from gguf import TokenType
 
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    _validate_byte_level(backend)
+    pre_tokenizer = _byte_level_name(backend)
     tokens_by_id = {index: token for token, index in backend["model"]["vocab"].items()}
     types_by_id = dict.fromkeys(tokens_by_id, TokenType.NORMAL)
     for added in backend["added_tokens"]:
@@ -352,9 +357,11 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
         raise ValueError("eos_token=None: llama.cpp would stop at token id 11 instead; set tokenizer.eos_token")
     add_bos, add_eos = _added_around(tokenizer)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in backend["model"]["merges"]]
+    merges = merges or [NO_MERGE]  # llama.cpp rejects an empty list
     return {
         "tokens": [tokens_by_id.get(index, f"[UNUSED{index}]") for index in range(vocab_size)],
         "types": [int(types_by_id.get(index, TokenType.UNUSED)) for index in range(vocab_size)],
+        "pre_tokenizer": pre_tokenizer,
         "merges": merges,
         "add_bos": add_bos,
         "add_eos": add_eos,
@@ -370,7 +377,7 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
 def add_vocabulary(writer: Any, vocabulary: dict[str, Any]) -> None:
     """Add the fields of `gguf_vocabulary` to a GGUFWriter."""
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(vocabulary["pre_tokenizer"])
     writer.add_token_list(vocabulary["tokens"])
     writer.add_token_types(vocabulary["types"])
     writer.add_token_merges(vocabulary["merges"])
@@ -386,9 +393,12 @@ def add_vocabulary(writer: Any, vocabulary: dict[str, Any]) -> None:
         writer.add_chat_template(template)
 
 
-def _validate_byte_level(backend: dict[str, Any]) -> None:
-    """Raise ValueError unless a tokenizer is byte-level BPE and splits text as GPT-2 does."""
+def _byte_level_name(backend: dict[str, Any]) -> str:
+    """Return the name of a pre-tokenizer. Raise ValueError unless it is byte-level BPE that splits text as GPT-2."""
     model, split, normalizer = backend["model"], backend["pre_tokenizer"] or {}, backend["normalizer"] or {}
+    name, parts = "gpt-2", split.get("pretokenizers", [])
+    if len(parts) == 2 and parts[0] == {"type": "Digits", "individual_digits": True}:
+        name, split = "smollm", parts[1]
     wrong = [f"{name}={model[name]}" for name in ("byte_fallback", "ignore_merges", "dropout") if model.get(name)]
     if model["type"] != "BPE":
         wrong.append(f"model={model['type']}")
@@ -396,7 +406,7 @@ def _validate_byte_level(backend: dict[str, Any]) -> None:
         wrong.append(f"normalizer={normalizer['type']}")
     if split.get("type") != "ByteLevel":
         wrong.append(f"pre_tokenizer={split.get('type')}")
-    elif split["add_prefix_space"] or not split.get("use_regex", True):
+    elif split["add_prefix_space"] or (model["merges"] and not split.get("use_regex", True)):
         wrong.append(f"add_prefix_space={split['add_prefix_space']}, use_regex={split.get('use_regex', True)}")
     for added in backend["added_tokens"]:
         blanks = [name for name in ("lstrip", "rstrip", "single_word") if added[name]]
@@ -406,6 +416,7 @@ def _validate_byte_level(backend: dict[str, Any]) -> None:
             "the tokenizer is not byte-level BPE like GPT-2's, so llama.cpp would produce different ids: "
             f"{'; '.join(wrong)}. Train a supported tokenizer with `hrm-hf data go-tokenizer`"
         )
+    return name
 
 
 def _added_around(tokenizer: Any) -> tuple[bool, bool]:

@@ -17,10 +17,10 @@ from .command import with_hyphens
 # MODULE or MODULE:NAME of each command, in the order that --help lists them. No module may be named `app`, because
 # importing it would overwrite `app` below.
 COMMANDS = {
-    "data": "data:app", "convert": "convert", "eval": "evaluate:app", "export": "convert:app", "solve": "ask:solve",
-    "app": "serve:show", "rlm": "ask:rlm", "demo": "demo", "demo-go": "demo:demo_go", "go": "ask:go",
-    "push": "hub:push", "pull": "hub:pull", "slurm": "launch:slurm", "preflight": "launch:preflight",
-    "recommend": "launch:recommend", "launch": "launch", "serve": "serve",
+    "data": "data:app", "convert": "convert", "retrofit": "convert:retrofit", "eval": "evaluate:app",
+    "export": "convert:app", "solve": "ask:solve", "app": "serve:show", "rlm": "ask:rlm", "demo": "demo",
+    "demo-go": "demo:demo_go", "go": "ask:go", "push": "hub:push", "pull": "hub:pull", "slurm": "launch:slurm",
+    "preflight": "launch:preflight", "recommend": "launch:recommend", "launch": "launch", "serve": "serve",
 }  # fmt: skip
 
 

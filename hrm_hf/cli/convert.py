@@ -1,4 +1,4 @@
-"""`hrm-hf convert` and `hrm-hf export`: convert original checkpoints, and export models to other runtimes."""
+"""`hrm-hf convert`, `retrofit` and `export`: convert checkpoints, and export models to other runtimes."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import typer
 
 from ..export import ExportGguf, ExportOnnx, ExportTorch
 from ..puzzles.options import TEXT, ConvertCheckpoint
+from ..text.options import RetrofitOptions
 from .command import report, takes, validate_model
 
 
@@ -47,6 +48,18 @@ def convert(options: ConvertCheckpoint, as_json: bool):
         given = {name: getattr(options, name) for name in ("seq_len", "step", "vocab_size", "config", "revision")}
         result = convert_original(src, options.out, options.architecture, **given)
     report(result, as_json)
+
+
+@takes(RetrofitOptions)
+def retrofit(options: RetrofitOptions, as_json: bool):
+    """Turn a pretrained decoder into a looped model that computes the same in one pass, for further training.
+
+    Example: hrm-hf retrofit HuggingFaceTB/SmolLM2-135M --prelude 12 --loop 4 --coda 14 --passes 4 --out smollm2-looped
+    """
+    validate_model(options.model)
+    from ..text.retrofit import retrofit_decoder
+
+    report(retrofit_decoder(options), as_json)
 
 
 @app.command()

@@ -274,6 +274,7 @@ def load_weights(
         logging.set_verbosity(verbosity)
     validate_names(info["missing_keys"], info["unexpected_keys"])
     model.generation_config = deepcopy(source.generation_config)
+    model.name_or_path = model.config.name_or_path = ""  # instead of "None"; adapters record this name
     return model.train(source.training)
 
 

@@ -1,4 +1,4 @@
-"""Options of `hrm-hf serve`, `rlm`, `data reasoning`, `eval lm` and `eval reasoning`."""
+"""Options of `hrm-hf serve`, `rlm`, `retrofit`, `data reasoning`, `eval lm` and `eval reasoning`."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -190,3 +190,24 @@ class RlmOptions(RlmCaps):
     def caps(self) -> dict[str, Any]:
         """The fields of `RlmCaps`."""
         return {each.name: getattr(self, each.name) for each in fields(RlmCaps)}
+
+
+@dataclass(kw_only=True)
+class RetrofitOptions(Options):
+    """Options of `hrm-hf retrofit`. The choices are those of `HrmLmConfig`."""
+
+    model: str = option(
+        "Llama, Qwen2, Qwen3 or Mistral with safetensors weights: a folder, or a model on the Hub.", argument=True
+    )
+    out: Path = option("Folder to write.")
+    prelude: int | None = option("Layers before the loop. [default: 40 % of the layers]", None, min=0)
+    loop: int | None = option("Layers in the loop. [default: an eighth of the layers, at least 2]", None, min=1)
+    coda: int | None = option("Layers after the loop. [default: the remaining layers]", None, min=0)
+    passes: int = option("Maximum number of passes through the loop.", 4, min=1)
+    input_injection: Literal["add", "none", "gated", "bridge", "concat"] = option(
+        "How the state and the prelude's output are combined before each pass after the first.", "gated"
+    )
+    loop_step: Literal["replace", "damped"] = option(
+        "Whether a pass after the first replaces the state, or moves it by a learned factor.", "damped"
+    )
+    force: bool = option("Overwrite existing files.", False)

@@ -21,7 +21,7 @@ COMMANDS = {
     "go MODEL": 2, "go MODEL x --prefix a --prefix b": 2, "eval go MODEL": 2, "eval go MODEL --benchmark x=y": 2,
     "eval lm MODEL --data x --exit-threshold 1": 2, "eval lm MODEL": 2, "eval lm MODEL --data x --nosuch": 2,
     "eval puzzles MODEL nosuch": 2, "eval cosmo MODEL --data nosuch": 2, "push nosuch me/x": 2,
-    "data export nosuch --out x": 2,
+    "data export nosuch --out x": 2, "retrofit --help": 0, "retrofit ./nosuch --out x": 2,
     "eval cosmo-baseline --data nosuch --method spectrum-gp": 2, "eval cosmo-map --data nosuch --method wiener": 2,
     "eval cosmo-map MODEL --data nosuch": 2, "eval cosmo-map --data x": 2,
     "eval cosmo-map MODEL --data x --method wiener": 2, "eval cosmo-map MODEL --data x --draws 0": 2,
@@ -67,7 +67,7 @@ def test_version_is_that_of_the_package(found):
 
 def test_help_lists_every_command(found):
     for name in ("app", "convert", "data", "demo", "demo-go", "eval", "export", "go", "launch", "preflight", "pull",
-                 "push", "recommend", "rlm", "serve", "slurm", "solve"):  # fmt: skip
+                 "push", "recommend", "retrofit", "rlm", "serve", "slurm", "solve"):  # fmt: skip
         assert f" {name} " in found["--help"][1]
 
 

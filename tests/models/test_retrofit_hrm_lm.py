@@ -148,6 +148,7 @@ def test_dtype_mode_attention_and_memory_come_from_the_decoder():
     source = decoder().to(torch.bfloat16).train()
     source.set_attn_implementation("eager")
     model = HrmLmForCausalLM.from_llama(source)
+    assert model.name_or_path == model.config.name_or_path == ""
     assert model.training and model.config._attn_implementation == "eager"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     weights = [each.model.embed_tokens.weight.data_ptr() for each in (source, model)]

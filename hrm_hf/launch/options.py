@@ -32,12 +32,12 @@ class LaunchOptions(Options):
     model: str | None = option("Recipe, preset or model type, e.g. hrm-lm-50m, gpt2; or use --recipe FILE.", None)
     gpus: int | None = option("Number of GPUs. [default: all]", None, min=1)
     gpu_memory: str | None = option(
-        "With --dry_run: plan for GPUs with this much memory, e.g. 24GB.", None, flags=spellings("gpu_memory")
+        "With --dry_run: memory of the GPUs to plan for, e.g. 24GB.", None, flags=spellings("gpu_memory")
     )
     cpu: bool = option("Train on the CPU.", False)
     processes: int | None = option("With --cpu: number of processes. [default: 1]", None, min=1)
     batch_table: Literal["memory", "guide"] = option(
-        "Batch per device: the largest that fits (memory), or the guide's.", "memory", flags=spellings("batch_table")
+        "Batch per device: memory (largest that fits) or guide (its table).", "memory", flags=spellings("batch_table")
     )
     strategy: Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = option(
         "Data parallelism without sharding (ddp), or a way to shard a large model.", "ddp"
@@ -63,8 +63,8 @@ class RecommendOptions(Options):
     """Options of `hrm-hf recommend`."""
 
     memory: str = option("Memory of one device, e.g. 4GB, 4GiB or 4096MB.")
-    task: Literal["puzzle", "lm", "cosmo"] = option("puzzle, lm (language models) or cosmo (maps).", "puzzle")
-    cpu: bool = option("Plan for a CPU; less memory is reserved than for a GPU.", False)
+    task: Literal["puzzle", "lm", "cosmo"] = option("Task: puzzle, lm (language models) or cosmo (maps).", "puzzle")
+    cpu: bool = option("Plan for a CPU, which needs less reserved memory than a GPU.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -175,7 +175,7 @@ def run_values(model: str | None, flags: Sequence[str] = ()) -> tuple[dict[str, 
     parser = RecipeParser(RUN_CLM)
     given = parser.given(flags)
     if model is not None and "recipe" in given:
-        raise UsageError(f"recipe={given['recipe']}: cannot be combined with --model {model}; use one", "--recipe")
+        raise UsageError(f"recipe={given['recipe']}: cannot be combined with --model {model}; omit it", "--recipe")
     if model is None and "recipe" not in given:
         raise UsageError(f"model=None: choose one of {', '.join(known_models())}, or use --recipe FILE", "--model")
     path = Path(given["recipe"]) if model is None else RECIPES / f"{model.replace('-', '_')}.yaml"

@@ -93,8 +93,8 @@ def recommend(options: RecommendOptions) -> Advice:
     if not fitting:
         least = min(row.size(1) for row in rows)
         raise ValueError(
-            f"memory={options.memory!r}: a step can use {in_words(usable)} ({in_words(memory - usable)} is for the "
-            f"context, libraries and fragmentation), but the smallest model needs {in_words(least)}; use more memory"
+            f"memory={options.memory!r}: a step can use {in_words(usable)} ({in_words(memory - usable)} is reserved "
+            f"for context, libraries, fragmentation), but the smallest model needs {in_words(least)}; use more memory"
         )
     best = [row for row in fitting if row.largest_batch >= WORTH_TRAINING[task]][-1:] or fitting[:1]
     commands, guide, guide_batch = {}, None, None
@@ -154,7 +154,7 @@ def _language_models(device: Device) -> tuple[list[Row], str]:
     for name in known_models():
         recipe, given = run_values(name)
         config = config_of(recipe)
-        if architecture_of(config) is None or name.endswith("-cpu"):  # not one of ours, or a CPU demo
+        if architecture_of(config) is None or name.endswith("-cpu"):  # another library's model, or a CPU demo
             continue
         shape, length = model_shape(config), block_size_of(recipe)
         step = step_options(recipe, given, shape, [device])

@@ -68,13 +68,13 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
     late_start_max_steps: int = HfArg(default=32, help="Maximum number of steps for --late_starts, a power of two.")
     drop_unplaced_rows: bool = HfArg(
         default=False,
-        help="Drop rows whose slot is busy, as the original code does; by default, rows wait for their slot.",
+        help="Drop rows whose slot is busy, as the original HRM code does; by default, rows wait for their slot.",
     )
     eval_max_steps: int | None = HfArg(
         default=None,
         help="Maximum number of ACT steps in evaluation and in the saved model; by default halt_max_steps.",
     )
-    eval_halt: str = HfArg(default="fixed", help='"fixed": run all steps, like the HRM code; "q": halt adaptively.')
+    eval_halt: str = HfArg(default="fixed", help='"fixed": run all steps, as HRM does; "q": halt adaptively.')
 
     def __post_init__(self):
         super().__post_init__()

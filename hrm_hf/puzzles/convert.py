@@ -153,7 +153,7 @@ def _choose_weights(names: list[str], place: str, step: int | None = None) -> st
     here = sorted(name for name in names if "/" not in name and not is_hidden(name))
     steps = {int(found[1]): name for name in here if (found := STEP.fullmatch(name))}
     if step is not None and step not in steps:
-        raise FileNotFoundError(f"{place} has no step_{step}; it has {[f'step_{n}' for n in sorted(steps)]}")
+        raise FileNotFoundError(f"{place} has no step_{step}; found {[f'step_{n}' for n in sorted(steps)]}")
     if steps:
         return steps[max(steps) if step is None else step]
     if "checkpoint" in here:

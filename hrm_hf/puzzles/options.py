@@ -154,7 +154,7 @@ class EvaluatePuzzles(EvaluationOptions, BoardOptions):
 
     data: str = option("Puzzle data set: a folder in our layout or the original one, or OWNER/NAME.", argument=True)
     split: str = option("Split to evaluate.", "test")
-    batch_size: int | None = option("Puzzles per batch. [default: what fits into a CPU's cache]", None, min=1)
+    batch_size: int | None = option("Puzzles per batch. [default: sized for a CPU's cache]", None, min=1)
     limit: int | None = option("Evaluate on only the first N rows of the split.", None, min=1)
     by_difficulty: bool = option("Also report accuracy by rating, path length or number of clues (Sudoku).", False)
 
@@ -170,7 +170,7 @@ class RunDemo(Options):
     """Options of `hrm-hf demo` and `run_demo`."""
 
     model: Literal["units", "trm", "eqr", "hrm", "se_rrm"] = option(
-        "Model to train; units is our model with a symbol axis.", "units"
+        "Model to train; units is this package's model with a symbol axis.", "units"
     )
     out: Path | None = option("Folder for the run. [default: runs/sudoku_demo]", None)
     extra: str = option("Additional flags for run_puzzle.py, e.g. '--max_steps 50'.", "")
@@ -303,7 +303,7 @@ class ExportPuzzles(Options):
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
-TEXT = {  # language models, and why their conversion has no other options
+TEXT = {  # reason why the conversion of these language models has no other options
     "rlm_mhc": "it converts a folder of weights to our model",
     "hrm_lm": "it converts HRMText1 weights to initialize training",
 }
@@ -322,7 +322,7 @@ class ConvertCheckpoint(Options):
         argument=True,
     )
     out: Path = option("Folder to write.")
-    to_original: bool = option("Convert from our layout to the original layout.", False)
+    to_original: bool = option("Convert one of our checkpoints to the original layout.", False)
     config: str | None = option(
         "Configuration file of the run if it is not next to the weights, or a preset's name.", None, metavar="FILE"
     )

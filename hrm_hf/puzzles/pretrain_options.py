@@ -102,7 +102,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if name not in DEFAULTS:
             raise ValueError(f"{unknown_key(name, DEFAULTS, 'key')}; --help lists all keys")
         if name in given:
-            logger.warning("%s is given twice; using the last value, %s=%s", name, name, text)
+            logger.warning("%s is set twice; using the last value, %s=%s", name, name, text)
         given[name] = _value(name, text)
     options = DEFAULTS | given
     for name in ("arch.name", "arch.loss.name", "eval_save_outputs"):

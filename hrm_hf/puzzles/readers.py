@@ -225,7 +225,7 @@ def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> N
     for at in np.flatnonzero((answers[again] != answers[first[again]]).any(axis=1))[:1]:
         pairs = (part_of_row[at], again[at]), (part_of_first[at], first[again[at]])
         row, other = (parts[index].place(position - starts[index]) for index, position in pairs)
-        raise ValueError(f"{row}: same puzzle as {other}, but another solution; fix or remove one of them")
+        raise ValueError(f"{row}: same puzzle as {other}, but a different solution; fix or remove one of them")
     for index, name in enumerate(names):
         inside = part_of_row == index
         within_split = part_of_first[inside] == index

@@ -76,7 +76,7 @@ class PuzzleTrainer(HrmTrainer):
         self.args.ignore_data_skip = True  # the data loader restores its position itself
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """Create one optimizer from AdamATan2 (or the library's optimizer) and sign descent for sparse rows."""
+        """Create one optimizer from AdamATan2 (or `Trainer`'s optimizer) and sign descent for sparse rows."""
         if self.optimizer is not None:
             return self.optimizer
         args = self.args
@@ -130,7 +130,7 @@ class PuzzleTrainer(HrmTrainer):
         return self.state.global_step / max(self.state.max_steps, 1)
 
     def floating_point_ops(self, inputs) -> int:
-        """Return 0, since the library's formula for dense transformers would be wrong."""
+        """Return 0, since `Trainer`'s formula for dense transformers would be wrong."""
         return 0
 
     # ---- one step ----
@@ -175,7 +175,7 @@ class PuzzleTrainer(HrmTrainer):
     # ---- logging ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with the correct epoch, since the library resets the epoch in a resumed run."""
+        """Log with the correct epoch, since `Trainer` resets the epoch in a resumed run."""
         if "loss" in logs:
             self.state.epoch = self.state.global_step / len(self.stream)
         super().log(logs, start_time)

@@ -443,7 +443,7 @@ def _difficulty(dataset, rows: PuzzleRows, info: PuzzleInfo, place: str) -> dict
         found["clues"] = (rows.input_ids > BLANK).sum(axis=1)
     if not found:
         text = f"{place}: by_difficulty needs a column {' or '.join(DIFFICULTY_COLUMNS)} for task {info.task!r}"
-        raise UsageError(f"{text}; add it or remove the option", "--by-difficulty")
+        raise UsageError(f"{text}; add one, or remove the option", "--by-difficulty")
     return found
 
 

@@ -87,7 +87,7 @@ def generate_portions(
     low, high = (clues, clues) if isinstance(clues, int) else clues
     least, most = MIN_CLUES[sudoku_shape(size).size], size**2
     if not least <= low <= high <= most:
-        raise ValueError(f"clues={clues}: a {size}x{size} puzzle with one solution has {least} to {most} clues")
+        raise ValueError(f"clues={clues}: a {size}x{size} puzzle with one solution must have {least} to {most}")
     if size == 4:
         grids = all_grids_4x4() if grids is None else np.asarray(grids, dtype=np.uint8)
     stream = _Stream(size, low, high, tuple(np.atleast_1d(seed).tolist()), grids)
@@ -122,7 +122,7 @@ def _generate(stream: "_Stream", num_puzzles: int, is_new: Callable[..., bool], 
                 if missing and fruitless >= MAX_TRIES:
                     raise RuntimeError(
                         f"no new {stream.size}x{stream.size} puzzle with {stream.low} to {stream.high} clues in "
-                        f"{MAX_TRIES} attempts, after {num_puzzles - missing} of {num_puzzles}; use more clues"
+                        f"{MAX_TRIES} attempts; found only {num_puzzles - missing} of {num_puzzles}; use more clues"
                     )
                 if new:
                     yield Puzzles(*(array[np.array(new)] for array in puzzles))
@@ -229,8 +229,8 @@ class _Pairs(NamedTuple):
     A pair is a permutation that maps each column to the column where the first row has the second row's digit.
     """
 
-    codes: np.ndarray  # code of each pair: dot product of its permutation and `powers`, int64 [pairs], ascending
-    kinds: np.ndarray  # kind of each pair: rank of the smallest second row that it can be mapped to [pairs]
+    codes: np.ndarray  # code of each pair, int64 [pairs], ascending: dot product of its permutation and `powers`
+    kinds: np.ndarray  # kind of each pair [pairs]: rank of the smallest second row that symmetries can give it
     starts: np.ndarray  # first entry of each pair in `orders` [pairs]
     counts: np.ndarray  # number of entries of each pair [pairs]
     orders: np.ndarray  # column orders [entries, size]

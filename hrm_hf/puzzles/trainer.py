@@ -316,7 +316,7 @@ class PuzzleRun(TrainingRun):
         there, has_table = model.config.num_puzzle_identifiers, model.config.puzzle_emb_ndim
         known = load_identifiers(self.model_args.model_name_or_path) if has_table else None
         if adapter and load_identifiers(adapter) not in (None, names):
-            raise ValueError(f"adapter={adapter!r}: its table must have the puzzles of the data in the same order")
+            raise ValueError(f"adapter={adapter!r}: its puzzle table must have the data's puzzles in the same order")
         if self.tuning_args.saves_adapter and (len(names) != there or known not in (None, names)):
             raise ValueError(
                 f"the data have {len(names)} puzzle identifiers that differ from the base model's {there}, but "

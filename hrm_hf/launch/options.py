@@ -79,7 +79,7 @@ class PreflightOptions(Options):
     port: int | None = option("Port for the rendezvous; the check fails if it is taken.", None, min=1, max=65535)
     out: str = option("Output folder of the run.", "runs")
     free: str = option("Disk space that must be free in the output folder, e.g. 20GB.", "1GB")
-    require_gpu: bool = option("Fail without a GPU.", False)
+    require_gpu: bool = option("Fail if there is no GPU.", False)
     timeout: float = option("Time limit for the processes to connect, in seconds.", 60.0, min=1)
 
     def __post_init__(self) -> None:

@@ -135,7 +135,7 @@ def with_arch(run: Any, place: str) -> dict[str, Any]:
     for name, value in arch.items():
         if isinstance(value, str) and (reference := REFERENCE.fullmatch(value)):
             if reference[1] not in arch:
-                raise ValueError(f"{place}: arch.{name}={value!r}: arch has no such field; it has {sorted(arch)}")
+                raise ValueError(f"{place}: arch.{name}={value!r}: refers to a missing field; arch has {sorted(arch)}")
             resolved[name] = arch[reference[1]]
         elif isinstance(value, str) and NUMBER.fullmatch(value):
             resolved[name] = float(value)

@@ -277,7 +277,7 @@ def test_evaluation_on_original_arrays_equals_that_on_imported_data(original_fol
     for metrics in found:
         metrics.pop("puzzles_per_second", None)
     assert found[0] == found[1] and found[0]["count"] == 6
-    with pytest.raises(ValueError, match=r"split 'validation' .*train or test"):
+    with pytest.raises(ValueError, match=r"split 'validation'.*train or test"):
         evaluate_checkpoint(EvaluatePuzzles(data=str(original_folder), split="validation", **given))
 
 

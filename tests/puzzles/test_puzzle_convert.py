@@ -307,4 +307,4 @@ def test_the_command_exits_2_on_bad_usage_and_1_on_failure(write_original, tmp_p
     assert "arch.name" in capsys.readouterr().err
     golden.model(HRM).save_pretrained(out)
     assert run_cli(monkeypatch, "trm", out, "--out", tmp_path / "back", "--to-original") == 1
-    assert "'hrm_puzzle'; expected trm" in capsys.readouterr().err
+    assert "model_type='hrm_puzzle'" in capsys.readouterr().err

@@ -172,7 +172,7 @@ class HrmLmConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, PreTrainedConf
                 "set initial_state='zero'"
             )
         if self.pass_lora_rank and not (self.flat_loop and self.halt_max_steps * self.L_cycles > 1):
-            raise ValueError(f"pass_lora_rank={self.pass_lora_rank}: needs a flat loop of at least two passes")
+            raise ValueError(f"pass_lora_rank={self.pass_lora_rank}: needs a flat loop with at least two passes")
         if self.exit_norms == "last" and self.norm_position == "post":
             raise ValueError("exit_norms='last': norm_position='post' has no norms at the exit of a stack")
         if self.coda_input != "state" and not self.coda_layers:

@@ -277,7 +277,7 @@ class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrai
     }
 
     def serving_problem(self, engine: str, may_skip: bool) -> str | None:
-        """Return which field prevents an engine with its own cache from matching `generate`, or None."""
+        """Return an error message if an engine with its own cache cannot match `generate`, else None."""
         return f"unified={self.config.unified}: {engine} keeps one cache slot per layer; use generate"
 
     @torch.no_grad()

@@ -152,7 +152,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         exit_criterion: Any = None,
         exit_threshold: float | None = None,
     ) -> str | None:
-        """Return which field or option prevents an engine with its own cache from matching `generate`, or None."""
+        """Return an error message if an engine with its own cache cannot match `generate`, else None."""
         config, most = self.config, self.config.halt_max_steps
         segments = most if num_segments is None else num_segments
         visits = config.prelude_layers + config.coda_layers + config.segment_visits * most
@@ -163,7 +163,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         if may_skip or most == 1:
             return None
         if segments < most:
-            return f"num_segments={segments}: {engine} must run all {most} segments; leave it out"
+            return f"num_segments={segments}: {engine} must run all {most} segments; remove it"
         exit_criterion = config.exit_criterion if exit_criterion is None else exit_criterion
         if exit_criterion != "fixed":
             return f"exit_criterion={exit_criterion!r}: {engine} must run all segments; set exit_criterion='fixed'"
@@ -274,7 +274,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
         hidden, key_values = x, None
-        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # or that of continuous batching
+        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # or continuous batching's cache
         compiled = self.training and cache is None and self.compiled_segment is not None
         run = partial(self.compiled_segment, self) if compiled else self.segment
         for m in range(1, plan.segments + 1):

@@ -150,7 +150,7 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
     }
 
     def serving_problem(self, engine: str, may_skip: bool) -> str | None:
-        """Return which field prevents an engine with its own cache from matching `generate`, or None."""
+        """Return an error message if an engine with its own cache cannot match `generate`, else None."""
         loops = self.config.num_loops
         return None if loops == 1 else f"num_loops={loops}: {engine} keeps one cache slot per layer; use generate"
 

@@ -59,20 +59,20 @@ FOREIGN_CACHES = ("vllm", "sglang")
 
 
 class VisitedLayersMixin:
-    """Mixin for models with one `VisitAttention` per visit of a layer. It rejects what serving engines cannot match.
+    """Mixin for models with one `VisitAttention` per visit of a layer. It rejects unsupported serving engines.
 
     Attributes:
         _generation_options: arguments of forward that generation configs and `generate_batch` accept.
-        batch_options: these arguments during continuous batching, which does not pass any to forward.
+        batch_options: values of these arguments in continuous batching, which passes none to forward.
     """
 
     _generation_options: tuple[str, ...] = ()
     batch_options: ClassVar[dict[str, Any]] = {}
 
     def serving_problem(self, engine: str, may_skip: bool, **options) -> str | None:
-        """Return which field or option prevents an engine with its own cache from matching `generate`, or None.
+        """Return an error message if an engine with its own cache cannot match `generate`, else None.
 
-        `may_skip` tells whether a forward may skip visits, which requires writing to their slots without attention.
+        `may_skip`: whether a forward may skip visits, which requires writing to their slots without attention.
         """
         return None
 
@@ -94,12 +94,12 @@ class VisitedLayersMixin:
             raise ValueError(problem)
         if self.serving_problem("continuous batching", False, **options):
             continuous_batching_config = copy(continuous_batching_config) or ContinuousBatchingConfig()
-            continuous_batching_config.auto_switch_to_flash = False  # flash attention writes slots by itself
+            continuous_batching_config.auto_switch_to_flash = False  # flash attention writes the slots itself
         self.batch_options = options
         return super().init_continuous_batching(generation_config, continuous_batching_config, *args, **kwargs)
 
     def generate_batch(self, inputs, generation_config: GenerationConfig | None = None, *args, **kwargs):
-        """Generate as transformers does. Unlike there, the arguments in `_generation_options` are not ignored."""
+        """Generate as transformers does, but also apply the arguments in `_generation_options`."""
         if options := {name: kwargs.pop(name) for name in self._generation_options if name in kwargs}:
             generation_config = deepcopy(self.generation_config if generation_config is None else generation_config)
             for name, value in options.items():

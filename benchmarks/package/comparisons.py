@@ -51,7 +51,7 @@ ROWS = 4
 FLEX_LEAST = 16  # smallest head width for which torch compiles flex_attention
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHES = {"growing cache": DynamicCache, "static cache": StaticCache}
-# No random exploration, because a GPU and the CPU draw different random numbers.
+# No random exploration, because the GPU and the CPU generate different random numbers.
 WITHOUT_CHANCE = {"halt_exploration_prob": 0.0}
 TRAINERS = {
     "puzzle-solving": (PuzzleTrainer, PuzzleTrainingArguments),

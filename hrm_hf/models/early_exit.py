@@ -226,6 +226,8 @@ def segment_losses(
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
         loss = values if plan.gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
+    elif outputs.q_logits is not None:  # DDP expects a gradient of the gate too
+        loss = loss + 0 * outputs.q_logits.sum()
     loss = loss if plan.training else terms["lm_loss"].clone()  # clone, because Trainer may scale the loss in place
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
 

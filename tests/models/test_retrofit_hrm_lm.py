@@ -339,4 +339,4 @@ def test_gradients_of_low_rank_updates_survive_checkpointing_and_one_pass():
         assert "lora_A" in name or all(part.abs().max() > 0 for part in gradient)
     model.zero_grad()
     model(ids, labels=ids, num_segments=1).loss.backward()
-    assert all(p.grad is not None for name, p in model.named_parameters() if "q_head" not in name)
+    assert all(p.grad is not None for p in model.parameters())  # as DDP expects

@@ -162,7 +162,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
         "halt_max_steps.",
     )
     depth_ramp: Literal["linear", "1-sqrt"] = HfArg(
-        default="linear", help="Shape of this ramp; 1-sqrt(1-t) grows slowly at first."
+        default="linear", help="Shape of the --depth_ramp_ratio ramp; 1-sqrt starts slowly, as 1 - sqrt(1 - t)."
     )
     keep_one_pass: float = HfArg(
         default=0.0,

@@ -311,7 +311,7 @@ def mean_segments(args: LmTrainingArguments, most: int, progress: float) -> int:
     """
     t = min(max(progress, 0) / args.depth_ramp_ratio, 1) if args.depth_ramp_ratio else 1
     grown = (most - 1) * (t if args.depth_ramp == "linear" else 1 - math.sqrt(1 - t))
-    return math.ceil(1 + round(grown, 9))  # rounded, because an error of floating point must not add a segment
+    return math.ceil(1 + round(grown, 9))  # round, so floating-point error adds no segment
 
 
 def freeze_all_but_gate(model: Any) -> None:

@@ -146,7 +146,7 @@ def prior_moments(name: str, prior: Prior) -> tuple[float, float]:
         square = (amplitude[0] ** 2 + amplitude[1] ** 2) * (low + high) / 2 / 0.3
         return float(mean), float(np.sqrt(square - mean**2))
     if name not in prior:
-        raise ValueError(f"prior: has bounds for {sorted(prior)} but not for {name}; add bounds for {name}")
+        raise ValueError(f"prior has bounds for {sorted(prior)} but not for {name}; add bounds for {name}")
     low, high = prior[name]
     if not low < high:
         raise ValueError(f"prior of {name}={low},{high}: the lower bound must be below the upper bound")

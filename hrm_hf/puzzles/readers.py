@@ -355,7 +355,7 @@ def _find_columns(names: list[str], place: str) -> tuple[str, str]:
 
 
 def csv_dicts(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line number of each row in a CSV file and a dict of its fields."""
+    """Yield the line number and a dict of the fields of each row in a CSV file."""
     rows = csv_rows(path)
     header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     for number, row in rows:

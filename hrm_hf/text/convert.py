@@ -66,7 +66,7 @@ WHY_OUTPUTS_DIFFER = (
 
 
 def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
-    """Save an `hrm_lm` initialized from an HRMText1 checkpoint. Its outputs differ.
+    """Save an `hrm_lm` initialized from an HRMText1 checkpoint. Their outputs differ.
 
     Args:
         src: folder with `config.json` and `pytorch_model.bin` or `model.safetensors` from the original code, or

@@ -80,7 +80,7 @@ class CausalLMRun(TrainingRun):
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # by data loader workers
         return metrics, {
-            # Includes padding and context tokens. An upper bound, because an epoch's last step may be smaller.
+            # This includes padding and context, and is an upper bound: an epoch's last step may be smaller.
             "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.row_length),
             "bad_lines": None if counted_elsewhere else self.corpus.bad_lines,
             "data": self.corpus.report(),

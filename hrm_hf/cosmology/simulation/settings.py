@@ -53,7 +53,7 @@ class SurveySettings:
                 raise ValueError(f"{name}={getattr(self, name)}: {condition}")
         object.__setattr__(self, "hole_arcmin", tuple(float(radius) for radius in self.hole_arcmin))
         if len(self.hole_arcmin) != 2 or not 0 < self.hole_arcmin[0] <= self.hole_arcmin[1] < np.inf:
-            raise ValueError(f"hole_arcmin={self.hole_arcmin}: must be the smallest and the largest radius, above 0")
+            raise ValueError(f"hole_arcmin={self.hole_arcmin}: must be two radii above 0, the smaller one first")
 
     @property
     def side_rad(self) -> float:

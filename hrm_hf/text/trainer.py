@@ -147,6 +147,7 @@ class CausalLMTrainer(HrmTrainer):
             raise ValueError("nothing to train: all weights are frozen")
         return [
             {
+                "name": group,
                 "params": params,
                 "lr": self.args.learning_rate * multipliers[group],
                 "weight_decay": self.args.weight_decay if decay else 0.0,

@@ -237,12 +237,13 @@ def validate_resumable(saved: dict[str, Any], present: dict[str, Any], folder: s
 
 def apply_settings(optimizer: Any, scheduler: Any, settings: list[dict[str, Any]]) -> list[str]:
     """Replace settings loaded from a checkpoint with those of the run's options, and return the changes."""
-    changes = []
+    changes, several = [], len({group.get("name") for group in optimizer.param_groups}) > 1
     for group, values in zip(optimizer.param_groups, settings, strict=True):
         for name, value in values.items():
             old = tuple(group[name]) if isinstance(group.get(name), list) else group.get(name)
             if name in group and old != value:
-                changes.append(f"{'learning rate' if name == 'initial_lr' else name} {old} -> {value}")
+                of = f" of {group.get('name')}" if several else ""
+                changes.append(f"{'learning rate' if name == 'initial_lr' else name}{of} {old} -> {value}")
             group[name] = value
     if not isinstance(scheduler, LambdaLR):
         return changes

@@ -7,6 +7,7 @@ it does the same arithmetic on the same numbers.
 import errno
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -334,12 +335,14 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make_trainer, archi
     assert_copied(resumed.carry.to_tensors(), whole.carry.to_tensors())
 
 
-def test_a_resumed_run_follows_the_rates_of_both_optimizers(make_trainer):
+def test_a_resumed_run_follows_the_rates_of_both_optimizers(make_trainer, capsys):
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     make_trainer(**options).train()
     resumed = make_trainer(**options, learning_rate=3e-3, puzzle_emb_lr=5e-3)
     resumed.train(resume_from_checkpoint=f"{resumed.args.output_dir}/checkpoint-2")
     assert [one.param_groups[0]["initial_lr"] for one in resumed.optimizer.optimizer.optimizers] == [5e-3, 3e-3]
+    changes = r"learning rate of puzzle_emb \S+ -> 0.005, learning rate of dense \S+ -> 0.003"
+    assert re.search(changes, capsys.readouterr().out)
 
 
 # ---- moving average ----

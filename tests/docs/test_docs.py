@@ -18,6 +18,7 @@ import every
 import numpy as np
 import pytest
 import tiny_go
+import tiny_lm
 import torch
 from docs_pages import PAGES, ROOT, Command, CommandError
 from PIL import Image
@@ -140,6 +141,16 @@ def test_each_python_block_of_a_page_runs_in_a_new_process(page, checkpoints, tm
     assert b"gradient_checkpointing` is deprecated" not in b"".join(one.stderr for one in done)
 
 
+def run_commands(commands: list[tuple[str, ...]], folder: Path) -> str:
+    """Run commands in fresh processes, and return the output of the last one."""
+    how = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True}
+    for program, *arguments in commands:
+        command = [sys.executable, *(("-m", "hrm_hf.cli") if program == "hrm-hf" else ()), *arguments]
+        result = subprocess.run(command, timeout=600, **how)
+        assert result.returncode == 0 and "already registered" not in result.stderr, result.stderr[-3000:]
+    return result.stdout
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_go_guide_run_in_order_in_fresh_processes(tmp_path):
     """From pull requests to the original guide's prompt, in an empty folder; only training sizes are added."""
@@ -154,12 +165,20 @@ def test_the_commands_of_the_go_guide_run_in_order_in_fresh_processes(tmp_path):
     ours, library = "import hrm_hf\n", "from transformers import pipeline\n"
     commands += [("python", "-c", ours + library + write), ("python", "-c", library + ours + write)]
     commands += docs_pages.shell_commands("hrm-hf eval go runs/go_base --records data/go/train.jsonl --limit 2")
-    for program, *arguments in commands:
-        command = [sys.executable, *(("-m", "hrm_hf.cli") if program == "hrm-hf" else ()), *arguments]
-        how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "capture_output": True, "text": True}
-        result = subprocess.run(command, timeout=600, **how)
-        assert result.returncode == 0 and "already registered" not in result.stderr, result.stderr[-3000:]
-    assert install[0] == "pip" and "loss.code_perplexity: " in result.stdout
+    assert install[0] == "pip" and "loss.code_perplexity: " in run_commands(commands, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_retrofit_guide_run_in_order_in_fresh_processes(checkpoints, tmp_path):
+    """From a pretrained model to a push, with a tiny Llama instead of SmolLM2; only the number of steps is added."""
+    shutil.copy(checkpoints / "input.txt", tmp_path)
+    sizes = {"vocab_size": 264, "num_hidden_layers": 6, "max_position_embeddings": 256}
+    tiny_lm.model("llama", **sizes).save_pretrained(tmp_path / "models" / "llama")
+    byte_tokenizer().save_pretrained(tmp_path / "models" / "llama")
+    block = docs_pages.blocks("docs/retrofit.md", "bash")[0].text.replace(" training/", f" {ROOT}/training/")
+    download, *commands = docs_pages.shell_commands(block.replace("HuggingFaceTB/SmolLM2-135M", "models/llama"))
+    commands[1] += ("--max_steps", "2")
+    assert download[0] == "curl" and "modeling_hrm_lm.py" in run_commands(commands, tmp_path)
 
 
 def test_every_recipe_is_named_in_some_page():

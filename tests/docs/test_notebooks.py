@@ -25,6 +25,7 @@ SHOWN = {
     "4_go_coder.ipynb": r"^ +the solution after \d attempts",
     "5_cosmology.ipynb": r"s_8: inside the interval of 68 %: [5-8]\d%",
     "6_push_pull_adapt.ipynb": r"bits per byte of Python, from the Hub: \d",
+    "7_retrofit.ipynb": r"one pass differs from the Llama by 0\.0\n",
 }
 
 
@@ -39,9 +40,9 @@ def tree(name: str) -> ast.Module:
     return ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", "\n".join(cells(name, "code")), flags=re.MULTILINE))
 
 
-def test_docs_list_all_six_notebooks():
+def test_docs_list_all_notebooks():
     listed = re.findall(r"^\| `(\w+\.ipynb)` \|", (ROOT / "docs" / "notebooks.md").read_text(), re.MULTILINE)
-    assert listed == NAMES == sorted(SHOWN) and len(NAMES) == 6
+    assert listed == NAMES == sorted(SHOWN)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -300,7 +300,7 @@ def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_step
     return SegmentSchedule(
         bp_steps=final if step >= warmup else first + int((final - first) * step / warmup),
         segments=1 if one_pass else None,
-        mean_segments=mean_segments(args, config.halt_max_steps, (step - begin) / max_steps),
+        mean_segments=mean_segments(args, config.halt_max_steps, (step - begin) / max(max_steps, 1)),
         halting=step >= args.halt_warmup_ratio * max_steps,
     )
 

@@ -121,7 +121,7 @@ def load(folder: str) -> tuple:
 
 
 def ratio(first: np.ndarray, second: np.ndarray) -> dict:
-    """Return the `error_ratio` of two methods on the first maps, up to the last one that both methods evaluated."""
+    """Return the `error_ratio` of two methods on the maps that both evaluated, which are the first ones."""
     count = min(len(first), len(second))
     return error_ratio(first[:count], second[:count])
 

@@ -76,13 +76,13 @@ def parse() -> argparse.Namespace:
         "--models",
         type=Path,
         default=Path("runs/cosmology"),
-        help="folder of the runs KIND_SET; the script trains missing runs",
+        help="folder with the runs, named KIND_SET; the script trains missing runs",
     )
     parser.add_argument(
         "--data",
         type=Path,
         default=Path("runs/data/cosmology"),
-        help="folder of the data sets; the script builds missing ones",
+        help="folder with the data sets; the script builds missing ones",
     )
     parser.add_argument("--steps", type=int, default=3000, help="number of training steps of the recurrent regressor")
     parser.add_argument("--evaluate_only", action="store_true", help="skip missing runs instead of training them")

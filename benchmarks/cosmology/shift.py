@@ -1,4 +1,4 @@
-"""Measure how often `hrm_cosmo` flags maps as unlike its training maps: same kind, other generators, more noise.
+"""Measure how often `hrm_cosmo` flags maps as unusual: maps like its training maps, from other generators, or noisier.
 
     python -m benchmarks.cosmology.shift [--quick] [--train 4000] [--maps 1000] [--lpt_maps 200] [--workers 2]
 

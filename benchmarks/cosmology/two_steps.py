@@ -73,7 +73,7 @@ class TwoStepRun(RegressionRun):
 
 
 def observed_anew(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
-    """Return shear of the same convergence with another row's mask, shifted periodically, and new shape noise."""
+    """Return shear of the same convergence with new shape noise and the periodically shifted mask of another row."""
     count, size = len(rows.kappa), rows.kappa.shape[-1]
     masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]
     masks = shifted(masks, *torch.randint(size, (2, count), generator=generator))

@@ -98,7 +98,7 @@ def measure(name: str, folder: str | Path, data: str | Path) -> tuple[str, dict[
 
 @torch.no_grad()
 def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
-    """Compare an adapter with its merged weights. Return the differences listed above, and the output scales."""
+    """Compare adapter and merged weights. Return the differences the module docstring lists, and output scales."""
     before = outputs(base, subject)
     adapter = with_adapters(base, TuningArguments(lora_rank=RANK, use_dora=use_dora)).eval()
     randomise(adapter)

@@ -142,7 +142,7 @@ def one_thread() -> onnxruntime.SessionOptions:
 
 
 def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
-    """Return calls, in torch and ONNX Runtime, of one ACT step and of `solve`, which drops boards that have halted."""
+    """Return functions that run one ACT step and `solve` (which drops halted boards) in torch and ONNX Runtime."""
     solver = OnnxPuzzleSolver(exported, sess_options=one_thread())
     step, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -160,7 +160,7 @@ def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
-    """Return calls, in torch and ONNX Runtime, of a forward pass that runs all segments (halt="fixed")."""
+    """Return functions that run a forward pass with all segments (halt="fixed") in torch and ONNX Runtime."""
     session = onnxruntime.InferenceSession(exported / "model.onnx", one_thread(), providers=["CPUExecutionProvider"])
     module, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
@@ -170,7 +170,7 @@ def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
 
 
 def interleave(sides: dict, turns: int) -> dict[str, float]:
-    """Run the calls in turn; return median CPU milliseconds and their ratio, ignoring the first two turns."""
+    """Run the functions in turn; return median CPU milliseconds and their ratio, ignoring the first two turns."""
     times = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, call in sides.items():

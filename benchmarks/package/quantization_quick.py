@@ -1,4 +1,4 @@
-"""Write untrained tiny checkpoints and their data, for `quantization.py --quick` and other benchmarks."""
+"""Write tiny untrained checkpoints and test data for `quantization.py --quick` and other benchmarks."""
 
 import json
 from collections.abc import Iterator

@@ -34,7 +34,7 @@ LAYERS = (
 )
 TASKS = ("puzzles", "text", "golang", "cosmology")
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
-# Runs a script under a profiler that records the files of the checkout whose functions are called, and the callers.
+# Runs a script under a profiler that records the files of the checkout whose functions are called, and their callers.
 PROFILER = """
 import atexit, json, os, runpy, sys
 root, out, script, *words = sys.argv[1:]

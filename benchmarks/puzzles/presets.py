@@ -132,7 +132,7 @@ def _measure(results, task: str, name: str, batch: int, device: str) -> None:
         two_steps(task, name, batch, device)
         results.put(torch.cuda.max_memory_reserved())
         return
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak memory counter (VmHWM)
     before = _status("VmRSS")
     two_steps(task, name, batch, device)
     results.put(_status("VmHWM") - before)

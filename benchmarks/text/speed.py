@@ -34,7 +34,7 @@ from .models import PEERS, SIZES, build, count_parameters, flops_per_token, peer
 
 LAYOUTS = ("per_segment", "last_segment", "last_visit")
 TWO_OF_FOUR = "hrm_lm_m4, 2 of 4"
-UNCACHED_LENGTHS = 8  # number of lengths at which to time forwards without a cache
+UNCACHED_LENGTHS = 8  # number of lengths at which to time forward passes without a cache
 
 
 def main() -> None:
@@ -132,7 +132,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
 
 
 def resident_peak(config, args, make_step, sender) -> None:
-    """Send the MiB by which three training steps raise this process's resident memory."""
+    """Send the increase in this process's peak resident memory during three training steps, in MiB."""
     torch.set_num_threads(args.threads)
     count_parameters(config)  # imports the model's code, so its memory is not counted
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

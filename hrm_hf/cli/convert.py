@@ -52,7 +52,7 @@ def convert(options: ConvertCheckpoint, as_json: bool):
 
 @takes(RetrofitOptions)
 def retrofit(options: RetrofitOptions, as_json: bool):
-    """Turn a pretrained decoder into a looped model that computes the same in one pass, for further training.
+    """Turn a pretrained decoder into a looped model for further training. With one pass, the outputs stay the same.
 
     Example: hrm-hf retrofit HuggingFaceTB/SmolLM2-135M --prelude 12 --loop 4 --coda 14 --passes 4 --out smollm2-looped
     """

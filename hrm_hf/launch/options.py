@@ -32,7 +32,7 @@ class LaunchOptions(Options):
     model: str | None = option("Recipe, preset or model type, e.g. hrm-lm-50m, gpt2; or use --recipe FILE.", None)
     gpus: int | None = option("Number of GPUs. [default: all]", None, min=1)
     gpu_memory: str | None = option(
-        "With --dry_run: memory of the GPUs to plan for, e.g. 24GB.", None, flags=spellings("gpu_memory")
+        "With --dry_run: memory of each GPU to plan for, e.g. 24GB.", None, flags=spellings("gpu_memory")
     )
     cpu: bool = option("Train on the CPU.", False)
     processes: int | None = option("With --cpu: number of processes. [default: 1]", None, min=1)

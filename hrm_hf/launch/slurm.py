@@ -25,7 +25,7 @@ from ..resources import INSTALLED, ROOT, existing_path
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
 SCRIPT = "training/run_cosmo.py"
-DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch is called; a job fails if its log folder does not exist
+DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch is called, because jobs fail if the log folder is missing
 
 # NERSC: nodes with 4 GPUs and 32 CPUs (hardware threads) per GPU. `regular` allocates full nodes, `shared` GPUs.
 _PERLMUTTER = {"constraint": "gpu", "qos": "regular", "time": "24:00:00"}

@@ -63,7 +63,7 @@ CHUNK_PUZZLES = 2048
 
 
 class Pair(NamedTuple):
-    """Input and output grids of a demonstration or test: colors 0..9, uint8 [rows, columns]; None if hidden."""
+    """Grids of a demonstration or test, colors 0..9 as uint8 [rows, columns]; the output is None if it is hidden."""
 
     input: np.ndarray
     output: np.ndarray | None
@@ -81,7 +81,7 @@ class ArcTask:
 
 
 def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATED_SUBSETS) -> list[ArcTask]:
-    """Read tasks from bundles, folders and Kaggle files, sorted by name.
+    """Read tasks from bundles, folders and Kaggle files, and sort them by name.
 
     A source is one of
 
@@ -120,7 +120,7 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
     _validate_no_leaks(roles)
     _warn_of_copies(roles)
     if recurring:
-        logger.warning("%d tasks occur in several sources; using the last ones: %s", len(recurring), _some(recurring))
+        logger.warning("%d tasks occur in several sources; using the last copy: %s", len(recurring), _some(recurring))
     return sorted([*roles[True].values(), *roles[False].values()], key=lambda task: task.name)
 
 
@@ -395,7 +395,7 @@ def encode_task(task: ArcTask | dict[str, Any], identifier: str | None = None) -
 
 
 def task_identifiers(task_name: str, identifiers: Sequence[str]) -> dict[int, str]:
-    """Return `{puzzle identifier: name}` of all augmentations of a task found in `identifiers`."""
+    """Return `{puzzle identifier: name}` for all augmentations of a task that are in `identifiers`."""
     return {i: name for i, name in enumerate(identifiers) if i and parse_identifier(name)[0] == task_name}
 
 
@@ -459,7 +459,7 @@ def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int,
 
 
 def card_context(config: Any, folder: Path) -> dict[str, str]:
-    """Return the values for an ARC model's card: `known_task`, an example task from the puzzle table."""
+    """Return the values for an ARC model's card: `known_task`, the name of a task in the puzzle table."""
     file = folder / IDENTIFIERS_FILE
     names = json.loads(file.read_text(encoding="utf-8")) if config.task == "arc" and file.exists() else []
     return {"known_task": parse_identifier(names[1])[0] if len(names) > 1 else "task"}

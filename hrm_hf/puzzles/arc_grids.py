@@ -62,7 +62,7 @@ def encode_grid(grid: np.ndarray, offset: tuple[int, int] = (0, 0)) -> np.ndarra
 def encode_pair(
     grid: np.ndarray, answer: np.ndarray | None, offset: tuple[int, int] = (0, 0)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `(input_ids, labels)`, int8 [900], with labels of -100 on padding and for a missing answer."""
+    """Return `(input_ids, labels)`, int8 [900]. Labels are -100 on padding, and everywhere if there is no answer."""
     if answer is None:
         return encode_grid(grid, offset), np.full(SEQ_LEN, IGNORE_LABEL, dtype=np.int8)
     labels = encode_grid(answer, offset)
@@ -103,7 +103,7 @@ def identifier_name(task: str, transform: int, colors: np.ndarray) -> str:
 
 
 def parse_identifier(name: str) -> tuple[str, int, np.ndarray]:
-    """Split an identifier of TRM or HRM (`task_t3_0251346789`) into task, symmetry and color map.
+    """Split a TRM or HRM identifier (`task_t3_0251346789`) into task, symmetry and color map.
 
     The color map, uint8 [10], maps old to new colors. A task name alone means the unchanged task. Raise
     ValueError if the identifier is malformed, or its digits are not a permutation of 0..9.

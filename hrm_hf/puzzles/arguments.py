@@ -16,7 +16,7 @@ class PuzzleDataArguments:
 
     data_path: str | None = HfArg(default=None, help="Puzzle data set: a folder, or OWNER/NAME on the Hub.")
     build_data: str | None = HfArg(
-        default=None, help="Arguments for `hrm-hf data` to build data_path if it does not exist."
+        default=None, help="Arguments of `hrm-hf data` that build data_path if it does not exist."
     )
     train_split: str = HfArg(default="train", help="Split to train on.")
     eval_split: str | None = HfArg(default="test", help="Split to evaluate on; leave empty to disable evaluation.")

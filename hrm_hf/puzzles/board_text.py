@@ -14,7 +14,7 @@ _BLANKS = "_?xX·□*-"  # symbols for a blank in texts without `.` and 0
 _SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
 _NOTHING = re.compile(r"\b(null|None|nan)\b")  # blanks in JSON and Python
-_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # SadMan's .sdk sections
+_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # sections of .sdk files
 
 
 def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str]]:
@@ -63,7 +63,7 @@ def _rows(text: str) -> list[str]:
 
 
 def _fill_empty_fields(lines: list[str]) -> Iterator[str]:
-    """Yield the lines with `.` in empty fields, in rows with separators or in a grid of single characters."""
+    """Yield the lines, filling empty fields with `.` in rows with separators and in grids of single characters."""
     wide = max(map(len, lines), default=0)
     is_grid = (wide in BOX_SHAPES and len(lines) == wide) or (len(lines) == 1 and wide in {n * n for n in BOX_SHAPES})
     for line in lines:

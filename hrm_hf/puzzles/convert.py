@@ -39,11 +39,11 @@ from .tasks import guess_task
 logger = logging.getLogger(__name__)
 
 STEP = re.compile(r"step_(\d+)")
-WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names for weights files
+WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names of weights files
 ORIGINAL_PREFIX = "model.inner."  # added by the loss head and the ACT wrapper
 # Prefixes added by these two modules, by torch.compile (which may also have wrapped a submodule) and by DDP.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
-BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # table rows of the last batch; some runs save them
+BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # the last batch's table rows, which some runs save
 TENSOR_NAMES = {
     "embed_tokens.embedding_weight": "model.embed.tokens.weight",
     "embed_pos.embedding_weight": "model.embed.positions.weight",
@@ -231,7 +231,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
     seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
-    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # nonzero only means that a table exists
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # a nonzero size only means that a table exists
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     board = (arch.get("board_height"), arch.get("board_width"))
@@ -253,7 +253,7 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
             ours = se_rrm_tensors(state, config.num_attention_heads, config.pos_encodings)
         else:
             ours = {our_name(name): tensor for name, tensor in state.items()}
-        # Initial states are stored in forward_dtype; float32 represents them exactly, and the forward casts them back.
+        # Initial states are stored in forward_dtype. float32 holds them exactly, and the forward pass casts them back.
         model.load_state_dict({name: value.float().contiguous() for name, value in ours.items()}, assign=True)
     except (RuntimeError, IndexError) as error:  # IndexError: a tensor has too few dimensions
         raise ValueError(f"{files} do not fit each other: {error}") from error
@@ -285,7 +285,7 @@ def convert_to_original(src: str | Path, out: str | Path, step: int | None = Non
     key = next((key for key in keys if original.ARCHITECTURES[key].config is type(config)), None)
     if key not in WITH_WAY_BACK:
         expected = " or ".join(keys)
-        raise ValueError(f"{src}: model_type={config.model_type!r}: must be {expected} to be converted back")
+        raise ValueError(f"{src}: model_type={config.model_type!r}: only {expected} can be converted back")
     arch = original.original_arch(config, key, model.compute_dtype)
 
     state = {original_name(name): tensor.to(torch.float32) for name, tensor in model.state_dict().items()}

@@ -23,7 +23,7 @@ from .sudoku_rules import DIGIT_OFFSET
 
 
 class PuzzleRows:
-    """Columns of a puzzle data set as arrays: token grids [N, S] and integers or ratings [N].
+    """Columns of a puzzle data set as arrays: token grids [N, S], and indices and ratings [N].
 
     `puzzle_index`, `group_index` and `rating` are loaded on first access, since evaluation does not need them.
     """
@@ -53,7 +53,7 @@ class PuzzleRows:
         return _scalar_column(self._dataset, "rating", np.float64) if has_rating else None
 
     def _index(self, name: str) -> np.ndarray:
-        """Return an index column, or a different index for each row if the column is missing."""
+        """Return an index column. If it is missing, number the rows, so each row is a separate puzzle and group."""
         return _scalar_column(self._dataset, name) if name in self._dataset.column_names else np.arange(len(self))
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class PuzzleRows:
             )
 
     def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
-        """Return the rows at `indices` as int32 tensors for a puzzle model's forward."""
+        """Return the rows at `indices` as int32 tensors for a puzzle model's forward pass."""
         return {
             name: torch.from_numpy(getattr(self, name)[indices].astype(np.int32))
             for name in ("input_ids", "labels", "puzzle_identifiers")
@@ -120,7 +120,7 @@ class PuzzleOrder:
         self._rows, self._start, self._next = self._rows[:0], 0, 0
         while position >= self._start + len(self._rows):
             self.forget_before(self._start + len(self._rows))
-            self.row(self._start)  # draws the next epoch
+            self.row(self._start)  # only to draw the next epoch
         self.forget_before(position)
 
     def forget_before(self, position: int) -> None:
@@ -311,7 +311,7 @@ def _sudoku_symmetries(board: Any) -> Maker:
 
 
 def _lines(blocks: np.ndarray, lines: np.ndarray, size: int) -> np.ndarray:
-    """Return orders of lines by random keys, int [B, n], keeping each block of `size` lines together."""
+    """Order lines by their random keys, int [B, n], keeping each block of `size` lines together."""
     within = lines.reshape(*blocks.shape, size).argsort(axis=2)
     return (blocks.argsort(axis=1)[:, :, None] * size + within).reshape(lines.shape)
 
@@ -356,7 +356,7 @@ def _arc_symmetries(board: Any) -> Maker:
 
 
 def _arc_view(inputs: np.ndarray, labels: np.ndarray, transform: int, colors: np.ndarray) -> Grids:
-    """Transform and recolor two grids (tokens [900]) at their current offset, or the nearest that fits."""
+    """Transform and recolor two grids (tokens [900]) at their current offset, or at the nearest one that fits."""
     found = [_arc_grid(tokens) for tokens in (inputs, labels)]
     views = [None if grid is None else dihedral(colors[grid], transform) for grid, _ in found]
     sides = np.max([view.shape for view in views if view is not None], axis=0)

@@ -52,7 +52,7 @@ MOST_VALUES = 36  # measures of difficulty with at most this many values get one
 NUM_BINS = 8  # number of bins for other measures, with about equally many puzzles in each
 CALIBRATION_BINS = 10  # number of confidence bins
 
-# Called with a batch's input_ids and puzzle_identifiers, int64 tensors on the CPU, and the model's answers.
+# Callback that receives a batch's input_ids and puzzle_identifiers (int64, on the CPU) and the model's answers.
 OnBatch = Callable[[torch.Tensor, torch.Tensor, PuzzleSolution], None]
 
 
@@ -120,7 +120,7 @@ def evaluate_puzzles(
             rows = [torch.as_tensor(np.array(each[start : start + batch_size])).long() for each in arrays]
             batch, _, identifiers = rows
             started = time.perf_counter()
-            with seeded(model.device, options.seed, start):  # same noise regardless of the process
+            with seeded(model.device, options.seed, start):  # the noise depends on the batch, not the process
                 boards = (batch.to(model.device), identifiers.to(model.device))
                 solution = model.solve(*boards, return_trajectory=True, **options.solve_arguments(task))
             solution.steps.cpu()  # wait for the device, so the measured time includes its work
@@ -163,7 +163,7 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
 
 
 def _search_both(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
-    """Search with and without the model. Return (solved, nodes, plain nodes), or zeros if there are no labels."""
+    """Search with and without the model. Return (solved, nodes with, nodes without), or zeros without labels."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
     found, plain = search_sudoku(question, scores), search_sudoku(question)

@@ -92,7 +92,7 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
     for split, rows in splits.items():
         folder, _, set_name = split.partition("_")
         if folder not in FOLDERS:
-            raise ValueError(f"split {split!r} is not in the original layout; rename it to train or test")
+            raise ValueError(f"split {split!r} does not exist in the original layout; rename it to train or test")
         sets.setdefault(folder, {})[set_name or DEFAULT_SET] = _set_of_rows(rows, split, info.seq_len, ignore_id)
     for folder, arrays_of_sets in sets.items():
         (out / folder).mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     meta = load_json(file)
     for name, value in {"pad_id": PAD_ID, "blank_identifier_id": 0, "num_puzzle_identifiers": num_identifiers}.items():
         if meta.get(name) != value:
-            raise ValueError(f"{file}: {name}={meta.get(name)}: must be {value} for {IDENTIFIERS_FILE} and our layout")
+            raise ValueError(f"{file}: {name}={meta.get(name)}: {IDENTIFIERS_FILE} and our layout require {value}")
     for name, most, why in (("vocab_size", MAX_TOKEN + 1, ", since grids are int8"), ("seq_len", math.inf, "")):
         if type(meta.get(name)) is not int or not 1 <= meta[name] <= most:
             raise ValueError(f"{file}: {name}={meta.get(name)!r:.60}: must be in [1, {most}]{why}")

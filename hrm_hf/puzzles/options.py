@@ -170,7 +170,7 @@ class RunDemo(Options):
     """Options of `hrm-hf demo` and `run_demo`."""
 
     model: Literal["units", "trm", "eqr", "hrm", "se_rrm"] = option(
-        "Model to train; units is this package's model with a symbol axis.", "units"
+        "Model to train; 'units' selects this package's model with a symbol axis.", "units"
     )
     out: Path | None = option("Folder for the run. [default: runs/sudoku_demo]", None)
     extra: str = option("Additional flags for run_puzzle.py, e.g. '--max_steps 50'.", "")
@@ -184,13 +184,13 @@ DEFAULT_CLUES = {4: 8, 6: 14, 9: 30}
 class BuildPuzzles(Options):
     """Options of both the Sudoku and the maze builder, which generate puzzles or read them from a source."""
 
-    source: str = option("generate, a file or folder (CSV, JSONL, Parquet), or hub:OWNER/NAME.", GENERATE)
+    source: str = option("Source: generate, a file or folder (CSV, JSONL, Parquet), or hub:OWNER/NAME.", GENERATE)
     out: Path = option("Folder to write.")
-    num_train: int | None = option("generate: number of training puzzles. [default: 1000]", None, min=0)
-    num_test: int | None = option("generate: number of test puzzles. [default: 1000]", None, min=0)
-    test_size: int | None = option("Source without a test split: hold out the last N rows for testing.", None, min=1)
+    num_train: int | None = option("If generated: number of training puzzles. [default: 1000]", None, min=0)
+    num_test: int | None = option("If generated: number of test puzzles. [default: 1000]", None, min=0)
+    test_size: int | None = option("If the source has no test split: hold out the last N rows.", None, min=1)
     test_share: float | None = option(
-        "Source (or --mix) without a test split: fraction of rows to hold out, selected by puzzle hash.", None
+        "If the source (or --mix) has no test split: fraction of rows to hold out, selected by puzzle hash.", None
     )
     seed: int = option("Seed for generation, sampling and augmentation.", 0, min=0)
 
@@ -223,12 +223,12 @@ class BuildSudoku(BuildPuzzles):
     """Options of `hrm-hf data sudoku`."""
 
     size: int | None = option("Board size: 4, 6 or 9. [default: 9 for generate, else the source's size]", None)
-    clues: str | None = option("generate: number of clues, e.g. 8 or 7-10. [default: 8, 14 or 30, by size]", None)
+    clues: str | None = option("If generated: number of clues, e.g. 8 or 7-10. [default: 8, 14 or 30, by size]", None)
     num_aug: int = option("Number of symmetric copies to add for each training puzzle.", 0, min=0)
-    subsample_size: int | None = option("Source: number of training puzzles to sample.", None, min=1)
-    min_difficulty: float | None = option("Source: lowest rating to keep.", None)
-    mix: str | None = option("generate: source to mix in; its test puzzles become the split test_mixed.", None)
-    workers: int | None = option("generate: number of processes. [default: one per processor]", None, min=1)
+    subsample_size: int | None = option("If read from a source: number of training puzzles to sample.", None, min=1)
+    min_difficulty: float | None = option("If read from a source: lowest rating to keep.", None)
+    mix: str | None = option("If generated: source to mix in; its test puzzles become the split test_mixed.", None)
+    workers: int | None = option("If generated: number of processes. [default: one per processor]", None, min=1)
 
     generate_only = ("clues", "num_train", "num_test", "mix", "workers")
     source_only = ("subsample_size", "min_difficulty", "test_size", "test_share")
@@ -259,9 +259,9 @@ class BuildMaze(BuildPuzzles):
 
     height: int | None = option("Rows. [default: 30 for generate; inferred for sources of square mazes]", None, min=3)
     width: int | None = option("Columns; same default as --height.", None, min=3)
-    openings: float | None = option("generate: fraction of inner walls to open. [default: 0.05]", None, min=0, max=1)
+    openings: float | None = option("If generated: share of inner walls to open. [default: 0.05]", None, min=0, max=1)
     min_path_length: int = option("Minimum number of steps from S to G; 110 makes 30x30 mazes hard.", 1, min=1)
-    aug: bool = option("Add the 7 other symmetries of each training maze.", False)
+    aug: bool = option("Add the 7 symmetric copies of each training maze.", False)
 
     generate_only = ("num_train", "num_test", "openings")
 
@@ -303,7 +303,7 @@ class ExportPuzzles(Options):
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
-TEXT = {  # reason why the conversion of these language models has no other options
+TEXT = {  # why `convert` accepts no other options for these language models
     "rlm_mhc": "it converts a folder of weights to our model",
     "hrm_lm": "it converts HRMText1 weights to initialize training",
 }

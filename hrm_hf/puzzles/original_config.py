@@ -120,7 +120,7 @@ ARCHITECTURES = {
 
 
 def with_arch(run: Any, place: str) -> dict[str, Any]:
-    """Move a configuration's architecture section to `arch`, and resolve references and numbers in text form.
+    """Move a configuration's architecture section to `arch`, resolve references, and parse numbers stored as text.
 
     Raises:
         ValueError: If there is no architecture, or a referenced field is missing; the message names `place`.
@@ -274,7 +274,7 @@ def find_sizes(
 
 
 def _sizes_of_weights(state: State, fields: dict[str, Any], architecture: str) -> tuple[int | None, int | None, str]:
-    """Return seq_len, vocab_size (None if no tensor has the size) and the name of the tensor with seq_len."""
+    """Return seq_len, vocab_size (None if no tensor has the size) and the name of the tensor that gives seq_len."""
 
     def size(name: str, axis: int) -> int | None:
         return state[name].shape[axis] if name in state else None

@@ -168,7 +168,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     def postprocess(
         self, model_outputs: dict[str, Any], prefer_valid: bool = False, search: bool = False
     ) -> dict[str, Any]:
-        """Map the answers back to the original puzzle and count votes, or use them to order a search's guesses."""
+        """Map the answers back to the original puzzle and count votes. With `search`, order guesses by probability."""
         puzzle, views = model_outputs["puzzle"], model_outputs["views"]
         num_questions = len(puzzle.questions)
         chosen: list[list[Candidate]] = [[] for _ in range(num_questions)]

@@ -60,7 +60,7 @@ class DataSize(NamedTuple):
 
     groups: int
     mean_examples: float  # per puzzle
-    fingerprint: str | None = None  # changes with the files in the original layout; None in our layout
+    fingerprint: str | None = None  # identifies the version of the original files; None in our layout
 
 
 def arguments(recipe: dict[str, Any]) -> list[str]:
@@ -113,7 +113,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: float, batch: int) -> tuple[int, int]:
-    """Return the number of training steps in the run and between evaluations, counting full batches.
+    """Return the number of training steps in the run and between evaluations, counting only full batches.
 
     Raises:
         ValueError: If the interval does not divide the epochs, or does not fill one batch.
@@ -124,7 +124,7 @@ def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: f
         raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest divisor is {nearest}")
     between = int(interval * groups * examples / batch)
     if between < 1:
-        raise ValueError(f"eval_interval={interval}: does not fill one batch of global_batch_size={batch}; raise it")
+        raise ValueError(f"eval_interval={interval}: too few epochs to fill global_batch_size={batch}; raise it")
     return int(epochs * groups * examples / batch), between
 
 
@@ -235,7 +235,7 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
         model = weights.with_name(f"hrm_hf-{weights.name}")
         convert_original(weights, model, "hrm")
         for data in original.data_folders(load_yaml(weights.with_name(original.CONFIG_FILE)))[:1]:
-            data_size(data)  # raises an error that names the command to build it
+            data_size(data)  # if there is no data set, raises an error with the command to build it
     if data is None:
         raise FileNotFoundError(f"checkpoint={checkpoint}: data path unknown; use hrm-hf eval puzzles MODEL DATA")
     return ["eval", "puzzles", str(model), str(data), "--halt", "fixed", *flags]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COLUMN_NAMES = (("question", "answer"), ("puzzle", "solution"), ("quizzes", "solutions"))
 RATING_COLUMN = "rating"
 FILE_KINDS = (".csv", ".jsonl", ".json", ".parquet")
-COMPARED_ROWS = 4096  # rows per comparison; limits the memory for copies
+COMPARED_ROWS = 4096  # rows to compare at a time, to limit the memory for copies
 
 
 @dataclass
@@ -103,7 +103,7 @@ def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
 
 
 def read_table(path: str | Path) -> PuzzleTable:
-    """Read one file. Raises the same errors as `read_splits`."""
+    """Read one file. Raise the same errors as `read_splits`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected a file, a folder with train.* files, or hub:NAME")
@@ -212,7 +212,7 @@ def read_unique(
 
 
 def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> None:
-    """Remove equal puzzles, preferring those in test. Raise ValueError if their solutions differ."""
+    """Remove duplicate puzzles, keeping the one in test if any. Raise ValueError if their solutions differ."""
     names = sorted(splits)  # "test" sorts before "train"
     parts = [splits[name] for name in names]
     starts = np.cumsum([0, *(len(part.questions) for part in parts)])

@@ -55,7 +55,7 @@ def augment(
 
 
 def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
-    """Convert line orders [count, n] to the source cell of each cell of the copies, int [count, n * n]."""
+    """Return the source cell of each cell of the copies, int [count, n * n], from the line orders [count, n]."""
     n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
     source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
     return source.reshape(len(source), n * n)
@@ -69,7 +69,7 @@ def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.
 
 
 def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[bytes]):
-    """Insert `num_aug` symmetric copies after each puzzle. None has a solution in `forbidden`."""
+    """Insert `num_aug` symmetric copies after each puzzle. No copy has a solution in `forbidden`."""
     rng = rng_of((seed, _AUGMENT_STREAM))
     rows, cells = boards.shape
     new_boards, new_solutions = np.empty((2, rows, num_aug + 1, cells), dtype=np.uint8)

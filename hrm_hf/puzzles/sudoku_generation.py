@@ -94,7 +94,7 @@ def generate_portions(
     excluded, seen = set(exclude), set()
 
     def is_new(board: np.ndarray, solution: np.ndarray, form: np.ndarray) -> bool:
-        key = (board if size == 4 else solution).tobytes()  # 4x4 solutions may recur
+        key = (board if size == 4 else solution).tobytes()  # 4x4 puzzles may share a solution
         if solution.tobytes() in excluded or key in seen or form.tobytes() in exclude_forms:
             return False
         if not share[0] <= place_of_form(form.tobytes()) < share[1]:
@@ -224,16 +224,16 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
 
 
 class _Pairs(NamedTuple):
-    """Table of pairs of rows within a band: kinds, and column orders that make the second row smallest.
+    """Table of all pairs of rows in a band, with the column orders that make a pair's second row smallest.
 
     A pair is a permutation that maps each column to the column where the first row has the second row's digit.
     """
 
-    codes: np.ndarray  # code of each pair, int64 [pairs], ascending: dot product of its permutation and `powers`
-    kinds: np.ndarray  # kind of each pair [pairs]: rank of the smallest second row that symmetries can give it
-    starts: np.ndarray  # first entry of each pair in `orders` [pairs]
-    counts: np.ndarray  # number of entries of each pair [pairs]
-    orders: np.ndarray  # column orders [entries, size]
+    codes: np.ndarray  # code of each row pair, int64 [pairs], ascending: `permutation @ powers`
+    kinds: np.ndarray  # kind of each row pair [pairs]: equal for symmetric pairs, ordered by their smallest second row
+    starts: np.ndarray  # first column order of each row pair, as an index in `orders` [pairs]
+    counts: np.ndarray  # number of column orders of each row pair [pairs]
+    orders: np.ndarray  # column orders of all row pairs [entries, size]
     powers: np.ndarray  # [size]
 
 
@@ -251,7 +251,7 @@ def _pairs_of_rows(size: int) -> _Pairs:
     for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no column stays in its stack
         if int(smallest @ powers) in found:
             continue
-        # Find all pairs that map to this one. It is the smallest of them, since permutations are in ascending order.
+        # Find all pairs that map to this one. This one is the smallest, since permutations are in ascending order.
         turned = np.take_along_axis(orders, smallest[np.argsort(orders, axis=1)], axis=1)
         codes.append(turned @ powers)
         kinds.append(np.full(len(orders), len(kinds)))

@@ -61,7 +61,7 @@ class View:
 
 @dataclass
 class Puzzle:
-    """Puzzle as tokens. Q > 1 only for ARC tasks with several test inputs.
+    """Puzzle encoded as tokens. It has one question (Q = 1), except for ARC tasks with several test inputs.
 
     Attributes:
         questions: Tokens, int64 [Q, S]. solutions: Tokens [S] for each question, or None if unknown.

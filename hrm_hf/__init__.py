@@ -50,7 +50,7 @@ def __dir__() -> list[str]:
 def register() -> None:
     """Register every architecture and pipeline with the Auto classes and `transformers.pipeline`."""
     collects = gc.isenabled()
-    gc.disable()  # the imports create a million objects, none of them garbage
+    gc.disable()  # the imports create a million objects but no garbage, so collecting would waste time
     try:
         for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each module registers its classes
             import_module(f".{name}", __name__)
@@ -62,6 +62,6 @@ def register() -> None:
 
 
 hide_messages(OF_IMPORTS)
-# Our own programs register when they load a model. `python -m hrm_hf.cli` imports this package before hrm_hf_start.
+# Our programs import hrm_hf_start, and register when they load a model. `-m hrm_hf.cli` imports this package first.
 if "hrm_hf_start" not in sys.modules and not (sys.argv[:1] == ["-m"] and "hrm_hf.cli" in sys.orig_argv):
     register()

@@ -23,10 +23,10 @@ class ExportGguf(ExportOptions):
 
     dtype: Literal["f32", "f16", "bf16", "q8_0"] = option("Data type of weight matrices; vectors stay in f32.", "f16")
     layout: Literal["nanbeige", "hrm_text", "llama"] | None = option(
-        "Architecture in llama.cpp, for models that fit several; the smallest file by default.", None
+        "Architecture in llama.cpp. If the model fits several, the default is the one with the smallest file.", None
     )
     passes: int | None = option(
-        "Number of segments that the file runs for each token (hrm_lm); all by default.", None, min=1
+        "Number of segments per token in the exported model (hrm_lm); all by default.", None, min=1
     )
 
 

@@ -394,7 +394,7 @@ def add_vocabulary(writer: Any, vocabulary: dict[str, Any]) -> None:
 
 
 def _byte_level_name(backend: dict[str, Any]) -> str:
-    """Return the name of a pre-tokenizer. Raise ValueError unless it is byte-level BPE that splits text as GPT-2."""
+    """Return the name of a pre-tokenizer. Raise ValueError unless it is byte-level BPE with GPT-2's splits."""
     model, split, normalizer = backend["model"], backend["pre_tokenizer"] or {}, backend["normalizer"] or {}
     name, parts = "gpt-2", split.get("pretokenizers", [])
     if len(parts) == 2 and parts[0] == {"type": "Digits", "individual_digits": True}:

@@ -15,9 +15,9 @@ import torch
 from transformers import PreTrainedModel
 
 
-# Rounding changes the argmax only at near ties; with a wrong layout, it agrees at only a few percent of positions.
+# Rounding changes the argmax only at near ties; with a wrong layout, few argmaxes agree.
 MIN_AGREEMENT = 0.5
-# Largest difference of a log-probability in an f32 file. llama.cpp's table of GELU (gpt2) is f16.
+# Maximum difference between log-probabilities for an f32 file. For gpt2, llama.cpp reads GELU from an f16 table.
 MAX_DIFFERENCE, MAX_DIFFERENCE_GELU = 1e-3, 5e-2
 STEPS = 8  # greedy tokens after each prompt
 CONTEXT = 512  # tokens of the longest prompt and its continuation

@@ -21,7 +21,7 @@ from ..models.hrm_lm_layers import LEARNED, HrmLmStack
 from .gguf import LLAMA_SETTINGS, Layout
 
 
-MOST_VISITS = 512  # of layers per token, in llama.cpp
+MOST_VISITS = 512  # maximum number of layer visits per token in llama.cpp
 BLOCK_NAMES = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.gate_proj": "attn_gate", "self_attn.o_proj": "attn_output",
@@ -30,7 +30,7 @@ BLOCK_NAMES = {
 }  # fmt: skip
 NORMS = ("input_layernorm", "post_attention_layernorm")
 BRANCH_ENDS = ("self_attn.o_proj", "mlp.down_proj")  # projections whose outputs `pass_gains` scales
-# Stacks in the order of their visits, with the number of the pass if the file contains a copy for each pass
+# Stacks in the order of their visits, each with its pass number, or None if the file has only one copy of the stack
 Visits = list[tuple[HrmLmStack, int | None]]
 STATIC_ROPE = ("default", "llama3")  # rotary frequencies that do not depend on the text's length
 SHARED = LLAMA_SETTINGS | {
@@ -44,7 +44,7 @@ def hrm_lm_layouts(config: PreTrainedConfig, model: str, passes: int | None) -> 
     """Return the layouts of an `hrm_lm`, best first, with the config values that each of them needs.
 
     Args:
-        passes: number of segments that the file runs; None for `config.halt_max_steps`.
+        passes: number of segments per token in the exported model; None for `config.halt_max_steps`.
     """
     segments = passes or config.halt_max_steps
     shared = {**SHARED}
@@ -64,7 +64,7 @@ def hrm_lm_layouts(config: PreTrainedConfig, model: str, passes: int | None) -> 
 
 
 def _nanbeige(config: PreTrainedConfig, segments: int, shared: dict[str, tuple]) -> Layout:
-    """Return the layout of a loop without input injection, stored once."""
+    """Return the layout for a loop without input injection. The file stores the loop once."""
     expected = {
         **FLAT, "prelude_layers": (0,), "coda_layers": (0,), "pass_gains": (False,), **shared,
         "attention_bias": (False, "qkv"), "rope_type": STATIC_ROPE,
@@ -74,7 +74,7 @@ def _nanbeige(config: PreTrainedConfig, segments: int, shared: dict[str, tuple])
 
 
 def _hrm_text(config: PreTrainedConfig, segments: int, visits: int, shared: dict[str, tuple]) -> Layout:
-    """Return the layout of two stacks of equal depth, or of a loop with input injection and such a coda."""
+    """Return the layout for two stacks of equal depth: H and L, or a loop with input injection and a coda."""
     expected = {"prelude_layers": (0,), "attention_gate": (True,), "norm_affine": (False,), "exit_norms": ("every",)}
     if config.flat_loop:
         cycles = (1, segments * config.L_cycles)
@@ -96,7 +96,7 @@ def _hrm_text(config: PreTrainedConfig, segments: int, visits: int, shared: dict
 
 
 def _unrolled_llama(config: PreTrainedConfig, segments: int, visits: int, shared: dict[str, tuple]) -> Layout:
-    """Return the layout of prelude, one copy of the loop per pass, and coda."""
+    """Return the layout that stores the prelude, one copy of the loop per pass, and the coda."""
     expected = {
         **FLAT, "exit_norms": ("last",), **shared, "attention_bias": (False, True, "qkv"), "rope_type": STATIC_ROPE,
     }  # fmt: skip
@@ -132,7 +132,7 @@ def _hrm_text_tensors(network: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _llama_tensors(network: PreTrainedModel, visits: Visits, norm: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of stacks in sequence, without an embedding scale, and with gains of all norms."""
+    """Return the tensors of stacks in sequence. The embeddings are already scaled, and all norms have gains."""
     model, config = network.model, network.config
     tensors = {"token_embd.weight": model.embed_tokens.weight * config.embedding_scale, **dict(_blocks(visits))}
     if not config.tie_word_embeddings or config.embedding_scale != 1:
@@ -149,7 +149,7 @@ def _llama_tensors(network: PreTrainedModel, visits: Visits, norm: torch.nn.Modu
 
 
 def _blocks(visits: Visits) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of every block, with the gains of a numbered pass multiplied into the ends of its branches."""
+    """Yield the tensors of every block. In numbered passes, `pass_gains` scale the last projection of each branch."""
     block = 0
     for stack, number in visits:
         for index, layer in enumerate(stack.layers):

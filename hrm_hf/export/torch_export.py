@@ -30,7 +30,7 @@ def export_graph(graph: Graph) -> ExportedProgram:
     shapes = tuple({axis: dims[name] for axis, name in graph.axes[key].items()} for key in graph.inputs)
     with torch.no_grad():
         program = torch.export.export(graph.module.eval(), tuple(graph.inputs.values()), dynamic_shapes=shapes)
-    # Code in a no_grad or autocast context becomes a nested graph, so search all of them.
+    # Code in a no_grad or autocast context becomes a nested graph, so search nested graphs too.
     parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
     used = {node.target for part in parts for node in part.graph.nodes} & REPLACED.keys()
     return program.run_decompositions({target: REPLACED[target] for target in used}) if used else program
@@ -70,7 +70,7 @@ REPLACED = {
 
 
 def load_exportable(model: str) -> PreTrainedModel:
-    """Load a checkpoint with float32 weights and activations (no `forward_dtype`). Raises like `load_model`."""
+    """Load a checkpoint with float32 weights and activations (no `forward_dtype`), as `load_model` does."""
     config = load_config(model)
     exporter_of(config, model)
     if config.to_dict().get("forward_dtype"):

@@ -82,7 +82,7 @@ def exploration_min_steps(steps: torch.Tensor, halt_max_steps: int, exploration_
 
 
 def wants_to_halt(q_halt: torch.Tensor, q_continue: torch.Tensor | None) -> torch.Tensor:
-    """Return a mask of the rows that prefer to halt. HRM compares both Q values, TRM checks q_halt > 0."""
+    """Return a mask of the rows that prefer to halt. HRM compares both Q values, and TRM checks q_halt > 0."""
     return q_halt > 0 if q_continue is None else q_halt > q_continue
 
 

@@ -155,7 +155,7 @@ class BoundedFields:
             logger.warning_once(f"The saved config has fields that this version of hrm_hf does not read: {unknown}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
-        if "rope_theta" in kwargs:  # transformers would ignore rope_theta because we set a default
+        if "rope_theta" in kwargs:  # ignored by transformers, because rope_parameters has a default
             self.rope_parameters = {**(self.rope_parameters or {}), "rope_theta": kwargs["rope_theta"]}
         super().__post_init__(**kwargs)
 
@@ -167,7 +167,7 @@ class BoundedFields:
         return super().from_dict(config_dict, **kwargs)
 
     def validate_all_bounds(self):
-        """Check all bounds. `@strict` runs validators alphabetically, so `validate_architecture` comes later."""
+        """Check all bounds. `@strict` sorts validators by name, so `validate_architecture` runs after this one."""
         for name, validators in self.__validators__.items():
             for validator in validators:
                 if isinstance(validator, Bound):

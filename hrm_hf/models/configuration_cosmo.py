@@ -40,7 +40,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     """
 
     model_type = "cosmo_regression"
-    # Without these fields, the predictions of a Trainer are the means and stds of the targets and of s_8.
+    # Trainer drops these output fields, so its predictions are the means and stds of the targets and of s_8.
     keys_to_ignore_at_inference = [
         "nll_loss", "mse_loss", "halt_loss", "log_weights", "loc", "scale_tril", "halt_logits", "steps",
         "segment_means", "metrics", "hidden_states",
@@ -147,7 +147,7 @@ class MassMappingConfig(CosmoRegressionConfig):
         super().validate_architecture()
         if self.num_map_channels % 2:
             channels = f"num_channels={self.num_channels} with mask_channel={self.mask_channel}"
-            raise ValueError(f"{channels}: leaves {self.num_map_channels} maps; must be even, one g1 and g2 per plane")
+            raise ValueError(f"{channels}: leaves {self.num_map_channels} maps; each plane needs two, g1 and g2")
         if self.kappa_std is not None and len(self.kappa_std) != self.num_planes:
             raise ValueError(
                 f"kappa_std has {len(self.kappa_std)} entries: must have {self.num_planes}, one per plane"

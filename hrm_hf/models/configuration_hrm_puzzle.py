@@ -43,7 +43,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     """
 
     model_type = "hrm_puzzle"
-    # Without these fields, the predictions of a Trainer are the (logits, q_halt_logits) of one ACT step.
+    # Trainer drops these output fields, so its predictions are (logits, q_halt_logits) of one ACT step.
     keys_to_ignore_at_inference = [
         "lm_loss", "q_halt_loss", "q_continue_loss", "q_continue_logits", "target_q_continue", "carry", "metrics",
         "hidden_states",
@@ -110,8 +110,8 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     def validate_puzzle_row(self):
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
-            room = f"{self.prefix_len} slots of hidden_size={self.hidden_size}"
-            raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim}: does not fit into {room}")
+            room = f"{self.prefix_len} prefix slots of hidden_size={self.hidden_size}"
+            raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim}: must fit into {room}")
 
     def _validate_choice(self, name: str, allowed: tuple):
         if getattr(self, name) not in allowed:

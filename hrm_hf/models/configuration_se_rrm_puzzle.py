@@ -135,7 +135,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
         if self.mixing != "attention" and (self.add_tokens or self.rotary_parts):
             given = f"add_tokens={self.add_tokens}, pos_encodings={self.pos_encodings!r}"
             raise ValueError(
-                f"mixing={self.mixing!r}, {given}: set add_tokens=0 and pos_encodings to 'none' or 'learned'"
+                f"mixing={self.mixing!r}, {given}: needs add_tokens=0 and pos_encodings='none' or 'learned'"
             )
         if self.mixing in ("units", "neighbours") and self.grid_shape is None:
             raise ValueError(f"mixing={self.mixing!r}: set grid_shape to the rows and columns of the board")
@@ -147,7 +147,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             )
         if not self.special_symbols and not (self.equivariant_symbols and self.state_symbols > 0):
             given = f"equivariant_symbols={self.equivariant_symbols}, vocab_size={self.vocab_size}"
-            raise ValueError(f"special_symbols=False, {given}: set them to True and > {SPECIAL_SYMBOLS}")
+            raise ValueError(f"special_symbols=False, {given}: the last two must be True and > {SPECIAL_SYMBOLS}")
 
     def validate_states(self):
         """Reject EqR fields if there is only one state. `@strict` calls this method."""

@@ -19,7 +19,7 @@ from .configuration_hrm_cosmo import HrmCosmoConfig
 from .modeling_utils import Float32Buffers, Float32Linear
 
 
-SCALES = (1, 2, 4, 8)  # histograms and moments use maps averaged over squares of this side length in pixels
+SCALES = (1, 2, 4, 8)  # statistics use maps averaged over squares with these side lengths in pixels
 THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in stds of the training set
 VARIANCE_FLOOR = 1e-3  # added to the variance of each principal component to avoid amplifying noise
 
@@ -142,7 +142,7 @@ class MapStatistics(Float32Buffers):
         return torch.cat(features, dim=1).flatten(1)
 
     def _shape(self, pixel_values: torch.Tensor, index: int) -> torch.Tensor:
-        """Return one scale's moments and fractions of pixels below each threshold, [B, maps * features]."""
+        """Return the moments at one scale and the fraction of pixels below each threshold, [B, maps * features]."""
         centred, variance, weight, count = self._moments(pixel_values, self.scales[index])
         scaled = centred / self.spread[index].view(-1, 1)
         below = [(weight * (scaled < threshold)).sum(-1) / count for threshold in self.thresholds]
@@ -235,7 +235,7 @@ class CosmoStem(nn.Module):
         cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))
-            # Dropout reduces overfitting: rotating and shifting a map does not change its statistics.
+            # Random rotations and shifts do not change the statistics, so only dropout reduces overfitting to them.
             cls = cls + self.statistics_out(F.dropout(hidden, self.config.statistics_dropout, self.training))
         tokens = [cls.unsqueeze(1)]
         features, means = pixel_values.to(dtype), []
@@ -248,6 +248,6 @@ class CosmoStem(nn.Module):
         tokens.extend(summary(mean).unsqueeze(1) for summary, mean in zip(self.summaries, means, strict=False))
         grid = self.project(features.flatten(2).mT) if self.stages else self.project(features).flatten(2).mT
         if self.config.pos_encodings == "learned":
-            # Call the module instead of reading its weight, because accelerate loads offloaded weights in the call.
+            # Do not read the weight directly: accelerate loads offloaded weights only when their module is called.
             grid = grid + self.positions(torch.arange(grid.shape[1], device=grid.device))
         return torch.cat((*(token.to(grid.dtype) for token in tokens), grid), dim=1)

@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 from .act import IGNORE_INDEX
 
 
-LOGITS_AT_ONCE = 2**24  # above this number, compute logits in chunks and recompute them in the backward pass
+LOGITS_AT_ONCE = 2**24  # number of logits per chunk; with several chunks, the backward pass recomputes them
 GEOMETRIC_PRIOR = 0.5  # prior probability of halting after each segment, for ponder_type="geometric_kl"
 
 
@@ -181,7 +181,7 @@ def segment_losses(
     valid = targets != IGNORE_INDEX
     target, halted_in = targets[valid], outputs.halt_steps[valid]
     count = target.numel()
-    if num_items is None:  # without labels, the loss is 0 in training and NaN in evaluation, as a mean over no tokens
+    if num_items is None:  # without labels, the mean is undefined: use 0 in training and NaN in evaluation
         num_items = max(count, 1) if plan.training else count
     smoothing = config.label_smoothing if plan.training else 0.0
     size = max(1, LOGITS_AT_ONCE // config.vocab_size)
@@ -215,7 +215,7 @@ def segment_losses(
     nll, correct = torch.stack(nll, dim=1), torch.stack(correct, dim=1)
     metrics = _metrics(config, states, valid, halted_in, nll, correct)
     if config.halt_max_steps > 1 and config.deep_supervision == "last" and q_logits is None:
-        del metrics["ce_first"], metrics["convergence_rate"]  # earlier segments' states were not kept
+        del metrics["ce_first"], metrics["convergence_rate"]  # need states that earlier segments did not keep
     if q_logits is not None:
         q = q_logits[valid]
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
@@ -226,7 +226,7 @@ def segment_losses(
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
         loss = values if plan.gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
-    elif outputs.q_logits is not None:  # DDP expects a gradient of the gate too
+    elif outputs.q_logits is not None:  # DDP expects gradients for the gate too
         loss = loss + 0 * outputs.q_logits.sum()
     loss = loss if plan.training else terms["lm_loss"].clone()  # clone, because Trainer may scale the loss in place
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}

@@ -37,7 +37,7 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # those after generation_config
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # parameters after generation_config
 LEAST_CODE = 16  # another attempt starts only if at least this many tokens are left for code
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types with tables that depend on the longest row in the batch
 SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the next power of two
@@ -150,7 +150,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         """
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         rows = None
-        # An assistant model (speculative decoding) only continues the main model's stream.
+        # In speculative decoding, the assistant model continues the main model's stream and must not plan.
         drafts = generation_config is not None and generation_config.is_assistant
         begins = kwargs.get("past_key_values") is None
         if plan_first and self.config.tagged and begins and not drafts:
@@ -164,7 +164,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         if rows is None:
             if repetition_guard:
                 raise ValueError(
-                    "repetition_guard=True: not available for a prompt that is continued unchanged; pass "
+                    "repetition_guard=True: only works if `generate` writes a plan before the code; pass "
                     "logits_processor=repetition_guards(number of prompt tokens) instead"
                 )
             return super().generate(inputs, generation_config, *args, **kwargs)
@@ -323,7 +323,7 @@ def for_ids_alone(settings):
 
 
 def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:
-    """Make criteria, processors and prefix function see `prompts` [B, W] instead of the hidden tokens."""
+    """Make stopping criteria, processors and the prefix function see `prompts` [B, W], not the hidden tokens."""
 
     def visible(streams: torch.Tensor) -> torch.Tensor:  # [B * beams, T]
         shown = prompts.to(streams.device).repeat_interleave(len(streams) // len(prompts), dim=0)
@@ -430,5 +430,5 @@ class DistinctSteps(_WrittenText):
 
 
 def repetition_guards(prompt_length: int) -> LogitsProcessorList:
-    """Return the guards for a plan or code after a prompt of `prompt_length` tokens."""
+    """Return logits processors that prevent repetition after the first `prompt_length` tokens."""
     return LogitsProcessorList([RepetitionGuard(prompt_length), DistinctSteps(prompt_length)])

@@ -100,8 +100,8 @@ def at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 # ---- cross-entropy without logits ----
 
 # With a vocabulary of 50,000, a small model's logits are much larger than its other tensors. Here they exist for one
-# chunk of positions at a time. The forward computes the loss and the gradients of a chunk together and keeps only the
-# gradients, so nothing is computed twice. The idea is from "Cut Your Losses" (Wijmans et al. 2024, arXiv
+# chunk of positions at a time. The forward pass computes the loss and the gradients of a chunk together and keeps only
+# the gradients, so nothing is computed twice. The idea is from "Cut Your Losses" (Wijmans et al. 2024, arXiv
 # 2411.09009) and Liger (arXiv 2410.10989); this version is plain torch for any device.
 
 

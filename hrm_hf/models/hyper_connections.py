@@ -93,7 +93,7 @@ class HyperConnection(nn.Module):
         if self.res_mode == "birkhoff":  # each column is a flattened permutation matrix
             orders = torch.tensor(list(permutations(range(n))))
             constants["permutations"] = nn.functional.one_hot(orders, n).flatten(1).T.float()
-        # `fn` must not be zero: with the same base for all streams, they would always stay equal.
+        # If `fn` were zero, all streams would always stay equal, because they share the same `base`.
         return constants | {
             "fn": torch.randn_like(self.fn) * self.initializer_range,
             "base": base,
@@ -244,7 +244,7 @@ class _NormedProjection(torch.autograd.Function):
 
 def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     """Return sum_i weights[..., i] streams[..., i, :] in the dtype of `streams`."""
-    if torch.compiler.is_compiling():  # one fused pass if compiled; otherwise it would store every product
+    if torch.compiler.is_compiling():  # compiles to one fused pass; in eager mode, it would store every product
         return (weights.to(streams.dtype).unsqueeze(-1) * streams).sum(dim=-2)
     return torch.matmul(weights.to(streams.dtype).unsqueeze(-2), streams).squeeze(-2)
 

@@ -133,7 +133,7 @@ class RecurrentHeadMixin:
         """
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
-            raise ValueError(f'max_steps={max_steps}, halt={halt!r}: must be >= 1, and "fixed" or "adaptive"')
+            raise ValueError(f"max_steps={max_steps}, halt={halt!r}: max_steps must be >= 1, halt fixed or adaptive")
         if halt == "adaptive" and self.training:
             raise ValueError('halt="adaptive": only works in inference; call model.eval(), or use halt="fixed"')
         states = [segment(None, None)]
@@ -185,7 +185,7 @@ class RecurrentHeadMixin:
 class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
     """Infers the posterior of cosmological parameters from maps."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model adds its own modules
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the base model's list
     # Excludes these modules from quantization too. transformers allows a name in only one list, hence ".*".
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 

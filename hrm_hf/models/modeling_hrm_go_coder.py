@@ -179,7 +179,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        keys: torch.Tensor,  # from the planner; reentrant checkpointing would not see gradients inside a tuple
+        keys: torch.Tensor,  # passed separately from `values`: reentrant checkpointing drops gradients of tuples
         values: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
@@ -298,7 +298,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             self.generator = HrmGoCoderGenerator(config)
             self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
             self.refinement_head = HrmGoCoderRefinementHead(config)
-            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also disables their quantization
+            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also excluded from quantization
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -358,7 +358,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         seen = 0 if cache is None else cache.get_seq_length()
-        seen = seen.clone() if torch.is_tensor(seen) else seen  # static caches update their counter in place
+        seen = seen.clone() if torch.is_tensor(seen) else seen  # a copy, because static caches update it in place
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         return inputs_embeds, cache, seen, position_ids
@@ -476,7 +476,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
-    accepts_loss_kwargs = False  # the loss terms have different divisors; a Trainer averages accumulated batches
+    accepts_loss_kwargs = False  # makes Trainer average accumulated batches, as loss terms have different divisors
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)

@@ -274,7 +274,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
         hidden, key_values = x, None
-        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # or continuous batching's cache
+        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching passes `cache`
         compiled = self.training and cache is None and self.compiled_segment is not None
         run = partial(self.compiled_segment, self) if compiled else self.segment
         for m in range(1, plan.segments + 1):
@@ -465,7 +465,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         return HrmLmCausalLMOutput(**terms, logits=logits, **{name: getattr(outputs, name) for name in COMMON})
 
     def plan(self, tokens, **options) -> SegmentPlan:
-        """Plan a forward with `plan_segments`. Exit criteria may use this head's logits."""
+        """Plan a forward pass with `plan_segments`. Exit criteria may use this head's logits."""
         logits_fn = lambda hidden: self.lm_head(self.model.normed(hidden))  # noqa: E731 - accelerate's hooks would move a module
         return plan_segments(self.config, tokens, self.training, **options, logits_fn=logits_fn)
 
@@ -477,7 +477,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """Return next-token labels [B, T], shifted here or by the caller. Without labels, return None."""
-    shifted = kwargs.pop("shift_labels", None)  # Trainer would require a named argument as a label
+    shifted = kwargs.pop("shift_labels", None)  # Trainer would require it as a label if it were a named argument
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted

@@ -240,7 +240,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
     """Infers mass maps with uncertainties, and the posterior of cosmological parameters, from shear."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model adds its own modules
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the base model's list
     # transformers matches name prefixes, hence "model.".
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 

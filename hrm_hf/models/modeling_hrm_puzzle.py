@@ -17,7 +17,7 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 
 
 class HrmPuzzleModel(PuzzleReasoner):
-    """HRM without heads. A forward is one ACT step of H_cycles * (L_cycles + 1) level passes."""
+    """HRM without heads. A forward pass is one ACT step, with H_cycles * (L_cycles + 1) passes through the levels."""
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config)

@@ -256,7 +256,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
     """Puzzle model with token and halting heads on a `PuzzleReasoner`, the ACT step and `solve`."""
 
     reasoner_class: type[PuzzleReasoner]
-    # HRM learns a continue value, bootstrapped from a second forward; TRM only uses the sign of q_halt.
+    # HRM learns a continue value, bootstrapped from a second forward pass; TRM only uses the sign of q_halt.
     has_continue_value: bool
     learns_to_halt = True  # if False, rows halt at random in training, and q_halt has no loss
     _keep_in_fp32_modules = ["q_head"]  # also excluded from quantization, because halting depends on small differences

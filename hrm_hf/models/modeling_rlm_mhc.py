@@ -139,7 +139,7 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {
-        # A layer's input is the first output of its first site; the final state is the norm's output.
+        # Record each layer's input (first output of `attn_hc`) and the final state (output of `norm`).
         "hidden_states": [
             OutputRecorder(nn.Module, layer_name="attn_hc", capture_initial_hidden_state=False),
             OutputRecorder(LlamaRMSNorm, layer_name="norm", capture_initial_hidden_state=False),

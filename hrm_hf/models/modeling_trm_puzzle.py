@@ -28,7 +28,7 @@ class PositionMixingBlock(PuzzleBlock):
 
 
 class TrmPuzzleModel(EquilibriumReasoner):
-    """TRM without heads. A forward is one ACT step of H_cycles * (L_cycles + 1) level passes."""
+    """TRM without heads. A forward pass is one ACT step, with H_cycles * (L_cycles + 1) passes through its level."""
 
     config: TrmPuzzleConfig
 

@@ -125,8 +125,8 @@ def validate_no_attentions(model: nn.Module, requested: bool | None) -> None:
     """Raise ValueError if attention weights are requested, because the model cannot return them."""
     if model.config.output_attentions if requested is None else requested:
         raise ValueError(
-            f"output_attentions=True: {type(model).__name__} does not return attention weights, because its attention "
-            "layers run many times per forward or it has none; remove this argument"
+            f"output_attentions=True: {type(model).__name__} does not return attention weights, because it has no "
+            "attention layers or runs them many times per forward pass; remove this argument"
         )
 
 

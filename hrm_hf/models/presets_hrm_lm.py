@@ -3,7 +3,7 @@
 from typing import Any
 
 
-# Fields of a flat loop. It is trained on the loss after its last pass, and the gate later (`--train_gate_only`).
+# Fields of a flat loop. Train it on the loss after its last pass, and then train the gate (`--train_gate_only`).
 LOOP = {
     "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": 4, "initial_state": "zero",
     "detach_between_segments": False, "deep_supervision": "last", "q_loss_weight": 0.0, "ponder_loss_weight": 0.0,

@@ -284,7 +284,7 @@ class PuzzleInputEmbedding(nn.Module):
             rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))
             x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
         if config.pos_encodings == "learned":
-            # Call the module instead of reading its weight, because accelerate loads offloaded weights on the call.
+            # Do not read the weight directly: accelerate loads offloaded weights only when their module is called.
             positions = self.positions(torch.arange(x.shape[1], device=x.device))
             x = math.sqrt(0.5) * (x + positions.to(dtype))  # keeps the variance equal to that of a single embedding
         return math.sqrt(config.hidden_size) * x, self.rotary()

@@ -60,14 +60,14 @@ class OnceCache:
         self.written: set[int] = set()
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update as `RecurrentCache.update` does. A second visit in the same forward overwrites the first."""
+        """Update as `RecurrentCache.update` does. A second visit in the same forward pass overwrites the first."""
         if self.cache is None:
             return key, value
         return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
 
 
 class RecurrentCache:
-    """Keys and values of one segment in a forward.
+    """Keys and values of one segment in a forward pass.
 
     Args:
         cache: the cache with past tokens, or None.
@@ -91,7 +91,7 @@ class RecurrentCache:
         self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.written: set[int] = set() if before is None else before.written
         if before is not None and not torch.is_grad_enabled():
-            before.before = None  # older segments are only needed when gradient checkpointing recomputes forwards
+            before.before = None  # older segments are only needed when gradient checkpointing recomputes a segment
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Add T new tokens. Return the keys and values of all tokens, [B, heads, past + T, head_dim] each."""

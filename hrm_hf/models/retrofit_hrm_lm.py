@@ -45,9 +45,9 @@ SHARED = (
     "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
 )  # fmt: skip
 SETTINGS = ("attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "pad_token_id", "use_cache")
-# Fields of a decoder's config without a counterpart in hrm_lm, and the value with which they have no effect.
+# Decoder config fields that hrm_lm lacks, each with the only value that from_llama accepts.
 UNSUPPORTED = {"sliding_window": None, "attention_chunk_size": None, "is_causal": True}
-# Fields with which one pass of `hrm_lm` equals a decoder. `LOOP` adds the fields of a flat loop.
+# Config fields that make one pass of `hrm_lm` equal a decoder. `LOOP` adds the fields of a flat loop.
 DECODER = {
     "norm_affine": True, "norm_position": "pre_exit", "exit_norms": "last", "attention_gate": False,
     "embedding_scale": 1.0, "coda_input": "state", "mhc_flows": 1,
@@ -108,7 +108,7 @@ class RetrofitMixin:
         return load_weights(cls, settings, weights, model, dtype)
 
     def to_llama(self, passes: int | None = None) -> PreTrainedModel:
-        """Unroll the loop into a Llama (a Qwen2 or Qwen3 for their kinds of attention) with the same logits.
+        """Unroll the loop into a Llama, Qwen2 or Qwen3 with the same logits. The config determines which.
 
         Args:
             passes: number of passes through the loop; by default the passes of `halt_max_steps` segments.
@@ -168,7 +168,7 @@ def validate_decoder(config: PreTrainedConfig) -> None:
 
 
 def split_layers(total: int, prelude: int | None, loop: int | None, coda: int | None) -> tuple[int, int, int]:
-    """Return the number of layers before, in and after the loop. None selects the default, or the remaining layers."""
+    """Return the number of layers before, in and after the loop. None means the default or the remaining layers."""
     if loop is None:
         free = total - (prelude or 0) - (coda or 0)
         loop = free if None not in (prelude, coda) else min(max(2, round(total / 8)), free)
@@ -219,11 +219,11 @@ def looped_name(name: str, config: HrmLmConfig, passes: int = 1) -> str:
 
 
 def validate_unrolled(config: HrmLmConfig, passes: int) -> None:
-    """Raise ValueError if no decoder computes these passes of a looped model. The message names the field."""
+    """Raise ValueError if no decoder can match a looped model with this many passes. The message names the field."""
     if passes < 1:
         raise ValueError(f"passes={passes}: must be >= 1")
     needed = {"num_h_layers": 0, **DECODER, "step_vectors": False, "pass_gains": False, "quantization_config": None}
-    del needed["norm_affine"]  # without gains, the decoder's gains are 1
+    del needed["norm_affine"]  # a model without gains becomes a decoder with gains of 1
     if passes > 1:
         needed |= {"input_injection": "none", "loop_step": "replace"}
     elif config.input_injection == "add":
@@ -236,7 +236,7 @@ def validate_unrolled(config: HrmLmConfig, passes: int) -> None:
 
 
 def decoder_config(config: HrmLmConfig, passes: int) -> PreTrainedConfig:
-    """Return the config of the unrolled decoder: Qwen3 for QK norm, Qwen2 for biases "qkv", and Llama otherwise."""
+    """Return the decoder's config: Qwen3 if it has QK norm, Qwen2 if only q, k and v have biases, otherwise Llama."""
     fields = {name: deepcopy(getattr(config, name)) for name in (*SHARED, *SETTINGS, "head_dim")}
     fields["num_hidden_layers"] = config.prelude_layers + passes * config.num_l_layers + config.coda_layers
     if fields["initializer_range"] is None:
@@ -274,12 +274,12 @@ def load_weights(
         logging.set_verbosity(verbosity)
     validate_names(info["missing_keys"], info["unexpected_keys"])
     model.generation_config = deepcopy(source.generation_config)
-    model.name_or_path = model.config.name_or_path = ""  # instead of "None"; adapters record this name
+    model.name_or_path = model.config.name_or_path = ""  # not "None", because adapters record this name
     return model.train(source.training)
 
 
 def low_rank_update(name: str, known: str, config: HrmLmConfig, weights: dict) -> torch.Tensor | int:
-    """Return what a pass adds to a projection, called `name` in the decoder and `known` in the looped model."""
+    """Return a pass's low-rank update of a weight, called `name` in the decoder and `known` in the looped model."""
     number = (int(name.split(".")[2]) - config.prelude_layers) // config.num_l_layers
     if number == 0:
         return 0
@@ -289,7 +289,7 @@ def low_rank_update(name: str, known: str, config: HrmLmConfig, weights: dict) -
 
 
 def validate_names(missing: Iterable[str], unexpected: Iterable[str]) -> None:
-    """Raise ValueError for missing or unexpected weights that are not new in a looped model."""
+    """Raise ValueError for missing or unexpected weights, except those that only looped models have."""
     missing, unexpected = (sorted(n for n in names if not NEW_WEIGHTS.fullmatch(n)) for names in (missing, unexpected))
     if missing or unexpected:
         raise ValueError(f"model: its weights do not match its config; missing {missing}, unexpected {unexpected}")

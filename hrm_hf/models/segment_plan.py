@@ -90,7 +90,7 @@ class SegmentPlan:
 
     @property
     def learns_from_all_segments(self) -> bool:
-        """Whether any loss reads every segment, like deep supervision and the gate's losses."""
+        """Whether any loss reads every segment, as deep supervision and the gate's losses do."""
         config = self.config
         gate = config.q_loss_weight > 0 or config.ponder_loss_weight > 0 or self.gate_only
         return config.halt_max_steps > 1 and (config.deep_supervision == "all" or gate)
@@ -100,7 +100,7 @@ class SegmentPlan:
         return torch.is_grad_enabled() and segment > self.without_gradients
 
     def cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
-        """Return the cache for this forward: the given cache, a new cache, or None.
+        """Return the cache for this forward pass: the given cache, a new cache, or None.
 
         With a random number of segments, no cache is created, because the forward may run more segments than a cache
         has slots for. Raises ValueError if the given cache has too few slots.
@@ -170,7 +170,7 @@ def plan_segments(
 
 
 def drawn_segments(config, tokens: torch.Tensor, mean: int | None = None) -> torch.Tensor | None:
-    """Draw the number of segments, [] or [B, T] depending on `config.segment_sampling`; None if "fixed".
+    """Draw the number of segments, [] or [B, T] depending on `config.segment_sampling`, or None if "fixed".
 
     The number is 1 plus a Poisson variable with a log-normal rate. The mean rate is `mean` - 1, with halt_max_steps as
     the default mean. The number is limited to a multiple of halt_max_steps.
@@ -282,10 +282,10 @@ class ThinkingTokens:
 
 
 def _all(active: torch.Tensor) -> bool:
-    """Check whether all tokens are active. In a traced forward, return False to keep a single graph."""
+    """Check whether all tokens are active. While tracing, return False to keep a single graph."""
     return not _traced(active) and bool(active.all())
 
 
 def _traced(active: torch.Tensor) -> bool:
-    """Check for torch.compile and CUDA graphs, where control flow must not depend on values."""
+    """Check whether torch.compile or a CUDA graph is recording. Branches then cannot depend on values."""
     return torch.compiler.is_compiling() or (active.is_cuda and torch.cuda.is_current_stream_capturing())

@@ -17,8 +17,8 @@ from .modeling_utils import uncompiled, validate_ids
 from .settings_puzzle import SolveSettings
 
 
-RESIDUAL_WINDOW = 3  # residuals are averaged over this many last steps
-CACHED_BYTES = 4 * 2**20  # bytes of latent state that stay in a CPU's cache
+RESIDUAL_WINDOW = 3  # number of last steps over which residuals are averaged
+CACHED_BYTES = 4 * 2**20  # size of a call's latent states that stay in a CPU's cache, in bytes
 TOKENS_PER_CALL = 65_536  # on other devices; small enough for restarts of large puzzles
 
 # Function that takes boards and answers (token ids [N, S]) and returns which answers obey the rules, bool [N].

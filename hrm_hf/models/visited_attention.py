@@ -72,7 +72,7 @@ class VisitedLayersMixin:
     def serving_problem(self, engine: str, may_skip: bool, **options) -> str | None:
         """Return an error message if an engine with its own cache cannot match `generate`, else None.
 
-        `may_skip`: whether a forward may skip visits, which requires writing to their slots without attention.
+        `may_skip`: whether a forward pass may skip visits, which requires writing to their slots without attention.
         """
         return None
 
@@ -87,14 +87,14 @@ class VisitedLayersMixin:
         *args,
         **kwargs,
     ):
-        """Initialize as transformers does, but raise ValueError if `generate` could give other tokens."""
+        """Initialize as transformers does, but raise ValueError if tokens could differ from those of `generate`."""
         options = self.generation_options(self.generation_config if generation_config is None else generation_config)
         flash = "flash" in str(self.config._attn_implementation)
         if problem := self.serving_problem("continuous batching", not flash, **options):
             raise ValueError(problem)
         if self.serving_problem("continuous batching", False, **options):
             continuous_batching_config = copy(continuous_batching_config) or ContinuousBatchingConfig()
-            continuous_batching_config.auto_switch_to_flash = False  # flash attention writes the slots itself
+            continuous_batching_config.auto_switch_to_flash = False  # it would leave the slots of skipped visits empty
         self.batch_options = options
         return super().init_continuous_batching(generation_config, continuous_batching_config, *args, **kwargs)
 

@@ -44,7 +44,7 @@ def launch(
     max_upload_bytes: int | None = None,
     **options: Any,
 ) -> tuple:
-    """Serve a page built by `build_app` with its styles, and limit requests and uploads (see `limits.py`).
+    """Serve a page from `build_app` with the styles of the app, and limit requests and uploads (see `limits.py`).
 
     Args:
         share: whether to create a public link through Gradio's servers.
@@ -58,7 +58,7 @@ def launch(
 
     bounds = launch_options(share, allow_hosts, UPLOAD_BYTES if max_upload_bytes is None else max_upload_bytes)
     demo.queue(max_size=WAITING, api_open=False)  # an open API would bypass the queue
-    # Server-side rendering would need Node, and the footer links to other sites.
+    # No server-side rendering, which would need Node, and no footer, because it links to other sites.
     own = {"css": CSS, "theme": THEME, "ssr_mode": False, "footer_links": [], "quiet": True}
     return demo.launch(**own | bounds | options)
 

@@ -26,7 +26,7 @@ from .limits import CACHE_SECONDS, PAGE_EVENT
 
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 MAX_DATA_WORDS = 300  # characters
-# Maximum difference between two random initializations, in standard errors. One pair in a million exceeds it.
+# Maximum difference in mean or spread of two random tensors, in standard errors. One pair in a million exceeds it.
 SAMPLING_ERRORS = 5.0
 ROUNDING = 1e-6
 UNTRAINED = '<span class="hrm-badge bad">untrained</span> Its weights are random, so its answers are meaningless.'
@@ -109,7 +109,7 @@ def model_html(name: str, short: str, model: PreTrainedModel) -> str:
 
 
 def training_html(name: str, model: PreTrainedModel) -> str:
-    """Return a model's training data and steps as HTML. If unknown, state whether the model looks untrained."""
+    """Return a model's training data and steps as HTML or, if they are unknown, whether it looks untrained."""
     files = [find_file(name, file) for file in ("config.json", "recipe.yaml", "results.json")]
     try:
         recipe, results = read_run(Path(files[0]).parent)

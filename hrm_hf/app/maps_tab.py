@@ -261,7 +261,7 @@ def map_image(item: dict[str, np.ndarray]) -> Image.Image:
 
 
 def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when `shown` changes."""
+    """Add the components and events for a model, and run the example when the tab is first displayed."""
     config = regressor.model.config
     recurrent = architecture_of(config).halts
     with gr.Row():
@@ -315,7 +315,7 @@ def sample_shear(
 
 
 def galaxies_of_training(config) -> int:
-    """Return the number of galaxies per square arcmin at which shape noise SIGMA_E matches that of the training maps.
+    """Return the number of galaxies per square arcmin that makes maps with SIGMA_E as noisy as the training maps.
 
     The variance of g1, and of g2, is the noise variance plus half the variance of the convergence. Returns the
     generator's default if the config lacks `pixel_std` or `kappa_std`.
@@ -375,7 +375,7 @@ def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.
 
 
 def mass_map_tab(mapper: MassMappingPipeline, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when `shown` changes."""
+    """Add the components and events for a model, and run the example when the tab is first displayed."""
     config = mapper.model.config
     recurrent, size = architecture_of(config).halts, config.image_size
     with gr.Row():

@@ -24,7 +24,7 @@ from ..puzzles.tasks import PuzzleTask, SudokuTask
 from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, PAGE_EVENT, ask
 
 
-OPTIONS = {  # fields of `SolveOptions` with a control; for sliders, also (minimum, maximum, step)
+OPTIONS = {  # fields of `SolveOptions` that get a control: (minimum, maximum, step) of a slider, else None
     "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
     "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
 }  # fmt: skip
@@ -40,7 +40,7 @@ BOARD_PIXELS = 324  # maximum width and height of a board
 MAX_CELL = 44
 MAX_PROBLEMS = 3  # maximum number of rule violations listed in a caption; the caption counts the rest
 MOST_LINES = 32  # number of lines in a text field before it scrolls
-PLAY_SECONDS = 0.45  # seconds per step when playing
+PLAY_SECONDS = 0.45  # seconds per step during playback
 # JavaScript that starts and stops the timer and moves the slider at each tick. `undefined` leaves an output unchanged.
 ACTIVE, STILL = ({"__type__": "update", "active": active} for active in (True, False))
 PLAY, STOP = f"() => [0, {json.dumps(ACTIVE)}]", f"() => ({json.dumps(STILL)})"
@@ -281,7 +281,7 @@ def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options
 
 
 def answer_text(task_name: str, result: dict[str, Any]) -> str:
-    """Return the answer as text in the format that visitors type."""
+    """Return the answer as text, in the same format as a typed puzzle."""
     if task_name == "sudoku":
         return "\n".join("".join(map(str, row)) for row in result["grid"])
     return result["text"]
@@ -313,7 +313,7 @@ def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] |
 
 
 def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
-    """Return the hardest of three examples for which the model's answer is valid, or else the easiest."""
+    """Of three examples, return the hardest one that the model answers validly, or the easiest if there is none."""
     for level in (2, 1):
         if not solver.puzzle_task.has_rules:
             break
@@ -330,7 +330,7 @@ def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
 
 
 def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when `shown` changes."""
+    """Add the components and events for a model, and run the example when the tab is first displayed."""
     task = solver.puzzle_task
     boards = gr.State([])
     gr.Markdown(ABOUT)

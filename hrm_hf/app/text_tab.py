@@ -90,7 +90,7 @@ def read_threshold(text: str | None) -> float | None:
 
 
 def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
-    """Split ids into the shortest runs that decode to complete characters. Return (text, start, stop) of each."""
+    """Split ids into the shortest runs that decode to complete characters. Return (text, start, stop) for each run."""
     pieces, start = [], 0
     for stop in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[start:stop])
@@ -102,7 +102,7 @@ def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
 
 
 def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] | None, most: int) -> str:
-    """Return the prompt and text as HTML. Colors and tooltips show the number of segments of each token."""
+    """Return prompt and continuation as HTML. Colors and tooltips show the number of segments of each token."""
     spans = []
     for text, start, stop in text_pieces(tokenizer, ids):
         classes, style, title = ["prompt"] if start < prompt_tokens else [], "", ""
@@ -134,7 +134,7 @@ def _legend(depths: list[int] | None, most: int) -> str:
 
 
 def text_tab(model, tokenizer, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when `shown` changes."""
+    """Add the components and events for a model, and run the example when the tab is first displayed."""
     halts = architecture_of(model).halts
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
@@ -218,7 +218,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
     ids = encode_prompt(model, tokenizer, prompt)
     if ids.shape[1] > model.config.max_position_embeddings:
         most = model.config.max_position_embeddings
-        raise ValueError(f"the prompt has {ids.shape[1]} tokens, but the model has {most} positions")
+        raise ValueError(f"the prompt has {ids.shape[1]} tokens, but the model has only {most} positions; shorten it")
     sites = model.get_detailed_mhc_metrics(ids)
     if not sites:
         raise ValueError("mhc_enabled=False: this model has no hyper-connections, so it has no gains to show")
@@ -226,7 +226,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
 
 
 def gain_rows(sites: list[dict]) -> list[list[Any]]:
-    """Return one row per layer, with COLUMNS: the layer's gains, and the gains of the product of all maps so far."""
+    """Return one row per layer with the columns in COLUMNS: its gains, and those of the product of all maps so far."""
     rows = []
     for attention, feed_forward in zip(sites[::2], sites[1::2]):
         own = [max(site["forward"], site["backward"]) for site in (attention, feed_forward)]
@@ -273,7 +273,7 @@ def gain_image(sites: list[dict], product: bool) -> Image.Image:
 
 
 def mhc_tab(model, tokenizer, shown: gr.State) -> None:
-    """Add the components and events for a model, and run the example when `shown` changes."""
+    """Add the components and events for a model, and run the example when the tab is first displayed."""
     with gr.Row():
         prompt = gr.Textbox(
             PROMPTS[1], label="Prompt", lines=2, scale=5, min_width=320, info="The maps are averaged over its tokens.",

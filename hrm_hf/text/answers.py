@@ -42,7 +42,7 @@ FOR_REWARDS = ("reference", "tests")  # optional GRPO columns that are passed to
 def load_answers(
     sources: Sequence[str], kind: str, *, split: str = "train", limit: int | None = None, cache_dir: str | None = None
 ) -> "Dataset":
-    """Load up to `limit` rows for training of `kind` ("sft", "dpo" or "grpo") from all sources.
+    """Load up to `limit` rows for `kind` training ("sft", "dpo" or "grpo") from all sources.
 
     Raises:
         FileNotFoundError: a file, folder or Hub data set does not exist.

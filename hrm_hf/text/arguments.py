@@ -133,7 +133,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     et al. 2020, table 2.1), 2.2e-4 to 2.5e-4 at 0.6B to 1B for HRM-Text. Lower it for fine-tuning.
     """
 
-    best_metric: ClassVar[str] = "eval_lm_loss"  # excludes label smoothing and auxiliary losses
+    best_metric: ClassVar[str] = "eval_lm_loss"  # unlike eval_loss, excludes label smoothing and auxiliary losses
 
     learning_rate: float = HfArg(default=3e-4, help="Peak learning rate; lower it for fine-tuning.")
     weight_decay: float = HfArg(
@@ -150,11 +150,11 @@ class LmTrainingArguments(CarrylessTrainingArguments):
         default=0.2, help="Fraction of the run over which the backpropagation depth grows to the config's bp_steps."
     )
     halt_warmup_ratio: float = HfArg(
-        default=0.5, help="Fraction of the run with all segments for each token; after that, the gate decides."
+        default=0.5, help="Initial fraction of the run with all segments for each token; then the gate decides."
     )
 
     depth_warmup_ratio: float = HfArg(
-        default=0.0, help="Fraction of the run with one segment per token, which costs as much as a plain model."
+        default=0.0, help="Initial fraction of the run with one segment per token, at the cost of a plain model."
     )
     depth_ramp_ratio: float = HfArg(
         default=0.0,
@@ -171,7 +171,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     train_adapters_only: bool = HfArg(
         default=False,
         help="Freeze the pretrained weights, and train only what a loop adds to them: gate, bridge, "
-        "damping, pass gains, step vectors, and the updates of pass_lora_rank.",
+        "damping, pass gains, step vectors, and the low-rank updates enabled by pass_lora_rank.",
     )
     train_gate_only: bool = HfArg(
         default=False, help="Freeze the language model and train only its halting gate, running all segments."

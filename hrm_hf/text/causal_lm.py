@@ -51,7 +51,7 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:
         if type(error) in (OSError, ImportError, ValueError):
-            raise  # these errors have clear messages
+            raise  # transformers' own errors have clear messages
         # For a corrupted tokenizer.json, the tokenizers library does not name the file.
         raise ValueError(
             f"the tokenizer of {source} cannot be read ({type(error).__name__}: {str(error)[:200]}); its "
@@ -80,7 +80,7 @@ def causal_lm_config(
         "eos_token_id": tokenizer.eos_token_id,
     }
     if "tagged" in _field_names(arguments.model_type):
-        from_data["tagged"] = is_go_tokenizer(tokenizer)  # other tokenizers only allow training on raw text
+        from_data["tagged"] = is_go_tokenizer(tokenizer)  # False: the Go coder can be trained on raw text only
     config = build_config(arguments, **from_data)
     _validate_vocabulary(config.vocab_size, tokenizer, "set vocab_size in --config_overrides to that or more")
     positions = _positions(config)

@@ -56,7 +56,7 @@ DROPPED = re.compile(
     r"|layers\.\d+\.[HL]_module\.attn\.rotary_emb\.inv_freq"
 )
 LEARNED_POSITIONS = re.compile(r"pos(ition)?_embeddings?\.weight")
-WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # prefixes of DDP, torch.compile and heads
+WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # prefixes added by DDP, torch.compile and heads
 
 WHY_OUTPUTS_DIFFER = (
     "these are starting weights for training, not a converted model: outputs cannot match the original's, which "
@@ -66,7 +66,7 @@ WHY_OUTPUTS_DIFFER = (
 
 
 def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
-    """Save an `hrm_lm` initialized from an HRMText1 checkpoint. Their outputs differ.
+    """Save an `hrm_lm` initialized from an HRMText1 checkpoint. The outputs of the two models differ.
 
     Args:
         src: folder with `config.json` and `pytorch_model.bin` or `model.safetensors` from the original code, or

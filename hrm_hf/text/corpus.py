@@ -92,12 +92,12 @@ class TextCorpus:
 
     @property
     def bad_lines(self) -> int:
-        """Number of unreadable lines skipped so far. In a stream, this process counts a line in every epoch."""
+        """Number of unreadable lines skipped so far. For a stream, this process counts them again in every epoch."""
         return sum(one.counts["bad"] for one in self.filters.values())
 
     @property
     def eval_bytes_per_token(self) -> float | None:
-        """Average UTF-8 bytes per token of the validation text (for bits per byte), or None without text."""
+        """Average UTF-8 bytes per token of the validation text (for bits per byte), or None if there is no text."""
         return self.sizes.get("validation", {}).get("bytes_per_token")
 
     def report(self) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
 
 
 def pack_documents(documents: "Dataset", packing: Packing, cache_dir: str | None = None) -> "Dataset":
-    """Pack a tokenized data set into a memory-mapped file in the `datasets` cache, or reuse that file."""
+    """Pack a tokenized data set into a memory-mapped file in the `datasets` cache, or reuse the file if it exists."""
     from datasets import Dataset, config
     from datasets.arrow_writer import ArrowWriter
     from datasets.fingerprint import Hasher

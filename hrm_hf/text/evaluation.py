@@ -37,7 +37,7 @@ CARD_METRICS = ("lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "ave
 
 
 def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
-    """Measure perplexity, bits per byte and average segments. Return the results and the written files.
+    """Measure perplexity, bits per byte and the mean number of segments. Return the results and the written files.
 
     Raises:
         UsageError: the device does not exist, or an option does not fit the model.

@@ -45,7 +45,7 @@ class ThinkingOptions(Options):
 
 @dataclass(kw_only=True)
 class WriteText(ThinkingOptions):
-    """Generation options of the app's text page (None uses the model's default)."""
+    """Generation options of the app's text page. An option that is None takes the model's default."""
 
     max_new_tokens: int = option("Maximum number of new tokens.", 120, min=1)
     temperature: float = option("Sampling temperature; 0 always selects the most likely token.", 0.8, min=0)
@@ -95,7 +95,7 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
 
     data: str = option("Data set of `hrm-hf data reasoning`: a folder or a name on the Hub.", argument=True)
     splits: str = option("Comma-separated splits. [default: test, and beyond if the data set has it]", "")
-    passes: str = option("Comma-separated numbers of passes (hrm_lm: segments) to evaluate as well.", "")
+    passes: str = option("Also evaluate with these numbers of passes (hrm_lm: segments), separated by commas.", "")
     batch_size: int = option("Number of rows per batch.", 64, min=1)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
 
 @dataclass(kw_only=True)
 class BuildReasoning(Options):
-    """Options of `hrm-hf data reasoning`. None uses the task's default."""
+    """Options of `hrm-hf data reasoning`. An option that is None takes the task's default."""
 
     task: ReasoningTask = option("Reasoning task.", argument=True)
     out: Path = option("Output folder.")
@@ -194,7 +194,7 @@ class RlmOptions(RlmCaps):
 
 @dataclass(kw_only=True)
 class RetrofitOptions(Options):
-    """Options of `hrm-hf retrofit`. The choices are those of `HrmLmConfig`."""
+    """Options of `hrm-hf retrofit`. The choices for `input_injection` and `loop_step` are those of `HrmLmConfig`."""
 
     model: str = option(
         "Llama, Qwen2, Qwen3 or Mistral with safetensors weights: a folder, or a model on the Hub.", argument=True

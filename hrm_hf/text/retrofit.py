@@ -21,7 +21,7 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model")
 
 
 def retrofit_decoder(options: RetrofitOptions) -> dict[str, Any]:
-    """Save the looped model, the generation config and the tokenizer of a decoder, and return a summary.
+    """Save a decoder as a looped model, with its generation config and tokenizer, and return a summary.
 
     `one_pass_difference` in the summary is 0 for weights in float32. In bfloat16, the norms of the two models round
     differently.

@@ -28,10 +28,10 @@ from .options import ServeOptions
 
 NEW_TOKENS = 1024  # default maximum length of an answer
 HEAD_SECONDS, BODY_SECONDS = 10, 30  # time limits for the headers and the body of a request
-CONNECTIONS = 256  # above this number, requests are rejected; above twice this number, new connections are closed
+CONNECTIONS = 256  # with more, requests are rejected; with more than twice as many, new connections are closed
 
 
-# ---- fields of a request; all other fields are rejected by name ----
+# ---- fields of a request; all other fields are rejected, and the error names them ----
 
 
 def _not_tiny(value: float) -> float:
@@ -132,7 +132,7 @@ class Gate:
             raise Rejection(404, f"POST {path[:80]}: this server has no such route")
         if not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(b"application/json"):
             raise Rejection(415, "Content-Type: must be application/json")
-        raw = await _read(receive)  # first, so a slow body does not take a slot from other requests
+        raw = await _read(receive)  # read first, so a slow body does not take a slot from other requests
         if self.running >= most:
             raise Rejection(429, f"{most} requests are running (--max-requests); try again later", retry_after="5")
         self.running += 1
@@ -247,7 +247,7 @@ class _Unstarted(Serve):
     """`transformers serve` that builds its application without starting a server."""
 
     def start_server(self) -> None:
-        """Do nothing. The constructor calls this method at its end."""
+        """Do nothing. Otherwise, the constructor would start the server."""
 
 
 async def _answer_error(request, error: Exception) -> JSONResponse:

@@ -22,8 +22,8 @@ from ..trainer.base import HrmTrainer
 from .arguments import LmTrainingArguments
 
 
-# Loss components and metrics that average over only some targets, and the key of their count in `metrics`. The
-# components that count tokens add up to the language-model loss.
+# Loss components and metrics that are means over only some targets, each with the key of its count in `metrics`. The
+# components with token counts add up to the language-model loss.
 PART_COUNTS = {
     "plan_loss": "plan_tokens",
     "code_loss": "code_tokens",
@@ -140,7 +140,7 @@ class CausalLMTrainer(HrmTrainer):
                 raise ValueError(f"{name}: group {group!r} must be one of {', '.join(multipliers)}")
             first, of = owner.setdefault(p, (group, name))
             if first != group:
-                raise ValueError(f"{of} in group {first!r} and {name} in group {group!r} are the same tensor")
+                raise ValueError(f"{of} (group {first!r}) and {name} (group {group!r}) share a tensor; use one group")
             if of == name and p.requires_grad:
                 groups.setdefault((group, name in decayed), []).append(p)
         if not groups:
@@ -336,7 +336,7 @@ def freeze_all_but_adapters(model: Any) -> None:
 
 
 def compile_segment(model: Any, **options: Any) -> None:
-    """Compile the segment that training repeats (not inference), with `torch.compile(**options)`."""
+    """Call `torch.compile(**options)` on the segment that training repeats. Inference is not compiled."""
     base = model.base_model
     base.compiled_segment = torch.compile(type(base).segment, **options)  # unbound, so a copy uses its own weights
 

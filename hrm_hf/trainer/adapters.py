@@ -155,7 +155,7 @@ def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrai
     if not arguments.adapts:
         return model
     if arguments.load_in != "none":
-        # The trainer enables gradient checkpointing.
+        # False, because the trainer enables gradient checkpointing.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if arguments.adapter:
         if arguments.merge_adapter:
@@ -179,7 +179,7 @@ def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
     """
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     if arguments.merge_adapter and sharded:
-        print("sharded weights, adapter not merged; merge it later: PeftModel.from_pretrained(...).merge_and_unload()")
+        print("adapter not merged (sharded weights); merge later: PeftModel.from_pretrained(...).merge_and_unload()")
     elif arguments.merge_adapter:
         merge(trainer)
     trainer.save_model()

@@ -39,7 +39,7 @@ from .recipes import CarrylessTrainingArguments, HrmTrainingArguments
 from .saving import CompleteCheckpoints, NonFiniteError
 
 
-NONFINITE = "nonfinite_steps"  # key in the trainer's state for the number of skipped steps, total and consecutive
+NONFINITE = "nonfinite_steps"  # key in the trainer's state for the numbers of skipped steps (total, consecutive)
 
 
 class HrmTrainer(CompleteCheckpoints, Trainer):
@@ -91,10 +91,10 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def compile_part(self, compile_it: Callable[..., None], args: HrmTrainingArguments) -> None:
         """Compile only the part of the model that training repeats, instead of the complete forward pass."""
-        torch._dynamo.config.optimize_ddp = False  # this would split the graph at DDP's buckets
+        torch._dynamo.config.optimize_ddp = False  # True would split the graph at DDP's buckets
         options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
         compile_it(**{name: value for name, value in options.items() if value is not None})
-        # Reset the options, because Trainer compiles the complete forward if a backend is set.
+        # Reset the options, because Trainer compiles the complete forward pass if a backend is set.
         args.torch_compile, args.torch_compile_backend, args.torch_compile_mode = False, None, None
 
     def validate_arguments(self) -> None:
@@ -132,7 +132,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """Create the scheduler. For "cosine", use the warm-up and minimum of the original HRM code."""
+        """Create the scheduler. For "cosine", use the warm-up and minimum rate of the original HRM code."""
         is_ours = self.args.lr_scheduler_type == SchedulerType.COSINE and self.args.lr_min_ratio is not None
         if is_ours and self.lr_scheduler is None:
             warmup = self.args.get_warmup_steps(num_training_steps)
@@ -208,7 +208,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     # ---- logging and evaluation ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log loss components, metrics, speed, GPU memory and the number of skipped steps as well."""
+        """Also log loss components, metrics, speed, GPU memory and the number of skipped steps."""
         if "loss" in logs:
             sums, steps, seconds = self.train_metrics.drain(self.accelerator, self.state.global_step)
             logs |= self._training_logs(sums, steps, seconds) | gpu_memory(self.accelerator)
@@ -238,7 +238,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return output
 
     def _rows_that_count(self, rows: int) -> int:
-        """Return the number of rows in this process's batch, without rows repeated to fill it up."""
+        """Return the number of rows in this process's batch, not counting rows repeated to fill it up."""
         batches = self.accelerator.gradient_state
         if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
             return rows
@@ -284,7 +284,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         if not any(p.requires_grad for p in self.model.parameters()):
-            # Only the puzzle table (a buffer) is trained. Its optimizer syncs the table; DDP rejects such models.
+            # Only the puzzle table (a buffer) is trained. Its optimizer syncs it; DDP would reject the model.
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.remove_callback(WeightAverage)

@@ -100,7 +100,7 @@ class LogLineCallback(ProgressCallback):
             parts.append(f"ETA {timedelta(seconds=seconds)}")
         mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
         tqdm.write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))  # print above all progress bars
-        sys.stdout.flush()  # otherwise, the line would appear late in a file
+        sys.stdout.flush()  # otherwise, the line would appear late if stdout is a file
 
 
 class LastStepCallback(TrainerCallback):

@@ -89,7 +89,7 @@ class CheckedArguments:
     do_eval: bool | None = HfArg(default=None, help="Set to false to disable evaluation during and after training.")
 
     def __post_init__(self):
-        if self.do_eval is False:  # a recipe may have enabled these
+        if self.do_eval is False:  # overrides a recipe that enables these
             self.eval_strategy, self.eval_on_start, self.load_best_model_at_end = "no", False, False
             if hasattr(self, "early_stopping_patience"):
                 self.early_stopping_patience = None
@@ -238,7 +238,7 @@ class TuningArguments:
 
 
 def parse_script(arguments: Sequence[type], description: str | None) -> tuple:
-    """Parse the options of a `TrainingRun`. `arguments` are the classes for data, training and others."""
+    """Parse the options of a `TrainingRun`. `arguments` are its dataclasses for data, training and other options."""
     data_class, training_class, *others = arguments
     classes = (ModelArguments, data_class, training_class, TuningArguments, *others)
     return parse_recipe(classes, description=description or "")
@@ -350,7 +350,7 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
 
 
 def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
-    """Raise ValueError for a list, mapping or null in a recipe that the option's type hint does not allow."""
+    """Raise ValueError if a recipe's value is a list, mapping or null that the option's type hint does not allow."""
     for word, kind in {"list": list, "dict": dict, "None": type(None)}.items():
         if isinstance(value, kind) and word not in hint.replace("Optional", "None") and name != "config_overrides":
             raise ValueError(f"{path}: {name}={shorten(value)}: must be one value; remove this line for the default")

@@ -120,7 +120,7 @@ class CompleteCheckpoints:
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Run an epoch. A completed run stops instead, because Trainer would take one more step."""
+        """Run an epoch, or stop at once if the run is complete; otherwise, Trainer would take one more step."""
         if self._resumed:
             self._resumed = False
             self.validate_finite_weights()
@@ -188,7 +188,7 @@ class CompleteCheckpoints:
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         if self.args.should_save and folder.exists():  # do not mix files from two runs
-            (folder / MANIFEST).unlink(missing_ok=True)  # first: a half-deleted folder must not count as complete
+            (folder / MANIFEST).unlink(missing_ok=True)  # deleted first, so a partial folder never counts as complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         self.state.stateful_callbacks[OPTIMIZATION] = optimization_record(self.args, self.optimizer, self.lr_scheduler)
@@ -246,7 +246,7 @@ class CompleteCheckpoints:
         if warmup > num_training_steps and self.is_world_process_zero():
             warnings.warn(
                 f"warmup_steps={self.args.warmup_steps:g}: longer than the run of {num_training_steps} steps, which "
-                f"reaches only {num_training_steps / warmup:.1%} of the learning rate; lower it (0.1: 10% of the run)",
+                f"reaches only {num_training_steps / warmup:.1%} of the learning rate; pass e.g. 0.1 (10% of the run)",
                 stacklevel=2,
             )
         scheduler = super().create_scheduler(num_training_steps, optimizer)
@@ -263,7 +263,7 @@ class CompleteCheckpoints:
         if state.global_step > self._num_training_steps:
             raise ValueError(
                 f"max_steps={self.args.max_steps}, num_train_epochs={self.args.num_train_epochs:g}: {checkpoint} is "
-                f"at step {state.global_step}, the run has only {self._num_training_steps} steps; raise one of them"
+                f"at step {state.global_step}, but the run ends at {self._num_training_steps}; raise either option"
             )
         saved = state.stateful_callbacks.get(OPTIMIZATION, {})
         if saved:
@@ -287,7 +287,7 @@ class CompleteCheckpoints:
     # ---- pushing ----
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Create the Hub repository with clear errors, and reject a token that would be uploaded."""
+        """Create the Hub repository, raising clear errors, and reject a token that would be uploaded."""
         if self.args.hub_token and self.args.hub_strategy in WITH_STATE:
             raise ValueError(
                 f"hub_token with hub_strategy={self.args.hub_strategy.value}: would upload the token in "

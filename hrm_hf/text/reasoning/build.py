@@ -58,7 +58,7 @@ class ReasoningInfo:
     seed: int
 
     def make_task(self) -> Task:
-        """Create the task with the stored size and answers."""
+        """Create the task with the stored options `size` and `answers`."""
         return TASKS[self.task](size=self.size, answers=self.answers)
 
     def difficulties(self, split: str) -> range:
@@ -148,7 +148,7 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
 
     task, every = info.make_task(), list(info.difficulties(split))
     mixed = split in ("train", "validation")
-    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (part of the seed, difficulties)
+    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # pairs: part of the seed, difficulties
     count = info.rows[split if mixed else "test"]
     numbers = [(*part, number) for part in parts for number in range(-(-count // BLOCK))]
     blocks = []
@@ -157,7 +157,7 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
         rng = np.random.default_rng([info.seed, SPLITS.index(split), only, number])
         block = draw_rows(task, np.array(choice)[rng.integers(0, len(choice), BLOCK)], rng, taken)
         kept = count - number * BLOCK
-        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # int16 is enough
+        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # all values fit int16
     return stack_rows(blocks) if blocks else None
 
 

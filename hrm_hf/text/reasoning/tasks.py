@@ -27,7 +27,7 @@ MAX_STEPS = 256
 MAX_NODES, MAX_ITEMS = 16, 10
 
 BLANK = "_"  # position at which the model predicts an answer
-STEP = "|"  # the question has one of these for each step
+STEP = "|"  # repeated once per step in a question that asks only for the last result
 DIGITS = tuple("0123456789")
 # Each arrow is a single word, and a node has one word as a start and another as an answer. Otherwise small models need
 # many times as many training steps to learn the lookup.
@@ -74,7 +74,7 @@ class Questions:
 
     @classmethod
     def join(cls, *parts: "Questions", axis: int = 1) -> "Questions":
-        """Concatenate parts of the same questions or, with axis 0, different questions."""
+        """Concatenate parts of the same questions (axis 1) or different questions (axis 0)."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts], axis) for name in vars(parts[0])))
 
     def where(self, rows: np.ndarray | slice) -> "Questions":
@@ -83,12 +83,12 @@ class Questions:
 
 
 def question_part(words: np.ndarray) -> Questions:
-    """Create question parts from word ids [N, T] that have no answers."""
+    """Create question parts without answers from word ids [N, T]."""
     return Questions(words, np.full_like(words, NO_LABEL), np.zeros_like(words))
 
 
 def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Create question parts from blanks with answers [N, T] and the number of steps to each."""
+    """Create question parts that consist of blanks, from answers [N, T] and the number of steps to each answer."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
         answers[:, :-1], steps[:, :-1] = NO_LABEL, 0
@@ -351,7 +351,7 @@ class Maze(Task):
         return np.argmax(np.where(allowed, rng.integers(1, 2**62, allowed.shape), 0), axis=1)
 
     def _distances(self, free: np.ndarray, start: np.ndarray, most: int) -> np.ndarray:
-        """Return int64 [N, cells], distances from the start over free cells; `2 * most + 1` beyond `most`."""
+        """Return distances int64 [N, cells] from the start through free cells, or `2 * most + 1` if above `most`."""
         shape = (len(free), self.size, self.size)
         far = 2 * most + 1
         found = np.full((shape[0], self.size + 2, self.size + 2), far)  # with a border of walls

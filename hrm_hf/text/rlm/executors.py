@@ -52,12 +52,12 @@ class MontyExecutor:
         self.block_seconds, self.max_memory = block_seconds, max_memory
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "MontySession":
-        """Open a REPL with `context`, `answer`, FINAL and `functions`. Code can catch the functions' ValueErrors."""
+        """Open a REPL with `context`, `answer`, FINAL and `functions`, whose ValueErrors the code can catch."""
         return MontySession(self, context, functions, seed)
 
 
 class MontySession:
-    """REPL in a worker process, with a dump of its variables after the last successful block."""
+    """REPL in a worker process. It keeps a dump of the variables after the last successful block."""
 
     def __init__(self, executor: MontyExecutor, context: Any, functions: dict[str, Callable], seed: int):
         self.executor, self.monty, self.functions, self.seed = executor, executor.monty, functions, seed
@@ -85,7 +85,7 @@ class MontySession:
                 return error and self._text(error)
             except monty.MontyError as failure:  # the dump counts towards the worker's memory limit
                 error = failure
-        self._restart(self._seconds)  # after such a block the variables are unreliable and may fill the memory
+        self._restart(self._seconds)  # the variables are now unreliable and may fill the memory
         return f"{self._text(error)}\n(the variables are reset to those before this block)"
 
     def answer(self) -> Any:
@@ -172,7 +172,7 @@ def _broke_limit(error) -> bool:
 
 
 def _call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Call a host function. ValueErrors and wrong arguments are raised in the REPL, other errors here."""
+    """Call a host function. Pass ValueErrors and errors for wrong arguments to the REPL; raise others here."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:

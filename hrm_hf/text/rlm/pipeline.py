@@ -31,7 +31,7 @@ SALVAGE_SHARE = 0.1  # fraction of max_wall_seconds reserved for a final answer 
 Message = dict[str, str]
 REPLY = 1024  # default maximum number of tokens per reply; lower for small context windows
 PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
-SHORTEST_OUTPUT = 200  # output is not cut to fewer characters
+SHORTEST_OUTPUT = 200  # output of at most this many characters is not cut
 PLAIN_STOP = "\nUser:"
 
 
@@ -279,7 +279,7 @@ class _Level:
         encoded = [self.chat.encode([{"role": "user", "content": prompt}]) for prompt in prompts]
         longest, budget = max(map(len, encoded)), self.chat.prompt_budget(self.caps.max_new_tokens)
         if budget is not None and longest > budget:
-            raise ValueError(f"a prompt has {longest} tokens, but the model accepts {budget}: split it")
+            raise ValueError(f"a prompt has {longest} tokens, but the model accepts only {budget}; split it")
         self.shared.spend(len(prompts))
         answers = []
         for start in range(0, len(encoded), self.caps.batch_size):
@@ -299,7 +299,7 @@ class _Level:
     @staticmethod
     def _validate_size(chars: int) -> None:
         if chars > text.MAX_PROMPT_CHARS:
-            raise ValueError(f"the prompts have {chars} characters; at most {text.MAX_PROMPT_CHARS}: split them")
+            raise ValueError(f"the prompts have {chars} characters (limit: {text.MAX_PROMPT_CHARS}); split them")
 
     def _ask(self, deadline: float, until_block: bool = False) -> str:
         ids = self.chat.fit(self.messages, self.caps.max_new_tokens)

@@ -133,7 +133,7 @@ def _size(value: Any, most: int, of_text: bool = False) -> int:
     total, parts = 0, [value]
     while parts and total <= most:
         part = parts.pop()
-        part = getattr(part, "attributes", part)  # for an instance of a class defined in the REPL
+        part = getattr(part, "attributes", part)  # instances of classes defined in the REPL have `attributes`
         total += len(part) if of_text and isinstance(part, str) else 1
         if isinstance(part, dict):
             parts += [*part.keys(), *part.values()]
@@ -151,5 +151,5 @@ def short(value: Any) -> str:
 
 
 def cut_middle(text: str, most: int = MAX_ERROR_CHARS) -> str:
-    """Cut the middle of a long error message. It may quote very long lines, and the cause is at the end."""
+    """Cut the middle out of a long error message, which may quote very long lines and ends with the cause."""
     return text if len(text) <= most else f"{text[: most // 2]}\n[cut]\n{text[-(most // 2) :]}"

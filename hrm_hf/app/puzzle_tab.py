@@ -296,7 +296,7 @@ def typed_value(solver: PuzzleSolvingPipeline, tokens: np.ndarray) -> list[str] 
 
 
 def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] | str:
-    """Return an example puzzle generated from a seed, from easy (level 0) to hard (level 2)."""
+    """Return an example puzzle generated from a seed. Level 0 is easy, level 2 is hard."""
     task = solver.puzzle_task
     if task.name == "arc":
         return json.dumps(ARC_EXAMPLE)

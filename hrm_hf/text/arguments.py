@@ -58,7 +58,7 @@ class LmDataArguments(AnswerDataArguments):
     on_bad_line: str = HfArg(default="stop", help="What to do with unreadable lines: stop, or skip and count them.")
     min_text_length: int | None = HfArg(default=None, help="Drop documents with fewer characters than this.")
     max_text_length: int | None = HfArg(default=None, help="Maximum length of a document in characters.")
-    long_texts: str = HfArg(default="drop", help="What to do with documents above --max_text_length: drop or cut.")
+    long_texts: str = HfArg(default="drop", help="What to do with texts longer than --max_text_length: drop or cut.")
     deduplicate: str = HfArg(
         default="none", help="Remove documents seen before: none, exact, or near (requires datasketch)."
     )
@@ -133,7 +133,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     et al. 2020, table 2.1), 2.2e-4 to 2.5e-4 at 0.6B to 1B for HRM-Text. Lower it for fine-tuning.
     """
 
-    best_metric: ClassVar[str] = "eval_lm_loss"  # unlike eval_loss, excludes label smoothing and auxiliary losses
+    best_metric: ClassVar[str] = "eval_lm_loss"  # this metric excludes label smoothing and auxiliary losses
 
     learning_rate: float = HfArg(default=3e-4, help="Peak learning rate; lower it for fine-tuning.")
     weight_decay: float = HfArg(
@@ -174,7 +174,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
         "damping, pass gains, step vectors, and the low-rank updates enabled by pass_lora_rank.",
     )
     train_gate_only: bool = HfArg(
-        default=False, help="Freeze the language model and train only its halting gate, running all segments."
+        default=False, help="Freeze the language model and train only its halting gate. All segments run."
     )
 
     def __post_init__(self):

@@ -43,7 +43,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def fast_tokenizer(backend: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
-    """Wrap a backend in a transformers tokenizer. Its vocabulary must begin with `SPECIAL_TOKENS`."""
+    """Wrap a backend in a transformers tokenizer. The backend's vocabulary must begin with `SPECIAL_TOKENS`."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -52,10 +52,10 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
     except Exception as error:
         if type(error) in (OSError, ImportError, ValueError):
             raise  # transformers' own errors have clear messages
-        # For a corrupted tokenizer.json, the tokenizers library does not name the file.
+        # The tokenizers library does not name the file if tokenizer.json is corrupted.
         raise ValueError(
             f"the tokenizer of {source} cannot be read ({type(error).__name__}: {str(error)[:200]}); its "
-            "tokenizer.json is corrupted or was made by another library: download it or train it again"
+            "tokenizer.json is corrupted or was made by another library; download it or train it again"
         ) from error
     if model_name_or_path is None and tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.add_special_tokens({"pad_token": PAD})

@@ -337,7 +337,7 @@ def tokenize_documents(
     if isinstance(texts, IterableDataset):
         return texts.map(_tokenize, **options, batch_size=STREAM_BATCH)
     options["batch_size"] = options["writer_batch_size"] = BATCH_ROWS
-    # A fast tokenizer hashes differently after its first use; its JSON does not.
+    # The hash of a fast tokenizer changes after its first use, so hash its JSON instead.
     tokenizer_json = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
     key = Hasher.hash((PACKER_VERSION, texts._fingerprint, tokenizer_json, tokenizer.eos_token_id))
     return texts.map(_tokenize, **options, num_proc=num_proc, new_fingerprint=key, desc="Tokenizing")
@@ -373,7 +373,7 @@ def pack_documents(documents: "Dataset", packing: Packing, cache_dir: str | None
         with ArrowWriter(features=packing.features(), path=str(unfinished)) as writer:
             bar = tqdm(_token_arrays(documents), total=len(documents), desc="Packing documents", disable=None)
             blocks = pack_tokens(bar, packing)
-            while chunk := list(itertools.islice(blocks, 1000)):  # 50 times as fast as row by row
+            while chunk := list(itertools.islice(blocks, 1000)):  # 50 times as fast as writing row by row
                 writer.write_table(_table(chunk, packing))
             writer.finalize()
         unfinished.rename(path)

@@ -102,7 +102,7 @@ class TextFilter:
 
 
 def slice_texts(batch: dict[str, list[str]], start: int, stop: int) -> dict[str, list[str]]:
-    """Slice each text in a batch to the characters from `start` to `stop`."""
+    """Keep only the characters from `start` to `stop` of each text in a batch."""
     return {"text": [text[start:stop] for text in batch["text"]]}
 
 
@@ -137,7 +137,7 @@ def _near_finder(threshold: float) -> Callable[[str], bool]:
     def is_duplicate(text: str) -> bool:
         sketch = MinHash(num_perm=128)
         sketch.update_batch(shingles(text))
-        # The index only proposes candidates, so compare their sketches with the threshold.
+        # The index only proposes candidates, so compare their similarity with the threshold.
         if any(sketch.jaccard(sketches[kept]) >= threshold for kept in index.query(sketch)):
             return True
         sketches.append(sketch)

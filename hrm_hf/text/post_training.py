@@ -66,7 +66,7 @@ class PostTraining(CompleteCheckpoints):
         """Write our card once a model is saved, instead of TRL's card at every checkpoint."""
         if type(self.model.config) not in ARCHITECTURES:
             super(CompleteCheckpoints, self).create_model_card(tags=tags, **kwargs)
-        elif Path(self.args.output_dir, "config.json").exists():  # absent if only an adapter is saved
+        elif Path(self.args.output_dir, "config.json").exists():  # no config if only an adapter is saved
             super().create_model_card(license=license, tags=tags)
 
 
@@ -105,7 +105,7 @@ class GrpoTrainer(PostTraining, GRPOTrainer):
         inner = unwrap_peft_model(model)
         self.writes_streams = isinstance(inner, GoCoderGenerationMixin) and inner.config.tagged
         ends = inner.generation_config.eos_token_id
-        if self.writes_streams:  # after </CODE> the model would write a validator's verdict
+        if self.writes_streams:  # stop at </CODE>, before the model writes a validator's verdict
             inner.generation_config.eos_token_id = [*([ends] if isinstance(ends, int) else ends), END_CODE]
         try:
             super().__init__(model, *args, **kwargs)

@@ -127,7 +127,7 @@ def reject_tied_targets(model: PreTrainedModel, config: LoraConfig, option: str)
     if unfit := [name for name in tied if check_target_module_exists(config, name)]:
         raise ValueError(
             f"{option}: {unfit[0]} is one of {', '.join(tied)}, which share one weight, so merging the adapter would "
-            f"change the model; train it completely with --lora_modules_to_save {unfit[0].split('.')[-1]}"
+            f"change the model; train this module with --lora_modules_to_save {unfit[0].split('.')[-1]}"
         )
 
 

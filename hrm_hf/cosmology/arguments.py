@@ -14,7 +14,7 @@ class CosmoDataArguments:
 
     data_path: str | None = HfArg(default=None, help="Cosmology data set: folder or OWNER/NAME.")
     build_data: str | None = HfArg(
-        default=None, help="Arguments of `hrm-hf data` to build or finish data_path; an existing build must match."
+        default=None, help="Build or finish the data set at data_path with these `hrm-hf data` arguments."
     )
     max_train_samples: int | None = HfArg(
         default=None, help="Train on only the first N maps. Default: all maps that are not held out."
@@ -54,7 +54,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
         default=0.0, help="Fraction of the peak learning rate at which cosine decay ends; 1 disables the decay."
     )
     remove_unused_columns: bool | None = HfArg(
-        default=False, help="Off, because maps are loaded as complete batches, not as rows with columns."
+        default=False, help="Keep this off: maps are loaded as complete batches, not as rows with columns."
     )
 
     scale_learning_rate: bool = HfArg(

@@ -21,7 +21,7 @@ from .simulation.fields import map_power_spectrum
 
 
 METHODS = get_args(Baseline)
-GP_MAPS = 2000  # the cost is cubic in this number; more maps change the errors by less than 2%
+GP_MAPS = 2000  # training maps; the cost is cubic in their number, and more maps change the errors by less than 2%
 GP_TUNING_MAPS = 500  # number of these maps used to tune the length scales
 RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
 SPECTRUM_BINS = 13  # for 64 pixels per side; other sizes use the same number of bins per octave

@@ -383,7 +383,7 @@ def relative_error(maps: MassMaps, where: np.ndarray | None = None, seed: int = 
 
 
 def error_ratio(error: np.ndarray, other: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """Return the square root of sum(error) / sum(other) over maps [N], for sums from `squared_errors`.
+    """Return sqrt(sum(error) / sum(other)) over all maps, given the sums per map [N] from `squared_errors`.
 
     low and high bound the 95% interval of a bootstrap over maps.
     """

@@ -86,7 +86,7 @@ class SurveyOptions(Options):
 
 @dataclasses.dataclass(kw_only=True)
 class BuildCosmology(SurveyOptions):
-    """Options of `hrm-hf data cosmology`. None selects the default of `MapSettings` or of the kind of map."""
+    """Options of `hrm-hf data cosmology`. An option that is None takes the default of `MapSettings` or of `kind`."""
 
     samples: int = option("Number of maps in the train split.", min=1)
     kind: Kind = option(
@@ -130,7 +130,9 @@ class BuildFromFiles(SurveyOptions):
         argument=True,
         metavar="PATH",
     )
-    labels: Path | None = option("Table of omega_m, sigma_8 and file, or Quijote's latin_hypercube_params.txt.", None)
+    labels: Path | None = option(
+        "Table with the columns omega_m, sigma_8 and file, or Quijote's latin_hypercube_params.txt.", None
+    )
     mask: Path | None = option("HEALPix or FITS mask in the format of the maps, above 0 where observed.", None)
     side_deg: float | None = option("HEALPix: side of a patch in degrees. [default: 5]", None)
     size: int | None = option("HEALPix: pixels per side. [default: 64]", None, min=8)

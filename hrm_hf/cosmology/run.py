@@ -65,7 +65,7 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
         name, options = parse_command(command, {each: kind for each, (kind, _) in BUILDERS.items()}, out=Path(path))
         if isinstance(options, BuildCosmology) and options.samples < wanted:  # the build may take hours
             raise UsageError(
-                f"builds {options.samples} maps, but max_train_samples and val_samples need {wanted}; reduce them, "
+                f"samples={options.samples}: max_train_samples and val_samples need {wanted} maps; reduce them, "
                 "or build a larger data set first and use it with --data_path DIR --build_data ''"
             )
         BUILDERS[name][1](options)

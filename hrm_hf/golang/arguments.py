@@ -55,10 +55,10 @@ class GoTrainingArguments(LmTrainingArguments):
     """Training arguments for the Go coder, or for another causal language model on the same records."""
 
     train_sampling_strategy: str = HfArg(
-        default="group_by_length", help="Order: random, sequential, or group_by_length (rows of similar length)."
+        default="group_by_length", help="Row order: random, sequential, or group_by_length (rows of similar length)."
     )
     remove_unused_columns: bool | None = HfArg(
-        default=False, help="Keep this off: the collator needs columns that the model's forward rejects."
+        default=False, help="Keep this off: the collator needs columns that the model's forward does not accept."
     )
 
     refinement_warmup: int = HfArg(
@@ -71,7 +71,7 @@ class GoTrainingArguments(LmTrainingArguments):
     code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's code loss weight.")
     refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's refinement loss weight.")
     balance_decisions: bool = HfArg(
-        default=False, help="Weight decisions by inverse training frequency, and save these weights in the config."
+        default=False, help="Weight decisions by inverse frequency in training, and save the weights in the config."
     )
 
     validation_frequency: int = HfArg(default=0, help="Generate and validate code every N steps; 0 disables it.")
@@ -81,7 +81,7 @@ class GoTrainingArguments(LmTrainingArguments):
         default="tree-sitter", help=f"Validator ({', '.join(VALIDATOR_CHOICES)}); auto uses parser if Go is installed."
     )
     replay_file: str | None = HfArg(
-        default=None, help="Also generate code for training records, and append those that fail to this file."
+        default=None, help="Also generate code for training records, and append the failed attempts to this file."
     )
 
     def __post_init__(self):

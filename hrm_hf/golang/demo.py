@@ -25,7 +25,7 @@ BATCH, ROW = 16, 340  # rows per step, and mean tokens per row of standard-libra
 EVALUATION = 0.3  # time to evaluate a row, as a fraction of the time to train on it
 QUICK = 10  # minutes; shorter demos build no repair trajectories, and read and evaluate fewer rows
 START = 12.0  # seconds that a program takes to load its libraries and a checkpoint
-WRITE = 5.0  # seconds to write a function; demos of QUICK minutes or more reserve time for 24
+WRITE = 5.0  # seconds to write a function; demos of QUICK minutes or more reserve time for 24 functions
 
 
 def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
         "eval_data": data / "validation.jsonl",
         "max_eval_samples": evaluated,
         "per_device_train_batch_size": BATCH,
-        "max_train_samples": 2048 if options.minutes < QUICK else None,  # short demos have no time for more
+        "max_train_samples": 2048 if options.minutes < QUICK else None,  # short demos have no time for more records
         "max_steps": steps,
         "warmup_steps": min(100, steps // 10),
         "lr_scheduler_kwargs": json.dumps({"num_decay_steps": steps // 4, "min_lr_ratio": 0.05}),

@@ -81,7 +81,7 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
     limit: int | None = option("Use at most N records, N trajectories, and N tasks per test set.", None, min=1)
-    max_iterations: int = option("Maximum attempts of the refinement loop, also of its baseline.", 3, min=1, max=5)
+    max_iterations: int = option("Maximum refinement attempts, and samples of the baseline.", 3, min=1, max=5)
     temperature: float = option("Sampling temperature.", 0.8, min=0.01)
     samples: int = option("Samples per benchmark task; 1 uses greedy decoding.", 1, min=1)
     batch_size: int = option("Sequences per batch.", 8, min=1)
@@ -132,13 +132,10 @@ class BuildGo(Options):
     exclude_eval: list[Path] | None = option(
         "Evaluation file (JSON Lines); drops records that share 20 consecutive tokens with it.", None
     )
-    trajectories: int = option(
-        "Number of refinement trajectories to write per record, labeled by a validator.", 0, min=0
-    )
+    trajectories: int = option("Number of refinement trajectories per record, labeled by a validator.", 0, min=0)
     validator: GoValidator = option("Validator for trajectories; auto uses parser if Go is installed.", "auto")
     oracle: Literal["none", "types"] = option(
-        "types hides type errors in half of the trajectories, to create REFINE decisions; needs --validator types.",
-        "none",
+        "types: hide type errors in half the trajectories to create REFINE decisions; needs --validator types.", "none"
     )
     on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line in a JSON source.", "stop")
     text: Path | None = option("Also write the source files to this folder, as {text} lines for run_clm.py.", None)

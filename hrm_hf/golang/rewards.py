@@ -24,7 +24,7 @@ from . import GoProgram, GoTestRunner, best_validator
 
 
 CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
-DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # required, because an empty text parses too
+DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # rejects empty texts, which parse too
 KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 
 

@@ -92,7 +92,7 @@ class GoValidationCallback(TrainerCallback):
                 self._replay(model, args, state.global_step)
         should_log = control.should_log
         self.trainer.log(rates)
-        control.should_log = should_log  # log() resets this flag, but the trainer still has to log
+        control.should_log = should_log  # log() resets this flag, but the trainer still has to log the loss
 
     def _write(self, model: PreTrainedModel, records: Sequence[dict[str, Any]]) -> list[str]:
         args = self.trainer.args

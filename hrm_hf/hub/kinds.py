@@ -146,7 +146,7 @@ def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
     }
     for problem, names in problems.items():
         if names:
-            raise CheckpointError(f"{name}: {len(names)} weights are {problem}, such as {names[0]}; save it again")
+            raise CheckpointError(f"{name}: {len(names)} weights are {problem}, e.g. {names[0]}; save the model again")
     return network.eval()
 
 

@@ -138,7 +138,7 @@ def _own_checksum(content: dict[str, Any]) -> str:
 
 
 def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str]:
-    """List the problems of a checkpoint folder, one line per file. The list is empty for a complete checkpoint.
+    """Return the problems found in a checkpoint folder, one line per file, or [] if it is complete.
 
     Args:
         with_checksums: compare the content of every file, not only its size.
@@ -208,7 +208,7 @@ def resolve_checkpoint(
     available, problems = list_checkpoints(output_dir), {} if problems is None else problems
 
     def problems_of(folder: Path) -> list[str]:
-        """Return the problems of a folder. Check each folder only once, because hashing takes minutes."""
+        """Return the problems found in a folder. Check each folder only once, because hashing takes minutes."""
         place = folder.resolve()
         if place not in problems:
             problems[place] = find_corruption(folder)

@@ -293,8 +293,8 @@ def validate_weights(folder: Path) -> list[Path]:
         absent = {tensor for tensor, shard in weight_map.items() if shard == file.name} - _tensors_of(file)
         if absent:
             raise ValueError(
-                f"{file} lacks {len(absent)} tensors of {INDEX}, such as {min(absent)}: the folder mixes two saves; "
-                "save the model again into an empty folder"
+                f"{file} lacks {len(absent)} tensors that {INDEX} lists, such as {min(absent)}: "
+                "the folder mixes two saves; save the model again into an empty folder"
             )
     return [folder / INDEX, *shards]
 

@@ -422,7 +422,7 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # before releasing the lock, so waiting processes notice
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so waiting processes see that it is gone
             lock.release()
         if is_new:
             with suppress(OSError):  # rmdir only succeeds after an error, which leaves the folder empty

@@ -102,7 +102,9 @@ def _is_state_dict(value: Any) -> bool:
 def _unwrapped(state: dict[str, torch.Tensor], wrappers: re.Pattern, file: Path) -> dict[str, torch.Tensor]:
     unwrapped = {wrappers.sub("", str(name)): tensor for name, tensor in state.items()}
     if len(unwrapped) < len(state):
-        raise ValueError(f"{file}: without {wrappers.pattern}, several tensors have the same name: {sorted(state)}")
+        raise ValueError(
+            f"{file}: after removing prefixes {wrappers.pattern}, several tensors have the same name: {sorted(state)}"
+        )
     return unwrapped
 
 

@@ -180,7 +180,7 @@ def test_training_and_validation_maps_share_no_cosmology(maps):
         ({"data_path": None}, "data_path=None"),
         ({"data_path": "nowhere"}, "^nowhere "),
         ({"build_data": "cosmology --kind gaussian --samples 40 --test-samples 8 --size 16"}, "kind is lognormal"),
-        ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, "builds 40 .*val_samples.* 41"),
+        ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, "samples=40: .*val_samples.*41"),
         ({"model_type": "hrm_lm", "preset": None}, "model_type.*hrm_lm"),
         ({"config_overrides": "hiden_size=8"}, "hiden_size.*'hidden_size'"),
     ],

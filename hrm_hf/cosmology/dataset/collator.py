@@ -102,7 +102,7 @@ class MapCollator:
         return finished | ({"kappa": self.moved(batch["kappa"], draws)} if "kappa" in batch else {})
 
     def moved(self, maps: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:
-        """Rotate, flip and shift maps [B, C, S, S] by `draws`, if enabled; None leaves the maps unchanged."""
+        """Rotate, flip and shift maps [B, C, S, S] by `draws`, if enabled. Without `draws`, return them unchanged."""
         if draws is not None and self.augment:
             maps = turned(maps, draws[:, 0] % 8)
         return maps if draws is None or not self.shift else shifted(maps, draws[:, 1], draws[:, 2])

@@ -188,7 +188,7 @@ def read_arrays(path: str | Path, split: str, columns: list[str] | None = None, 
 
 
 def _numbers_of(array: "pa.Array") -> "pa.Array":
-    """Return the numbers in nested lists without copying them."""
+    """Return the numbers inside an array of nested lists as a flat array, without copying them."""
     import pyarrow as pa
 
     array = array.storage if isinstance(array, pa.ExtensionArray) else array

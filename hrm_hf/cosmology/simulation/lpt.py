@@ -20,7 +20,7 @@ from .fields import Cosmology, lensing_kernel
 from .settings import MapSettings
 
 
-LAYER_MPC = 32.0  # maximum thickness of a layer in Mpc/h; halving it changes the power of the maps by about 1 %
+LAYER_MPC = 32.0  # maximum thickness of a layer in Mpc/h; halving it changes the power of the maps by about 1%
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _turned_layers(
     light_cone: tuple[np.ndarray, np.ndarray],
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Project a randomly rotated box, placed with its near face at `start` Mpc/h, to layers of density contrast.
+    """Project a randomly rotated box, placed with its near face at `start` Mpc/h, onto layers of density contrast.
 
     `light_cone` is a table of comoving distances and their redshifts. Returns [layers, grid, grid].
     """

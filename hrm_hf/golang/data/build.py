@@ -42,7 +42,7 @@ from .trajectories import TrajectoryCounts, build_trajectories
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Regular expressions that split text before BPE merging, by llama.cpp's names. None selects the built-in one of GPT-2.
+# Regular expressions that split text before BPE merging, by llama.cpp's names. None selects GPT-2's built-in one.
 # With 16,384 ids, qwen2 needs 11% fewer tokens on held-out standard-library packages (3.15 vs. 2.81 bytes per token).
 PRE_TOKENIZERS = {
     "gpt-2": None,
@@ -171,7 +171,7 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
         if len(ids) > most:
             dropped.add(f"longer than {most} tokens", record["id"])
             continue
-        prompt = builder.tokenizer.decode(ids[1:])  # the tokenizer adds <s> again
+        prompt = builder.tokenizer.decode(ids[1:])  # without <s>, which the tokenizer adds again
         if builder.tokenizer(prompt)["input_ids"] != ids:
             dropped.add("tags in the text, or truncated within a character", record["id"])
             continue

@@ -18,7 +18,7 @@ from .sources import Dropped
 
 
 SPLITS = ("train", "validation", "test")
-# A comment or a token: a complete literal, a word, or a punctuation mark. Comments come first, so they can be skipped.
+# A comment or a token: a complete literal, a word, or a punctuation mark. Comments match the group `comment`.
 GO_TOKEN = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])*'|\w+|[^\w\s]", re.DOTALL
 )

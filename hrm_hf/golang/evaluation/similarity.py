@@ -22,7 +22,7 @@ from .metrics import f1_score
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-KEPT_SHARE = 0.8  # minimum fraction of statements to keep; code with fewer counts as shortened
+KEPT_SHARE = 0.8  # minimum fraction of statements to keep; code that keeps less is considered shortened
 FUNCTIONS = ("function_declaration", "method_declaration")
 DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
 NOTHING = ("empty_statement", "labeled_statement")  # the statement after a label counts separately

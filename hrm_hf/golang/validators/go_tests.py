@@ -228,7 +228,7 @@ class GoTestRunner(UsesChecker):
 
 
 def judge(run: Run, limits: Limits, secret: str) -> GoTestResult:
-    """Convert the run of a test binary to a result. The harness writes `secret` if all tests pass."""
+    """Build a result from a finished run of a test binary. The harness writes `secret` only if all tests pass."""
     output, confirmed = re.subn(rf"\n{secret}\n", "", run.output)
     if run.status == 0 and not run.stopped and confirmed:
         return GoTestResult("pass", output=output, seconds=run.seconds)

@@ -43,7 +43,7 @@ set_tid_address=218/96 set_robust_list=273/99 rseq=334/293 exit=60/93 exit_group
 waitid=247/95
 """)
 PROCESS_CALLS = _numbers("fork=57/ vfork=58/ setpgid=109/154 setsid=112/157")  # allowed with `processes`
-# `_rules` allows or rejects these calls by their arguments.
+# `_rules` allows or rejects these calls depending on their arguments.
 CHECKED_CALLS = _numbers(
     "clone=56/220 mmap=9/222 mprotect=10/226 fcntl=72/25 ioctl=16/29 arch_prctl=158/ prctl=157/167 prlimit64=302/261"
 )

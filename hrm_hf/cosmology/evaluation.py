@@ -25,7 +25,7 @@ SBC_BINS = 16
 TARP_LEVELS = 50
 # A pair of standard normal variables lies in a disc of squared radius -2 ln(1 - p) with probability p.
 RADIUS_68 = -2 * np.log(1 - LEVELS["coverage_68"])
-PEAK_HEIGHTS = (1.0, 2.0, 3.0, 4.0, 5.0)  # in units of the true maps' standard deviation
+PEAK_HEIGHTS = (1.0, 2.0, 3.0, 4.0, 5.0)  # minimum heights of peaks, in units of the true maps' standard deviation
 WIDTHS = {"coverage_68": 1.0, "coverage_95": 2.0}  # half-widths of pixel intervals, in standard deviations
 RESAMPLES = 1000
 

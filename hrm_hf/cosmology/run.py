@@ -39,7 +39,7 @@ from .trainer import MassMapTrainer, RegressionTrainer
 # Commands of `hrm-hf data` that `build_data` may use.
 BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (BuildFromFiles, build_from_files)}
 SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # config fields; must match the data
-STATISTICS_MAPS = 4000  # enough for means and standard deviations, but few enough to fit in memory
+STATISTICS_MAPS = 4000  # maps for means and standard deviations; few enough to fit in memory
 DISTANCE_QUANTILE = 0.995  # this fraction of held-out maps is within `max_map_distance`
 SCALE_MAPS = 2000  # training maps used for the standard deviation of the convergence
 

@@ -110,7 +110,7 @@ def _rows(result: RefinementOutput, rows: slice) -> RefinementOutput:
 
 
 def _first_text(tokenizer: Any, show: Callable[[str], None]):
-    """Return a streamer that passes only the first text to `show`, piece by piece."""
+    """Return a streamer that passes the first generated text to `show` piece by piece, and ignores later texts."""
     from transformers import TextStreamer
 
     class FirstText(TextStreamer):

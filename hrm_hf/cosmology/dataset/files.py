@@ -33,12 +33,12 @@ QUIJOTE_SOURCE = (
     "(quijote-simulations.readthedocs.io, Data access)"
 )
 QUIJOTE_BOX = 1000.0  # side of all Quijote boxes in Mpc/h
-MAX_SIDE_DEG = 30.0  # larger gnomonic patches stretch areas in their corners by more than 25%
+MAX_SIDE_DEG = 30.0  # maximum side; larger gnomonic patches stretch areas in their corners by more than 25%
 MAX_ZEROS = 0.01  # with a larger fraction of exact zeros, a map without a mask probably has missing sky
 ORDERINGS = {"RING": "RING", "NEST": "NESTED", "NESTED": "NESTED"}
 COORDINATES = re.compile("(?P<galactic>G)|(?P<equatorial>C|Q|EQ|ICRS|FK5|J2000)|(?P<ecliptic>E)")  # by COORDSYS
 PIXEL_NAMES = ("PIX", "HPIX", "HPX", "IPIX", "HEALPIX")  # possible names of the pixel index column
-MOST = 1e20  # larger values mark missing pixels
+MOST = 1e20  # maximum absolute value of a map; larger values mark missing pixels
 UNSEEN = -1.6375e30  # value that marks unobserved pixels in HEALPix files
 QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
 

@@ -17,7 +17,7 @@ GENERATOR_VERSION = 1  # increase this number when the same settings and seed no
 EDGE_SHARE = 0.5  # default fraction of hidden pixels beyond the edge of the footprint; the rest are in holes
 HOLE_ARCMIN = (2.0, 12.0)  # range of the hole radii, uniform in the logarithm
 OBSERVABLES = get_args(Observable)
-LARGEST_GRID = 512  # at this size, the displacements alone take 2 GB
+LARGEST_GRID = 512  # maximum particles per side of the box; their displacements alone take 2 GB
 
 
 @dataclass(frozen=True, kw_only=True)

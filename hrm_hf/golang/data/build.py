@@ -52,7 +52,7 @@ PRE_TOKENIZERS = {
     ),
 }
 
-# Inserting a space can only break a tag, never make one, so the order of the replacements does not matter.
+# Inserting a space can only break a tag, never create one, so the order of the replacements does not matter.
 CHAT_TEMPLATE = (
     "{%- set tags = [" + ", ".join(f"'{token}'" for token in SPECIAL_TOKENS) + "] -%}"
     "{%- macro harmless(text) -%}"

@@ -144,7 +144,7 @@ def _commit_problem(commit: _Commit) -> str | None:
 def _environment(repository: Path) -> dict[str, str]:
     return {
         **os.environ,
-        # Keep partial clones from fetching, and a repository's settings from starting programs or using the network.
+        # Do not fetch what a partial clone lacks, and do not let its settings start programs or use the network.
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_ALLOW_PROTOCOL": "none",
         "GIT_TERMINAL_PROMPT": "0",

@@ -17,7 +17,7 @@ from .records import new_record
 from .sources import GENERATED, MAX_BYTES, MAX_LINE, SKIPPED_FOLDERS, Dropped
 
 
-MAX_CHANGED_LINES = 40  # removed plus added lines
+MAX_CHANGED_LINES = 40  # maximum number of removed plus added lines
 GENERATED_NAMES = re.compile(r"(\.pb(\.gw)?|_generated|\.gen|_gen|_string|bindata)\.go$|(^|/)zz_generated[^/]*$")
 IGNORED = ("comment", "import_declaration", ";", "\n")
 

@@ -18,7 +18,7 @@ from ..validators.toolchain import GoNotFoundError, find_go
 
 
 MAX_BYTES = 1_000_000  # per file
-MAX_LINE = 5_000  # characters; longer lines are usually data tables
+MAX_LINE = 5_000  # maximum characters per line; longer lines are usually data tables
 SKIPPED_FOLDERS = ("vendor", "testdata", "node_modules")
 EXAMPLES = 20  # number of dropped file names to keep for each reason
 GENERATED = re.compile(r"^// Code generated .* DO NOT EDIT\.$", re.MULTILINE)

@@ -68,7 +68,7 @@ class _Tail:
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
-    decisions: list[tuple[int, int, list[int]]] = field(default_factory=list)  # position, label, feedback ids
+    decisions: list[tuple[int, int, list[int]]] = field(default_factory=list)  # (position, label, feedback ids)
     span: tuple[int, int] = (0, 0)
     code_bytes: int = 0
 

@@ -33,7 +33,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # Probabilities of zero, one, two and three failed attempts before the solution. The mean is two, so a third of the
 # decisions are DONE; after zero, one or two failures the next attempt is the solution with probability 0.19.
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
-SYNTAX_ONLY = 0.5  # fraction of trajectories with verdicts that hide the oracle's type errors
+SYNTAX_ONLY = 0.5  # fraction of trajectories whose verdicts hide the type errors that the oracle finds
 NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, for use without a validator
 MAX_CHARACTERS = 4000  # maximum length of all code in a trajectory; failed attempts beyond it are dropped
 CHUNK = 64  # records per validator call
@@ -54,7 +54,7 @@ class TrajectoryCounts:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def shares(self) -> dict[str, float]:
-        """Return the fraction of all decisions in each class."""
+        """Return the fraction of decisions in each class."""
         return {name: count / self.decisions.total() for name, count in sorted(self.decisions.items())}
 
 

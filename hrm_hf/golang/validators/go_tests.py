@@ -218,7 +218,7 @@ class GoTestRunner(UsesChecker):
 
     def _run(self, binary: Path) -> GoTestResult:
         limits, secret = self.limits, secrets.token_hex(32)
-        wall = replace(limits, seconds=limits.seconds + 2)  # Go's own timeout comes first and prints a report
+        wall = replace(limits, seconds=limits.seconds + 2)  # Go's own timeout expires first and prints a report
         run = run_sandboxed(
             ["/program", f"-test.timeout={limits.seconds}s", "-test.paniconexit0"], wall,
             read_only=[(str(binary), "/program")], stdin=secret.encode(),

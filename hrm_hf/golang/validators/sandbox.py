@@ -36,7 +36,7 @@ from .seccomp import ARCHITECTURES, seccomp_filter
 
 MIB = 1 << 20
 INSTALL_LINE = "`apt-get install bubblewrap util-linux mount` (dnf and pacman: bubblewrap, util-linux)"
-MAX_OUTPUT = 64 * MIB  # a program that writes more is killed
+MAX_OUTPUT = 64 * MIB  # maximum bytes of output; a program that writes more is killed
 ADDRESS_SPACE = 4096 * MIB  # Go reserves address space that it does not use: over 1 GiB in newer versions
 UNUSED_UID = 1_997_770_001  # in a range that systemd's list of uids marks as unused
 NOBODY = 65534

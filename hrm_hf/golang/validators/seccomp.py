@@ -48,7 +48,7 @@ CHECKED_CALLS = _numbers(
     "clone=56/220 mmap=9/222 mprotect=10/226 fcntl=72/25 ioctl=16/29 arch_prctl=158/ prctl=157/167 prlimit64=302/261"
 )
 CLONE3 = 435
-FIRST_UNKNOWN = 471  # one above the last call of Linux 6.19
+FIRST_UNKNOWN = 471  # number of the last system call in Linux 6.19, plus 1
 
 # CLONE_VM, FS, FILES, SIGHAND, THREAD: a thread with its own file table would escape the limit on open files
 _CLONE_THREAD = 0x10F00

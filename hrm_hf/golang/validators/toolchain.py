@@ -139,11 +139,11 @@ def build_checker(go: Go) -> Path:
 
 
 class CheckerError(RuntimeError):
-    """Raised if the checker dies."""
+    """Raised if the checker process dies."""
 
 
 class CheckerTimeoutError(CheckerError):
-    """Raised if the checker does not answer in time."""
+    """Raised if the checker process does not answer in time."""
 
 
 class CheckerProcess:

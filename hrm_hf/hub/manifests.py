@@ -258,7 +258,7 @@ class _PlainMetadata(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_dtype and name not in METADATA_CLASSES.get(module, ()):
-            raise pickle.UnpicklingError(f"it uses {module}.{name}, which is not allowed in metadata")
+            raise pickle.UnpicklingError(f"the file uses {module}.{name}, which is not allowed in metadata")
         return super().find_class(module, name)
 
 

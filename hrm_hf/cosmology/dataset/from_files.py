@@ -202,7 +202,7 @@ class LabelTable:
 
 
 def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
-    """Return a `Reading` of sky patches, one channel per file; `options` go to `read_healpix_patches`."""
+    """Return a `Reading` of sky patches, one channel per file; `options` are passed to `read_healpix_patches`."""
 
     def read() -> Rows:
         patches = read_healpix_patches(paths, **options)

@@ -40,7 +40,7 @@ EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units
 # Constants of the legacy kinds:
 H = 0.7
 SPECTRAL_INDEX = 0.965
-DES_ARCMIN2 = 8  # galaxies per arcmin^2, which is also per pixel, because pixels are 1 arcmin wide
+DES_ARCMIN2 = 8  # galaxies per arcmin^2 and per pixel, because a pixel covers 1 arcmin^2
 DES_ELLIPTICITY = 0.26
 DES_BLUR = 10.0  # pixels
 

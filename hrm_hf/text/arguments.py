@@ -154,7 +154,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     )
 
     depth_warmup_ratio: float = HfArg(
-        default=0.0, help="Initial fraction of the run with one segment per token, at the cost of a plain model."
+        default=0.0, help="Initial fraction of the run with one segment per token, at a plain model's compute cost."
     )
     depth_ramp_ratio: float = HfArg(
         default=0.0,
@@ -183,7 +183,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be in [0, 1], a fraction of the run")
         if self.train_adapters_only and self.train_gate_only:
-            raise ValueError("train_adapters_only=True: excludes train_gate_only; remove one of them")
+            raise ValueError("train_adapters_only=True: cannot be combined with train_gate_only; remove one option")
         if self.depth_warmup_ratio + self.depth_ramp_ratio > 1:
             raise ValueError(
                 f"depth_ramp_ratio={self.depth_ramp_ratio}: depth_warmup_ratio={self.depth_warmup_ratio} leaves only "

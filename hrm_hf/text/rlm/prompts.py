@@ -109,7 +109,7 @@ def validate_context(context: Any) -> None:
 def answer_text(value: Any) -> str:
     """Convert an answer to text. Raise ValueError if the value has the wrong type or is too long."""
     if not isinstance(value, (str, int, float, list, tuple, dict)):
-        raise ValueError(f"it is a {type(value).__name__}; expected text, a number, a list or a dict")
+        raise ValueError(f"the value is a {type(value).__name__}; expected text, a number, a list or a dict")
     return text_of(value)
 
 
@@ -124,7 +124,7 @@ def text_of(value: Any, quoted: bool = False) -> str:
     except (ValueError, RecursionError) as error:  # an integer of more than 4300 digits, or deeply nested lists
         raise ValueError(f"a {type(value).__name__} cannot be converted to text: {error}") from error
     if max(size, len(text)) > MAX_CHARS:
-        raise ValueError(f"it has more than {MAX_CHARS} characters")
+        raise ValueError(f"the text has more than {MAX_CHARS} characters")
     return text
 
 

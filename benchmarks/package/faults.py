@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def one_task(task: str, folder: Path, args: argparse.Namespace, moments: random.Random) -> dict:
-    """Run one task; count the kills, the kills during a save, and the runs that end like the uninterrupted one."""
+    """Run one task; count the kills, the kills during a save, and the runs with the uninterrupted run's result."""
     folder.mkdir()
     begun = time.perf_counter()
     if wait(start(task, folder / "alone", folder / ALONE)):

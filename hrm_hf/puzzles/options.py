@@ -154,7 +154,7 @@ class EvaluatePuzzles(EvaluationOptions, BoardOptions):
 
     data: str = option("Puzzle data set: a folder in our layout or the original one, or OWNER/NAME.", argument=True)
     split: str = option("Split to evaluate.", "test")
-    batch_size: int | None = option("Puzzles per batch. [default: sized for a CPU's cache]", None, min=1)
+    batch_size: int | None = option("Puzzles per batch. [default: sized to fit a CPU's cache]", None, min=1)
     limit: int | None = option("Evaluate on only the first N rows of the split.", None, min=1)
     by_difficulty: bool = option("Also report accuracy by rating, path length or number of clues (Sudoku).", False)
 
@@ -278,7 +278,7 @@ class BuildMaze(BuildPuzzles):
 class BuildArc(Options):
     """Options of `hrm-hf data arc`."""
 
-    sources: list[str] = option("Bundles, folders or Kaggle files; PATH:SUBSET,SUBSET selects subsets.", argument=True)
+    sources: list[str] = option("Files or folders of tasks; PATH:SUBSET,SUBSET selects subsets.", argument=True)
     out: Path = option("Folder to write.")
     num_aug: int = option("Number of augmentations to add for each task.", 1000, min=0)
     seed: int = option("Seed for augmentations and offsets.", 42, min=0)

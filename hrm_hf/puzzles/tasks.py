@@ -1,4 +1,4 @@
-"""Tasks for puzzle models, which read puzzles, format answers, check rules and apply symmetries.
+"""Tasks of puzzle models: how to read puzzles, format answers, check rules and apply symmetries.
 
 ARC and `puzzle_task(config)` are in `arc_pipeline.py`. This module handles only tokens, not models. In shapes, S is
 the number of cells, V the vocabulary size, and Q the number of questions.

@@ -142,9 +142,7 @@ def prefix_tuning(architecture: str) -> str | None:
 
 
 def _prefix_of_too_few_slots(architecture: str) -> str | None:
-    shapes = {
-        "hrm_go_coder": ({}, "phases"), "rlm_mhc": ({"num_hidden_layers": 4, "num_loops": 2}, "num_layers=6")
-    }  # fmt: skip
+    shapes = {"hrm_go_coder": ({}, "phases")}
     if architecture not in shapes:
         return None
     fields, reason = shapes[architecture]

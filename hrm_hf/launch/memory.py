@@ -125,8 +125,7 @@ def hrm_text_shape(config: HrmTextConfig) -> dict[str, Any]:
 
 def streams_shape(config: PreTrainedConfig) -> dict[str, Any]:
     """Return the shape of `rlm_mhc`: Llama layers over residual streams, with the middle layers looped."""
-    looped = (config.num_loops - 1) * (config.loop_end - config.loop_start) if config.num_loops > 1 else 0
-    visits = config.num_hidden_layers + looped
+    visits = config.num_hidden_layers
     mhc = {"streams": config.mhc_flows, "sinkhorn_iters": config.mhc_sinkhorn_iters} if config.mhc_enabled else {}
     return {"saved_bytes": LLAMA_LAYER, "trained_visits": visits, "visits": visits, **mhc}
 

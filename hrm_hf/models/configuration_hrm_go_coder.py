@@ -50,7 +50,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         "past_key_values", "plan_loss", "code_loss", "refinement_loss", "planner_states", "generator_states",
         "metrics",
     ]  # fmt: skip
-    base_model_tp_plan = None
+    base_model_tp_plan = {f"planner.{name}": rule for name, rule in LlamaConfig.base_model_tp_plan.items()}
     base_model_pp_plan = None  # pipeline-parallel plans cannot express that both stacks read the same embeddings
 
     # Fields inherited from transformers, redeclared with bounds.
@@ -113,8 +113,9 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
-        # Number of key-value slots per cycle. Caches read it from this field.
-        layers, given = self.planner_layers + 2 * self.generator_layers, self.num_hidden_layers
+        # Number of key-value slots: of all cycles in a unified model, otherwise of one cycle. Caches read this field.
+        cycles = self.planner_cycles if self.unified else 1
+        layers, given = self.planner_layers * cycles + 2 * self.generator_layers, self.num_hidden_layers
         if given not in (type(self).num_hidden_layers, layers) and "model_type" not in kwargs:
             raise ValueError(f"num_hidden_layers={given}: set planner_layers and generator_layers instead")
         self.num_hidden_layers = layers

@@ -37,6 +37,8 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     Recursion (our extension, not part of the guide's model or of mHC):
         num_loops: passes through the middle layers loop_start <= i < loop_end, each with its own keys and values; by
             default all layers except the first and the last.
+        num_physical_layers: layers with weights, set from num_hidden_layers if num_loops > 1; num_hidden_layers then
+            becomes the number of cache slots, one per visit of a layer, from which caches read their size.
     """
 
     model_type = "rlm_mhc"
@@ -84,6 +86,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     num_loops: int = bounded(1, COUNT)
     loop_start: int | None = bounded(None, SOME)
     loop_end: int | None = bounded(None, SOME)
+    num_physical_layers: int | None = bounded(None, COUNT)
 
     # Sizes from the training guide. Comments give the guide's names, and parameter counts in millions with mHC and
     # tied embeddings.
@@ -115,8 +118,11 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
             if alias in kwargs:
                 setattr(self, name, kwargs.pop(alias))
         if self.num_loops > 1:
+            self.num_physical_layers = self.num_blocks
             self.loop_start = 1 if self.loop_start is None else self.loop_start
-            self.loop_end = self.num_hidden_layers - 1 if self.loop_end is None else self.loop_end
+            self.loop_end = self.num_blocks - 1 if self.loop_end is None else self.loop_end
+        looped = self.loop_end - self.loop_start if self.num_loops > 1 else 0
+        self.num_hidden_layers = self.num_blocks + (self.num_loops - 1) * max(0, looped)
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
@@ -127,24 +133,24 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
                 f"mhc_flows={self.mhc_flows}: mhc_res_mode='birkhoff' would need {math.factorial(self.mhc_flows)} "
                 "logits per token; use at most 4 streams, or mhc_res_mode='sinkhorn'"
             )
-        if self.num_loops > 1 and not 0 <= self.loop_start < self.loop_end <= self.num_hidden_layers:
+        if self.num_loops > 1 and not 0 <= self.loop_start < self.loop_end <= self.num_blocks:
             raise ValueError(
                 f"num_loops={self.num_loops}: needs 0 <= loop_start < loop_end <= num_hidden_layers; got loop_start="
-                f"{self.loop_start}, loop_end={self.loop_end}, num_hidden_layers={self.num_hidden_layers}"
+                f"{self.loop_start}, loop_end={self.loop_end}, num_hidden_layers={self.num_blocks}"
             )
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of layers with weights."""
+        return self.num_physical_layers or self.num_hidden_layers
 
     @property
     def layer_order(self) -> list[int]:
         """Indices of the layers in execution order. The position in this list is the cache slot."""
         if self.num_loops == 1:
-            return list(range(self.num_hidden_layers))
+            return list(range(self.num_blocks))
         begin, middle = range(self.loop_start), range(self.loop_start, self.loop_end)
-        return [*begin, *list(middle) * self.num_loops, *range(self.loop_end, self.num_hidden_layers)]
-
-    @property
-    def per_layer_config(self) -> list["RlmMhcConfig"]:
-        """One entry per layer visit. transformers' caches read the number of slots from the list's length."""
-        return [self] * len(self.layer_order)
+        return [*begin, *list(middle) * self.num_loops, *range(self.loop_end, self.num_blocks)]
 
 
 __all__ = ["RlmMhcConfig"]

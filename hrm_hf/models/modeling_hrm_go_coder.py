@@ -66,7 +66,7 @@ from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, va
 from .processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK
 from .recurrent_cache import layer_cache_view, validate_slots
 from .refinement_hrm_go_coder import GoCoderRefinementMixin
-from .visited_attention import VisitedLayersMixin
+from .visited_attention import VisitedLayersMixin, VisitedLlamaAttention
 
 
 @dataclass
@@ -151,7 +151,8 @@ class HrmGoCoderPlannerLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
         super().__init__()
-        self.self_attn = LlamaAttention(config, layer_idx)
+        slots = [layer_idx + cycle * config.planner_layers for cycle in range(config.planner_cycles)]
+        self.self_attn = VisitedLlamaAttention(config, layer_idx, slots)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -215,12 +216,11 @@ class HrmGoCoderPlanner(nn.Module):
         self.layers = nn.ModuleList(HrmGoCoderPlannerLayer(config, index) for index in range(config.planner_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, hidden_states: torch.Tensor, past_key_values: Cache | None = None, **kwargs) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
         """Map embeddings [B, T, C] to states [B, T, C]."""
         for cycle in range(self.config.planner_cycles):
-            for index, layer in enumerate(self.layers):
-                slot = cycle * len(self.layers) + index
-                hidden_states = layer(hidden_states, past_key_values=layer_cache_view(past_key_values, slot), **kwargs)
+            for layer in self.layers:
+                hidden_states = layer(hidden_states, visit=cycle, **kwargs)
         return self.norm(hidden_states)
 
 
@@ -269,6 +269,7 @@ class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrai
     _no_split_modules = ["HrmGoCoderPlannerLayer", "HrmGoCoderGeneratorLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": [HrmGoCoderPlannerLayer, HrmGoCoderGeneratorLayer],
@@ -278,7 +279,9 @@ class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrai
 
     def serving_problem(self, engine: str, may_skip: bool) -> str | None:
         """Return an error message if an engine with its own cache cannot match `generate`, else None."""
-        return f"unified={self.config.unified}: {engine} keeps one cache slot per layer; use generate"
+        if self.config.unified:
+            return None
+        return f"unified=False: {engine} cannot cache the planner states that the generator reads; use generate"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

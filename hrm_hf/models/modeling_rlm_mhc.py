@@ -31,7 +31,7 @@ from transformers.modeling_layers import (
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -40,8 +40,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
-from .recurrent_cache import LayerCacheView, layer_cache_view, validate_slots
-from .visited_attention import VisitedLayersMixin
+from .recurrent_cache import validate_slots
+from .visited_attention import VisitedLayersMixin, VisitedLlamaAttention
 
 
 STREAM_DECAY = 0.6  # ratio between the initial factors of consecutive streams
@@ -75,7 +75,8 @@ class RlmMhcDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: RlmMhcConfig, layer_idx: int):
         super().__init__()
-        self.self_attn = LlamaAttention(config, layer_idx)
+        slots = [slot for slot, layer in enumerate(config.layer_order) if layer == layer_idx]
+        self.self_attn = VisitedLlamaAttention(config, layer_idx, slots)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -83,14 +84,9 @@ class RlmMhcDecoderLayer(GradientCheckpointingLayer):
         self.ffn_hc = build_connection(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        past_key_values: Cache | LayerCacheView | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
         def attention(x):
-            return self.self_attn(self.input_layernorm(x), past_key_values=past_key_values, **kwargs)[0]
+            return self.self_attn(self.input_layernorm(x), **kwargs)[0]
 
         def feed_forward(x):
             return self.mlp(self.post_attention_layernorm(x))
@@ -144,15 +140,10 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
             OutputRecorder(nn.Module, layer_name="attn_hc", capture_initial_hidden_state=False),
             OutputRecorder(LlamaRMSNorm, layer_name="norm", capture_initial_hidden_state=False),
         ],
-        "attentions": LlamaAttention,
+        "attentions": VisitedLlamaAttention,
         "streams": OutputRecorder(RlmMhcDecoderLayer),
         "mhc_matrices": OutputRecorder(HyperConnection, index=2),
     }
-
-    def serving_problem(self, engine: str, may_skip: bool) -> str | None:
-        """Return an error message if an engine with its own cache cannot match `generate`, else None."""
-        loops = self.config.num_loops
-        return None if loops == 1 else f"num_loops={loops}: {engine} keeps one cache slot per layer; use generate"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -170,7 +161,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
-        self.layers = nn.ModuleList(RlmMhcDecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(RlmMhcDecoderLayer(config, index) for index in range(config.num_blocks))
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.hc_head, self.stream_scale = None, None
@@ -218,7 +209,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             inputs_embeds = self.embed_tokens(input_ids)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        validate_slots(past_key_values, len(self.config.layer_order))
+        validate_slots(past_key_values, self.config.num_hidden_layers)
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
@@ -234,13 +225,13 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             "attention_mask": mask,
             "position_embeddings": self.rotary_emb(inputs_embeds, position_ids=position_ids),
             "position_ids": position_ids,
+            "past_key_values": past_key_values,
             "use_cache": use_cache,
             **kwargs,
         }
-        streams = self.expand(inputs_embeds)
-        for slot, layer in enumerate(self.config.layer_order):
-            key_values = past_key_values if slot == layer else layer_cache_view(past_key_values, slot)
-            streams = self.layers[layer](streams, past_key_values=key_values, **passes)
+        streams, order = self.expand(inputs_embeds), self.config.layer_order
+        for slot, layer in enumerate(order):
+            streams = self.layers[layer](streams, visit=order[:slot].count(layer), **passes)
         return RlmMhcModelOutput(last_hidden_state=self.norm(self.reduce(streams)), past_key_values=past_key_values)
 
 

@@ -15,7 +15,6 @@ In training and in decoding, a token that has halted keeps the keys and values o
 that run more segments read them. The cache itself is one of transformers' caches.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,23 +22,19 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
 class LayerCacheView:
-    """View of a cache for one visit of a layer. It redirects updates to the visit's slot.
+    """View of a cache for one visit of a layer. It redirects updates to the visit's slot."""
 
-    `read` selects the part of the keys or values [B, heads, S, head_dim] that the layer sees; by default, it sees all.
-    """
-
-    def __init__(self, cache: Cache, slot: int, read: Callable[[torch.Tensor], torch.Tensor] | None = None):
-        self.cache, self.slot, self.read = cache, slot, read
+    def __init__(self, cache: Cache, slot: int):
+        self.cache, self.slot = cache, slot
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Update the cache at the visit's slot instead of at `layer_idx`."""
-        keys, values = self.cache.update(key, value, self.slot)
-        return (keys, values) if self.read is None else (self.read(keys), self.read(values))
+        return self.cache.update(key, value, self.slot)
 
 
-def layer_cache_view(cache: Cache | None, slot: int, read: Callable | None = None) -> LayerCacheView | None:
+def layer_cache_view(cache: Cache | None, slot: int) -> LayerCacheView | None:
     """Return a view for one visit, or None without a cache."""
-    return None if cache is None else LayerCacheView(cache, slot, read)
+    return None if cache is None else LayerCacheView(cache, slot)
 
 
 def validate_slots(cache: Cache | None, slots: int) -> None:

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb, eager_attention_forward
 
 
 class VisitAttention(nn.Module):
@@ -52,6 +53,36 @@ class VisitAttention(nn.Module):
 def visit_attentions(config, slots: list[int], head_dim: int, num_key_value_groups: int) -> nn.ModuleList:
     """Build one `VisitAttention` for each visit of a layer, in order. `slots` lists their cache slots."""
     return nn.ModuleList(VisitAttention(config, slot, head_dim, num_key_value_groups) for slot in slots)
+
+
+class VisitedLlamaAttention(LlamaAttention):
+    """Llama's attention, with the same weights, for a layer whose visits have the cache slots `slots`."""
+
+    def __init__(self, config, layer_idx: int, slots: list[int]):
+        super().__init__(config, layer_idx)
+        self.visits = visit_attentions(config, slots, self.head_dim, self.num_key_value_groups)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        visit: int = 0,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend from hidden_states [B, T, C], at the layer's given visit."""
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query, key, value = (
+            project(hidden_states).view(shape).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        attend = self.visits[visit]
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, attend.layer_idx)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed, weights = attend(query, key, value, attention_mask, dropout, **kwargs)
+        return self.o_proj(mixed.reshape(*hidden_states.shape[:-1], -1)), weights
 
 
 # Name prefixes of the attention functions in vLLM 0.33 and in SGLang's main branch of 2026.

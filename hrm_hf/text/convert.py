@@ -243,7 +243,7 @@ def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
         "architecture": config.model_type,
         "parameters": model.num_parameters(),
         "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
+        "num_hidden_layers": config.num_blocks,
         "vocab_size": config.vocab_size,
         "mhc_enabled": config.mhc_enabled,
     }

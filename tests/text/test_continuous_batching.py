@@ -1,7 +1,9 @@
-"""Continuous batching and other engines with their own caches, against `generate`."""
+"""Continuous batching (`generate_batch`), which has its own paged cache, against `generate`."""
 
 import pytest
+import tiny_go
 import tiny_hrm_lm
+import tiny_mhc
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, HrmTextConfig, HrmTextForCausalLM
 
@@ -52,6 +54,19 @@ def batched(model, prompts: list[list[int]], fields=(), pages=(), **options) -> 
 def test_batches_give_the_tokens_of_generate(case, attention):
     model, prompts = hrm_lm(attention, **CASES[case]), texts(21, 5)
     assert batched(model, prompts) == generated(model, prompts)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("variant", ["mhc", "loops", "unified", "unified cycles"])
+def test_batches_of_other_architectures_give_the_tokens_of_generate(variant, attention):
+    if variant in tiny_go.VARIANTS:
+        model, options = tiny_go.model(awake=True, **tiny_go.VARIANTS[variant]), {"plan_first": False}
+    else:
+        model, options = tiny_mhc.model(**tiny_mhc.VARIANTS[variant]), {}
+    model.set_attn_implementation(attention)
+    model.generation_config.eos_token_id = None
+    prompts = texts(21, 5)
+    assert batched(model, prompts) == generated(model, prompts, **options)
 
 
 @pytest.mark.parametrize("case", ["flat, halting", "two stacks, halting"])
@@ -108,7 +123,7 @@ def test_visits_that_share_a_slot_give_other_tokens():
         ({"attention": "flash_attention_2"}, {"exit_criterion": "kl"}, "exit_criterion='kl'"),
     ],
 )
-def test_batches_reject_what_would_differ_from_generate(fields, options, match):
+def test_batches_reject_options_of_hrm_lm_that_would_differ_from_generate(fields, options, match):
     fields = dict(fields)
     attention = fields.pop("attention", "sdpa")
     model = hrm_lm(**fields)
@@ -117,14 +132,9 @@ def test_batches_reject_what_would_differ_from_generate(fields, options, match):
         model.generate_batch(texts(5), **options)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize(
-    "fields, match",
-    [({"kv_layout": "last_visit"}, "kv_layout='last_visit'"), (HALTING, "exit_criterion='latent_diff'")],
-)
-def test_engines_reject_configs_they_would_compute_wrongly(engine, fields, match):
-    with pytest.raises(ValueError, match=match):
-        hrm_lm(engine, **fields)
+def test_batches_reject_a_go_coder_with_two_stacks():
+    with pytest.raises(ValueError, match="unified=False"):
+        tiny_go.model().generate_batch(texts(5))
 
 
 @pytest.mark.xfail(strict=True, reason="transformers 5.23 keys all visits of a layer by the same layer_idx")

@@ -1,17 +1,14 @@
-"""`hrm-hf serve` against generate, over HTTP; and the paged cache, which only one architecture can use."""
+"""`hrm-hf serve` against generate, over HTTP."""
 
 import json
 import urllib.request
 
 import every
 import pytest
-import torch
 from serving_process import post, served_here
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AutoModel, ContinuousBatchingConfig, GenerationConfig
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
-from hrm_hf import HrmGoCoderForCausalLM, HrmLmForCausalLM, RlmMhcForCausalLM
 from hrm_hf.cli import app as cli
 
 
@@ -77,84 +74,6 @@ def test_server_answers_requests_of_transformers_chat(served):
         )
     )
     assert 0 < parts[-1].usage.completion_tokens <= NEW_TOKENS
-
-
-def test_continuous_batching_gives_rlm_mhc_the_tokens_of_generate():
-    model = every.model("rlm_mhc")
-    prompts = [row[:length].tolist() for row, length in zip(every.inputs("rlm_mhc", 3)["input_ids"], (5, 9, 24))]
-    options = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    expected = [
-        model.generate(torch.tensor([ids]), generation_config=options)[0, len(ids) :].tolist() for ids in prompts
-    ]
-    pages = ContinuousBatchingConfig(num_blocks=16, page_size=32, max_batch_tokens=64)  # do not reserve all memory
-    answers = model.generate_batch(
-        inputs=prompts, generation_config=options, continuous_batching_config=pages, progress_bar=False
-    )
-    assert [answer.generated_tokens for answer in answers.values()] == expected
-
-
-LOOPS = {"num_loops": 2, "loop_start": 0, "loop_end": 1}
-
-
-@pytest.mark.parametrize(
-    "architecture, fields, match", [("hrm_go_coder", {}, "unified=False"), ("rlm_mhc", LOOPS, "num_loops=2")]
-)
-def test_recurrent_models_reject_caches_with_one_slot_per_layer(architecture, fields, match):
-    model = every.model(architecture, **fields)
-    with pytest.raises(ValueError, match=match):
-        model.generate_batch(inputs=[[1, 2, 3]])
-    for server in ("vllm", "sglang"):  # as their transformers backends create a model
-        with pytest.raises(ValueError, match=match):
-            AutoModel.from_config(model.config, attn_implementation=server)
-
-
-class LayerPages:
-    """Keys and values of one layer, stored by the server instead of the model."""
-
-    def __init__(self):
-        self.keys = self.values = None
-
-    def attend(self, query, key, value, scaling):
-        """Compute attention [batch, length, heads, width] of new positions to all earlier ones."""
-        self.keys = key if self.keys is None else torch.cat((self.keys, key), 2)
-        self.values = value if self.values is None else torch.cat((self.values, value), 2)
-        new, known = query.shape[2], self.keys.shape[2]
-        mask = torch.ones(new, known, dtype=torch.bool).tril(known - new)
-        answer = scaled_dot_product_attention(query, self.keys, self.values, mask, scale=scaling, enable_gqa=True)
-        return answer.transpose(1, 2)
-
-
-def server_attention(module, query, key, value, attention_mask, scaling=None, attention_instances=None, **kwargs):
-    """Attention function that vLLM's and SGLang's transformers backends substitute in a model."""
-    return attention_instances[module.layer_idx].attend(query, key, value, scaling), None
-
-
-def test_server_with_its_own_cache_gets_the_tokens_of_generate(monkeypatch):
-    """As vLLM 0.33 and SGLang call a model: the base model by AutoModel, flat positions, their objects as keywords."""
-    monkeypatch.setitem(AttentionInterface._global_mapping, "server", server_attention)
-    model = every.model("rlm_mhc")
-    prompt = every.inputs("rlm_mhc", 1)["input_ids"]
-    expected = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    served = AutoModel.from_config(model.config, attn_implementation="server").eval()
-    served.load_state_dict(model.model.state_dict())
-    pages = {layer: LayerPages() for layer in range(served.config.num_hidden_layers)}
-    ids, seen = prompt, 0
-    with torch.no_grad():
-        for _ in range(NEW_TOKENS):
-            positions = torch.arange(seen, ids.shape[1])[None]
-            states = served(
-                input_ids=ids[:, seen:], position_ids=positions, use_cache=False, return_dict=False,
-                attention_instances=pages,
-            )[0]  # fmt: skip
-            seen = ids.shape[1]
-            ids = torch.cat((ids, model.lm_head(states[:, -1:]).argmax(-1)), 1)
-    assert torch.equal(ids, expected)
-
-
-def test_classes_report_compatibility_with_other_servers():
-    """vLLM and SGLang call this method before they replace the attention of a class."""
-    assert RlmMhcForCausalLM.is_backend_compatible() and HrmLmForCausalLM.is_backend_compatible()
-    assert not HrmGoCoderForCausalLM.is_backend_compatible()
 
 
 def test_other_models_are_rejected_before_a_server_starts(tmp_path):

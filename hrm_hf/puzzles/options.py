@@ -278,7 +278,7 @@ class BuildMaze(BuildPuzzles):
 class BuildArc(Options):
     """Options of `hrm-hf data arc`."""
 
-    sources: list[str] = option("Files or folders of tasks; PATH:SUBSET,SUBSET selects subsets.", argument=True)
+    sources: list[str] = option("Task or Kaggle files, or folders; PATH:SUBSET,SUBSET selects subsets.", argument=True)
     out: Path = option("Folder to write.")
     num_aug: int = option("Number of augmentations to add for each task.", 1000, min=0)
     seed: int = option("Seed for augmentations and offsets.", 42, min=0)

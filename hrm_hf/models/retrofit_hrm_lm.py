@@ -15,6 +15,7 @@ Sources: McLeish et al. 2025, arXiv 2511.07384 (pretrained decoders as looped on
 import re
 from collections.abc import Iterable
 from copy import deepcopy
+from os import PathLike
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from .bounds import whole
 from .configuration_hrm_lm import HrmLmConfig
 from .hrm_lm_layers import PassLinear
 from .presets_hrm_lm import LOOP
@@ -65,7 +67,7 @@ class RetrofitMixin:
     @classmethod
     def from_llama(
         cls,
-        model: PreTrainedModel | str,
+        model_or_name: PreTrainedModel | str,
         *,
         prelude_layers: int | None = None,
         loop_layers: int | None = None,
@@ -81,8 +83,8 @@ class RetrofitMixin:
         Weights that keep their dtype share memory with the given model, so train only one of the two.
 
         Args:
-            model: a Llama, Qwen2, Qwen3 or Mistral without sliding window, or the folder or Hub name of one with
-                safetensors weights.
+            model_or_name: a Llama, Qwen2, Qwen3 or Mistral without sliding window, or the folder or Hub name of one
+                with safetensors weights.
             prelude_layers, loop_layers, coda_layers: layers before, in and after the loop, together all layers of the
                 model. By default, 40 % of the layers come before the loop, and one eighth are in it.
             passes: maximum number of passes through the loop; each is a segment.
@@ -94,13 +96,15 @@ class RetrofitMixin:
             ValueError: the model has a feature that `hrm_lm` lacks, its weights do not match its config, the layers
                 do not add up, or `config` sets a field that from_llama determines.
         """
-        if not isinstance(model, PreTrainedModel):
+        whole(1, name="passes")(passes)
+        model = model_or_name
+        if isinstance(model, str | PathLike):
             validate_decoder(AutoConfig.from_pretrained(model, trust_remote_code=False))
             model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype or "auto", use_safetensors=True)
         validate_decoder(model.config)
         if type(model) not in DECODERS:
             names = ", ".join(each.__name__ for each in DECODERS)
-            raise ValueError(f"model={type(model).__name__}: not supported by from_llama; use {names}")
+            raise ValueError(f"model_or_name={type(model).__name__}: not supported by from_llama; use {names}")
         layers = split_layers(model.config.num_hidden_layers, prelude_layers, loop_layers, coda_layers)
         loop = {"halt_max_steps": passes, "input_injection": input_injection, "loop_step": loop_step}
         settings = looped_config(model.config, layers, loop, config)
@@ -220,8 +224,7 @@ def looped_name(name: str, config: HrmLmConfig, passes: int = 1) -> str:
 
 def validate_unrolled(config: HrmLmConfig, passes: int) -> None:
     """Raise ValueError if no decoder can match a looped model with this many passes. The message names the field."""
-    if passes < 1:
-        raise ValueError(f"passes={passes}: must be >= 1")
+    whole(1, name="passes")(passes)
     needed = {"num_h_layers": 0, **DECODER, "step_vectors": False, "pass_gains": False, "quantization_config": None}
     del needed["norm_affine"]  # a model without gains becomes a decoder with gains of 1
     if passes > 1:

@@ -14,6 +14,9 @@ import tiny
 import torch
 from tolerances import assert_equal_but_for_rounding
 
+from hrm_hf.models.presets_hrm_lm import LOOP
+from hrm_hf.models.retrofit_hrm_lm import DECODER
+
 
 # Runs where `import hrm_hf` fails; argv: a folder of checkpoints, each with expected.pt.
 SCRIPT = """
@@ -42,11 +45,21 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
 """
 
 
+LOOPED = {
+    **LOOP,
+    **DECODER,
+    "input_injection": "gated",
+    "loop_step": "damped",
+    "attention_bias": "qkv",
+}  # by from_llama
+OTHERS = {"trm_puzzle-mlp": ("trm_puzzle", tiny.MLP), "hrm_lm-looped": ("hrm_lm", LOOPED)}
+
+
 @pytest.fixture(scope="module")
 def without_the_package(tmp_path_factory):
     """By variant: outputs of the package, and of a process without it, for the checkpoint and for a copy."""
     home = tmp_path_factory.mktemp("home")
-    variants = {name: (name, {}) for name in every.ARCHITECTURES} | {"trm_puzzle-mlp": ("trm_puzzle", tiny.MLP)}
+    variants = {name: (name, {}) for name in every.ARCHITECTURES} | OTHERS
     folders = {variant: home / "checkpoints" / variant for variant in variants}
     for variant, (name, fields) in variants.items():
         model, inputs, targets = every.model(name, **fields), every.inputs(name), every.targets(name)
@@ -64,7 +77,7 @@ def without_the_package(tmp_path_factory):
     return {name: (torch.load(folders[name] / "expected.pt")["outputs"], load[name]) for name in variants}
 
 
-@pytest.mark.parametrize("variant", [*every.ARCHITECTURES, "trm_puzzle-mlp"])
+@pytest.mark.parametrize("variant", [*every.ARCHITECTURES, *OTHERS])
 def test_a_process_without_the_package_computes_the_same_and_saves_it_again(variant, without_the_package):
     expected, found = without_the_package[variant]
     assert found.keys() == {"again", "and again"}

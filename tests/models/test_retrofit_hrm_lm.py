@@ -206,7 +206,7 @@ def test_other_models_are_rejected():
     class OwnLlama(LlamaForCausalLM):
         pass
 
-    with pytest.raises(ValueError, match="model=OwnLlama"):
+    with pytest.raises(ValueError, match="model_or_name=OwnLlama"):
         HrmLmForCausalLM.from_llama(OwnLlama(LlamaConfig(**SIZES)))
 
 
@@ -235,6 +235,13 @@ def test_weights_that_do_not_match_the_config_are_rejected():
 def test_fields_that_from_llama_determines_are_rejected(field, value):
     with pytest.raises(ValueError, match=re.escape(f"{field}={value!r}")):
         HrmLmForCausalLM.from_llama(decoder(), **{field: value})
+
+
+def test_a_number_of_passes_below_one_is_rejected():
+    with pytest.raises(ValueError, match="passes=0"):
+        HrmLmForCausalLM.from_llama(decoder(), passes=0)
+    with pytest.raises(ValueError, match="passes=0"):
+        HrmLmForCausalLM.from_llama(decoder()).to_llama(passes=0)
 
 
 @pytest.mark.parametrize("config_class", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])

@@ -135,7 +135,7 @@ def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]
             ours, theirs = ours[given], theirs[given]
         differences[name], reach = (
             tensor.abs().max().item() if tensor.numel() else 0.0 for tensor in (ours - theirs, ours)
-        )  # SE-RRM's state is an empty tensor
+        )  # SE-RRM's state is an empty tensor, which has no maximum
         if not differences[name] <= TOLERANCE * max(1.0, reach):
             raise ValueError(
                 f"the exported graph computes a different {name}: it differs from the model's by up to "

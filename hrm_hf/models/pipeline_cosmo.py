@@ -108,7 +108,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return self._answers(self.model(**input_tensors, **forward_params), input_tensors, POSTERIOR)
 
     def _answers(self, outputs: Any, input_tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> dict:
-        """Return the named tensors in an output, and each map's number of segments and distance.
+        """Return the output tensors in `names`, and each map's number of segments and distance from training maps.
 
         If the model has a distance limit, warn about maps that are unlike the training maps.
         """

@@ -19,7 +19,7 @@ from .settings_puzzle import SolveSettings
 
 RESIDUAL_WINDOW = 3  # number of last steps over which residuals are averaged
 CACHED_BYTES = 4 * 2**20  # size of a call's latent states that stay in a CPU's cache, in bytes
-TOKENS_PER_CALL = 65_536  # on other devices; small enough for restarts of large puzzles
+TOKENS_PER_CALL = 65_536  # cells per call on other devices; with restarts, large puzzles still fit into memory
 
 # Function that takes boards and answers (token ids [N, S]) and returns which answers obey the rules, bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

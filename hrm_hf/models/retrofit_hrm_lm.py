@@ -20,17 +20,14 @@ from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
-    LlamaForCausalLM,
-    MistralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
-    Qwen3ForCausalLM,
 )
 from transformers.utils import logging
 
@@ -40,7 +37,11 @@ from .hrm_lm_layers import PassLinear
 from .presets_hrm_lm import LOOP
 
 
-DECODERS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+# Model types and classes. Only names, because importing the classes would slow down every start.
+DECODERS = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}  # fmt: skip
 # Fields that both configs have. `attention_bias`, `mlp_bias` and `qk_norm` depend on the family.
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
@@ -102,9 +103,9 @@ class RetrofitMixin:
             validate_decoder(AutoConfig.from_pretrained(model, trust_remote_code=False))
             model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype or "auto", use_safetensors=True)
         validate_decoder(model.config)
-        if type(model) not in DECODERS:
-            names = ", ".join(each.__name__ for each in DECODERS)
-            raise ValueError(f"model_or_name={type(model).__name__}: not supported by from_llama; use {names}")
+        if (given := type(model).__name__) not in DECODERS.values():
+            names = ", ".join(DECODERS.values())
+            raise ValueError(f"model_or_name={given}: not supported by from_llama; use {names}")
         layers = split_layers(model.config.num_hidden_layers, prelude_layers, loop_layers, coda_layers)
         loop = {"halt_max_steps": passes, "input_injection": input_injection, "loop_step": loop_step}
         settings = looped_config(model.config, layers, loop, config)
@@ -129,7 +130,7 @@ class RetrofitMixin:
         passes = config.halt_max_steps * config.L_cycles if passes is None else passes
         validate_unrolled(config, passes)
         settings = decoder_config(config, passes)
-        decoder = next(each for each in DECODERS if each.config_class is type(settings))
+        decoder = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
         with torch.device("meta"):
             shapes = {name: weight.shape for name, weight in decoder(settings).state_dict().items()}
         weights = self.state_dict()
@@ -151,9 +152,8 @@ class RetrofitMixin:
 
 def validate_decoder(config: PreTrainedConfig) -> None:
     """Raise ValueError if a decoder has a feature that `hrm_lm` lacks. The message names the field."""
-    types = sorted(each.config_class.model_type for each in DECODERS)
-    if config.model_type not in types:
-        raise ValueError(f"model_type={config.model_type!r}: not supported by from_llama; use {', '.join(types)}")
+    if config.model_type not in DECODERS:
+        raise ValueError(f"model_type={config.model_type!r}: not supported by from_llama; use {', '.join(DECODERS)}")
     if getattr(config, "is_heterogeneous", False):  # since transformers 5.22
         varying = sorted(config.per_layer_attributes or ())
         raise ValueError(f"per_layer_config={varying}: not supported by hrm_lm; all layers must have the same shape")

@@ -38,10 +38,7 @@ from .presets_hrm_lm import LOOP
 
 
 # Model types and classes. Only names, because importing the classes would slow down every start.
-DECODERS = {
-    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}  # fmt: skip
+DECODERS = {name.lower(): f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 # Fields that both configs have. `attention_bias`, `mlp_bias` and `qk_norm` depend on the family.
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",

@@ -73,7 +73,7 @@ def main() -> None:
             ratio = times[PEER] / value
             print(f"cosmology {f'{kind}, {size}^2':44} {1e3 / value:8.1f} maps/s/core, {ratio:.2f} x {PEER}")
     for workers, rate in rates.items():
-        print(f"cosmology build with {workers} worker(s), 64^2 {rate:24.1f} maps/s")
+        print(f"cosmology build of 64 x 64 maps, {workers} worker(s): {rate:18.1f} maps/s")
     for line, value in report["reading"].items():
         print(f"cosmology {line:44} {value:.4g}")
 

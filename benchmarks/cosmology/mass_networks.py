@@ -53,9 +53,9 @@ def main() -> None:
     )
     parser.add_argument("--two_steps", type=Path, help="output folder of a two_steps.py run")
     parser.add_argument("--limit", type=int, help="number of test maps; all by default")
-    parser.add_argument("--train", type=int, default=1000, help="number of training maps to average the spectrum over")
+    parser.add_argument("--train", type=int, default=1000, help="training maps over which to average the spectrum")
     parser.add_argument(
-        "--floor", type=int, default=100, help="number of test maps to sample the exact posterior of; 0 to disable"
+        "--floor", type=int, default=100, help="number of test maps whose exact posterior is sampled; 0 to disable"
     )
     parser.add_argument(
         "--masks",

@@ -1,4 +1,4 @@
-"""Compare the memory and read speed of map training with the complete split in memory and with maps on disk.
+"""Compare the memory use and speed of training on maps that are held in memory or read from disk.
 
     python -m benchmarks.cosmology.memory [--quick] [--maps 8000] [--size 64] [--turns 5]
 

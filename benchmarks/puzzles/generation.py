@@ -49,8 +49,8 @@ def main() -> None:
         report["clues"][name] = {what: statistics.median(values) for what, values in figures.items()}
         report["clues"][name]["ratio"] = statistics.median(one / many for one, many in zip(peer, ours))
         for what, value in report["clues"][name].items():
-            unit = "x" if what == "ratio" else "ms of CPU a puzzle"
-            print(f"sudoku of {name} clues, {what:16} {value:8.3f} {unit}")
+            unit = "x" if what == "ratio" else "ms of CPU per puzzle"
+            print(f"sudoku with {name} clues, {what:14} {value:8.3f} {unit}")
     write_report(args, "puzzle_generation", report | {"machine": machine(), "versions": library_versions()})
 
 

@@ -35,7 +35,7 @@ from ..report import interval, make_parser, write_report
 from .models import held_out_rows, image_folder, text_file
 
 
-# Range of thresholds in the plot: evenly spaced for probabilities, logarithmically for changes.
+# Range of the thresholds in the plot. They are evenly spaced for probabilities, and logarithmically for other values.
 SWEPT = {
     "cdf": (0.5, 0.98), "confidence": (0.3, 0.99), "kl": (1e-5, 3.0), "latent_diff": (1e-3, 3.0),
     "second_diff": (1e-3, 3.0), "entropy_diff": (1e-4, 3.0),

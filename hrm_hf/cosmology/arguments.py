@@ -37,7 +37,7 @@ class CosmoDataArguments:
 
 @dataclass
 class CosmoTrainingArguments(CarrylessTrainingArguments):
-    """Training options of regressors, with the defaults of the original HPC module's training script.
+    """Training options of regressors. The defaults are those of the original repository's training script.
 
     `scale_learning_rate` applies the linear rule of that script: `learning_rate` * maps per step / `base_batch_size`.
     """

@@ -16,7 +16,7 @@ import numpy as np
 from .simulation.fields import map_power_spectrum
 
 
-Prior = Mapping[str, tuple[float, float]]  # lower and upper bound of each free parameter of a flat prior
+Prior = Mapping[str, tuple[float, float]]  # lower and upper bounds of the flat prior on each parameter
 
 PLANES = (("omega_m", "s_8"), ("omega_m", "sigma_8"))
 LEVELS = {"coverage_68": 0.6827, "coverage_95": 0.9545}

@@ -121,7 +121,7 @@ def describe(graph: Graph) -> dict[str, Any]:
 
 @torch.no_grad()
 def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]:
-    """Compare the outputs of the exported main graph (from `run(inputs)`) with the model's, at a new batch size.
+    """Compare the outputs `run(inputs)` of the exported main graph with the model's outputs, at a new batch size.
 
     Raises:
         ValueError: an output differs by more than TOLERANCE times its largest value.

@@ -147,7 +147,9 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             )
         if not self.special_symbols and not (self.equivariant_symbols and self.state_symbols > 0):
             given = f"equivariant_symbols={self.equivariant_symbols}, vocab_size={self.vocab_size}"
-            raise ValueError(f"special_symbols=False, {given}: the last two must be True and > {SPECIAL_SYMBOLS}")
+            raise ValueError(
+                f"special_symbols=False, {given}: needs equivariant_symbols=True and vocab_size > {SPECIAL_SYMBOLS}"
+            )
 
     def validate_states(self):
         """Reject EqR fields if there is only one state. `@strict` calls this method."""

@@ -42,7 +42,7 @@ def validate_slots(cache: Cache | None, slots: int) -> None:
     made = len(cache.layers) if isinstance(cache, Cache) else 0  # serving engines' caches have no `layers`
     if 0 < made < slots:
         raise ValueError(
-            f"past_key_values: has {made} layers, but the model needs {slots}, one per visit of a layer; for "
+            f"past_key_values: has {made} layers, but the model needs {slots}, one for each run of a layer; for "
             f"prefix tuning, set num_layers={slots} in the PrefixTuningConfig"
         )
 

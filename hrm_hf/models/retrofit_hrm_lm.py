@@ -169,7 +169,7 @@ def validate_decoder(config: PreTrainedConfig) -> None:
 
 
 def split_layers(total: int, prelude: int | None, loop: int | None, coda: int | None) -> tuple[int, int, int]:
-    """Return the number of layers before, in and after the loop. None means the default or the remaining layers."""
+    """Return the number of layers before, in and after the loop. A single None stands for the remaining layers."""
     if loop is None:
         free = total - (prelude or 0) - (coda or 0)
         loop = free if None not in (prelude, coda) else min(max(2, round(total / 8)), free)
@@ -185,7 +185,7 @@ def split_layers(total: int, prelude: int | None, loop: int | None, coda: int | 
 
 
 def looped_config(source: PreTrainedConfig, layers: tuple[int, int, int], loop: dict, given: dict) -> HrmLmConfig:
-    """Return the config of a looped model with a decoder's shapes. `given` may not change what one pass computes."""
+    """Return the config of a looped model with a decoder's shapes. `given` must not change what one pass computes."""
     fixed = {
         **{name: LOOP[name] for name in FLAT},
         **DECODER,

@@ -55,14 +55,14 @@ def _combined(shear: torch.Tensor, mask: torch.Tensor | None, inverse: bool) -> 
     multipliers = _multipliers(shear)
     modes = (torch.fft.rfft2(shear).unflatten(-3, (-1, 2)) * multipliers).sum(-3)
     if inverse:
-        # The power is 1 except at Nyquist frequencies, where g2 vanishes, and 0 for modes that do not affect shear.
+        # The power is 0 for modes that do not affect shear, < 1 at Nyquist frequencies (where g2 vanishes), else 1.
         power = multipliers.square().sum(0)
         modes = torch.where(power > 0, modes / power.clamp_min(torch.finfo(power.dtype).tiny), 0)
     return torch.fft.irfft2(modes, s=shear.shape[-2:])
 
 
 def _multipliers(maps: torch.Tensor) -> torch.Tensor:
-    """Return the factors from kappa to g1 and g2 at each `rfft2` mode, [2, size, size // 2 + 1]."""
+    """Return the factors that convert kappa to g1 and g2 at each `rfft2` mode, [2, size, size // 2 + 1]."""
     size = maps.shape[-1]
     # Compute in double precision on the CPU to get the same numbers on every device.
     real = {"dtype": torch.float64, "device": "cpu"}

@@ -56,7 +56,7 @@ def visit_attentions(config, slots: list[int], head_dim: int, num_key_value_grou
 
 
 class VisitedLlamaAttention(LlamaAttention):
-    """Llama's attention, with the same weights, for a layer whose visits have the cache slots `slots`."""
+    """Llama's attention for a layer that runs several times. Each run uses its own cache slot from `slots`."""
 
     def __init__(self, config, layer_idx: int, slots: list[int]):
         super().__init__(config, layer_idx)

@@ -77,7 +77,7 @@ class SolveOptions(BoardOptions):
 
 
 def is_file_name(text: str) -> bool:
-    """Check whether a text is a file name rather than a board. The file need not exist."""
+    """Check whether a string is a file name rather than a board. The file need not exist."""
     named = "/" in text or "\\" in text or re.search(r"\.[A-Za-z]{2}\w*(\.gz)?$", text)
     return "\n" not in text and bool(named or os.path.isfile(text))
 
@@ -126,7 +126,7 @@ class SolvePuzzles(SolveOptions):
 
     @property
     def plot(self) -> Path | None:
-        """Return `out` if it is the name of a plot file."""
+        """Return `out` if it is the name of a plot file, else None."""
         return self.out if self.out and self.out.suffix in PICTURES else None
 
     @property
@@ -186,8 +186,8 @@ class BuildPuzzles(Options):
 
     source: str = option("Source: generate, a file or folder (CSV, JSONL, Parquet), or hub:OWNER/NAME.", GENERATE)
     out: Path = option("Folder to write.")
-    num_train: int | None = option("If generated: number of training puzzles. [default: 1000]", None, min=0)
-    num_test: int | None = option("If generated: number of test puzzles. [default: 1000]", None, min=0)
+    num_train: int | None = option("When generating: number of training puzzles. [default: 1000]", None, min=0)
+    num_test: int | None = option("When generating: number of test puzzles. [default: 1000]", None, min=0)
     test_size: int | None = option("If the source has no test split: hold out the last N rows.", None, min=1)
     test_share: float | None = option(
         "If the source (or --mix) has no test split: fraction of rows to hold out, selected by puzzle hash.", None
@@ -223,12 +223,14 @@ class BuildSudoku(BuildPuzzles):
     """Options of `hrm-hf data sudoku`."""
 
     size: int | None = option("Board size: 4, 6 or 9. [default: 9 for generate, else the source's size]", None)
-    clues: str | None = option("If generated: number of clues, e.g. 8 or 7-10. [default: 8, 14 or 30, by size]", None)
+    clues: str | None = option(
+        "When generating: number of clues, e.g. 8 or 7-10. [default: 8, 14 or 30, by size]", None
+    )
     num_aug: int = option("Number of symmetric copies to add for each training puzzle.", 0, min=0)
-    subsample_size: int | None = option("If read from a source: number of training puzzles to sample.", None, min=1)
-    min_difficulty: float | None = option("If read from a source: lowest rating to keep.", None)
-    mix: str | None = option("If generated: source to mix in; its test puzzles become the split test_mixed.", None)
-    workers: int | None = option("If generated: number of processes. [default: one per processor]", None, min=1)
+    subsample_size: int | None = option("With a source: number of training puzzles to sample.", None, min=1)
+    min_difficulty: float | None = option("With a source: lowest rating to keep.", None)
+    mix: str | None = option("When generating: source to mix in; its test puzzles become the split test_mixed.", None)
+    workers: int | None = option("When generating: number of processes. [default: one per processor]", None, min=1)
 
     generate_only = ("clues", "num_train", "num_test", "mix", "workers")
     source_only = ("subsample_size", "min_difficulty", "test_size", "test_share")
@@ -259,7 +261,9 @@ class BuildMaze(BuildPuzzles):
 
     height: int | None = option("Rows. [default: 30 for generate; inferred for sources of square mazes]", None, min=3)
     width: int | None = option("Columns; same default as --height.", None, min=3)
-    openings: float | None = option("If generated: share of inner walls to open. [default: 0.05]", None, min=0, max=1)
+    openings: float | None = option(
+        "When generating: share of inner walls to open. [default: 0.05]", None, min=0, max=1
+    )
     min_path_length: int = option("Minimum number of steps from S to G; 110 makes 30x30 mazes hard.", 1, min=1)
     aug: bool = option("Add the 7 symmetric copies of each training maze.", False)
 

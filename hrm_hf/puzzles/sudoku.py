@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import datasets
 
 TEST_FRACTION = 1 / 6  # fraction of the 288 4x4 grids, and of the 4x4 canonical forms, reserved for the test split
-MAX_DRAWS = 1000  # symmetries to try per training puzzle before assuming that all give solutions of test puzzles
+MAX_DRAWS = 1000  # symmetries to try per training puzzle; if all give solutions of test puzzles, stop
 
 # Independent random streams derived from one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)

@@ -151,7 +151,9 @@ class ServeOptions(Options):
     compile: bool = option("Decode with a static cache and torch.compile.", False)
     continuous_batching: bool = option("Batch requests with a paged cache.", False)
     quantization: Literal["bnb-4bit", "bnb-8bit"] | None = option("Quantize the weights with bitsandbytes.", None)
-    reasoning: Literal["auto", "on", "off"] = option("Thinking mode, for chat templates that can switch it.", "auto")
+    reasoning: Literal["auto", "on", "off"] = option(
+        "Thinking mode, if the chat template has a switch for it.", "auto"
+    )
     chat_template_kwargs: str | None = option("JSON object of arguments for the chat template.", None)
     default_seed: int | None = option("Default random seed for sampling.", None)
     trust_remote_code: bool = option("Run model code from the Hub.", False)

@@ -232,7 +232,7 @@ class CausalLMTrainer(HrmTrainer):
     # ---- logging ----
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
-        """Return means over all processes' tokens since the last log, and the tokens per second."""
+        """Return the metrics since the last log, averaged over all processes' tokens, and the tokens per second."""
         tokens = sums.pop("tokens", 0.0)
         logs = {"tokens_per_second": tokens / seconds}
         if tokens:

@@ -473,7 +473,7 @@ def hardware_of(args: Any) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
+    """Return the versions of the libraries that can affect a result."""
     names = ("torch", "transformers", "accelerate", "datasets")
     # Our own version is not read from package metadata, which a checkout on PYTHONPATH does not have.
     return {"python": platform.python_version(), "hrm_hf": __version__, **{name: version(name) for name in names}}

@@ -54,10 +54,11 @@ def code_tokens(code: str) -> tuple[str, ...] | None:
 
 
 def subtree_f1(code: str, reference: str) -> float:
-    """Return the F1 of the multisets of syntax subtrees, 2 |A and B| / (|A| + |B|), without comments.
+    """Return the F1 score of the syntax subtrees of two programs, 2 |A and B| / (|A| + |B|), ignoring comments.
 
-    It is 1 if neither sample has subtrees. A subtree consists of node types and the text of its leaves. A changed leaf
-    changes every subtree above it, so one renamed variable in a long function costs more than its fraction of tokens.
+    A and B are multisets. The score is 1 if neither program has subtrees. A subtree consists of node types and the
+    text of its leaves. A changed leaf changes every subtree above it, so one renamed variable in a long function costs
+    more than its fraction of tokens.
     """
     ours, right = _subtrees(code), _subtrees(reference)
     score = f1_score((ours & right).total(), ours.total(), right.total())[2]

@@ -324,7 +324,7 @@ def _first_process(status: int, stack: ExitStack) -> int | None:
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Wait until a descriptor is readable or closed. Return False if that takes over `seconds`."""
+    """Wait until a descriptor is readable or closed. Return False if this takes longer than `seconds` seconds."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))

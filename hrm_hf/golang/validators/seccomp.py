@@ -110,7 +110,7 @@ def _step(code: int, value: int, then: int = 0, other: int = 0) -> bytes:
 
 
 def _call(number: int, *steps: bytes) -> list[bytes]:
-    """Return the steps for one call, which end in a verdict. Other calls skip these steps."""
+    """Return the filter's instructions for one system call, which end in a verdict. Other system calls skip them."""
     return [_step(_EQUAL, number, 0, len(steps)), *steps]
 
 

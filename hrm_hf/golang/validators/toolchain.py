@@ -191,7 +191,7 @@ class CheckerProcess:
         return failure_answer
 
     def _exchange(self, line: bytes) -> dict[str, Any]:
-        """Send a request and read its answer.
+        """Send a request and read the response.
 
         Raises:
             CheckerError: the process ended or, as a CheckerTimeoutError, did not answer in time. It is stopped.

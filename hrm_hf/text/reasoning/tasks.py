@@ -88,7 +88,7 @@ def question_part(words: np.ndarray) -> Questions:
 
 
 def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Create question parts that consist of blanks, from answers [N, T] and the number of steps to each answer."""
+    """Create question parts with a blank for each answer [N, T], which takes this number of steps to compute."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
         answers[:, :-1], steps[:, :-1] = NO_LABEL, 0
@@ -142,7 +142,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Automaton(Task):
-    """States of a cyclic cellular automaton with rule 110, K steps after a random start.
+    """States of the cellular automaton rule 110 on a ring, K steps after a random start.
 
     all: `0 1 1 0  _ _ _ _  _ _ _ _` asks for the state after each step. last: `| | 0 1 1 0 _ _ _ _` asks for the state
     after one step for each `|`.

@@ -23,8 +23,8 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model")
 def retrofit_decoder(options: RetrofitOptions) -> dict[str, Any]:
     """Save a decoder as a looped model, with its generation config and tokenizer, and return a summary.
 
-    `one_pass_difference` in the summary is 0 for weights in float32. In bfloat16, the norms of the two models round
-    differently.
+    The model keeps the dtype of the weights. `one_pass_difference` in the summary is computed in float32, where it
+    should be 0; in bfloat16, the two models round differently.
 
     Raises:
         UsageError: the layers do not add up.
@@ -37,6 +37,8 @@ def retrofit_decoder(options: RetrofitOptions) -> dict[str, Any]:
     prelude, loop, coda = as_usage_errors(split_layers, config.num_hidden_layers, *given)
     with complete_folder_or_nothing(options.out, options.force) as folder:
         source = load_model(options.model)
+        dtype = source.dtype
+        source.float()
         model = HrmLmForCausalLM.from_llama(
             source,
             prelude_layers=prelude,
@@ -47,7 +49,7 @@ def retrofit_decoder(options: RetrofitOptions) -> dict[str, Any]:
             loop_step=options.loop_step,
         )
         difference = one_pass_difference(source, model)
-        model.save_pretrained(folder)
+        model.to(dtype).save_pretrained(folder)
         has_tokenizer = any(find_file(options.model, name) for name in TOKENIZER_FILES)
         if has_tokenizer:
             load_tokenizer(None, options.model).save_pretrained(folder)

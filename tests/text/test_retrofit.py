@@ -57,6 +57,15 @@ def test_the_default_layers_and_passes_are_printed(folder, tmp_path):
     assert "one_pass_difference: 0.0" in text and "new_parameters: 66" in text
 
 
+def test_the_dtype_of_the_weights_is_kept(folder, tmp_path):
+    source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    source.save_pretrained(tmp_path / "llama")
+    text = call(tmp_path / "llama", "--out", tmp_path / "looped").stdout
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "looped")
+    assert model.dtype == torch.bfloat16 and torch.equal(model.lm_head.weight, source.lm_head.weight)
+    assert "one_pass_difference: 0.0" in text and "tokenizer: False" in text
+
+
 def test_existing_files_and_wrong_layers_are_rejected(folder, tmp_path):
     (tmp_path / "file").write_text("kept")
     assert "is not empty" in str(call(folder, "--out", tmp_path, status=1).exception)

@@ -141,7 +141,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
 
     @property
     def num_blocks(self) -> int:
-        """Number of layers with weights."""
+        """Number of distinct layers, each counted once even if it is in the loop."""
         return self.num_physical_layers or self.num_hidden_layers
 
     @property

@@ -299,7 +299,7 @@ class OwnModelMixin:
             output.loss = self.loss_function(labels=labels, config=self.config, **given)
             of_texts = self.loss_type == "ForSequenceClassification"
             if num_items is not None and of_texts and self.config.problem_type != "single_label_classification":
-                output.loss = output.loss * (labels.numel() / num_items)  # from the mean to a sum over num_items
+                output.loss = output.loss * (labels.numel() / num_items)  # turns the mean into sum / num_items
         return output
 
 

@@ -71,7 +71,7 @@ class VisitedLlamaAttention(LlamaAttention):
         visit: int = 0,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from hidden_states [B, T, C], at the layer's given visit."""
+        """Attend from hidden_states [B, T, C]. `visit` counts the layer's runs on the same tokens, from 0."""
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query, key, value = (
             project(hidden_states).view(shape).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)

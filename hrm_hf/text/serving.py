@@ -7,16 +7,18 @@ time limits and queues are left to a gateway in front of the server. Use vLLM fo
 
 import asyncio
 import json
+import math
 import socket
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
+import torch
 import transformers
 import uvicorn
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.exceptions import HTTPException
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig
 from transformers.cli.serve import Serve
 from transformers.cli.serving.utils import BaseHandler, Modality
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -91,7 +93,7 @@ GENERATION = _schema("", SAMPLING | {
     "do_sample": bool, "min_p": Share, "typical_p": Share, "top_k": Natural, "no_repeat_ngram_size": Natural,
     "repetition_penalty": Annotated[float, Field(ge=0.1, le=10)], "max_new_tokens": Count, "min_new_tokens": Natural,
     "bos_token_id": Natural, "eos_token_id": Natural | list[Natural], "pad_token_id": Natural,
-    "transformers_version": str,
+    "transformers_version": str, "num_segments": Count,
 })  # fmt: skip
 
 
@@ -106,12 +108,15 @@ class Rejection(Exception):  # noqa: N818 - a response to a request, not a failu
 class Gate:
     """ASGI middleware that validates each request before passing it to `app` (`transformers serve`)."""
 
-    def __init__(self, app, options: ServeOptions):
-        self.app, self.options, self.running = app, options, 0
+    app: Any
+
+    def __init__(self, options: ServeOptions):
+        self.options, self.running = options, 0
         trust = options.trust_remote_code
         self.tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=trust)
         config = AutoConfig.from_pretrained(options.model, trust_remote_code=trust)
         self.window = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self.has_segments = hasattr(config, "halt_max_steps") and not options.continuous_batching
         self.template = json.loads(options.chat_template_kwargs or "{}")
 
     async def __call__(self, scope, receive, send) -> None:
@@ -158,6 +163,9 @@ class Gate:
         if not lengths:
             return json.dumps(body).encode()
         generation = _parse(GENERATION, body.get("generation_config", "{}"), "generation_config")
+        if "num_segments" in generation and not self.has_segments:
+            name, reason = "generation_config.num_segments", "needs an hrm_lm and no --continuous-batching"
+            raise Rejection(400, f"{name}={generation['num_segments']}: {reason}; remove it", name)
         requested = [body.pop(name, None) for name in lengths] + [generation.get("max_new_tokens"), NEW_TOKENS]
         wanted = next(value for value in requested if value is not None)
         limits = [wanted, self.options.max_new_tokens, self.window and self._tokens_left(path, body)]
@@ -246,8 +254,20 @@ class Connection(H11Protocol):
 class _Unstarted(Serve):
     """`transformers serve` that builds its application without starting a server."""
 
+    _thread = None  # `kill_server` would wait for it
+
     def start_server(self) -> None:
         """Do nothing. Otherwise, the constructor would start the server."""
+
+
+class Server(uvicorn.Server):
+    """Server that also stops `transformers serve`, whose batching thread would keep the process running."""
+
+    served: _Unstarted
+
+    async def shutdown(self, sockets=None) -> None:
+        await super().shutdown(sockets)
+        self.served.kill_server()
 
 
 async def _answer_error(request, error: Exception) -> JSONResponse:
@@ -263,12 +283,19 @@ def make_server(options: ServeOptions) -> uvicorn.Server:
             setattr(transformers, row.head.__name__, row.head)
     names = [each.name for each in fields(options)]
     theirs = {name: getattr(options, name) for name in names[names.index("host") :]}
-    app = _Unstarted(force_model=options.model, non_blocking=True, **theirs).server.config.app
+    gate = Gate(options)
+    if gate.window and not (torch.cuda.is_available() and options.device != "cpu"):
+        # By default, transformers reserves most of the machine's memory for pages.
+        theirs["cb_num_blocks"] = options.max_requests * math.ceil(gate.window / ContinuousBatchingConfig.page_size)
+    served = _Unstarted(force_model=options.model, non_blocking=True, **theirs)
+    app = gate.app = served.server.config.app
     for kind in (HTTPException, ValueError, Exception):  # a ValueError in generate is caused by the request
         app.add_exception_handler(kind, _answer_error)
     own = [name for name in (options.host, socket.gethostname()) if not is_known_host(name, ())]
-    gate = SizeLimit(Gate(app, options), (options.max_body_bytes, "--max-body-bytes"))
+    gate = SizeLimit(gate, (options.max_body_bytes, "--max-body-bytes"))
     gate = HostGuard(gate, [*(options.allow_host or ()), *own], options.enable_cors)
     bounds = {"h11_max_incomplete_event_size": HEADER_BYTES, "limit_concurrency": CONNECTIONS}
     bounds |= {"http": Connection, "ws": "none"}
-    return uvicorn.Server(uvicorn.Config(gate, options.host, options.port, **bounds))
+    server = Server(uvicorn.Config(gate, options.host, options.port, **bounds))
+    server.served = served
+    return server

@@ -1,10 +1,13 @@
 """`hrm-hf serve` against generate, over HTTP."""
 
 import json
+import threading
+import urllib.error
 import urllib.request
 
 import every
 import pytest
+import torch
 from serving_process import post, served_here
 from transformers import GenerationConfig
 from typer.testing import CliRunner
@@ -74,6 +77,30 @@ def test_server_answers_requests_of_transformers_chat(served):
         )
     )
     assert 0 < parts[-1].usage.completion_tokens <= NEW_TOKENS
+
+
+def test_requests_choose_the_number_of_segments(tmp_path):
+    """As in `transformers chat MODEL URL num_segments=1`, which sends its options as `generation_config`."""
+    model, tokenizer = every.model("hrm_lm", exit_criterion="fixed", initializer_range=0.3), every.processor("hrm_lm")
+    ids = tokenizer("func main", return_tensors="pt").input_ids
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
+    one, default = (model.generate(ids, **options, **given)[0] for given in ({"num_segments": 1}, {}))
+    assert not torch.equal(one, default)
+    asked = {"prompt": "func main", "max_tokens": NEW_TOKENS, "temperature": 0}
+    asked["generation_config"] = json.dumps({"num_segments": 1})
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with served_here(str(folder)) as url:
+        answer = post(f"{url}/v1/completions", **asked)
+    assert answer["choices"][0]["text"] == tokenizer.decode(one[ids.shape[1] :], skip_special_tokens=True)
+    threads = set(threading.enumerate())
+    with served_here(str(folder), continuous_batching=True) as url:
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post(f"{url}/v1/completions", **asked)
+        answer = post(f"{url}/v1/completions", **{**asked, "generation_config": None})
+    assert answer["choices"][0]["text"] == tokenizer.decode(default[ids.shape[1] :], skip_special_tokens=True)
+    assert [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon] == []
 
 
 def test_other_models_are_rejected_before_a_server_starts(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from ..export import ExportGguf, ExportOnnx, ExportTorch
+from ..export import ExportGguf, ExportHrmText, ExportOnnx, ExportTorch
 from ..puzzles.options import TEXT, ConvertCheckpoint
 from ..text.options import RetrofitOptions
 from .command import report, takes, validate_model
@@ -99,3 +99,16 @@ def torch_(options: ExportTorch, as_json: bool):
     from ..export.torch_export import export_torch
 
     report(export_torch(**vars(options)), as_json)
+
+
+@app.command("hrm-text")
+@takes(ExportHrmText)
+def hrm_text(options: ExportHrmText, as_json: bool):
+    """Export an hrm_lm to transformers' own hrm_text, which runs without this package.
+
+    Example: hrm-hf export hrm-text runs/loop --out loop-hrm-text --check
+    """
+    validate_model(options.model)
+    from ..export.hrm_text import export_hrm_text
+
+    report(export_hrm_text(**vars(options)), as_json)

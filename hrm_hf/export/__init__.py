@@ -15,6 +15,9 @@ class ExportOptions(Options):
     out: Path = option("Output file (gguf, torch) or folder (onnx).")
     check: bool = option("Load the exported model in its runtime and compare its outputs with PyTorch's.", False)
     force: bool = option("Overwrite existing files.", False)
+    passes: int | None = option(
+        "Number of segments per token in the exported model (hrm_lm), which then does not halt.", None, min=1
+    )
 
 
 @dataclass(kw_only=True)
@@ -24,9 +27,6 @@ class ExportGguf(ExportOptions):
     dtype: Literal["f32", "f16", "bf16", "q8_0"] = option("Data type of weight matrices; vectors stay in f32.", "f16")
     layout: Literal["nanbeige", "hrm_text", "llama"] | None = option(
         "Architecture in llama.cpp. If the model fits several, the default is the one with the smallest file.", None
-    )
-    passes: int | None = option(
-        "Number of segments per token in the exported model (hrm_lm); all by default.", None, min=1
     )
 
 
@@ -40,3 +40,8 @@ class ExportOnnx(ExportOptions):
 @dataclass(kw_only=True)
 class ExportTorch(ExportOptions):
     """Options of `hrm-hf export torch`."""
+
+
+@dataclass(kw_only=True)
+class ExportHrmText(ExportOptions):
+    """Options of `hrm-hf export hrm-text`."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from ..hub.kinds import IS_ADAPTER
 from ..hub.manifests import MANIFEST, find_corruption
+from ..registry import has_ability
 
 
 def find_file(model: str, name: str) -> str | None:
@@ -45,6 +46,12 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
                 f"({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}). Nothing was written"
             )
     return network.eval()
+
+
+def validate_passes(config: PreTrainedConfig, model: str, passes: int | None) -> None:
+    """Raise ValueError if a number of passes is given for a model that has a fixed depth."""
+    if passes is not None and not has_ability(config, "recurrent_depth"):
+        raise ValueError(f"passes={passes}: {model} is a {config.model_type}, which has a fixed depth; omit passes")
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from transformers import AutoTokenizer, GPT2Config, LlamaConfig, PreTrainedConfi
 
 from ..hub.kinds import load_config
 from ..io.usage import validate_extra
-from ..registry import architecture_of, has_ability, load_function
-from .checkpoint import complete_or_nothing, find_file, load_model
+from ..registry import architecture_of, load_function
+from .checkpoint import complete_or_nothing, find_file, load_model, validate_passes
 from .gguf_check import MAX_DIFFERENCE, MAX_DIFFERENCE_GELU, compare_with_llama_cpp, validate_runtime
 
 
@@ -138,8 +138,7 @@ def layout_of(
         passes: number of segments that the file runs.
     """
     row = architecture_of(config)
-    if passes is not None and not has_ability(config, "recurrent_depth"):
-        raise ValueError(f"passes={passes}: {model} is a {config.model_type}, which has a fixed depth; omit passes")
+    validate_passes(config, model, passes)
     if row is not None and row.gguf_layouts:
         layouts = load_function(row.gguf_layouts)(config, model, passes)
     elif type(config) in LAYOUTS:
@@ -155,7 +154,7 @@ def layout_of(
     wrong = {}
     for layout in layouts:
         if architecture in (None, layout.architecture):
-            wrong[layout.architecture] = _unsupported(config, layout)
+            wrong[layout.architecture] = unsupported(config, layout.expected)
             if not wrong[layout.architecture]:
                 return layout
     needs = [f"llama.cpp's {name} needs {', '.join(fields)}" for name, fields in wrong.items()]
@@ -163,9 +162,9 @@ def layout_of(
     raise ValueError(f"{model} is a {config.model_type} that llama.cpp cannot run: " + "; ".join(needs))
 
 
-def _unsupported(config: PreTrainedConfig, layout: Layout) -> list[str]:
-    """Return a description of each field whose value the layout does not support."""
-    found = {name: (_setting(config, name), expected) for name, expected in layout.expected.items()}
+def unsupported(config: PreTrainedConfig, supported: dict[str, tuple[Any, ...]]) -> list[str]:
+    """Return a description of each field whose value is not among the supported ones."""
+    found = {name: (_setting(config, name), expected) for name, expected in supported.items()}
     return [
         f"{name}={expected[0]!r}, not {value!r}" for name, (value, expected) in found.items() if value not in expected
     ]

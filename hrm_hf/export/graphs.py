@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.act import replace_rows
 from ..registry import ARCHITECTURES, architecture_of, load_function
+from .checkpoint import validate_passes
 
 
 POSTERIOR = ("log_weights", "loc", "scale_tril")
@@ -50,14 +51,15 @@ class Exporter:
 
     Attributes:
         settings: config fields that users of the graphs need.
+        passes: number of segments to run for each token, instead of halting; None for the model's own rule.
         has_loop: whether halting happens outside the graphs, in a class of `onnx_runtime.py`.
     """
 
     settings: tuple[str, ...] = ()
     has_loop = False
 
-    def __init__(self, config: PreTrainedConfig):
-        self.config = config
+    def __init__(self, config: PreTrainedConfig, passes: int | None = None):
+        self.config, self.passes = config, passes
 
     def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
         """Return the graphs of a float32 model in eval mode by name. The main graph is called "model"."""
@@ -148,14 +150,17 @@ class PuzzleExporter(Exporter):
 
 
 class LanguageModelForward(nn.Module):
-    """Map input_ids and attention_mask int64 [B, T] to logits [B, T, V], plus halt_steps [B, T] if the model halts."""
+    """Map input_ids and attention_mask int64 [B, T] to logits [B, T, V], plus halt_steps [B, T] if the model halts.
 
-    def __init__(self, model: PreTrainedModel, outputs: list[str]):
+    `options` are more arguments of the model's forward.
+    """
+
+    def __init__(self, model: PreTrainedModel, outputs: list[str], **options):
         super().__init__()
-        self.model, self.outputs = model, outputs
+        self.model, self.outputs, self.options = model, outputs, options
 
     def forward(self, input_ids, attention_mask):
-        output = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **self.options)
         return tuple(output[name] for name in self.outputs)
 
 
@@ -165,9 +170,11 @@ class LanguageModelExporter(Exporter):
     settings = ("vocab_size", "max_position_embeddings")
 
     def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
-        outputs = ["logits", "halt_steps"] if architecture_of(self.config).halts else ["logits"]
+        halts = architecture_of(self.config).halts and self.passes is None
+        outputs = ["logits", "halt_steps"] if halts else ["logits"]
         axes = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
-        return {"model": Graph(LanguageModelForward(model, outputs), self.random_inputs(), axes, outputs)}
+        fixed = {} if self.passes is None else {"num_segments": self.passes, "exit_criterion": "fixed"}
+        return {"model": Graph(LanguageModelForward(model, outputs, **fixed), self.random_inputs(), axes, outputs)}
 
     def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -264,7 +271,7 @@ class RecurrentRegressionExporter(RegressionExporter):
         return float((found.steps == model(**inputs, halt="adaptive").steps.numpy()).mean())
 
 
-def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
+def exporter_of(config: PreTrainedConfig, model: str, passes: int | None = None) -> Exporter:
     """Return the exporter for an architecture. Raise ValueError if there is none, or if the model is quantized."""
     row = architecture_of(config)
     if row is None or row.exporter is None:
@@ -272,12 +279,13 @@ def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
         raise ValueError(f"{model} is a {config.model_type}; expected one of {known}")
     if config.to_dict().get("quantization_config") is not None:
         raise ValueError(f"{model} is quantized; export the unquantized checkpoint, and quantize the result")
-    return load_function(row.exporter)(config)
+    validate_passes(config, model, passes)
+    return load_function(row.exporter)(config, passes)
 
 
-def graphs(model: PreTrainedModel) -> dict[str, Graph]:
+def graphs(model: PreTrainedModel, passes: int | None = None) -> dict[str, Graph]:
     """Return the graphs of a model by name. Raise ValueError unless the model is in float32 and in eval mode."""
-    exporter = exporter_of(model.config, type(model).__name__)
+    exporter = exporter_of(model.config, type(model).__name__, passes)
     if model.training or {parameter.dtype for parameter in model.parameters()} != {torch.float32}:
         raise ValueError("the model must be in float32 and in eval mode; call model.float().eval()")
     return exporter.graphs(model)

@@ -11,6 +11,7 @@ with a cache; half precision and quantization, for which ONNX tools can be used 
 import json
 import logging
 import shutil
+import sys
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +38,12 @@ COPIED = (
 
 
 def export_onnx(
-    model: str | Path, out: str | Path, opset: int = 18, force: bool = False, check: bool = False
+    model: str | Path,
+    out: str | Path,
+    opset: int = 18,
+    passes: int | None = None,
+    force: bool = False,
+    check: bool = False,
 ) -> dict[str, Any]:
     """Write all graphs of a model to a folder, or write nothing if the export fails.
 
@@ -53,9 +59,9 @@ def export_onnx(
     needed = ("onnx", "onnxscript", "onnxruntime")
     validate_extra("onnx", f"ONNX export needs {', '.join(needed)}", *needed)
     with complete_folder_or_nothing(Path(out), force) as unfinished:
-        network = load_exportable(str(model))
-        parts = graphs(network)
-        meta = _meta(network, parts, opset)
+        network = load_exportable(str(model), passes)
+        parts = graphs(network, passes)
+        meta = _meta(network, parts, opset) | ({} if passes is None else {"passes": passes})
         for name, graph in parts.items():
             write_graph(graph, unfinished / f"{name}.onnx", opset, meta)
         (unfinished / META_FILE).write_text(json.dumps(meta, indent=1))
@@ -73,13 +79,14 @@ def export_onnx(
             "bytes": sum(file.stat().st_size for file in unfinished.iterdir()),
         }
         if check:
-            result |= compare_with_onnxruntime(unfinished, network)
+            result |= compare_with_onnxruntime(unfinished, network, passes)
     return result
 
 
 def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> None:
     """Write one ONNX file with the metadata `meta`. Raise ValueError if onnx cannot convert it to `opset`."""
     import onnx
+    from onnx_ir.passes import common
 
     logging.disable(logging.WARNING)  # hides warnings about optional packages and constants
     try:
@@ -94,6 +101,9 @@ def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> N
     written = program.model.opset_imports[""]
     if written != opset:
         raise ValueError(f"opset={opset}: onnx cannot convert {file.name} from opset {written}; use opset={written}")
+    # The converter stores a transposed copy of a weight for each use, and the Python stack of each node.
+    common.DeduplicateInitializersPass(size_limit=sys.maxsize)(program.model)
+    common.ClearMetadataAndDocStringPass()(program.model)
     program.model.metadata_props["hrm_hf"] = json.dumps(meta)
     program.save(file)  # large weights go to a second file
     onnx.checker.check_model(str(file))
@@ -110,7 +120,9 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
     }
 
 
-def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> dict[str, Any]:
+def compare_with_onnxruntime(
+    folder: str | Path, network: PreTrainedModel, passes: int | None = None
+) -> dict[str, Any]:
     """Compare the main graph's outputs, and the step counts of an adaptive loop, with PyTorch's (see `compare`).
 
     With a loop, the result includes `same_steps`, the fraction of rows that took the same number of steps.
@@ -123,7 +135,7 @@ def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> di
         found = session.run(None, {name: value.numpy() for name, value in inputs.items()})
         return [torch.from_numpy(value) for value in found]
 
-    result = compare(network, run)
+    result = compare(network, run, passes=passes)
     exporter = exporter_of(network.config, type(network).__name__)
     if exporter.has_loop:
         result["same_steps"] = exporter.same_steps(folder, network)

@@ -69,16 +69,18 @@ REPLACED = {
 }
 
 
-def load_exportable(model: str) -> PreTrainedModel:
+def load_exportable(model: str, passes: int | None = None) -> PreTrainedModel:
     """Load a checkpoint with float32 weights and activations (no `forward_dtype`), as `load_model` does."""
     config = load_config(model)
-    exporter_of(config, model)
+    exporter_of(config, model, passes)
     if config.to_dict().get("forward_dtype"):
         config.forward_dtype = None
     return load_model(model, architecture_of(config).head_auto_classes[0], config=config, dtype=torch.float32)
 
 
-def export_torch(model: str | Path, out: str | Path, force: bool = False, check: bool = False) -> dict[str, Any]:
+def export_torch(
+    model: str | Path, out: str | Path, passes: int | None = None, force: bool = False, check: bool = False
+) -> dict[str, Any]:
     """Write a model's main graph to a `torch.export` archive. The file appears only once it is complete.
 
     See `ExportTorch` for the arguments. With `check`, the file is loaded and compared before `out` appears.
@@ -91,8 +93,8 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
     if Path(out).suffix != ".pt2":
         raise ValueError(f"out={out}: must end in .pt2, as torch.export.save and load require")
     with complete_or_nothing(Path(out), force, "model.pt2") as unfinished:
-        network = load_exportable(str(model))
-        graph = graphs(network)["model"]
+        network = load_exportable(str(model), passes)
+        graph = graphs(network, passes)["model"]
         program = export_graph(graph)
         meta = {"architecture": network.config.model_type, **describe(graph)}
         torch.export.save(program, unfinished, extra_files={META_FILE: json.dumps(meta)})
@@ -106,7 +108,7 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
         }
         if check:
             loaded = torch.export.load(unfinished).module()
-            result |= compare(network, lambda inputs: loaded(*inputs.values()))
+            result |= compare(network, lambda inputs: loaded(*inputs.values()), passes=passes)
     return result
 
 
@@ -120,13 +122,13 @@ def describe(graph: Graph) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]:
+def compare(network: PreTrainedModel, run: Any, rows: int = 4, passes: int | None = None) -> dict[str, Any]:
     """Compare the outputs `run(inputs)` of the exported main graph with the model's outputs, at a new batch size.
 
     Raises:
         ValueError: an output differs by more than TOLERANCE times its largest value.
     """
-    graph = graphs(network)["model"]
+    graph = graphs(network, passes)["model"]
     inputs = random_inputs(network.config, rows, seed=1)
     given = inputs.get("attention_mask", torch.ones(())).bool()  # outputs at padding positions are undefined
     differences, result = {}, {}

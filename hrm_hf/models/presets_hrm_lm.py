@@ -10,6 +10,10 @@ LOOP = {
     "exit_criterion": "fixed",
 }  # fmt: skip
 
+# Additional fields of a loop that equals an architecture of llama.cpp (docs/gguf.md)
+NANBEIGE = {"input_injection": "none", "attention_gate": False, "norm_affine": True}
+HRM_TEXT = {"coda_input": "state+input"}  # and a coda as deep as the loop, without prelude
+
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
     """Return a preset's fields. The layer counts are (high, low), or (prelude, loop, coda) for a flat loop."""
@@ -30,4 +34,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "hrm-lm-loop-25m": sizes(384, 6, 1024, (1, 2, 1), max_position_embeddings=512),
     "hrm-lm-loop-50m": sizes(512, 8, 1792, (2, 2, 2)),
     "hrm-lm-loop-100m": sizes(768, 12, 2048, (2, 4, 2)),
+    "hrm-lm-loop-25m-served-hrm-text": sizes(384, 6, 1024, (0, 2, 2), max_position_embeddings=512, **HRM_TEXT),
+    "hrm-lm-loop-50m-served-hrm-text": sizes(512, 8, 1792, (0, 3, 3), **HRM_TEXT),
+    "hrm-lm-loop-25m-served-nanbeige": sizes(384, 6, 1024, (0, 4, 0), max_position_embeddings=512, **NANBEIGE),
+    "hrm-lm-loop-50m-served-nanbeige": sizes(512, 8, 1792, (0, 6, 0), **NANBEIGE),
 }

@@ -131,3 +131,8 @@ def test_layout_and_passes_choose_among_layouts_that_fit():
     config = HrmLmConfig(**NO_INPUT | {"exit_norms": "last", "exit_criterion": "q"})
     layouts = [layout_of(config, "lm", name, 4) for name in (None, "llama")]
     assert [(one.architecture, one.layers, one.segments) for one in layouts] == [("nanbeige", 2, 4), ("llama", 8, 4)]
+
+
+@pytest.mark.parametrize("name", [name for name in HrmLmConfig.presets() if "served" in name])
+def test_preset_fits_the_layout_in_its_name(name):
+    assert name.endswith(layout_of(HrmLmConfig.from_preset(name), name).architecture.replace("_", "-"))

@@ -21,6 +21,7 @@ from hrm_hf.cli import app
 from hrm_hf.export.graphs import graphs
 from hrm_hf.export.onnx import compare_with_onnxruntime, export_onnx, write_graph
 from hrm_hf.export.onnx_runtime import OnnxCosmoRegressor, OnnxPuzzleSolver
+from hrm_hf.export.torch_export import export_torch
 
 
 ONNX_TOLERANCE = 1e-4  # float32; sums in another order
@@ -302,3 +303,34 @@ def test_solver_rejects_files_of_other_exporters(exported, tmp_path):
     onnx.save(foreign, tmp_path / "foreign.onnx")
     with pytest.raises(ValueError, match=r"foreign\.onnx"):
         OnnxPuzzleSolver(Path(tmp_path / "foreign.onnx"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [1, 3])
+def test_loop_runs_a_fixed_number_of_passes_and_is_stored_once(tmp_path, passes):
+    model = every.model("hrm_lm", num_h_layers=0, num_l_layers=1, H_cycles=1, L_cycles=1, bp_steps=1, halt_max_steps=2)
+    every.wake(model).save_pretrained(tmp_path / "model")
+
+    found = export_onnx(tmp_path / "model", tmp_path / "onnx", passes=passes, check=True)
+    export_torch(tmp_path / "model", tmp_path / "model.pt2", passes=passes)
+
+    assert list(found["max_difference"]) == ["logits"]
+    inputs = every.inputs("hrm_lm", rows=2)
+    given = {"input_ids": inputs["input_ids"], "attention_mask": torch.ones_like(inputs["input_ids"])}
+    with torch.no_grad():
+        expected = model(**given, num_segments=passes, exit_criterion="fixed", use_cache=False).logits
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx", providers=["CPUExecutionProvider"])
+    logits = session.run(None, {name: value.numpy() for name, value in given.items()})[0]
+    np.testing.assert_allclose(logits, expected, atol=ONNX_TOLERANCE)
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    torch.testing.assert_close(program(*given.values())[0], expected, atol=1e-6, rtol=0)
+    initializers = onnx.load(tmp_path / "onnx" / "model.onnx").graph.initializer
+    stored = sum(np.prod(each.dims) for each in initializers if len(each.dims) == 2)
+    head = model.lm_head.weight.numel()  # a tied embedding is also stored transposed, as the head
+    assert stored <= sum(p.numel() for name, p in model.named_parameters() if "q_head" not in name) + head
+
+
+def test_passes_are_rejected_for_a_model_with_a_fixed_depth(tmp_path):
+    every.save("cosmo_cnn", tmp_path / "model")
+    with pytest.raises(ValueError, match=r"passes=2: .*cosmo_cnn"):
+        export_onnx(tmp_path / "model", tmp_path / "onnx", passes=2)

@@ -22,6 +22,10 @@ PRESETS = {
     "hrm-lm-loop-25m": (26_985_218, 3, 2),
     "hrm-lm-loop-50m": (50_136_066, 4, 2),
     "hrm-lm-loop-100m": (99_976_706, 12, 4),
+    "hrm-lm-loop-25m-served-hrm-text": (26_985_218, 3, 2),
+    "hrm-lm-loop-50m-served-hrm-text": (50_136_066, 6, 3),
+    "hrm-lm-loop-25m-served-nanbeige": (26_398_850, 6, 4),
+    "hrm-lm-loop-50m-served-nanbeige": (48_569_858, 12, 6),
 }
 
 

@@ -12,7 +12,7 @@ class ExportOptions(Options):
     """Options common to all export formats."""
 
     model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
-    out: Path = option("Output file (gguf, torch) or folder (onnx).")
+    out: Path = option("Output file (gguf, torch) or folder (onnx, hrm-text).")
     check: bool = option("Load the exported model in its runtime and compare its outputs with PyTorch's.", False)
     force: bool = option("Overwrite existing files.", False)
     passes: int | None = option(

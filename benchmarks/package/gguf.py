@@ -25,7 +25,8 @@ from ..report import machine, make_parser, write_report
 
 
 DTYPES = ("f32", "f16", "bf16", "q8_0")
-SMALL = {"vocab_size": 264, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
+BYTES = {"vocab_size": 264}
+SMALL = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     }
     for name, build in SUBJECTS.items():
         torch.manual_seed(0)
-        model = build(SMALL if args.quick else {}).eval()
+        model = build(BYTES | (SMALL if args.quick else {})).eval()
         with tempfile.TemporaryDirectory() as scratch:
             model.save_pretrained(scratch)
             byte_tokenizer().save_pretrained(scratch)
@@ -54,22 +55,17 @@ def main() -> None:
 
 def loop(preset: str, **fields):
     """Return a function that builds an `hrm_lm` from a preset."""
-    return lambda small: HrmLmForCausalLM(HrmLmConfig.from_preset(preset, **fields, **small))
+    return lambda shape: HrmLmForCausalLM(HrmLmConfig.from_preset(preset, **fields, **shape))
 
 
-def gpt2(small: dict[str, int]) -> GPT2LMHeadModel:
-    shape = {
-        "n_embd": 256,
-        "n_layer": 6,
-        "n_head": 4,
-        "n_positions": 512,
-        "vocab_size": small.get("vocab_size", 50304),
-    }
-    return GPT2LMHeadModel(GPT2Config(**shape, initializer_range=1 / 16))
+def gpt2(shape: dict[str, int]) -> GPT2LMHeadModel:
+    fields = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "n_positions": 512}
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    return GPT2LMHeadModel(GPT2Config(**{**fields, **shape, **ids}, initializer_range=1 / 16))
 
 
-def unified(small: dict[str, int]) -> HrmGoCoderForCausalLM:
-    return HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("unified", initializer_range=0.05, **small))
+def unified(shape: dict[str, int]) -> HrmGoCoderForCausalLM:
+    return HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("unified", initializer_range=0.05, **shape))
 
 
 SUBJECTS = {

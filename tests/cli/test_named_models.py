@@ -22,7 +22,7 @@ COMMANDS = (
     "solve MODEL 123", "eval puzzles MODEL data", "eval lm MODEL --data text.txt", "eval go MODEL --records r.jsonl",
     "eval cosmo MODEL --data .", "go MODEL x", "rlm MODEL --question q --context-file here.txt", "serve MODEL",
     "app MODEL", "export onnx MODEL --out out", "export torch MODEL --out out.pt2",
-    "export gguf MODEL --out out.gguf",
+    "export gguf MODEL --out out.gguf", "export hrm-text MODEL --out out",
     "convert hrm MODEL --out out", "convert trm MODEL --out out --to-original",
 )  # fmt: skip
 # Runs each command: prints its status, its output, and the heavy packages that are loaded afterwards.

@@ -164,13 +164,13 @@ def test_unreadable_config_is_reported_in_one_line(models, name, said):
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("said", ["cannot be read", "missing, such", "not finite, such", "of a different shape"])
+@pytest.mark.parametrize("said", ["cannot be read", "are missing", "are not finite", "of a different shape"])
 @pytest.mark.parametrize("name, command", [("trm_puzzle", "solve MODEL 0"), ("hrm_lm", "eval lm MODEL --data TEXT")])
 def test_unusable_weights_are_an_error(tmp_path, name, command, said):
     file, text = every.save(name, tmp_path / "model") / "model.safetensors", tmp_path / "text.txt"
     text.write_text("some text\n" * 40)
     first = min(weights := load_file(file))
-    changed = {"missing, such": {}, "not finite, such": {first: weights.pop(first) * float("nan")}}
+    changed = {"are missing": {}, "are not finite": {first: weights.pop(first) * float("nan")}}
     save_file(weights | changed.get(said, {first: torch.ones(1, 1)}), file, {"format": "pt"})
     if said == "cannot be read":  # the header claims more bytes than the file has
         file.write_bytes(file.read_bytes()[:-40])

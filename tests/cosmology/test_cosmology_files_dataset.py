@@ -225,7 +225,7 @@ def test_bad_usage_is_rejected_before_reading(save_cube, tmp_path):
     (tmp_path / "out" / "something").touch()
     for arguments, message in (
         ((path, "--size", 64, "--out", tmp_path / "new"), "--size: size=64"),
-        ((tmp_path / "df_m_16_CIC_z=0.npy", "--out", tmp_path / "new"), "downloaded"),
+        ((tmp_path / "df_m_16_CIC_z=0.npy", "--out", tmp_path / "new"), "Globus"),
         ((path, "--out", tmp_path / "out"), "out="),
         ((path, "--labels", tmp_path / "no.csv", "--out", tmp_path / "new"), "no.csv"),
         ((path, "--omega-m", "0.1,0.5", "--out", tmp_path / "new"), "--omega-m: omega_m=0.1,0.5"),

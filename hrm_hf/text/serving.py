@@ -24,7 +24,7 @@ from transformers.cli.serving.utils import BaseHandler, Modality
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..io.http_guards import HEADER_BYTES, HostGuard, SizeLimit, error_body, is_known_host, send_error, send_json
-from ..registry import ARCHITECTURES
+from ..registry import ARCHITECTURES, has_ability
 from .options import ServeOptions
 
 
@@ -116,7 +116,7 @@ class Gate:
         self.tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=trust)
         config = AutoConfig.from_pretrained(options.model, trust_remote_code=trust)
         self.window = getattr(config.get_text_config(), "max_position_embeddings", None)
-        self.has_segments = hasattr(config, "halt_max_steps") and not options.continuous_batching
+        self.has_segments = has_ability(config, "recurrent_depth") and not options.continuous_batching
         self.template = json.loads(options.chat_template_kwargs or "{}")
 
     async def __call__(self, scope, receive, send) -> None:

@@ -1,4 +1,4 @@
-"""Options for training on maps: data options, and training options of regressors and mass mappers."""
+"""Options for training on maps: data options, and training options for regressors and mass mappers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -37,7 +37,7 @@ class CosmoDataArguments:
 
 @dataclass
 class CosmoTrainingArguments(CarrylessTrainingArguments):
-    """Training options of regressors. The defaults are those of the original repository's training script.
+    """Training options for regressors. The defaults are from the original repository's training script.
 
     `scale_learning_rate` applies the linear rule of that script: `learning_rate` * maps per step / `base_batch_size`.
     """
@@ -46,7 +46,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
 
     learning_rate: float = HfArg(default=3e-4, help="Peak learning rate, before any scaling.")
     weight_decay: float = HfArg(
-        default=1e-3, help="Weight decay of matrices and filters; not applied to biases, norms and scales."
+        default=1e-3, help="Weight decay for matrices and filters; biases, norms and scales have none."
     )
     adam_beta2: float = HfArg(default=0.999, help="Second beta of AdamW (or of the optimizer in --optim).")
     warmup_steps: float = HfArg(default=0.05, help="Linear warmup steps, or a fraction of all steps if below 1.")
@@ -78,7 +78,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
 
     @property
     def peak_learning_rate(self) -> float:
-        """Peak learning rate of the optimizer, after `scale_learning_rate`."""
+        """Peak learning rate of the optimizer, scaled if `scale_learning_rate` is set."""
         return self.learning_rate * (self.maps_per_step / self.base_batch_size if self.scale_learning_rate else 1)
 
     def describe_learning_rate(self) -> str:
@@ -100,6 +100,6 @@ class MassMapDataArguments(CosmoDataArguments):
 
 @dataclass
 class MassMapTrainingArguments(CosmoTrainingArguments):
-    """Training options of mass mappers."""
+    """Training options for mass mappers."""
 
     best_metric: ClassVar[str] = "eval_loss"

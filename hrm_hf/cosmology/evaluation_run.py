@@ -280,7 +280,7 @@ def evaluate_model(options: EvaluateMassMaps) -> dict[str, Any]:
 
 
 def network_metrics(answers: Answers, info: CosmologyInfo, seed: int = 0) -> dict[str, Any]:
-    """Compute the metrics of a mass mapper: `evaluate_mass_maps`, plus the entries per_step and posterior.
+    """Compute the metrics of a mass mapper: those from `evaluate_mass_maps`, plus per_step and posterior.
 
     per_step has the map error and the RMSE of each parameter after each segment, and the ratio of the last map error
     to the first (`error_ratio`). posterior has the results of `evaluate_predictions`.

@@ -191,7 +191,7 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
     split: str = option("Split to evaluate.", "test")
     steps: Steps = option("fixed: run all segments; adaptive: stop when another segment would gain little.", "fixed")
     max_steps: int | None = option("Maximum number of segments. [default: the config's value]", None, min=1)
-    baseline: Path | None = option("Baseline to compare with: results.json of cosmo-baseline, or its folder.", None)
+    baseline: Path | None = option("Baseline to compare with: results.json from cosmo-baseline, or its folder.", None)
     shift_data: str | None = option("Also evaluate on this data set, made by a different generator.", None)
     num_samples: int = option("Number of draws from each posterior.", 1000, min=100)
     batch_size: int = option("Number of maps per batch.", 64, min=1)

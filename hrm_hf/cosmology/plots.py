@@ -163,7 +163,7 @@ def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: s
 
 
 def plot_segments(maps: np.ndarray, truth: np.ndarray, errors: list[float], path: str | Path, title: str = "") -> Path:
-    """Plot the first plane of an estimate after each segment [segments, P, S, S], and the error over all maps."""
+    """Plot the first plane of estimates [segments, P, S, S] for each segment, and the error over all maps."""
     most = np.abs(truth[0]).max()
     panels = [(f"segment {n}, error {error:.3f}", one[0], most) for n, (one, error) in enumerate(zip(maps, errors), 1)]
     return save_figure(map_panels([*panels, ("truth", truth[0], most)], len(panels) + 1, bars=False), path, title)

@@ -69,7 +69,7 @@ class WienerFilter:
         """
         shear = shear.double()
         mask = None if mask is None else mask.double()
-        # With kappa = L w and S = L L^T, solve for w: (1 + L^T A^T N^-1 A L) w = L^T A^T N^-1 d is well conditioned.
+        # With kappa = L w and S = L L^T, this system is well conditioned: (1 + L^T A^T N^-1 A L) w = L^T A^T N^-1 d.
         right = self._colored_back(adjoint_shear(shear, mask)) / self.noise**2
         white, rest = torch.zeros_like(right), right.clone()
         direction, size, first = rest.clone(), _dot(rest, rest), _dot(right, right)
@@ -139,7 +139,7 @@ def _dot(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def map_estimator(
     method: MapMethod, settings: MapSettings, training: MapSet | None, batch_size: int = 100
 ) -> tuple[Estimator, dict[str, float]]:
-    """Return a method's estimator and the values fitted to `training`, which may be None for "wiener"."""
+    """Return the estimator of a method, and the values fitted to `training`, which "wiener" does not need."""
     if method == "kaiser-squires":
         errors = {}
         for smoothing in SMOOTHINGS:

@@ -38,8 +38,8 @@ from .trainer import MassMapTrainer, RegressionTrainer
 
 # Commands of `hrm-hf data` that `build_data` may use.
 BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (BuildFromFiles, build_from_files)}
-SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # config fields; must match the data
-STATISTICS_MAPS = 4000  # maps for means and standard deviations; few enough to fit in memory
+SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # config fields that must fit the data
+STATISTICS_MAPS = 4000  # maps used to compute means and standard deviations; they must fit in memory
 DISTANCE_QUANTILE = 0.995  # this fraction of held-out maps is within `max_map_distance`
 SCALE_MAPS = 2000  # training maps used for the standard deviation of the convergence
 
@@ -104,7 +104,7 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int, kappa: bool = False
     if not data_args.noise_sigma:
         return maps
     pixels = torch.from_numpy(maps.maps)
-    # Use a different seed than training, because test and validation maps have the same numbers.
+    # With `seed`, a test map would get the same noise as the validation map with the same row number.
     noise = map_noise(pixels, torch.arange(len(maps)), seed + 1, EVALUATION)
     return replace(maps, maps=(pixels + data_args.noise_sigma * noise).numpy())
 
@@ -198,7 +198,7 @@ def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollato
 
 
 class RegressionRun(TrainingRun):
-    """Training run for a regressor of maps, with `CosmoDataArguments` and `CosmoTrainingArguments`."""
+    """Training run for a map regressor, configured by `CosmoDataArguments` and `CosmoTrainingArguments`."""
 
     task, kind, trainer_class = "cosmology-regression", REGRESSOR, RegressionTrainer
     reads_kappa = False  # whether to load the convergence, the target of mass mappers
@@ -300,7 +300,7 @@ class RegressionRun(TrainingRun):
 
 
 class MassMapRun(RegressionRun):
-    """Training run for a mass mapper, with `MassMapDataArguments` and `MassMapTrainingArguments`."""
+    """Training run for a mass mapper, configured by `MassMapDataArguments` and `MassMapTrainingArguments`."""
 
     task, kind, trainer_class = "mass-mapping", MASS_MAPPER, MassMapTrainer
     reads_kappa = True

@@ -60,7 +60,7 @@ class RegressionTrainer(HrmTrainer):
         elif self._eval_metrics is not None:
             # A process with only repeated maps adds zeros, because all processes need the same keys in their sums.
             self._eval_metrics.add(_sums(loss, outputs, 0 if self._rows_counted == 0 else maps))
-        if num_items_in_batch is not None:  # DDP averages over processes
+        if num_items_in_batch is not None:  # DDP averages the gradients over processes
             loss = loss * (maps * self.accelerator.num_processes / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
@@ -137,7 +137,7 @@ def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor
 
 
 def _means(sums: dict[str, float], maps: float) -> dict[str, float]:
-    """Compute means over maps, and replace each `mse_<name>` with its square root `rmse_<name>`, except for losses."""
+    """Compute means over maps, and replace each `mse_<name>` except losses with its root `rmse_<name>`."""
     means = {name: value / maps for name, value in sums.items()}
     squared = [name for name in means if name.startswith(MSE) and not name.endswith("_loss")]
     roots = {RMSE + name.removeprefix(MSE): math.sqrt(means.pop(name)) for name in squared}

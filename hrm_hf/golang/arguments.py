@@ -46,7 +46,7 @@ class GoDataArguments:
         validate_minimum(self, 1, "max_train_samples", "max_eval_samples", "max_length", *BUDGETS)
 
     def budgets(self) -> dict[str, int]:
-        """Return the token budget of each segment, named as in a Go coder's config."""
+        """Return the token budget of each segment, keyed by its field name in a Go coder's config."""
         return {name: getattr(self, name) for name in BUDGETS}
 
 
@@ -71,7 +71,7 @@ class GoTrainingArguments(LmTrainingArguments):
     code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's code loss weight.")
     refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's refinement loss weight.")
     balance_decisions: bool = HfArg(
-        default=False, help="Weight decisions by inverse frequency in training, and save the weights in the config."
+        default=False, help="Weight decisions by inverse frequency in training data; save the weights in the config."
     )
 
     validation_frequency: int = HfArg(default=0, help="Generate and validate code every N steps; 0 disables it.")

@@ -36,7 +36,7 @@ class WriteGo(SamplingOptions):
     prefix: list[str] | None = option("Beginning of the code, e.g. a signature; one per prompt.", None)
     records: Path | None = option("Read the prompts from this file of records instead.", None)
     limit: int = option("Number of records to use, evenly spaced over the file.", 3, min=1)
-    validator: Literal[GoValidator, "none"] = option("Validator; auto: parser (needs Go) or tree-sitter.", "auto")
+    validator: Literal[GoValidator, "none"] = option("Validator; auto is parser or, without Go, tree-sitter.", "auto")
     max_iterations: int | None = option("Maximum attempts; defaults to the model's setting.", None, min=1, max=5)
     threshold: float | None = option("Minimum P(DONE) to stop; defaults to the model's setting.", None, min=0, max=1)
     max_new_tokens: int | None = option("Maximum new tokens per attempt; defaults to the model's budget.", None, min=1)
@@ -81,7 +81,7 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
     limit: int | None = option("Use at most N records, N trajectories, and N tasks per test set.", None, min=1)
-    max_iterations: int = option("Maximum refinement attempts, and samples of the baseline.", 3, min=1, max=5)
+    max_iterations: int = option("Maximum attempts to refine; the baseline draws as many samples.", 3, min=1, max=5)
     temperature: float = option("Sampling temperature.", 0.8, min=0.01)
     samples: int = option("Samples per benchmark task; 1 uses greedy decoding.", 1, min=1)
     batch_size: int = option("Sequences per batch.", 8, min=1)
@@ -127,7 +127,7 @@ class BuildGo(Options):
     validation_share: float = option("Fraction of groups in the validation split.", 0.05, min=0, max=1)
     test_share: float = option("Fraction of groups in the test split.", 0.05, min=0, max=1)
     seed: int = option("Seed for the splits and the trajectories.", 0, min=0)
-    deduplicate: Literal["none", "exact", "near"] = option("Duplicates to remove; near needs datasketch.", "exact")
+    deduplicate: Literal["none", "exact", "near"] = option("Duplicates to remove; near requires datasketch.", "exact")
     near_threshold: float = option("Minimum Jaccard similarity of near duplicates.", 0.85, min=0.1, max=1)
     exclude_eval: list[Path] | None = option(
         "Evaluation file (JSON Lines); drops records that share 20 consecutive tokens with it.", None
@@ -138,7 +138,7 @@ class BuildGo(Options):
         "types: hide type errors in half the trajectories to create REFINE decisions; needs --validator types.", "none"
     )
     on_bad_line: Literal["stop", "skip"] = option("What to do with a corrupted line in a JSON source.", "stop")
-    text: Path | None = option("Also write the source files to this folder, as {text} lines for run_clm.py.", None)
+    text: Path | None = option("Also write the source files to this folder as rows of text, for run_clm.py.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,7 +164,7 @@ class BuildGoTokenizer(Options):
     """Options of `hrm-hf data go-tokenizer` and `build_tokenizer`."""
 
     source: list[str] = option(
-        "DIR with Go files, std, or a .jsonl file with one record or {text} per line; repeat for more."
+        "DIR with Go files, std, or a .jsonl file of records or of rows with a text; repeat for more."
     )
     out: Path = option("Output folder, for AutoTokenizer.from_pretrained.")
     vocab_size: int = option(
@@ -185,7 +185,7 @@ class BuildGoPrompts(Options):
     limit: int | None = option("Maximum number of records, evenly spaced over the files.", None, min=1)
     max_length: int = option("Maximum tokens per prompt; records with longer prompts are dropped.", 1024, min=64)
     max_reference: int | None = option(
-        "Maximum tokens per solution; a small model cannot finish longer ones and earns no reward.", None, min=1
+        "Maximum tokens per solution; a small model cannot finish longer ones, so it earns no reward.", None, min=1
     )
 
     def __post_init__(self) -> None:

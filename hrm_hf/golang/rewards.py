@@ -24,7 +24,7 @@ from . import GoProgram, GoTestRunner, best_validator
 
 
 CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
-DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # rejects empty texts, which parse too
+DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # rejects an empty text, although it parses
 KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 
 
@@ -59,7 +59,7 @@ def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[...,
 
 
 class _GoReward:
-    """Base class that extracts the code of a completion.
+    """Base class of the rewards for Go code; it extracts the code from a completion.
 
     In the Go coder's stream, the code is between <CODE> and </CODE>; <CODE> may be in the prompt. In other texts, the
     code is the prompt followed by the completion. In a conversation, it is the answer.
@@ -87,7 +87,7 @@ class _GoReward:
 
 
 class GoSyntaxReward(_GoReward):
-    """Reward for code that parses and, if there is a reference, is not shortened."""
+    """Reward for code that parses and, if a row has a reference, is not much shorter than the reference."""
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
@@ -104,7 +104,7 @@ class GoSyntaxReward(_GoReward):
 
 
 class GoTestsReward(_GoReward):
-    """Reward for code that passes the tests of its row in the sandbox.
+    """Reward for code that passes, in the sandbox, the tests from its row of the data set.
 
     Raises:
         ValueError: the rows have no tests.

@@ -24,7 +24,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 
 
 class GoCoderTrainer(CausalLMTrainer):
-    """`CausalLMTrainer` for records of Go tasks that warms up the refinement loss."""
+    """`CausalLMTrainer` that trains on records of Go tasks, and warms up the refinement loss."""
 
     arguments_class = GoTrainingArguments
     log_format = LM_LOG_FORMAT | {"go/syntax_rate": "code that parses {:6.1%}", "go/type_rate": "type-checks {:6.1%}"}
@@ -111,7 +111,7 @@ class GoValidationCallback(TrainerCallback):
 
 
 def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
-    """Return `go/syntax_rate` of checked code and, if types are checked, `go/type_rate` of all code."""
+    """Return `go/syntax_rate` over checked samples and, if types are checked, `go/type_rate` over all."""
     parses = [one.syntax_ok for one in feedback if one.syntax_ok is not None]
     rates = {"go/syntax_rate": sum(parses) / len(parses)} if parses else {}
     if any(one.types_ok is not None for one in feedback):

@@ -204,7 +204,7 @@ def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
 def split_rows(
     cosmology_id: np.ndarray, train_samples: int | None, val_samples: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the training rows (the first ones) and of the validation rows (the last ones).
+    """Return the indices of the first rows, for training, and of the last rows, for validation.
 
     No cosmology is in both: training skips maps that share one with a validation map. By default, a tenth of the maps
     (at most 10,000) are for validation and all others for training. Raises ValueError if there are too few maps.

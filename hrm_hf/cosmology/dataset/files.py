@@ -34,7 +34,7 @@ QUIJOTE_SOURCE = (
 )
 QUIJOTE_BOX = 1000.0  # side of all Quijote boxes in Mpc/h
 MAX_SIDE_DEG = 30.0  # maximum side; larger gnomonic patches stretch areas in their corners by more than 25%
-MAX_ZEROS = 0.01  # with a larger fraction of exact zeros, a map without a mask probably has missing sky
+MAX_ZEROS = 0.01  # maximum fraction of exact zeros in a map without a mask; with more, sky is probably missing
 ORDERINGS = {"RING": "RING", "NEST": "NESTED", "NESTED": "NESTED"}
 COORDINATES = re.compile("(?P<galactic>G)|(?P<equatorial>C|Q|EQ|ICRS|FK5|J2000)|(?P<ecliptic>E)")  # by COORDSYS
 PIXEL_NAMES = ("PIX", "HPIX", "HPX", "IPIX", "HEALPIX")  # possible names of the pixel index column
@@ -162,7 +162,7 @@ def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndar
     sky = np.stack(read)
     observed = ~np.isclose(sky, UNSEEN, rtol=1e-5, atol=0).any(0)
     if masks:
-        observed &= masks[0] > 0  # UNSEEN is negative
+        observed &= masks[0] > 0  # also excludes UNSEEN, which is negative
     elif (zeros := (sky[:, observed] == 0).all(0).mean() if observed.any() else 0) > MAX_ZEROS:
         looks = f"{zeros:.0%} of the pixels are exactly 0, which looks like unobserved sky"
         raise ValueError(f"{paths[0]}: {looks}; pass the map's mask as well")
@@ -251,7 +251,7 @@ def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
 
 
 def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size: int, margin: int) -> np.ndarray:
-    """Return the HEALPix pixel indices of a patch: [row, row within the pixel, column, column within the pixel]."""
+    """Return the HEALPix index at each subpixel of a patch, [row, subrow, column, subcolumn]."""
     healpy = _import_optional("healpy")
     nside = healpy.npix2nside(sky_pixels)
     finer = max(1, int(np.ceil(2 * side_deg / size / healpy.nside2resol(nside, arcmin=True) * 60)))

@@ -76,7 +76,7 @@ def build_from_files(options: BuildFromFiles) -> dict[str, Any]:
 
 
 def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Reading]]:
-    """Return the kind of the files, the reader options to record, and the readings."""
+    """Return the kind of the files, the reader options to record, and a list of `Reading` objects."""
     paths, shear = options.paths, options.observable == "shear"
     if all(path.suffix == ".npy" for path in paths):
         noted = {"slab_mpc": 125.0} | options.reader("quijote")
@@ -289,7 +289,7 @@ def write_files_dataset(
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
     }  # fmt: skip
     with claimed_folder(out, build_options):
-        ready = {start: first}  # the first reading is already loaded
+        ready = {start: first}  # these rows were read above, to determine the settings
         files: dict[str, list[Path]] = {}
         with tqdm(total=len(readings), desc="Reading", unit=" files") as bar:
             for split, members in splits.items():
@@ -306,7 +306,7 @@ def write_files_dataset(
 
 
 def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySettings) -> FileSettings:
-    """Return the settings of the first reading's maps, which all readings must share."""
+    """Return the settings of the maps in `rows`. The maps in all other files must have the same settings."""
     channels, size = rows["map"].shape[1:3]
     side_deg, has_mask = options.get("side_deg"), "mask" in rows
     if survey.observable == "shear":
@@ -340,7 +340,7 @@ def _prior_bounds(
 def _split(
     parameters: list[tuple[float, float]] | None, total: int, test_share: float, seed: int
 ) -> dict[str, list[int]]:
-    """Assign the indices of the readings to splits that share no universe."""
+    """Return the indices of the `Reading` objects in each split. No universe is in two splits."""
     if test_share == 1:
         return {"test": list(range(total))}
     if parameters is None:
@@ -366,7 +366,7 @@ def _blocks(
     info: FilesInfo,
     parameters: list[tuple[float, float]] | None,
 ) -> Iterator[Rows]:
-    """Yield the rows of the chosen readings with their parameters, converted to shear if requested."""
+    """Yield the rows from the chosen `Reading` objects with parameters, converted to shear if requested."""
     expected = (info.settings.channels, *(info.settings.size,) * 2)
     universes = {pair: number for number, pair in enumerate(dict.fromkeys(parameters or ()))}
     for number in chosen:

@@ -100,7 +100,7 @@ class MapSet:
 
     @classmethod
     def read(cls, data: str, split: str, limit: int | None = None, kappa: bool = False) -> "MapSet":
-        """Read the first `limit` rows of a split (None: all). With `kappa`, also read shear maps' convergence."""
+        """Read the first `limit` rows of a split, or all. With `kappa`, also read the convergence for shear."""
         info = load_cosmology_info(data)
         if kappa:
             validate_shear(data, info)
@@ -198,7 +198,7 @@ def _numbers_of(array: "pa.Array") -> "pa.Array":
 
 
 def _local_folder(path: str | Path, patterns: list[str]) -> Path:
-    """Return `path` if it is a folder; otherwise download the matching files of the Hub data set."""
+    """Return `path` if it is a folder; else download the files that match `patterns` from the Hub."""
     if Path(path).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download

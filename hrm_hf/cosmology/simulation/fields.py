@@ -16,7 +16,7 @@ import numpy as np
 
 
 ARCMIN = np.pi / 180 / 60  # radians
-LOGNORMAL_SHIFT = 0.4  # multiple of the (negated) empty-beam convergence; reproduces the skewness of ray-traced maps
+LOGNORMAL_SHIFT = 0.4  # in units of minus the empty-beam convergence; reproduces the skewness of ray-traced maps
 HUBBLE_DISTANCE = 2997.92458  # c / H0 in Mpc/h
 CMB_TEMPERATURE = 2.7255  # K
 PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}  # default bounds of the flat prior
@@ -177,7 +177,7 @@ def _eisenstein_hu(k: np.ndarray, omega_m: float, omega_b: float, h: float) -> n
 
 
 def _pressureless(q: np.ndarray, alpha: float, beta: float) -> np.ndarray:
-    """Evaluate equations 19 and 20."""
+    """Evaluate equations 19 and 20 of Eisenstein & Hu 1998."""
     c = 14.2 / alpha + 386 / (1 + 69.9 * q**1.08)
     log = np.log(np.e + 1.8 * beta * q)
     return log / (log + c * q**2)

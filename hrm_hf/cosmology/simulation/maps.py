@@ -30,7 +30,7 @@ from .lpt import lpt_convergence
 from .settings import EDGE_SHARE, HOLE_ARCMIN, LEGACY, MapSettings, SurveySettings
 
 
-# Arguments of MapSettings similar to DES Y3: rounded values after Myles et al. 2021 (arXiv 2012.08566; mean redshifts)
+# Arguments of MapSettings similar to DES Y3: rounded values from Myles et al. 2021 (arXiv 2012.08566; mean redshifts)
 # and Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of all sources), not verified against their tables.
 # Each component of ellipticity has a dispersion of 0.26; sigma_e is the dispersion of both together.
 DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 5.59, "sigma_e": 0.26 * 2**0.5}
@@ -162,7 +162,7 @@ def survey_mask(
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
-    for centre in rng.permutation(size * size):  # sufficient, because each hole hides at least its central pixel
+    for centre in rng.permutation(size * size):  # enough centers, because each hole hides at least its own
         if not left:
             break
         row, column = divmod(centre, size)

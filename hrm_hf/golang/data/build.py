@@ -42,8 +42,8 @@ from .trajectories import TrajectoryCounts, build_trajectories
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# Regular expressions that split text before BPE merging, by llama.cpp's names. None selects GPT-2's built-in one.
-# With 16,384 ids, qwen2 needs 11% fewer tokens on held-out standard-library packages (3.15 vs. 2.81 bytes per token).
+# Regular expressions that split text before BPE merging, keyed by llama.cpp's names; None means GPT-2's regex.
+# With 16,384 ids, a token holds 3.15 bytes of held-out standard-library code with qwen2, and 2.81 bytes with gpt-2.
 PRE_TOKENIZERS = {
     "gpt-2": None,
     "qwen2": (
@@ -271,7 +271,7 @@ def _empty_splits(splits: dict[str, list[dict]], options: BuildGo) -> str | None
 
 
 def _write_trajectories(splits: dict[str, list[dict]], options: BuildGo) -> dict[str, Any]:
-    """Write the trajectories of each split, and return decision fractions and counts of dropped items."""
+    """Write the trajectories of each split, and return the fraction of each decision and the drop counts."""
     counts = {name: TrajectoryCounts() for name in splits}
     how = {"seed": options.seed, "per_record": options.trajectories, "oracle": options.oracle}
     with best_validator(options.validator) as validator:
@@ -283,7 +283,7 @@ def _write_trajectories(splits: dict[str, list[dict]], options: BuildGo) -> dict
 
 
 def _write_texts(options: BuildGo) -> dict[str, Any]:
-    """Write the source files as text in the same splits, and drop exact copies of held-out files."""
+    """Write the source files as text, split like the records, and drop exact copies of held-out files."""
     found = {name: [] for name in SPLITS}
     for source in filter(is_folder, options.sources):
         for file in go_files(_folder(source), Dropped()):

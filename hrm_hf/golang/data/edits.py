@@ -72,7 +72,7 @@ class Edit:
 
 
 def path_problem(path: str) -> str | None:
-    """Return the reason to exclude a repository path (with slashes), or None."""
+    """Return the reason to exclude a repository path (with forward slashes), or None."""
     if not path.endswith(".go"):
         return "not a .go file"
     if set(path.split("/")[:-1]) & set(SKIPPED_FOLDERS):
@@ -149,7 +149,7 @@ def without_trailers(message: str) -> str:
 
 
 def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
-    """Return {name: function} for functions with a body, and the syntax shapes of other declarations.
+    """Return {name: function} for functions with a body, and the `syntax_shape` of every other declaration.
 
     Returns None if the text does not parse. Functions with the same name are numbered: "init", "init#2".
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MIN_DOC_CHARACTERS, MIN_BODY_LINES = 20, 2
-MAX_TYPE = 20_000  # maximum characters of the receiver's type in the context of each method; avoids quadratic memory
+MAX_TYPE = 20_000  # maximum characters of a receiver's type, which is repeated in the context of each method
 DIRECTIVE = re.compile(r"//(go:|line |export |[a-z0-9]+:[a-z0-9])")  # directives for tools are not documentation
 
 

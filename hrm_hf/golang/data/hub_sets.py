@@ -121,7 +121,7 @@ def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped:
 def _functions(
     code: str, doc: str | None, identity: str, shared: dict[str, Any], dropped: Dropped
 ) -> Iterator[dict[str, Any]]:
-    """Yield records for the documented functions in a text or, with `doc`, for its first function."""
+    """Yield records for the documented functions in a text or, given `doc`, only for its first function."""
     reason = text_problem(code, doc or "")
     if reason or GENERATED.search(code[:5000]):
         dropped.add(reason or "generated", identity)

@@ -1,4 +1,4 @@
-"""Derive a function's plan from its doc comment (verb and later sentences) and its body.
+"""Derive the plan of a function from its doc comment and its body.
 
 Doc comments describe code rather than plan it, so the intent comes from the task (ADD for writing, FIX for repairing),
 and the first step is only the class of the verb. Steps from the body begin with "derived:".
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STEPS = 5
-MAX_SENTENCE_STEPS = 2  # maximum number of steps from the doc comment's later sentences
+MAX_SENTENCE_STEPS = 2  # maximum number of steps from the sentences of a doc comment after its first
 MAX_STEP = 80  # characters
 DERIVED = "derived: "
 TASK_INTENTS = {
@@ -89,7 +89,7 @@ def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
 
 
 def doc_plan(doc: str, name: str, targets: list[str], derived: list[str], task: str = "write") -> dict[str, Any]:
-    """Return the plan for a declaration: verb class, later sentences, and steps derived from the body."""
+    """Return the plan for a declaration: verb class and later sentences of `doc`, then `derived` steps."""
     later = [part for part in sentences(doc)[1:] if len(part) > 3][:MAX_SENTENCE_STEPS]
     remaining = MAX_STEPS - 1 - len(later)
     return plan_of(task, targets, [verb_class(doc, name), *later, *derived[:remaining]])

@@ -144,7 +144,7 @@ def _solution_problem(code: str, validation: dict[str, Any]) -> str | None:
 
 
 def _plan(plan: Any, title: str, body: str, code: str) -> dict[str, Any]:
-    """Convert a hierarchical record's plan, or derive one from title and body if its intent is unknown."""
+    """Convert the plan of a "hierarchical" record, or derive a plan if the intent is unknown."""
     targets = [target for target in _get(plan, "targets", list) if _is_target(target)]
     if not targets:
         targets = [function.target for function in functions_of(code)[0].values()][:1]
@@ -164,7 +164,7 @@ def _is_target(target: Any) -> bool:
 
 
 def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str, Any]:
-    """Add the solution to the record as a validated attempt, if there is a verdict."""
+    """Add the solution to the record as an attempt with its verdict, if `syntax` or `tests` is known."""
     known = [value if isinstance(value, bool) else None for value in (syntax, tests)]
     if known == [None, None]:
         return record

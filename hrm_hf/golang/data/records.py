@@ -246,7 +246,7 @@ def write_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def record_features() -> "Features":
-    """Return the `datasets` features for records."""
+    """Return the `datasets.Features` of a data set of records."""
     from datasets import Features, List, Value
 
     def column(schema: Any) -> Any:

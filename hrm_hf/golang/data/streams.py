@@ -212,7 +212,7 @@ class GoStreamBuilder:
         tail.span = start + given, start + len(ids)
 
     def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:
-        """Append the verdict and the decision on the last attempt in the tail."""
+        """Append to the tail the verdict on its last attempt and the decision that follows."""
         decision = DECISIONS.index(attempt["decision"])
         feedback = attempt.get("feedback")
         found = None if feedback is None else Feedback.of_record(feedback)
@@ -273,7 +273,7 @@ def load_go_streams(
     num_workers: int | None = None,
     cache_dir: str | None = None,
 ) -> GoStreams:
-    """Convert JSON Lines files of records (also gzipped) to rows. `datasets` caches records and rows.
+    """Convert JSON Lines files of records, plain or gzipped, to rows. `datasets` caches records and rows.
 
     Args:
         training: build training rows; evaluation rows also have the columns needed for bits per byte.
@@ -325,7 +325,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
         how = {"gen_kwargs": options, "cache_dir": cache_dir, "fingerprint": key, "writer_batch_size": WRITTEN_AT_ONCE}
         try:
             part = Dataset.from_generator(read_records, features=record_features(), **how)
-        except DatasetGenerationError as error:  # wraps the reader's error
+        except DatasetGenerationError as error:  # wraps the error from `read_records`
             raise (error.__cause__ or error) from None
         parts.append(part)
         if on_bad_line == "skip":
@@ -375,7 +375,7 @@ def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool, columns:
 
 
 class GoCoderCollator:
-    """Collator that right-pads rows of `GoStreamBuilder` to a batch of tensors.
+    """Collator that pads rows from `GoStreamBuilder` on the right to form a batch of tensors.
 
     A batch has `input_ids`, `attention_mask`, `labels` [B, S] and, for models that accept them, `decision_positions`,
     `decision_labels` [B, K] and `feedback_ids` [B, K, 4] (padded with position 0 and label -100). If rows also have

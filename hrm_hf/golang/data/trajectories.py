@@ -35,7 +35,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
 SYNTAX_ONLY = 0.5  # fraction of trajectories whose verdicts hide the type errors that the oracle finds
 NO_FEEDBACK_SHARE = 0.1  # fraction of trajectories without feedback, for use without a validator
-MAX_CHARACTERS = 4000  # maximum length of all code in a trajectory; failed attempts beyond it are dropped
+MAX_CHARACTERS = 4000  # maximum total length of the code in a trajectory; failed attempts that exceed it are dropped
 CHUNK = 64  # records per validator call
 
 
@@ -60,7 +60,7 @@ class TrajectoryCounts:
 
 @dataclass
 class _Source:
-    """A record with its solution's verdict and, by kind, failed candidates with their verdicts."""
+    """A record with the verdict on its solution, and failed candidates with verdicts, grouped by kind."""
 
     record: dict[str, Any]
     feedback: Feedback
@@ -119,7 +119,7 @@ def build_trajectories(
 def _judged(
     chunk: list[dict[str, Any]], validator: Validator, seed: int, counts: TrajectoryCounts
 ) -> Iterator[_Source]:
-    """Mutate the solutions in a chunk, validate all candidates in one call, and sort them by kind."""
+    """Mutate the solutions in a chunk, validate all candidates in one call, and group them by kind."""
     solutions = [record["solution"]["code"] for record in chunk]
     sound = []
     for record, code, verdict in zip(chunk, solutions, validator(solutions)):

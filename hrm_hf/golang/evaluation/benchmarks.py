@@ -84,7 +84,7 @@ class GoTask:
         }
 
     def file(self, code: str) -> str:
-        """Return the function `code` (including its prefix) after the helper declarations."""
+        """Return the helper declarations, followed by the function `code`, which includes its prefix."""
         return "\n\n".join(filter(None, (self.helpers, code)))
 
     def program(self, code: str) -> GoProgram:
@@ -208,7 +208,7 @@ def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature:
 
 
 def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
-    """Encode each buggy solution, its verdict, and <RETRY> if it does not compile, else <REFINE>.
+    """Encode each buggy solution and its verdict, then <RETRY> if it fails to compile, else <REFINE>.
 
     Verdicts have no line numbers here, because those would refer to the program and not to the function.
     """
@@ -227,7 +227,7 @@ def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validato
 
 @contextmanager
 def test_tools() -> Iterator[tuple[GoTypesValidator | None, GoTestRunner | None, str]]:
-    """Yield the type checker, the test runner, and the reason if there is no runner (else "")."""
+    """Yield the type checker, the test runner, and the reason why there is no runner ("" if there is one)."""
     with ExitStack() as stack:
         try:
             types = stack.enter_context(GoTypesValidator())

@@ -135,7 +135,7 @@ def evaluate_decisions(writer: Writer, builder: GoStreamBuilder, trajectories: S
 
 
 def _decision_logits(writer: Writer, rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the logits [N, 3] of all decisions in the rows, by source ("tokens", "head")."""
+    """Return {source: logits [N, 3]} of all decisions in the rows; a source is "tokens" or "head"."""
     choices = torch.tensor([TOKEN_IDS[token] for token in DECISION_TOKENS])
     coder = is_go_coder(writer.model)
     has_head = coder and not getattr(writer.model.config, "unified", False)
@@ -253,7 +253,7 @@ def evaluate_refinement(
     loop = _attempts(writer, judged[:typed], validator, most, "refinement", options.temperature)
     of_syntax = lambda samples: [verdict.of_syntax() for verdict in validator(samples)]  # noqa: E731
     loop += _attempts(writer, judged[typed:], of_syntax, most, "refinement", options.temperature)
-    torch.manual_seed(options.seed + 1)  # a different seed, or the samples would repeat the loop's first attempt
+    torch.manual_seed(options.seed + 1)  # with the loop's seed, the samples would repeat its first attempt
     drawn = [_attempts(writer, judged, None, 1, f"resampling {i + 1}", options.temperature) for i in range(most)]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
     ours, theirs = (_judge(judged, attempts, validator, syntax_only) for attempts in (loop, control))
@@ -291,7 +291,7 @@ def _attempts(writer: Writer, records, validator, iterations: int, what: str, te
 
 
 def _judge(records, attempts: list[list[str]], validator: Validator, syntax_only) -> dict[str, list[list[bool]]]:
-    """Return flags [records][attempts] that tell whether each attempt is "valid" and "exact"."""
+    """Return {name: flags [records][attempts]}, which tell whether each attempt is "valid" or "exact"."""
     owners = [index for index, row in enumerate(attempts) for _ in row]
     samples = [code for row in attempts for code in row]
     flags = {

@@ -1,4 +1,4 @@
-"""Compare Go code samples: exact match after gofmt, F1 of syntax subtrees, and shortening.
+"""Compare Go code samples by exact match after gofmt and F1 of syntax subtrees, and detect shortening.
 
 Exact match compares samples after gofmt or, if gofmt is missing, their tokens without comments; the result names the
 method. Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, without comments.
@@ -81,7 +81,7 @@ def _subtrees(code: str) -> Counter:
 
 
 def is_shortened(code: str, than: str) -> bool:
-    """Check whether `code` has fewer statements than KEPT_SHARE times the number in `than`.
+    """Check whether `code` has fewer than KEPT_SHARE times as many statements as `than`.
 
     `than` is the attempt that `code` repairs, or the reference.
     """

@@ -39,14 +39,14 @@ def is_go_coder(model) -> bool:
 
 
 def load_writer(options: EvaluateGo, device: str) -> tuple["Writer", GoStreamBuilder]:
-    """Load a model and its tokenizer. Budgets default to the config's values, or to 256 and 512 tokens."""
+    """Return a `Writer` for a model, and a stream builder with budgets from `options` or the config."""
     network = load_network(options.model, AutoModelForCausalLM).to(device)
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     length = min(options.max_length or 2048, model_positions(network, tokenizer))
     known = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
     budgets = {name: getattr(options, name) or known[name] for name in ("problem_budget", "context_budget")}
     if is_go_coder(network):
-        network.config.update(budgets)  # makes the refinement loop truncate its inputs as the builder does
+        network.config.update(budgets)  # makes the refinement loop truncate its inputs as `GoStreamBuilder` does
     writer = Writer(
         network, tokenizer, options.batch_size, length, max_code_tokens=options.max_code_tokens,
         repetition_guard=options.repetition_guard,

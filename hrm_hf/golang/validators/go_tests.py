@@ -126,7 +126,7 @@ class GoTestRunner(UsesChecker):
         return results
 
     def _mark_unsolvable(self, programs: Sequence[GoProgram], results: list[GoTestResult]) -> None:
-        """Mark programs as unsolvable if their tests do not build even with the stub."""
+        """Mark programs as unsolvable if their tests do not even build with `stub` in place of the code."""
         tested = {
             index: GoProgram(program.stub, program.tests)
             for index, (program, result) in enumerate(zip(programs, results))
@@ -250,7 +250,7 @@ def judge(run: Run, limits: Limits, secret: str) -> GoTestResult:
 
 
 def _write_module(folder: Path, go: Go, files: dict[int, Sources]) -> None:
-    """Write the module for `go test ./...`: one package per program, the harness, and a testify stand-in."""
+    """Write the module for `go test ./...`: one package per program, harness, and a stand-in for testify."""
     work = folder / "work"
     shutil.copytree(TESTIFY, work / "testify")
     (folder / "out").mkdir()

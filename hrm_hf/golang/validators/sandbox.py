@@ -64,7 +64,7 @@ exec "$@"
 
 
 class SandboxError(RuntimeError):
-    """Raised if no sandbox can be created (then nothing ran), or if a sandbox did not end."""
+    """Raised if no sandbox can be created, in which case nothing ran, or if a sandbox does not end."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
     uid, staged = sandbox_uid(), []
 
     def reach(source: str) -> str:
-        """Return the source, or the path where we bind it if the sandbox's uid cannot reach it."""
+        """Return the source of a bind or, if the sandbox's uid cannot reach it, the path where we bind it."""
         above = Path(os.path.realpath(source)).parents
         if uid is None or not os.path.exists(source) or all(folder.stat().st_mode & 0o001 for folder in above):
             return source

@@ -127,6 +127,6 @@ def _require_bits(bits: int) -> list[bytes]:
 
 
 def _only(*values: int) -> list[bytes]:
-    """Return steps that reject all values except `values`, which skip to the next step."""
+    """Return steps that reject any value outside `values`, and otherwise continue with the next step."""
     last = len(values) - 1
     return [*(_step(_EQUAL, value, last - place + 1) for place, value in enumerate(values)), _step(_GIVE, _EPERM)]

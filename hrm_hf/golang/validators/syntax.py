@@ -22,7 +22,7 @@ DECLARATIONS = frozenset(
     ("function_declaration", "method_declaration", "const_declaration", "var_declaration", "type_declaration")
 )
 # A newline that ends a statement or a member is a direct child of one of these nodes, after the token that opens the
-# list (None: anywhere in the node).
+# list or, if this token is None, anywhere in the node.
 _LISTS = {
     "source_file": None, "statement_list": None, "comment": None, "raw_string_literal": None,
     "raw_string_literal_content": None, "block": None, "field_declaration_list": None, "import_spec_list": None,

@@ -16,7 +16,7 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def make_parser(description: str, quick: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser with the options --quick (help text `quick`) and --out (results folder)."""
+    """Return a parser with the options --quick, whose help text is `quick`, and --out, the folder for results."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 HERE = Path(__file__).parent
-# Modules that other benchmarks import, and scripts that print no ratio.
+# Not run: modules that other benchmarks import, and scripts that print no ratio.
 HELPERS = {
     "package.citizens_generation",
     "package.comparisons",
@@ -16,7 +16,7 @@ HELPERS = {
     "puzzles.plain",
     "text.models",
 }
-# Scripts that need a trained model or a data set.
+# Not run: scripts that need a trained model or a data set.
 NEED_INPUT = {"cosmology.mass_networks", "cosmology.two_steps", "golang.rewards"}
 
 

@@ -1,4 +1,4 @@
-"""Plan the training of a language model for this machine's GPUs, and start the training.
+"""Plan the training of a language model on this machine's GPUs, then start it.
 
     python training/launch.py --model hrm-lm-50m
     python training/launch.py --model hrm-lm-100m --gpus 4 --train_data corpus.jsonl --max_steps 20000

@@ -49,7 +49,7 @@ def main() -> None:
     words = [*arguments(recipe), *flags]
     if os.environ.get("RANK", "0") == "0":
         print(f"\n{shlex.join(['python', typed_path(SCRIPT), *words])}\n", flush=True)
-    os.environ["WANDB_PROJECT"] = os.environ.get("WANDB_PROJECT") or project_name(options)  # for --report_to wandb
+    os.environ["WANDB_PROJECT"] = os.environ.get("WANDB_PROJECT") or project_name(options)  # read by wandb
     sys.argv = [str(SCRIPT), *words]
     runpy.run_path(str(SCRIPT), run_name="__main__")
 

@@ -1,4 +1,4 @@
-"""Measure how fast cosmology maps are generated, built into a data set by one and two workers, and read.
+"""Measure the speed of generating cosmology maps, of building a data set with one and two workers, and of reading it.
 
     python -m benchmarks.cosmology.generation [--quick] [--sizes 64,256] [--turns 15] [--kinds des]
 

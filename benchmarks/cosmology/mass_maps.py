@@ -34,7 +34,7 @@ DRAWS = 16
 def main() -> None:
     parser = make_parser(__doc__, quick="a few dozen small maps")
     parser.add_argument("--data", type=Path, help="data set folder; by default, a temporary one")
-    parser.add_argument("--train", type=int, default=4000, help="number of training maps for regressions and spectra")
+    parser.add_argument("--train", type=int, default=4000, help="number of training maps for fitting each method")
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     train, test, settings = args.train, 1000, MapSettings(**SKY)

@@ -53,7 +53,7 @@ def main() -> None:
     )
     parser.add_argument("--two_steps", type=Path, help="output folder of a two_steps.py run")
     parser.add_argument("--limit", type=int, help="number of test maps; all by default")
-    parser.add_argument("--train", type=int, default=1000, help="training maps over which to average the spectrum")
+    parser.add_argument("--train", type=int, default=1000, help="number of training maps in the average spectrum")
     parser.add_argument(
         "--floor", type=int, default=100, help="number of test maps whose exact posterior is sampled; 0 to disable"
     )
@@ -63,7 +63,7 @@ def main() -> None:
         help="mask fractions at which to measure adaptive halting, comma-separated",
     )
     parser.add_argument(
-        "--shift_maps", type=int, default=500, help="number of maps per mask fraction, and per changed setting"
+        "--shift_maps", type=int, default=500, help="number of maps for each mask fraction and each changed setting"
     )
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -121,7 +121,7 @@ def load(folder: str) -> tuple:
 
 
 def ratio(first: np.ndarray, second: np.ndarray) -> dict:
-    """Return the `error_ratio` of two methods on the maps that both evaluated, which are the first ones."""
+    """Return the `error_ratio` of two methods on the maps at the start of the split, which both methods evaluated."""
     count = min(len(first), len(second))
     return error_ratio(first[:count], second[:count])
 
@@ -142,7 +142,7 @@ def drawn(info, changes: dict, count: int, folder: Path) -> tuple:
 
 
 def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) -> list[dict]:
-    """Measure the error with all segments and with adaptive halting, and the segments used, for each mask fraction."""
+    """For each mask fraction, measure the error with all segments and with adaptive halting, and the segments used."""
     found = []
     for share in shares:
         _, rows = drawn(info, {"mask_fraction": share}, count, folder / f"masked {share}")

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--maps", type=int, default=8000)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--side", choices=READERS, help="measure only this side of --data; used by the script itself")
+    parser.add_argument("--side", choices=READERS, help="measure one reader (the script itself uses this option)")
     parser.add_argument("--data", type=Path, help="folder of a data set with masks; by default, generated shear maps")
     args = parser.parse_args()
     if args.side:

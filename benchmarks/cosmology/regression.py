@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
         "--models",
         type=Path,
         default=Path("runs/cosmology"),
-        help="folder with the runs, named KIND_SET; the script trains missing runs",
+        help="folder that contains each run as KIND_SET; the script trains missing runs",
     )
     parser.add_argument(
         "--data",
@@ -114,7 +114,7 @@ def build(args: argparse.Namespace, name: str, sigma_e: float) -> Path:
 
 
 def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path]) -> Path | None:
-    """Return a run's folder. Train the run if it is missing, or return None with --evaluate_only."""
+    """Return a run's folder. If the run is missing, train it; with --evaluate_only, return None instead."""
     folder = args.models / f"{kind}_{name}"
     if (folder / "results.json").exists():
         return folder

@@ -62,7 +62,7 @@ class TwoStepRun(RegressionRun):
         )
 
     def filtered(self, parts: list[MapSet], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the Wiener maps [N, P, S, S] of all parts, and their labels [N, T]."""
+        """Join `parts` and return their Wiener maps [N, P, S, S] and their labels [N, T]."""
         maps = [estimate_maps(self.estimator, part, BATCH)[0] for part in parts]
         labels = [np.stack([part.labels[name] for name in names], axis=1) for part in parts]
         return np.concatenate(maps), np.concatenate(labels)
@@ -73,7 +73,7 @@ class TwoStepRun(RegressionRun):
 
 
 def observed_anew(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
-    """Return shear of the same convergence with new shape noise and the periodically shifted mask of another row."""
+    """Compute the shear of the same convergence, with new noise and the periodically shifted mask of another row."""
     count, size = len(rows.kappa), rows.kappa.shape[-1]
     masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]
     masks = shifted(masks, *torch.randint(size, (2, count), generator=generator))

@@ -1,4 +1,4 @@
-"""Compare the decoding speed of the Go coder, for plans and for code, with a Llama of about as many parameters.
+"""Compare the decoding speed of the Go coder, for plans and code, with that of a Llama of about equal size.
 
     python -m benchmarks.golang.decoding [--quick] [--sizes nano,base] [--batch_sizes 1,8] [--no_compile]
 

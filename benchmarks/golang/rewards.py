@@ -67,7 +67,7 @@ def measure(folder: str, rows: list[dict], args) -> dict[str, float]:
 
 
 def curve(folder: Path) -> list[dict]:
-    """Return the rewards logged while a model was trained; empty without reward training."""
+    """Return the rewards logged while a model was trained, or an empty list if it was trained without rewards."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [{name: entry[name] for name in CURVES} for entry in history if "reward" in entry]
 

@@ -35,7 +35,7 @@ def main() -> None:
         args.runs = 20
     try:
         validate_sandbox()
-    except SandboxError as error:  # not a failure, because `make bench` must continue
+    except SandboxError as error:  # exit with status 0, so that `make bench` continues
         print(f"sandbox: not measured: {error}")
         return
     bwrap = ["bwrap", "--unshare-all", *(word for pair in SYSTEM for word in ("--ro-bind", *pair)), "true"]
@@ -78,7 +78,7 @@ def module_of(checkout: Path) -> types.ModuleType:
     """Import the sandbox module of another checkout without importing the rest of its package."""
     package = types.ModuleType("before")
     folder = checkout / "hrm_hf" / "golang"
-    package.__path__ = [str(folder / "validators"), str(folder)]  # the module's current and former folder
+    package.__path__ = [str(folder / "validators"), str(folder)]  # the module's folder in current and in old checkouts
     sys.modules["before"] = package
     return importlib.import_module("before.sandbox")
 

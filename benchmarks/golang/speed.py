@@ -102,7 +102,7 @@ SIZES = {"base": full_configs, "nano": nano_configs}
 
 
 def stream_batch(vocab_size: int, rows: int, length: int) -> dict[str, torch.Tensor]:
-    """Return a batch of random training streams with labels on plan and code."""
+    """Return a batch of random training streams. Only plan and code have labels."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(len(SPECIAL_TOKENS), vocab_size, (rows, length), generator=generator)
     plan, code = length // 3, length // 2

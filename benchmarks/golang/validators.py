@@ -41,7 +41,7 @@ def main() -> None:
         args.files, args.functions = 20, 100
     try:
         go = find_go()
-    except GoNotFoundError as error:  # not a failure, because `make bench` must continue
+    except GoNotFoundError as error:  # exit with status 0, so that `make bench` continues
         print(f"go validators: not measured: {error}")
         return
     generator = random.Random(args.seed)
@@ -183,7 +183,7 @@ def gofmt_errors(texts: list[str]) -> list[tuple[int, str] | None]:
 
 
 def agreement(found: list, referee: list[tuple[int, str] | None], clean: int) -> dict[str, float]:
-    """Return precision and recall of detected syntax errors, and how often line and message equal gofmt's."""
+    """Return the precision and recall of detecting syntax errors, and how often line and message match gofmt's."""
     bad = [(feedback, error) for feedback, error in zip(found, referee) if error and feedback.syntax_ok is False]
     flagged = sum(feedback.syntax_ok is False for feedback in found)
     return {

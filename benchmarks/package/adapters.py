@@ -98,7 +98,7 @@ def measure(name: str, folder: str | Path, data: str | Path) -> tuple[str, dict[
 
 @torch.no_grad()
 def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
-    """Compare adapter and merged weights. Return the differences the module docstring lists, and output scales."""
+    """Compare an adapter with its merged weights; return the maximum differences that the module docstring lists."""
     before = outputs(base, subject)
     adapter = with_adapters(base, TuningArguments(lora_rank=RANK, use_dora=use_dora)).eval()
     randomise(adapter)
@@ -174,7 +174,7 @@ def outputs64(model: nn.Module, subject) -> torch.Tensor:
 
 
 class Float64(TorchFunctionMode):
-    """Replace float32 with float64 in torch calls, as in norms, softmax, rotary tables and posterior heads."""
+    """Use float64 where model code requests float32, for example in norms, softmax and rotary tables."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.float:

@@ -1,4 +1,4 @@
-"""Compare the time to write and verify a checkpoint with checksums and with file sizes alone.
+"""Compare the time to write and verify a checkpoint if its manifest has checksums, and if it has only file sizes.
 
     python -m benchmarks.package.checkpoints [--quick] [--turns 7] [--folder /scratch] [--out benchmarks/results]
 

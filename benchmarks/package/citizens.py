@@ -37,7 +37,7 @@ from . import citizens_generation, citizens_training
 
 
 ROWS = 4
-# For models whose training step does not compile to one graph: the part that does, and why. Also in docs/training.md.
+# Models whose training step is not one graph: the part that is, and the obstacle for the rest; see docs/training.md.
 PARTS_IN_A_GRAPH = {
     **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
     "hrm_lm": "the model without its loss, which selects the tokens that are still active",
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def silence() -> None:
-    """Turn off warnings, logs and progress bars, so only the table is printed."""
+    """Turn off warnings, logs and progress bars, so that only the table is printed."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
@@ -119,7 +119,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 
 def compiled(function: Callable, backend: str = "aot_eager") -> Callable:
-    """Compile a function to one graph, or raise. By default, AOTAutograd differentiates it, and kernels are eager."""
+    """Compile a function to exactly one graph. The default backend uses AOTAutograd with eager kernels."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend=backend)
 
@@ -207,7 +207,7 @@ def used(architecture: str, model: torch.nn.Module) -> list[torch.Tensor]:
     if architecture in every.CAUSAL_LMS:
         texts = {name: value[:2] for name, value in every.padded(architecture).items()}
         found.append(model.generate(**texts, max_new_tokens=3, do_sample=False))
-        # Any prompt must work; the Go coder writes a plan before the code.
+        # Any prompt must work, even for the Go coder, which has to write a plan before the code.
         prompt = {"input_ids": every.inputs(architecture, 1)["input_ids"][:, :5]}
         found.append(model.generate(**prompt, max_new_tokens=3, do_sample=False))
     if architecture in every.PUZZLES:

@@ -45,7 +45,7 @@ from hrm_hf.text.trainer import CausalLMTrainer
 
 ROOT = Path(__file__).parents[2]
 FACTOR = 8
-# Training steps with one process and with several; after 4, halted slots get different boards in each process.
+# Number of training steps in one process and in several. After 4 steps, processes refill slots with different boards.
 STEPS, STEPS_OF_SEVERAL = 20, 4
 ROWS = 4
 FLEX_LEAST = 16  # smallest head width for which torch compiles flex_attention

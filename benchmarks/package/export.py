@@ -63,10 +63,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny untrained models, two turns")
     parser.add_argument("--puzzle", type=Path, help="puzzle checkpoint")
-    parser.add_argument("--puzzle_onnx", type=Path, help="existing ONNX export of --puzzle")
+    parser.add_argument("--puzzle_onnx", type=Path, help="ONNX export of --puzzle; by default, a new one")
     parser.add_argument("--data", type=Path, help="data set with a test split to solve; random boards by default")
     parser.add_argument("--cosmo", type=Path, help="cosmology checkpoint")
-    parser.add_argument("--cosmo_onnx", type=Path, help="existing ONNX export of --cosmo")
+    parser.add_argument("--cosmo_onnx", type=Path, help="ONNX export of --cosmo; by default, a new one")
     parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal LMs to compare")
     parser.add_argument("--text_bytes", type=int, default=8000, help="evaluate on the last N bytes of a text")
     parser.add_argument("--records", type=int, default=32, help="number of records to evaluate the Go coder on")
@@ -219,7 +219,7 @@ def differences(folder: str | Path, data: str | Path, args, scratch: Path) -> di
 
 
 def torch_export_of(folder: str | Path, scratch: Path):
-    """Export a checkpoint to a .pt2 file, and return a function that runs the file on ids."""
+    """Export a checkpoint to a .pt2 file, and return a function that runs the exported program on token ids."""
     scratch.mkdir(parents=True, exist_ok=True)
     export_torch(folder, scratch / "model.pt2")
     program = torch.export.load(scratch / "model.pt2").module()
@@ -227,7 +227,7 @@ def torch_export_of(folder: str | Path, scratch: Path):
 
 
 def onnx_of(folder: str | Path, scratch: Path):
-    """Export a checkpoint to ONNX, and return a function that runs the file on ids."""
+    """Export a checkpoint to ONNX, and return a function that runs the exported model on token ids."""
     export_onnx(folder, scratch / "onnx")
     session = onnxruntime.InferenceSession(
         scratch / "onnx/model.onnx", one_thread(), providers=["CPUExecutionProvider"]

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def one_task(task: str, folder: Path, args: argparse.Namespace, moments: random.Random) -> dict:
-    """Run one task; count the kills, the kills during a save, and the runs with the uninterrupted run's result."""
+    """Run one task. Count the kills, the kills during a save, and the runs with the same result as without kills."""
     folder.mkdir()
     begun = time.perf_counter()
     if wait(start(task, folder / "alone", folder / ALONE)):

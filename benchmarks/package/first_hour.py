@@ -66,7 +66,7 @@ SCRIPTS = {path.name: f"python training/{path.name} --help" for path in sorted(R
 LIMITS_OF_TRL = {SCRIPTS.pop(f"run_{name}.py"): 2 for name in ("dpo", "grpo", "sft")}
 LIMITS |= dict.fromkeys(SCRIPTS.values(), 2)
 
-# Command pattern, what runs instead (None: nothing; \g<0>: the command itself), and why. The first match wins.
+# Pattern of a command, replacement (None runs nothing, \g<0> is the command) and reason. The first match wins.
 INSTEAD = [
     (r"curl -LO \S+/input\.txt", "cp {text} input.txt", "no network: the file is copied to where curl would write it"),
     (r".*sudoku_extreme_1k\.yaml", None, "40 minutes of a GPU, on a data set of the Hub"),
@@ -99,7 +99,7 @@ JOBS = {
     "TEST_SAMPLES": "16",
 }
 JOBS |= {"MAX_STEPS": "2", "EXTRA_ARGS": "--warmup_steps 0"}
-PROGRESS = re.compile(r"\d+%\||\[\d+:\d+, |^\s*$")  # progress bars with and without a total
+PROGRESS = re.compile(r"\d+%\||\[\d+:\d+, |^\s*$")  # matches progress bars, with or without a total
 SHOWN = 40  # maximum number of output lines per command in the transcript
 HEADING = re.compile(r"^# Page (\S+)$", re.MULTILINE)
 
@@ -197,7 +197,7 @@ def typed(page: str) -> Iterator[Command]:
 
 
 def replaced(command: Command, args: argparse.Namespace, text: Path) -> Command:
-    """Return the command with its replacement from INSTEAD, if there is one."""
+    """Return the command, with the replacement and reason of the first pattern in INSTEAD that matches it."""
     for pattern, instead, reason in (SHORTER if args.quick else []) + INSTEAD:
         match = None if command.line else re.fullmatch(pattern, command.text)
         if match:

@@ -49,7 +49,7 @@ SMALL = {"hidden_size": 32, "num_attention_heads": 1, "puzzle_emb_ndim": 32}
 ON_A_GPU = [("HRM 27M", "hrm", "hrm-27m", {}, 384), ("TRM 7M", "trm", "trm-7m", {}, 384)]
 ON_A_CPU = [("HRM small", "hrm", "hrm-small", {}, 4), ("TRM small", "trm", "trm-7m", SMALL, 4)]
 ACT_STEPS = 16
-COMPILED_MOST = 5e-2  # relative tolerance of bfloat16 losses: 8 bits of precision, and fused kernels round differently
+COMPILED_MOST = 5e-2  # relative tolerance of losses: bfloat16 has 8 significant bits, fused kernels round differently
 SECTIONS = (*CHECKS, "processes", "puzzles", "language")
 
 

@@ -138,7 +138,7 @@ def sizes(model) -> dict[str, Any]:
     """Return the number of weights, the fraction that is quantized, and the bytes of weights and saved buffers."""
     total, quantized = 0, 0
     for name, parameter in model.named_parameters():
-        # Two 4-bit weights share a byte, so count them by the layer's size; other weights keep their shape.
+        # Two 4-bit weights share a byte, so compute their number from the layer's size, not the tensor's.
         owner = model.get_submodule(name.rpartition(".")[0])
         packed = type(parameter).__name__ == "Params4bit"
         count = owner.in_features * owner.out_features if packed else parameter.numel()

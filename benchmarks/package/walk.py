@@ -34,7 +34,7 @@ LAYERS = (
 )
 TASKS = ("puzzles", "text", "golang", "cosmology")
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
-# Runs a script under a profiler that records the files of the checkout whose functions are called, and their callers.
+# Runs a script and records which files of the checkout have functions that are called, and which files call them.
 PROFILER = """
 import atexit, json, os, runpy, sys
 root, out, script, *words = sys.argv[1:]
@@ -100,7 +100,7 @@ def layer_of(file: str) -> int:
 
 
 def walk(root: Path, words: list[str]) -> dict[str, Any]:
-    """Run one walk, and return its files, the number of caller-callee pairs, and the upward calls (climbs)."""
+    """Run one walk, and return its files, the number of caller-callee pairs, and the calls into a higher layer."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "walk.json")
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

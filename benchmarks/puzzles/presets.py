@@ -32,7 +32,7 @@ COSMO_BATCHES = {"cosmo-64": (4, 8, 16), "cosmo-256": (1, 2)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="only hidden sizes 16 and 32")
+    parser.add_argument("--quick", action="store_true", help="measure only puzzle models of hidden size 16 and 32")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=RESULTS.parent)
     args = parser.parse_args()
@@ -61,7 +61,7 @@ def counted(task: str, name: str) -> int:
 
 
 def fitted(points: dict[int, int], least: int) -> dict:
-    """Fit a line to the points: a constant (at least `least`) plus the bytes per example.
+    """Fit a line to the points: bytes per example, plus a constant of at least `least` bytes.
 
     The noise in peak memory is proportional to the memory. The constant therefore minimizes relative errors;
     otherwise, noise at the largest batch could rank a model below a smaller one. The slope minimizes absolute errors,
@@ -124,7 +124,7 @@ def _in_own_process(task: str, name: str, batch: int, device: str) -> int:
 
 def _measure(results, task: str, name: str, batch: int, device: str) -> None:
     torch.set_num_threads(1)
-    # Load kernels and libraries first, because they do not count as memory of the step.
+    # Load kernels and libraries first, because their memory is not part of the training step's.
     two_steps("puzzle", "hrm-16", 1, device)
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Measure a puzzle model's accuracy and CPU time by ACT steps, restarts and the rule that chooses the answer.
+"""Measure how ACT steps, restarts and the way to choose an answer change a puzzle model's accuracy and CPU time.
 
     python -m benchmarks.puzzles.solving MODEL DATA [--split test] [--limit 200]
         [--steps 16 64 256 1024] [--restarts 1 8]
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--no-search", action="store_true", help="skip search, which is slow on a GPU")
+    parser.add_argument("--no-search", action="store_true", help="do not measure search, which is slow on a GPU")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.quick:
@@ -88,7 +88,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     table = []
     for steps, restarts, choose in itertools.product(args.steps, args.restarts, args.choose):
         if restarts == 1 and choose in ("residual", "vote"):
-            continue  # one run leaves nothing to choose from
+            continue  # with one run, there is only one answer
         options = {
             "max_steps": steps,
             "restarts": restarts,

@@ -76,7 +76,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
     for side, step in sides.items():
         torch.manual_seed(1)
         losses[side] = [step().item() for _ in range(3)]
-    most = 1e-3 if args.dtype == "float32" else 5e-2  # 8 bits of precision, and fused kernels round differently
+    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 rounds to 8 bits, and fused kernels round differently
     for side, values in losses.items():
         assert max(abs(a - b) for a, b in zip(values, losses["plain"])) < most, (side, values, losses["plain"])
     train = interleave(sides, steps, turns, model.device)
@@ -177,7 +177,7 @@ def now(device: torch.device) -> float:
 
 
 def interleave(sides: dict, steps: int, turns: int, device: torch.device) -> dict[str, float]:
-    """Return the median milliseconds per call of each implementation. They take turns of `steps` calls."""
+    """Return each implementation's median milliseconds per call. They alternate, with `steps` calls per turn."""
     times = {name: [] for name in sides}
     for function in sides.values():
         function()

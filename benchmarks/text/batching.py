@@ -1,9 +1,9 @@
-"""Compare continuous batching (`generate_batch`) with answering one request after the other (`generate`).
+"""Compare continuous batching (`generate_batch`) with answering one request after another (`generate`).
 
     python -m benchmarks.text.batching [--quick] [--size 1m] [--turns 3] [--threads 1]
 
-Each of 16 requests has its own prompt of 16 to 76 tokens and 16 new tokens, decoded greedily on the CPU. Both ways
-take turns, so a noisy machine slows both equally; times are medians after a warm-up, in float32 with sdpa. Weights are
+Each of 16 requests has its own prompt of 16 to 76 tokens and 16 new tokens, decoded greedily on the CPU. The methods
+alternate, so a noisy machine slows both equally; times are medians after a warm-up, in float32 with sdpa. Weights are
 random with a std of 0.3, so wrong keys and values would change tokens. Such weights also amplify rounding, which can
 change a halting decision close to its threshold. Equality is therefore counted in float64 as well. A Llama with as
 many layers as the flat loop has visits shows the gain without recurrence. The report is written after each model.
@@ -28,7 +28,7 @@ HALTING = {"halt_max_steps": 4, "exit_criterion": "latent_diff", "exit_threshold
 
 
 def configs(size: str) -> dict[str, object]:
-    """Return the configs that are compared, by the name of their row."""
+    """Map the name of each row of the report to a model config."""
     shape = {**SIZES[size], "initializer_range": 0.3}
     one, fixed = {"halt_max_steps": 1}, {"halt_max_steps": 2, "exit_criterion": "fixed"}
     shared = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "initializer_range")
@@ -63,7 +63,7 @@ def main() -> None:
 
 @torch.no_grad()
 def compare(config, turns: int) -> dict:
-    """Return the tokens per second of both ways, and the number of requests with equal tokens."""
+    """Return the tokens per second of both methods, and the number of requests that get equal tokens from both."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     prompts = [torch.randint(8, config.vocab_size, (1, 16 + 4 * index)) for index in range(REQUESTS)]
@@ -95,7 +95,7 @@ def compare(config, turns: int) -> dict:
 
 
 def count_equal(rows: list, others: list) -> int:
-    """Return the number of equal rows."""
+    """Count the positions at which both lists have the same row of tokens."""
     return sum(row == other for row, other in zip(rows, others, strict=True))
 
 

@@ -263,7 +263,7 @@ def sweep(model, rows, args) -> list[dict]:
 
 @torch.no_grad()
 def margins(model, rows, args) -> list[float]:
-    """Return quantiles of q_halt - q_continue as margins that cover the gate's range."""
+    """Return exit margins that cover the gate's range: quantiles of its q_halt - q_continue."""
     ids = rows[: args.batch_size].to(model.device)
     q = model(input_ids=ids, use_cache=False, exit_criterion="fixed").q_logits[:, :, :-1].float()
     quantiles = torch.linspace(0.02, 0.98, args.points, device=q.device)
@@ -324,7 +324,7 @@ def plot(report: dict, path: Path) -> None:
 
 
 CALIBRATION_STEPS = 8  # bisection steps, which narrow the range by a factor of 256
-LEAST, MOST = 1e-6, 10.0  # range of thresholds for changes; those for probabilities are in [0, 1]
+LEAST, MOST = 1e-6, 10.0  # search range of thresholds on changes; thresholds on probabilities are in [0, 1]
 
 
 def calibrate_exit(

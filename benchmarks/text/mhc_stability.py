@@ -1,4 +1,4 @@
-"""Measure signal growth through 128 hyper-connected sites, with and without the mHC constraint.
+"""Measure signal growth through 128 hyper-connections, with and without the mHC constraint.
 
     python -m benchmarks.text.mhc_stability [--quick] [--plot docs/images/mhc_stability.png] [--out benchmarks/results]
 
@@ -96,7 +96,7 @@ DTYPES = (torch.float64, torch.float32)
 
 @torch.no_grad()
 def composite_curve(mode: str, spread: float, sites: int) -> list[dict[str, float]]:
-    """Return the composite gains after each site, averaged over tokens."""
+    """Return the composite gains after each hyper-connection, averaged over tokens."""
     torch.manual_seed(0)
     streams = torch.randn(1, TOKENS, STREAMS, WIDTH, dtype=torch.float64)
     maps = []

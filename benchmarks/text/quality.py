@@ -113,9 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="train for the FLOPs that hrm_lm spends in this many minutes"
     )
-    parser.add_argument(
-        "--train_tokens", type=float, help="train every model on this many bytes instead of equal FLOPs"
-    )
+    parser.add_argument("--train_tokens", type=float, help="train every model on this many bytes, not for equal FLOPs")
     parser.add_argument("--train_bytes", type=int, help="use only the first N bytes of the training text")
     parser.add_argument("--train_file")
     parser.add_argument("--valid_file")
@@ -135,7 +133,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the budget")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: budget fraction without halting")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: budget fraction before halting starts")
     parser.add_argument(
         "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the budget over which bp_steps grows from 2"
     )
@@ -236,7 +234,7 @@ def schedule(share: float, warmup: float) -> float:
 
 @torch.no_grad()
 def evaluate(model, rows: torch.Tensor, args) -> dict[str, float]:
-    """Return the bits per byte of all but each row's first byte and, if M > 1, the average number of segments."""
+    """Return the bits per byte, ignoring each row's first byte, and the average segments of an hrm_lm with M > 1."""
     model.eval()
     nats, segments, count = 0.0, 0, 0
     for ids in rows.to(args.device).split(16):
@@ -426,7 +424,7 @@ def plot(report: dict, names: list[str], args) -> None:
 
 
 def check_flops(args) -> None:
-    """Print the analytic and the counted training FLOPs of one step for every model, with unfused attention."""
+    """Print the training FLOPs of one step with unfused attention for every model, both analytic and counted."""
     print(f"{'':18} {'analytic':>12} {'counted':>12} {'ratio':>8}")
     for name in args.models.split(","):
         analytic, counted = measured_flops(peer_config(name, args.preset, args.block_size), args.block_size)

@@ -93,7 +93,7 @@ def train_step(model, args, compiled: bool = False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = model
     if compiled and has_ability(model, "recurrent_depth"):
-        compile_segment(model)  # as with --torch_compile
+        compile_segment(model)  # as --torch_compile does in training
     elif compiled:
         forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)
@@ -118,7 +118,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
     """
     if args.device != "cpu":
         return {name: cuda_peak(config, args, make_step) for name, config in configs.items()}
-    context = multiprocessing.get_context("forkserver")  # starts new processes, but imports torch only once
+    context = multiprocessing.get_context("forkserver")  # forks each process after importing torch once
     context.set_forkserver_preload(["torch", "transformers", "hrm_hf"])
     peaks = {}
     for name, config in configs.items():
@@ -132,9 +132,9 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
 
 
 def resident_peak(config, args, make_step, sender) -> None:
-    """Send the increase in this process's peak resident memory during three training steps, in MiB."""
+    """Build a model, train it for three steps, and send how many MiB this process's peak resident memory grew."""
     torch.set_num_threads(args.threads)
-    count_parameters(config)  # imports the model's code, so its memory is not counted
+    count_parameters(config)  # import the model's code first, so that its memory is not counted
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = make_step(build(config), args)
     for _ in range(3):
@@ -286,7 +286,7 @@ def device_name(device: str) -> str:
 
 
 def print_tables(report: dict) -> None:
-    """Print the results as two tables, then the ratios of mHC on to off if both were measured."""
+    """Print the results as two tables, then the ratios of rlm_mhc_on to rlm_mhc_off if both were measured."""
     threads = f", {report['threads']} thread(s)" if report["device"] == "cpu" else ""
     print(f"lm, size {report['size']}, {report['device']}{threads}, {report['dtype']}")
     print(f"{'':18} {'':>11} {'MFLOP':>9} {'train':>8} {'peak':>8} {'decode, tokens/s':>17} {'cache':>7}")

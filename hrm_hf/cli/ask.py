@@ -140,7 +140,7 @@ def _stream(prompt: str, text: str, shown: list[str]) -> None:
 
 
 def _show_attempts(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
-    """Print all attempts and the diff of each repair. With `streamed`, skip the prompt and the first code sample."""
+    """Print all attempts and the diff of each repair, without the prompt and first code if these were streamed."""
     typer.echo("\n") if streamed else typer.secho(f"\n# {prompt}", bold=True)
     for number, attempt in enumerate(attempts, start=1):
         plan = attempt.plan

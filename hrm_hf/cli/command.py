@@ -20,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 WRITTEN = ("results", "plot", "plots", "card")  # result entries that name the files written by an evaluation
 
 
-_UNDERSCORED: set[str] = set()  # field names of options, added when a command is imported
+_UNDERSCORED: set[str] = set()  # names of all option fields; importing a command adds its names
 
 
 def with_hyphens(name: str) -> str:

@@ -52,7 +52,7 @@ def convert(options: ConvertCheckpoint, as_json: bool):
 
 @takes(RetrofitOptions)
 def retrofit(options: RetrofitOptions, as_json: bool):
-    """Turn a pretrained decoder into a looped model for further training. With one pass, the outputs stay the same.
+    """Turn a pretrained decoder into a looped model to train. With --passes 1, its outputs do not change.
 
     Example: hrm-hf retrofit HuggingFaceTB/SmolLM2-135M --prelude 12 --loop 4 --coda 14 --passes 4 --out smollm2-looped
     """
@@ -104,7 +104,7 @@ def torch_(options: ExportTorch, as_json: bool):
 @app.command("hrm-text")
 @takes(ExportHrmText)
 def hrm_text(options: ExportHrmText, as_json: bool):
-    """Export an hrm_lm to transformers' own hrm_text, which runs without this package.
+    """Export an hrm_lm model as transformers' own hrm_text architecture, which needs none of our code.
 
     Example: hrm-hf export hrm-text runs/loop --out loop-hrm-text --check
     """

@@ -24,7 +24,7 @@ def _build_puzzles(name: str, options: Any, as_json: bool) -> None:
 @app.command()
 @takes(BuildArc)
 def arc(options: BuildArc, as_json: bool):
-    """Build an ARC-AGI or ConceptARC data set with augmentations, and test_puzzles.json for voting.
+    """Build an augmented ARC-AGI or ConceptARC data set, with the test_puzzles.json that voting reads.
 
     Example: hrm-hf data arc arc_agi_1.json.gz concept_arc.json.gz --out data/arc1 --num-aug 300
     """

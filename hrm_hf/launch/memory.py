@@ -36,9 +36,9 @@ LLAMA_LAYER = {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)}
 GPT2_LAYER = {"float32": (24, 8, 8, 20), "bfloat16": (16, 4, 4, 10)}
 HRM_TEXT_LAYER = {"float32": (36, 16, 8, 16), "bfloat16": (33, 8, 4, 8)}
 GATED_LAYER = {"float32": (16, 16, 8, 16), "bfloat16": (20, 8, 4, 8)}  # hrm_lm
-STACK_EXIT_BYTES = 4  # bytes per token and unit of hidden size, for the norm at the end of an hrm_lm stack
+STACK_EXIT_BYTES = 4  # bytes saved per token and hidden unit by the norm at the end of an hrm_lm stack
 MOST_SEQUENCES = 2**20  # upper bound when searching for the largest batch
-LOGIT_BYTES = 12  # logits, their log-softmax and its gradient, all in float32
+LOGIT_BYTES = 12  # bytes per logit: the logit, its log-softmax and its gradient, all in float32
 
 
 @dataclass(frozen=True)
@@ -124,18 +124,18 @@ def hrm_text_shape(config: HrmTextConfig) -> dict[str, Any]:
 
 
 def streams_shape(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the shape of `rlm_mhc`: Llama layers over residual streams, with the middle layers looped."""
+    """Return the shape of `rlm_mhc`: Llama layers over residual streams, the middle layers in a loop."""
     visits = config.num_hidden_layers
     mhc = {"streams": config.mhc_flows, "sinkhorn_iters": config.mhc_sinkhorn_iters} if config.mhc_enabled else {}
     return {"saved_bytes": LLAMA_LAYER, "trained_visits": visits, "visits": visits, **mhc}
 
 
 def segments_shape(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the shape of `hrm_lm`: segments of stack passes, with gradients only in the last passes."""
+    """Return the shape of `hrm_lm`, which trains only the last stack passes of each segment."""
     h_passes = 0 if config.flat_loop else min(config.H_cycles, config.bp_steps - 1)
     l_passes = config.bp_steps - h_passes
     M = config.halt_max_steps
-    # The coda runs for each segment with logits: all of them with deep supervision, otherwise the last one.
+    # The coda runs in each segment that computes logits: in all with deep supervision, otherwise in the last.
     with_logits = M if config.deep_supervision == "all" else 1
     return {
         "saved_bytes": GATED_LAYER,
@@ -149,7 +149,7 @@ def segments_shape(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-# Transformers architectures that the same scripts can train. Our own architectures are in the registry.
+# Configs of transformers' models that our training scripts accept. Our own architectures are in the registry.
 SHAPES = {LlamaConfig: llama_shape, GPT2Config: gpt2_shape, HrmTextConfig: hrm_text_shape}
 
 
@@ -160,7 +160,7 @@ def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool 
         return 4 * shape.streams * shape.hidden_size * (inputs + shape.once_visits + shape.once_passes)
     widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)
     visit = sum(a * b for a, b in zip(shape.saved_bytes["bfloat16" if bf16 else "float32"], widths))
-    if shape.sinkhorn_iters:  # two hyper-connections per layer, in float32: n streams, branch output, maps
+    if shape.sinkhorn_iters:  # each layer's two hyper-connections save n streams, branch output and maps in float32
         n = shape.streams
         visit += 2 * 4 * ((n + 1) * shape.hidden_size + (2 * shape.sinkhorn_iters - 1) * n + 4 * n * n + 6 * n + 1)
     stack_exit = STACK_EXIT_BYTES * shape.hidden_size
@@ -187,7 +187,7 @@ def training_memory(
     tokens, P = batch * sequence_length, shape.parameters
     sharded = strategy in ("fsdp2", "deepspeed_zero3")
     value_bytes = 2 if bf16 else 4
-    # Keys and values of trained visits are already among the saved activations.
+    # Without checkpointing, the saved activations already include the keys and values of trained visits.
     extra_visits = shape.visits - (0 if checkpointing else shape.trained_visits)
     terms = {
         "weights": 4 * P // (processes if sharded else 1),

@@ -32,12 +32,12 @@ class LaunchOptions(Options):
     model: str | None = option("Recipe, preset or model type, e.g. hrm-lm-50m, gpt2; or use --recipe FILE.", None)
     gpus: int | None = option("Number of GPUs. [default: all]", None, min=1)
     gpu_memory: str | None = option(
-        "With --dry_run: memory of each GPU to plan for, e.g. 24GB.", None, flags=spellings("gpu_memory")
+        "With --dry_run: memory of each hypothetical GPU, e.g. 24GB.", None, flags=spellings("gpu_memory")
     )
     cpu: bool = option("Train on the CPU.", False)
     processes: int | None = option("With --cpu: number of processes. [default: 1]", None, min=1)
     batch_table: Literal["memory", "guide"] = option(
-        "Batch per device: memory (largest that fits) or guide (its table).", "memory", flags=spellings("batch_table")
+        "Use the largest batch that fits (memory), or the guide's (guide).", "memory", flags=spellings("batch_table")
     )
     strategy: Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"] = option(
         "Data parallelism without sharding (ddp), or a way to shard a large model.", "ddp"

@@ -52,7 +52,7 @@ from .options import LaunchOptions
 RUN_CLM = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # the options of run_clm.py
 PLAN_FILE = "launch_plan.json"
 BF16_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16 arithmetic
-CHECKPOINTING_FROM = 99_000_000  # the guide uses gradient checkpointing for its 100m model (ours: 99,976,706 weights)
+CHECKPOINTING_FROM = 99_000_000  # weights; hrm-lm-100m has 99,976,706, and the original guide checkpoints that model
 REFERENCE_BATCH = 16  # sequences per optimizer step if there is no recipe
 # Sequences per GPU in the original launcher, by number of GPUs.
 GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2: 3, 4: 2, 8: 1}}
@@ -60,7 +60,7 @@ GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2
 
 @dataclass(frozen=True)
 class Device:
-    """GPU, or one process's part of a CPU. `memory` is in bytes. A CPU has the CUDA `capability` (0, 0)."""
+    """GPU, or the part of a CPU for one process. `memory` is in bytes. On a CPU, `capability` is (0, 0)."""
 
     name: str
     memory: int
@@ -218,7 +218,7 @@ def config_of(recipe: dict[str, Any], given: dict[str, Any] | None = None) -> Pr
 
 
 def guide_batch(model: str, processes: int) -> int:
-    """Return the original launcher's sequences per GPU for the largest listed number of GPUs up to `processes`."""
+    """Return the original launcher's sequences per GPU, for `processes` or the next lower listed number."""
     if model not in GUIDE_BATCHES:
         raise ValueError(f"model={model!r}: not in the guide's table ({', '.join(GUIDE_BATCHES)}); omit --batch_table")
     return GUIDE_BATCHES[model][max(count for count in GUIDE_BATCHES[model] if count <= processes)]
@@ -315,7 +315,7 @@ def block_size_of(values: dict[str, Any]) -> int:
 
 
 def _batch(options: LaunchOptions, given: dict[str, Any], base: int, processes: int, most: int) -> tuple[int, int]:
-    """Return sequences per device (at most `most` if the memory model decides) and accumulation steps."""
+    """Return sequences per device and accumulation steps. `most` limits a batch that neither flags nor guide set."""
     batch, target = given.get("per_device_train_batch_size"), given.get("global_batch_size", base)
     if options.batch_table == "guide":
         listed = guide_batch(options.model, processes)
@@ -328,7 +328,7 @@ def _batch(options: LaunchOptions, given: dict[str, Any], base: int, processes: 
 
 
 def _launcher(options: LaunchOptions, processes: int, port: int) -> list[str]:
-    """Return the launcher's part of the command.
+    """Return the beginning of the command: the launcher and its options.
 
     CPU runs use torchrun, because `accelerate launch --cpu --num_processes 2` starts processes that silently fail to
     form a group and overwrite each other's output (accelerate 1.15).
@@ -363,7 +363,7 @@ def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable:
 
 
 def _shape(recipe: dict[str, Any], given: dict[str, Any], needed: bool) -> ModelShape | None:
-    """Return the model's shape, or None if the model has no memory model and `needed` is False."""
+    """Return the model's shape. If its memory cannot be estimated, return None, or raise ValueError if `needed`."""
     try:
         return model_shape(config_of(recipe, given))
     except ValueError:
@@ -384,7 +384,7 @@ def _does_not_fit(model: str, shape: ModelShape, length: int, usable: int, optio
 
 
 def _recipe_batch(recipe: dict[str, Any]) -> int:
-    """Return the sequences per step (on one process) for which the recipe's learning rate was chosen."""
+    """Return the recipe's sequences per step on one process, for which its learning rate was chosen."""
     if "global_batch_size" in recipe:
         return int(recipe["global_batch_size"])
     if "per_device_train_batch_size" not in recipe:

@@ -23,7 +23,7 @@ from .planner import ASSUMED_GPU, Device, block_size_of, config_of, known_models
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
 LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original projects' batches; larger ones are untested
-WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # smallest useful batch; LM runs can accumulate gradients
+WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # smallest useful batch; 1 for lm, with accumulation
 RATES = "lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
 COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_single_gpu"}
 
@@ -154,7 +154,7 @@ def _language_models(device: Device) -> tuple[list[Row], str]:
     for name in known_models():
         recipe, given = run_values(name)
         config = config_of(recipe)
-        if architecture_of(config) is None or name.endswith("-cpu"):  # another library's model, or a CPU demo
+        if architecture_of(config) is None or name.endswith("-cpu"):  # skip other libraries' models and CPU demos
             continue
         shape, length = model_shape(config), block_size_of(recipe)
         step = step_options(recipe, given, shape, [device])

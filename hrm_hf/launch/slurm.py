@@ -25,9 +25,9 @@ from ..resources import INSTALLED, ROOT, existing_path
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
 SCRIPT = "training/run_cosmo.py"
-DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch is called, because jobs fail if the log folder is missing
+DEFAULT_LOG = "%x_%j.out"  # without a folder, because a job fails if the folder for its log is missing
 
-# NERSC: nodes with 4 GPUs and 32 CPUs (hardware threads) per GPU. `regular` allocates full nodes, `shared` GPUs.
+# NERSC: 4 GPUs per node, 32 CPUs (hardware threads) per GPU. `regular` allocates full nodes, `shared` single GPUs.
 _PERLMUTTER = {"constraint": "gpu", "qos": "regular", "time": "24:00:00"}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "generic": {
@@ -74,12 +74,12 @@ class SlurmJob(Options):
     mem: str | None = option("Memory per node, e.g. 64G; 0 for all of it.", None)
     time: str | None = option("Time limit: 02:00:00, 1-12:00:00 or 90 (minutes).", None)
     script: str = option("Training script.", SCRIPT)
-    recipe: str | None = option("Recipe of the training script.", None)
+    recipe: str | None = option("Recipe for the training script.", None)
     job_name: str | None = option("Name of the job in the queue.", None)
     log_dir: str | None = option("Log folder. [default: logs/slurm with --submit, else where sbatch runs]", None)
     signal_seconds: int = option("Save and stop N seconds before the time limit.", 300, min=1, max=65535)
     launcher: Literal["torchrun", "accelerate"] = option("Program that starts the processes on each node.", "torchrun")
-    accelerate_config: str | None = option("Config file for --launcher accelerate: accelerate_configs/...", None)
+    accelerate_config: str | None = option("Config file for --launcher accelerate (see accelerate_configs/).", None)
     setup: list[str] = option('Shell line to run first, e.g. "module load python"; repeatable.', [])
 
     def __post_init__(self) -> None:

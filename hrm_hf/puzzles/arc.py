@@ -63,7 +63,7 @@ CHUNK_PUZZLES = 2048
 
 
 class Pair(NamedTuple):
-    """Grids of a demonstration or test, colors 0..9 as uint8 [rows, columns]; the output is None if it is hidden."""
+    """Input and output grid, uint8 [rows, columns] with colors 0..9. The output is None if it is hidden."""
 
     input: np.ndarray
     output: np.ndarray | None
@@ -250,7 +250,7 @@ def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
 
 
 def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
-    """Warn about training tasks that duplicate evaluated tasks (published ARC-AGI-1 runs have one such task)."""
+    """Warn about training tasks that duplicate evaluated tasks (the ARC-AGI-1 data of published runs has one)."""
     evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
     for name, task in roles[False].items():
         if twin := evaluated.get(fingerprint([*task.train, *task.test])):
@@ -459,7 +459,7 @@ def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int,
 
 
 def card_context(config: Any, folder: Path) -> dict[str, str]:
-    """Return the values for an ARC model's card: `known_task`, the name of a task in the puzzle table."""
+    """Return `known_task` for an ARC model's card: the name of one task in the puzzle table."""
     file = folder / IDENTIFIERS_FILE
     names = json.loads(file.read_text(encoding="utf-8")) if config.task == "arc" and file.exists() else []
     return {"known_task": parse_identifier(names[1])[0] if len(names) > 1 else "task"}

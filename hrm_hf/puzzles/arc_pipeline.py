@@ -277,7 +277,7 @@ class ArcTaskSolving(PuzzleTask):
 
 
 def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
-    """Create the task named in a model's config. ARC also needs the names of the puzzle table's rows.
+    """Create the task named in a config. For ARC, `identifiers` are the names of the puzzle table's rows.
 
     Raises:
         ValueError: If the task is unknown, or the config's sizes do not fit the task.

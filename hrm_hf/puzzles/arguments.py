@@ -1,4 +1,4 @@
-"""Options of a puzzle training run, for the data and for training models with a carry."""
+"""Options of a puzzle training run: those of the data, and those for training models with a carry."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
         default=1.0, help="Final learning rate of the cosine decay as a fraction of the base rate; 1 for no decay."
     )
 
-    puzzle_emb_lr: float = HfArg(default=1e-2, help="Learning rate of the puzzle table's rows (sign descent).")
+    puzzle_emb_lr: float = HfArg(default=1e-2, help="Learning rate of sign descent on the puzzle table.")
     puzzle_emb_weight_decay: float = HfArg(
         default=0.1, help="Weight decay of the puzzle table, applied only to the rows used in each step."
     )
@@ -74,7 +74,7 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
         default=None,
         help="Maximum number of ACT steps in evaluation and in the saved model; by default halt_max_steps.",
     )
-    eval_halt: str = HfArg(default="fixed", help='"fixed": run all steps, as HRM does; "q": halt adaptively.')
+    eval_halt: str = HfArg(default="fixed", help='Evaluation: "fixed" runs all steps, as HRM does; "q" halts early.')
 
     def __post_init__(self):
         super().__post_init__()

@@ -32,7 +32,7 @@ def ensure_built(path: str | None, command: str | None) -> None:
 
 @one_at_a_time
 def build_arc(options: BuildArc) -> dict[str, Any]:
-    """Build an ARC-AGI or ConceptARC data set with augmentations, and `test_puzzles.json` for voting."""
+    """Build an augmented ARC-AGI or ConceptARC data set, with the `test_puzzles.json` that voting reads."""
     from . import arc
 
     started = time.perf_counter()

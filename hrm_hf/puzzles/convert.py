@@ -39,11 +39,11 @@ from .tasks import guess_task
 logger = logging.getLogger(__name__)
 
 STEP = re.compile(r"step_(\d+)")
-WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names of weights files
+WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # accepted if no `checkpoint` exists
 ORIGINAL_PREFIX = "model.inner."  # added by the loss head and the ACT wrapper
 # Prefixes added by these two modules, by torch.compile (which may also have wrapped a submodule) and by DDP.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
-BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # the last batch's table rows, which some runs save
+BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # table rows of the last batch, in some checkpoints
 TENSOR_NAMES = {
     "embed_tokens.embedding_weight": "model.embed.tokens.weight",
     "embed_pos.embedding_weight": "model.embed.positions.weight",
@@ -193,7 +193,7 @@ def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
 def _find_run(
     weights: Path, config: str | Path | None, stored: dict[str, Any] | None, architecture: str
 ) -> tuple[dict[str, Any], str | Path]:
-    """Return the run's configuration (a file, a preset, or stored with the weights) and its location."""
+    """Return the run's configuration and where it came from: a file, a preset or the weights file."""
     if config is not None and not Path(config).is_file():
         return {"arch": original.arch_of_preset(str(config), architecture)}, f"preset {config}"
     files = [weights.with_name(name) for name in _config_names(weights.name)] if config is None else [Path(config)]
@@ -209,7 +209,7 @@ def _find_run(
 
 
 def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -> Path | None:
-    """Find an identifiers.json that fits the table, next to the checkpoint or in the run's only data folder."""
+    """Find an identifiers.json that fits the table: in the checkpoint's folder, or in `data` if that is one folder."""
     rows = config.num_puzzle_identifiers if config.puzzle_emb_ndim else 0
     for file in (place / IDENTIFIERS_FILE for place in (folder, *(data if len(data) == 1 else []))):
         if not file.is_file():
@@ -231,7 +231,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
     seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
-    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # a nonzero size only means that a table exists
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # any value but 0 stands for a table of this width
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     board = (arch.get("board_height"), arch.get("board_width"))

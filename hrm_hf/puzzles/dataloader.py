@@ -1,4 +1,4 @@
-"""Data loader for ACT training. Each batch slot strides through the same seeded order of the rows.
+"""Data loader for ACT training. A batch slot gets a new row as soon as its current example has halted.
 
 With B slots over all processes, slot s takes the examples at positions s, s + B, s + 2B, ... of an endless sequence of
 shuffled epochs. A slot moves on only when its example has halted, so no example is dropped. A slot's next example does
@@ -105,7 +105,7 @@ class PuzzleOrder:
         self.group_starts = np.flatnonzero(np.diff(groups, prepend=groups[0] - 1))
         self.group_ends = np.append(self.group_starts[1:], len(groups))
         self.mean_epoch_rows = len(self.group_starts) * len(rows) / len(self.puzzle_starts)
-        # rows not yet freed, stream position of the first, next epoch to draw
+        # the rows not yet freed, the stream position of the first of them, and the next epoch to draw
         self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0
 
     def row(self, position: int) -> int:
@@ -120,7 +120,7 @@ class PuzzleOrder:
         self._rows, self._start, self._next = self._rows[:0], 0, 0
         while position >= self._start + len(self._rows):
             self.forget_before(self._start + len(self._rows))
-            self.row(self._start)  # only to draw the next epoch
+            self.row(self._start)  # draws the next epoch; the row itself is not needed
         self.forget_before(position)
 
     def forget_before(self, position: int) -> None:
@@ -174,7 +174,7 @@ class CarryDataLoader:
         self._batch = rows.batch(np.zeros(slots_per_process, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Return the number of batches per epoch as the original code does: mean rows per epoch / global batch."""
+        """Return the batches per epoch as the original code counts them: mean rows per epoch / global batch."""
         return max(1, int(self.order.mean_epoch_rows / (self.slots * self.world_size)))
 
     def __iter__(self):
@@ -323,7 +323,7 @@ def _map_tokens(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 
 def _take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Compute `np.take_along_axis(values, index, axis=1)` in half the time."""
+    """Return the same as `np.take_along_axis(values, index, axis=1)`, in half the time."""
     return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]
 
 
@@ -356,7 +356,7 @@ def _arc_symmetries(board: Any) -> Maker:
 
 
 def _arc_view(inputs: np.ndarray, labels: np.ndarray, transform: int, colors: np.ndarray) -> Grids:
-    """Transform and recolor two grids (tokens [900]) at their current offset, or at the nearest one that fits."""
+    """Transform and recolor two grids (tokens [900]), and move them only if they would not fit at their offset."""
     found = [_arc_grid(tokens) for tokens in (inputs, labels)]
     views = [None if grid is None else dihedral(colors[grid], transform) for grid, _ in found]
     sides = np.max([view.shape for view in views if view is not None], axis=0)

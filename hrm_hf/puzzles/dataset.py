@@ -176,7 +176,7 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
     fields = asdict(info)
-    if not info.repeated:  # omitted if empty, so files of data sets without removed rows stay the same
+    if not info.repeated:  # omitted if empty, so puzzle.json stays as it was before this field existed
         del fields["repeated"]
     del fields["identifiers"]  # saved in a separate file, as in the original layout
     return fields

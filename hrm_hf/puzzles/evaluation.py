@@ -48,7 +48,7 @@ from .tasks import PuzzleTask, search_sudoku, sigmoid, validate_searchable
 
 DIFFICULTY_COLUMNS = ("rating", "path_length")
 ALWAYS_REPORTED = ("max_steps", "min_steps", "min_confidence", "halt")
-MOST_VALUES = 36  # measures of difficulty with at most this many values get one bin per value
+MOST_VALUES = 36  # a difficulty measure with at most this many distinct values gets one bin for each
 NUM_BINS = 8  # number of bins for other measures, with about equally many puzzles in each
 CALIBRATION_BINS = 10  # number of confidence bins
 
@@ -120,7 +120,7 @@ def evaluate_puzzles(
             rows = [torch.as_tensor(np.array(each[start : start + batch_size])).long() for each in arrays]
             batch, _, identifiers = rows
             started = time.perf_counter()
-            with seeded(model.device, options.seed, start):  # the noise depends on the batch, not the process
+            with seeded(model.device, options.seed, start):  # so a batch gets the same noise in any process
                 boards = (batch.to(model.device), identifiers.to(model.device))
                 solution = model.solve(*boards, return_trajectory=True, **options.solve_arguments(task))
             solution.steps.cpu()  # wait for the device, so the measured time includes its work
@@ -163,7 +163,7 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
 
 
 def _search_both(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
-    """Search with and without the model. Return (solved, nodes with, nodes without), or zeros without labels."""
+    """Search with and without `scores`. Return (solved with, nodes with, nodes without), or zeros if unlabeled."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
     found, plain = search_sudoku(question, scores), search_sudoku(question)
@@ -384,7 +384,7 @@ def _write_files(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, 
 
 @contextmanager
 def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
-    """Yield the device and whether this is the main process. Destroy the process group if created here."""
+    """Yield the device and whether this is the main process. At the end, destroy a process group created here."""
     if not shared:
         yield device, True
         return

@@ -184,7 +184,7 @@ def generate(
     openings: float = DEFAULT_OPENINGS,
     exclude: set[bytes] | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield mazes with exactly one shortest path, and their solutions, tokens int8 [height, width].
+    """Yield mazes with a unique shortest path as (puzzle, solution), each as tokens, int8 [height, width].
 
     A random depth-first walk connects rooms on every second row and column to a tree. Then some of the remaining walls
     between rooms are opened, so that several paths lead to the goal. Start and goal are drawn from pairs of open cells
@@ -223,7 +223,7 @@ def symmetry_key(maze: np.ndarray) -> bytes:
 
 
 def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generator) -> np.ndarray:
-    """Generate a maze without start and goal, tokens int8 [rows, columns]."""
+    """Generate the walls and open cells of a maze, tokens int8 [rows, columns]. S and G are added later."""
     rooms = [(side + 1) // 2 for side in grid_shape]
     joined, walls = _join_rooms(*rooms, rng)
     opened = rng.permutation(len(walls))[: round(openings * len(walls))]
@@ -285,7 +285,7 @@ def generated_mazes(
     aug: bool = False,
     seed: int = 0,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generate a data set with no symmetric copies of mazes across splits (see `options.BuildMaze`)."""
+    """Generate a data set. No maze has a symmetric copy in another split (see `options.BuildMaze`)."""
     if aug:
         _validate_square((height, width))
     parts, seen = {}, set()

@@ -168,7 +168,7 @@ def _rows_of_set(arrays: dict[str, np.ndarray], meta: dict[str, Any], split: str
 
 
 def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: int | None) -> dict[str, np.ndarray]:
-    """Return the five arrays of a set, or raise ValueError for rows that the layout cannot represent."""
+    """Return a split as the layout's five arrays, or raise ValueError for rows that it cannot represent."""
     table = split.with_format("arrow")[:]
     tokens = (table[column].combine_chunks().flatten() for column in ("labels", "input_ids"))
     labels, inputs = (flat.to_numpy(zero_copy_only=False).reshape(len(table), seq_len) for flat in tokens)

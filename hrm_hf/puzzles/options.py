@@ -108,7 +108,7 @@ class SolvePuzzles(SolveOptions):
         metavar="[MODEL] PUZZLE...",
     )
     file: Path | None = option(
-        "CSV or JSONL file with a puzzle column, JSON file (also ARC), or text file with boards, as for stdin.", None
+        "CSV or JSONL file with a puzzle column, JSON file of puzzles or ARC tasks, or text file with boards.", None
     )
     batch_size: int = option("Puzzles per batch.", 32, min=1)
     out: Path | None = option(
@@ -143,7 +143,7 @@ class SolvePuzzles(SolveOptions):
 
     @property
     def puzzles(self) -> list[str]:
-        """Return the arguments that follow the model."""
+        """Return the puzzles: all positional arguments except the model, if one is given."""
         words = self.words or []
         return words[1:] if words and not is_puzzle(words[0]) else words
 
@@ -170,7 +170,7 @@ class RunDemo(Options):
     """Options of `hrm-hf demo` and `run_demo`."""
 
     model: Literal["units", "trm", "eqr", "hrm", "se_rrm"] = option(
-        "Model to train; 'units' selects this package's model with a symbol axis.", "units"
+        "Model to train; 'units' is se_rrm with means instead of attention.", "units"
     )
     out: Path | None = option("Folder for the run. [default: runs/sudoku_demo]", None)
     extra: str = option("Additional flags for run_puzzle.py, e.g. '--max_steps 50'.", "")
@@ -307,7 +307,7 @@ class ExportPuzzles(Options):
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
-TEXT = {  # why `convert` accepts no other options for these language models
+TEXT = {  # end of the error for options that `convert` does not accept for these models
     "rlm_mhc": "it converts a folder of weights to our model",
     "hrm_lm": "it converts HRMText1 weights to initialize training",
 }
@@ -334,7 +334,7 @@ class ConvertCheckpoint(Options):
     seq_len: int | None = option("Cells per puzzle. [default: from the weights or the data]", None, min=1)
     vocab_size: int | None = option("Vocabulary size, with padding and blank. [default: from the files]", None, min=1)
     step: int | None = option(
-        "Step N to read (default: the largest), or to write with --to-original (default: the last).", None, min=0
+        "Step N to read (default: the largest), or to write with --to-original (default: the run's last).", None, min=0
     )
 
     def __post_init__(self) -> None:

@@ -47,7 +47,7 @@ READ_ELSEWHERE = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
-# Bounds of numbers that our config does not have, or that are used before it is validated. NULLABLE may be null.
+# Bounds of numbers that our config lacks or that are used before it is validated. Those in NULLABLE may be null.
 NULLABLE = ("head_dim", "board_height", "board_width", "seq_len", "vocab_size")
 BOUNDS = dict.fromkeys(("hidden_size", "num_heads", *NULLABLE), COUNT)
 BOUNDS |= {"puzzle_emb_ndim": SOME, "puzzle_emb_len": SOME, "rope_theta": number(1e-6)}

@@ -220,7 +220,7 @@ def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[A
 
 
 def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
-    """Split a text into puzzles: JSON (a puzzle, a list, or one per line), or boards in task notation.
+    """Split a text into puzzles: JSON (one puzzle, a list, or one per line), or boards written as text.
 
     The text is UTF-8, or UTF-16 with a byte-order mark, which Windows programs write. Errors start with `place`.
     """

@@ -235,7 +235,7 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
         model = weights.with_name(f"hrm_hf-{weights.name}")
         convert_original(weights, model, "hrm")
         for data in original.data_folders(load_yaml(weights.with_name(original.CONFIG_FILE)))[:1]:
-            data_size(data)  # if there is no data set, raises an error with the command to build it
+            data_size(data)  # if the data set is missing, the error gives the command that builds it
     if data is None:
         raise FileNotFoundError(f"checkpoint={checkpoint}: data path unknown; use hrm-hf eval puzzles MODEL DATA")
     return ["eval", "puzzles", str(model), str(data), "--halt", "fixed", *flags]

@@ -104,7 +104,7 @@ def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:
     """
     training = resource("training")
     recipe = training / "recipes" / f"sudoku_demo_{options.model}.yaml"
-    tell = partial(print, file=stream, flush=True)  # flush, so child processes print after these lines
+    tell = partial(print, file=stream, flush=True)  # flush before child processes print
     run = partial(run_process, out=stream)
     fields = yaml.safe_load(recipe.read_text())
     folder, data = str(options.out or fields["output_dir"]), fields["data_path"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import datasets
 
 TEST_FRACTION = 1 / 6  # fraction of the 288 4x4 grids, and of the 4x4 canonical forms, reserved for the test split
-MAX_DRAWS = 1000  # symmetries to try per training puzzle; if all give solutions of test puzzles, stop
+MAX_DRAWS = 1000  # tries per training puzzle to find symmetries whose solutions are not in the test split
 
 # Independent random streams derived from one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)
@@ -55,7 +55,7 @@ def augment(
 
 
 def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
-    """Return the source cell of each cell of the copies, int [count, n * n], from the line orders [count, n]."""
+    """Return which cell each cell of a copy comes from, int [count, n * n], given line orders [count, n]."""
     n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
     source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
     return source.reshape(len(source), n * n)

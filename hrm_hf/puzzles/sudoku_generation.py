@@ -224,7 +224,7 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
 
 
 class _Pairs(NamedTuple):
-    """Table of all pairs of rows in a band, with the column orders that make a pair's second row smallest.
+    """Row pairs that a band can have, each with the column orders that make its second row smallest.
 
     A pair is a permutation that maps each column to the column where the first row has the second row's digit.
     """
@@ -239,7 +239,7 @@ class _Pairs(NamedTuple):
 
 @lru_cache
 def _pairs_of_rows(size: int) -> _Pairs:
-    """Build the table for a board size (9x9 boards have 12,096 pairs of rows)."""
+    """Build the table of row pairs for a board size (12,096 pairs for 9x9 boards)."""
     box_cols = sudoku_shape(size).box_shape[1]
     lines, stack = np.arange(size), np.arange(size) // box_cols
     all_orders = np.array(list(itertools.permutations(lines.tolist())), dtype=np.int64)
@@ -248,10 +248,10 @@ def _pairs_of_rows(size: int) -> _Pairs:
     powers = size ** np.arange(size - 1, -1, -1, dtype=np.int64)
     found: set[int] = set()
     codes, kinds, entries = [], [], []
-    for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no column stays in its stack
+    for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no digit has both columns in one stack
         if int(smallest @ powers) in found:
             continue
-        # Find all pairs that map to this one. This one is the smallest, since permutations are in ascending order.
+        # Find all pairs symmetric to `smallest`. It is the smallest, because permutations are in ascending order.
         turned = np.take_along_axis(orders, smallest[np.argsort(orders, axis=1)], axis=1)
         codes.append(turned @ powers)
         kinds.append(np.full(len(orders), len(kinds)))

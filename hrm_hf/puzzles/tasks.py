@@ -382,7 +382,7 @@ class SearchResult:
 
 
 def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES) -> SearchResult:
-    """Find the first solution of a Sudoku, tokens [S], by search. It is not the model's own answer.
+    """Find the first solution of a Sudoku, tokens [S], by search. The model only orders the guesses.
 
     The search tries the digits of a cell in descending order of `scores` [S, V], or in ascending order if None. Scores
     change only the number of nodes. Compare the number with and without scores to judge the model.

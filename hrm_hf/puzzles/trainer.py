@@ -130,7 +130,7 @@ class PuzzleTrainer(HrmTrainer):
         return self.state.global_step / max(self.state.max_steps, 1)
 
     def floating_point_ops(self, inputs) -> int:
-        """Return 0, since `Trainer`'s formula for dense transformers would be wrong."""
+        """Return 0, because `Trainer` would count operations by a formula for dense transformers."""
         return 0
 
     # ---- one step ----

@@ -99,7 +99,7 @@ class LaunchPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits according to the memory model; True for models without a memory model."""
+        """Whether the estimated memory of a step fits; True for models whose memory cannot be estimated."""
         return sum(self.memory.values()) <= self.usable_memory
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ BOX_SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # (rows, columns) of a box by bo
 CELLS = frozenset("0123456789.")
 _FRAME = re.compile(r"[\s\ufeff\u200b|¦‖+=:;!,'\"`~<>/\\(){}\[\]\u2500-\u257f]")
 _COLUMN, _EDGES = re.compile(r"[,;\t|│┃║]"), re.compile(r"^\s*[|│┃║](.*)[|│┃║]\s*$")
-_BLANKS = "_?xX·□*-"  # symbols for a blank in texts without `.` and 0
+_BLANKS = "_?xX·□*-"  # symbols for a blank in texts that use neither `.` nor 0
 _SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
 _NOTHING = re.compile(r"\b(null|None|nan)\b")  # blanks in JSON and Python

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BLANK_IDENTIFIER = "<blank>"
 IGNORE_LABEL = -100
 PAD_ID = 0
-MAX_SIDE = 2**20  # maximum cells per side of a board; a "generic" board may be a single row
+MAX_SIDE = 2**20  # maximum cells per side of a board, large because a "generic" board may be a single row
 MAX_VOCABULARY = 2**27
 INFO_FILE = "puzzle.json"
 ROW_COLUMNS = ("input_ids", "labels", "puzzle_identifiers", "puzzle_index", "group_index")

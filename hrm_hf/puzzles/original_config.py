@@ -300,7 +300,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         ValueError: If the original code cannot express a field.
     """
     family = ARCHITECTURES[architecture]
-    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # other values are specific to EqR
+    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # only EqR supports other values
     obstacles = [name for name, value in plain.items() if getattr(config, name, value) != value]
     if config.rope_parameters.get("rope_type", "default") != "default":
         obstacles.append("rope_parameters")

@@ -94,7 +94,7 @@ def generate_portions(
     excluded, seen = set(exclude), set()
 
     def is_new(board: np.ndarray, solution: np.ndarray, form: np.ndarray) -> bool:
-        key = (board if size == 4 else solution).tobytes()  # 4x4 puzzles may share a solution
+        key = (board if size == 4 else solution).tobytes()  # only 4x4 puzzles may share a solution
         if solution.tobytes() in excluded or key in seen or form.tobytes() in exclude_forms:
             return False
         if not share[0] <= place_of_form(form.tobytes()) < share[1]:
@@ -190,7 +190,7 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
         grids, given = (np.stack([some, some.swapaxes(1, 2)], axis=1) for some in (grids, given))
     else:
         grids, given = grids[:, None], given[:, None]
-    columns_of = np.argsort(grids, axis=-1)  # [puzzles, views, rows, digits]: column of each digit
+    columns_of = np.argsort(grids, axis=-1)  # column of each digit in each row, [puzzles, views, rows, digits]
 
     # All pairs of rows within a band, in both orders.
     first = np.repeat(np.arange(n), box_rows - 1)

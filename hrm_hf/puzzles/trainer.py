@@ -260,7 +260,7 @@ def run_ahead(model: Any, carry: ActCarry, steps_ahead: torch.Tensor, batch: dic
     x, rotary = model.model.embed(data["input_ids"], puzzle_rows, model.compute_dtype)
     z_H, z_L = (z.clone() for z in model.model.fresh_states(x))
     for step in range(int(wanted[rows[0]])):
-        n = int((wanted > step).sum())  # only the first n rows continue
+        n = int((wanted > step).sum())  # rows are sorted; the first n still have steps to run
         z_H[:n], z_L[:n] = model.model.reason(x[:n], rotary, z_H[:n], z_L[:n])
     return ActCarry(
         carry.z_H.index_copy(0, rows, z_H),

@@ -50,7 +50,7 @@ LLAMA_SETTINGS = {
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
 # Runtimes stop generating at this tag, which ends an attempt. A validator's verdict would follow.
 END_OF_ATTEMPT = "</CODE>"
-# A merge that never applies: byte-level texts only contain the 256 characters that stand for bytes.
+# Stands for an empty list of merges. It never applies, because byte-level texts do not contain this character.
 NO_MERGE = "\u4e00 \u4e00"
 
 

@@ -30,9 +30,9 @@ BLOCK_NAMES = {
 }  # fmt: skip
 NORMS = ("input_layernorm", "post_attention_layernorm")
 BRANCH_ENDS = ("self_attn.o_proj", "mlp.down_proj")  # projections whose outputs `pass_gains` scales
-# Stacks in the order of their visits, each with its pass number, or None if the file has only one copy of the stack
+# Stacks in the order of their visits, each with its pass number. The number is None if the file stores a stack once.
 Visits = list[tuple[HrmLmStack, int | None]]
-STATIC_ROPE = ("default", "llama3")  # rotary frequencies that do not depend on the text's length
+STATIC_ROPE = ("default", "llama3")  # rotary types whose frequencies do not depend on text length
 SHARED = LLAMA_SETTINGS | {
     "norm_position": ("pre_exit",), "qk_norm": (False,), "mhc_flows": (1,), "step_vectors": (False,),
     "kv_layout": ("per_segment",),
@@ -132,7 +132,7 @@ def _hrm_text_tensors(network: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _llama_tensors(network: PreTrainedModel, visits: Visits, norm: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of stacks in sequence. The embeddings are already scaled, and all norms have gains."""
+    """Return a Llama's tensors for the visited stacks, in order, with scaled embeddings and a gain for every norm."""
     model, config = network.model, network.config
     tensors = {"token_embd.weight": model.embed_tokens.weight * config.embedding_scale, **dict(_blocks(visits))}
     if not config.tie_word_embeddings or config.embedding_scale != 1:

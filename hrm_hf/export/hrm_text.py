@@ -1,4 +1,4 @@
-"""Export of `hrm_lm` to `hrm_text` of transformers, for configurations that compute the same function.
+"""Export of `hrm_lm` to transformers' `hrm_text`, for configurations that compute the same function.
 
     export_hrm_text("runs/loop", "loop-hrm-text", check=True)
     AutoModelForCausalLM.from_pretrained("loop-hrm-text")  # needs transformers, not this package
@@ -31,7 +31,7 @@ SHARED = (
 def export_hrm_text(
     model: str | Path, out: str | Path, passes: int | None = None, force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Write a model and its tokenizer to a folder in transformers' `hrm_text` format, or nothing if this fails.
+    """Write a model and its tokenizer as transformers' `hrm_text`, or write nothing if the export fails.
 
     See `ExportHrmText` for the arguments. With `check`, the folder is loaded and its logits are compared before `out`
     appears.
@@ -63,7 +63,7 @@ def export_hrm_text(
 
 
 def hrm_text_layout(config: Any, model: str, passes: int | None) -> Layout:
-    """Return the layout of an `hrm_lm` as `hrm_text`. Raise ValueError that names every unsupported field."""
+    """Return the layout of an `hrm_lm` as `hrm_text`. Raise a ValueError that names every unsupported field."""
     if not isinstance(config, HrmLmConfig):
         raise ValueError(f"{model} is a {config.model_type}; expected hrm_lm")
     layout = next(each for each in hrm_lm_layouts(config, model, passes) if each.architecture == "hrm_text")

@@ -101,7 +101,7 @@ def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> N
     written = program.model.opset_imports[""]
     if written != opset:
         raise ValueError(f"opset={opset}: onnx cannot convert {file.name} from opset {written}; use opset={written}")
-    # The converter stores a transposed copy of a weight for each use, and the Python stack of each node.
+    # Remove what the converter adds: repeated copies of transposed weights, and each node's Python stack.
     common.DeduplicateInitializersPass(size_limit=sys.maxsize)(program.model)
     common.ClearMetadataAndDocStringPass()(program.model)
     program.model.metadata_props["hrm_hf"] = json.dumps(meta)

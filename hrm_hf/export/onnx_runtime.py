@@ -139,7 +139,7 @@ class OnnxCosmoPosterior:
 
 
 class OnnxCosmoRegressor:
-    """Regressor that runs `hrm_cosmo` with adaptive halting from the exported stem and segment.
+    """Regressor that runs the exported stem and segments of `hrm_cosmo`, with adaptive halting.
 
     The arguments are those of `OnnxPuzzleSolver`. To run all segments, or `cosmo_cnn`, use model.onnx directly.
     """

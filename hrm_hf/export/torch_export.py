@@ -20,8 +20,8 @@ from .checkpoint import complete_or_nothing, load_model
 from .graphs import Graph, exporter_of, graphs, random_inputs
 
 
-META_FILE = "hrm_hf.json"  # in the .pt2 archive; describes the architecture, inputs and outputs
-TOLERANCE = 1e-3  # relative to the largest value of an output; float32 rounding errors are much smaller
+META_FILE = "hrm_hf.json"  # file in the .pt2 archive that describes the architecture, inputs and outputs
+TOLERANCE = 1e-3  # maximum error relative to an output's largest value; float32 rounding is much smaller
 
 
 def export_graph(graph: Graph) -> ExportedProgram:
@@ -113,7 +113,7 @@ def export_torch(
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """Return the output names, and the name, dtype and shape of each input. Dynamic axes appear in shapes by name."""
+    """Return the output names, and each input's name, dtype and shape. In shapes, dynamic axes are names."""
     inputs = []
     for name, value in graph.inputs.items():
         shape = [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)]

@@ -25,7 +25,7 @@ from ..io.options import wanted_checkpoint
 MANIFEST = "manifest.json"
 WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
 RAW_WEIGHTS_FILE = "raw_weights.safetensors"
-CARRY_FILE = "act_state_{}.pt"  # carry and data position of each process in a puzzle run
+CARRY_FILE = "act_state_{}.pt"  # a process's carry and data position in a puzzle run
 # Patterns of files that our trainers add to the training state of transformers; a push omits them by default.
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, CARRY_FILE.format("*"))
 

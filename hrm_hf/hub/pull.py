@@ -165,7 +165,7 @@ def verify_checkpoint(
 
 
 def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str]) -> list[str]:
-    """Return extra files. If files do not match their digests, delete them and raise HubError."""
+    """Return the names of extra files. If files have a wrong digest, delete them and raise HubError."""
     found = api.verify_repo_checksums(repo_id, revision=commit, local_dir=folder)
     for each in found.mismatches:
         file = folder / each["path"]
@@ -203,7 +203,7 @@ def _pull_record(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def hub_errors(action: str, repo_id: str, revision: str | None = None, token: str | None = None) -> Iterator[None]:
-    """Convert huggingface_hub errors of a push or pull (`action`) in this context into a one-sentence `HubError`."""
+    """Convert huggingface_hub errors in this context to a one-sentence `HubError` about the push or pull."""
     try:
         yield
     except HubError:

@@ -29,7 +29,7 @@ SECRETS_FILES = (
     "id_rsa", "id_ecdsa", "id_ed25519", "credentials", "credentials.json",
 )  # fmt: skip
 NOT_SEARCHED = f"files were not searched for secrets: {install_command('secrets')}"
-BLOCK, OVERLAP = 2**18, 2**13  # bytes per block, and bytes shared by consecutive blocks (more than any secret)
+BLOCK, OVERLAP = 2**18, 2**13  # bytes per block, and its overlap with the next, which is longer than any secret
 TENSOR = re.compile(r"(^|/)data/\d+$")  # path of a tensor in a torch archive
 PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter strings contain no secret
 # Detectors from detect-secrets. Slow ones only search texts that contain one of the listed words (in lower case).
@@ -88,7 +88,7 @@ MORE_PATTERNS = {
         r"[;?& ](?:password|pwd)=(?![$%<{])[^\s;&\"'<>{}]{3,}",
     ),
 }  # fmt: skip
-WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # used like the words in DETECTORS
+WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # a text needs one of these words
 
 
 def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:

@@ -44,7 +44,7 @@ BUILD_LOCK = ".build.lock"
 HASHED_AT_ONCE = 4  # files hashed in parallel; more would only cause disk seeks
 SECONDS_TO_WAIT = 1.0  # seconds to wait for a lock, in case its owner is exiting
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_checked: set[tuple[str, int, int, str]] = set()  # path, size, time and checksum of verified files
+_checked: set[tuple[str, int, int, str]] = set()  # (path, size, mtime, checksum) of files that were found unchanged
 
 
 class BadLineError(ValueError):
@@ -208,7 +208,7 @@ def load_split(
 def open_unpacked(path: str | Path) -> BinaryIO:
     """Open a file for reading bytes. Decompress .gz files, and convert UTF-16 with a byte-order mark to UTF-8."""
     file = gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
-    with suppress(*GZIP_ERRORS):  # raised again when the file is read
+    with suppress(*GZIP_ERRORS):  # reading the file raises the error again
         if file.peek(2)[:2] in UTF16_MARKS:
             with file:
                 return io.BytesIO(decode_marked(file.read(), str(path)).encode())
@@ -357,7 +357,7 @@ def validate_unchanged(info: Path, files: Iterable[Path], closed: bool = False) 
 
 
 def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> dict[Path, tuple[str, str]]:
-    """Return the files that do not match their checksum in the info file, with both checksums.
+    """Return the files that differ from the info file, with their actual and their recorded checksum.
 
     Files without an entry are not checked, because older data sets have no checksums. With `closed`, such a file is
     changed if the info file has any checksums. Each process hashes an unchanged file only once.
@@ -422,10 +422,10 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so waiting processes see that it is gone
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # while locked, so that waiting processes see the deletion
             lock.release()
         if is_new:
-            with suppress(OSError):  # rmdir only succeeds after an error, which leaves the folder empty
+            with suppress(OSError):  # rmdir fails if the folder contains the files of a finished build
                 out.rmdir()
 
 

@@ -105,7 +105,7 @@ class SizeLimit:
 
 
 async def _discard(receive, most: int) -> None:
-    """Discard up to `most` bytes of a body, because a client misses the response while it is still sending."""
+    """Discard up to `most` bytes of a body, because a client reads the response only after sending everything."""
     more = True
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):

@@ -25,7 +25,7 @@ OF_IMPORTS = (
     Message("torch.utils._pytree", r"<enum 'KernelPreference'> is an Enum subclass"),  # from torchao
     Message("torch.utils._pytree", r"<enum 'ScaleCalculationMode'> is an Enum subclass"),
     Message("bitsandbytes.backends.cpu.ops", r"Failed to load CPU gemm_4bit_forward from kernels-community"),
-    # The packaged solver is the intended default.
+    # A pipeline without a model uses the packaged solver on purpose.
     Message("transformers.pipelines", r"No model was supplied, defaulted to .*sudoku-9x9 and revision main\."),
 )
 # TRL and PEFT use the old name for activation checkpointing, which still works.
@@ -40,7 +40,7 @@ MESSAGES = (
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
     # Recipes may request more workers than this machine has CPUs.
     Message(UserWarning, r"This DataLoader will create \d+ worker processes in total"),
-    # accelerate passes `broadcast_buffers` to DDP.
+    # accelerate still passes the deprecated `broadcast_buffers` to DDP.
     Message(FutureWarning, r"`broadcast_buffers` is deprecated"),
     # torch.compile speeds up training on a CPU as well.
     Message("transformers.training_args", r"The speedups for torchdynamo mostly come with GPU Ampere or higher"),

@@ -79,7 +79,7 @@ class Options:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], taker: str, *more: str) -> Self:
-        """Create options from the arguments of `taker`. For an unknown name, raise TypeError with a suggestion."""
+        """Create options from `values`. The TypeError for an unknown name mentions `taker` and suggests a name."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values.keys() - set(known):
             nearest = difflib.get_close_matches(name, [*known, *more], n=1)

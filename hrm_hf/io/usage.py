@@ -67,7 +67,7 @@ def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> N
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr if the block fails: status 2 for bad usage, 1 for other failures.
+    """Print an error in this context as one line and exit, with status 2 for bad usage and otherwise 1.
 
     Ctrl-C also prints one line, with status 130. Unexpected errors, which are bugs, keep their traceback;
     HRM_HF_DEBUG=1 shows the traceback of all errors.
@@ -84,7 +84,7 @@ def one_line_errors() -> Iterator[None]:
         expected = _is_expected(error)
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         line = f"error: {message}" if expected else f"error: {type(error).__name__}: {message}"
-        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun includes the line in its report
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun adds the contents of this file to its report
             Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
         if os.environ.get("HRM_HF_DEBUG") or not expected:
             raise

@@ -155,7 +155,7 @@ class BoundedFields:
             logger.warning_once(f"The saved config has fields that this version of hrm_hf does not read: {unknown}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
-        if "rope_theta" in kwargs:  # ignored by transformers, because rope_parameters has a default
+        if "rope_theta" in kwargs:  # transformers would ignore it, because rope_parameters has a default
             self.rope_parameters = {**(self.rope_parameters or {}), "rope_theta": kwargs["rope_theta"]}
         super().__post_init__(**kwargs)
 

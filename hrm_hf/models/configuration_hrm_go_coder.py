@@ -113,7 +113,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
-        # Number of key-value slots: of all cycles in a unified model, otherwise of one cycle. Caches read this field.
+        # Caches read their number of slots from num_hidden_layers: for all cycles if unified, otherwise for one cycle.
         cycles = self.planner_cycles if self.unified else 1
         layers, given = self.planner_layers * cycles + 2 * self.generator_layers, self.num_hidden_layers
         if given not in (type(self).num_hidden_layers, layers) and "model_type" not in kwargs:
@@ -136,7 +136,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
 
     @property
     def cache_slots(self) -> dict[str, int]:
-        """First cache slot of each kind (planner, generator, cross, phase), and the number of slots (end)."""
+        """First cache slot of planner, generator, cross and phase entries. "end" is the number of slots."""
         planner, generator = self.planner_layers * self.planner_cycles, self.generator_layers * self.generator_cycles
         if self.unified:
             return {"planner": 0, "generator": planner, "cross": planner, "phase": planner, "end": planner}

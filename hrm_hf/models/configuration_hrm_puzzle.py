@@ -1,4 +1,4 @@
-"""Configuration of HRM, including the fields shared by all puzzle models, and the fields of EqR."""
+"""HRM's config, from which all puzzle configs inherit, and a base class with the fields of EqR."""
 
 from typing import Any, ClassVar
 

@@ -88,8 +88,8 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     loop_end: int | None = bounded(None, SOME)
     num_physical_layers: int | None = bounded(None, COUNT)
 
-    # Sizes from the training guide. Comments give the guide's names, and parameter counts in millions with mHC and
-    # tied embeddings.
+    # Sizes from the training guide of petostouf/rlm-mhc. Comments give the guide's names, and the number of parameters
+    # in millions, counted with mHC and tied embeddings.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "small": {  # "125M": 111.3
             "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048,
@@ -105,7 +105,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __new__(cls, *args, **kwargs):
-        # Check before fields are assigned; afterwards, defaults look the same as given values.
+        # Check here, before the fields are assigned: afterwards, defaults look the same as given values.
         for alias, name in cls.attribute_map.items():
             if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
                 raise ValueError(

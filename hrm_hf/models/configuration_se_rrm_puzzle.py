@@ -1,4 +1,4 @@
-"""Configuration of the symbol-equivariant recurrent reasoner, derived from HRM's."""
+"""Configuration of the symbol-equivariant recurrent reasoner. It extends HRM's configuration."""
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,4 @@
-"""Configuration of the Tiny Recursive Model, derived from HRM's."""
+"""Configuration of the Tiny Recursive Model. It extends HRM's configuration."""
 
 from typing import Any, ClassVar
 

@@ -20,7 +20,7 @@ from .modeling_utils import Float32Buffers, Float32Linear
 
 
 SCALES = (1, 2, 4, 8)  # statistics use maps averaged over squares with these side lengths in pixels
-THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in stds of the training set
+THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in stds of training maps
 VARIANCE_FLOOR = 1e-3  # added to the variance of each principal component to avoid amplifying noise
 
 
@@ -54,13 +54,13 @@ def validate_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConf
 
 
 def wrap(maps: torch.Tensor) -> torch.Tensor:
-    """Pad one pixel on each side periodically. The backward pass is faster on CPUs than that of F.pad."""
+    """Pad each side periodically by one pixel. On CPUs, the backward pass is faster than that of F.pad."""
     maps = torch.cat((maps[..., -1:], maps, maps[..., :1]), dim=-1)
     return torch.cat((maps[..., -1:, :], maps, maps[..., :1, :]), dim=-2)
 
 
 class MapStatistics(Float32Buffers):
-    """Summary statistics of maps, whitened to mean 0 and covariance 1 over the training set.
+    """Summary statistics of maps, whitened to zero mean and identity covariance over the training set.
 
     The statistics of a map are its log power in rings of equal width in log |k| and, at four scales, the fraction of
     pixels below each threshold, the log standard deviation, skewness and kurtosis. Each pair of maps adds its
@@ -89,7 +89,7 @@ class MapStatistics(Float32Buffers):
         self.reset()
 
     def reset(self, std: float | None = None) -> None:
-        """Fill the buffers with initial values. This also works after a build on the meta device."""
+        """Fill the buffers with initial values. This also works if the model was created on the meta device."""
         init.copy_(self.rings, ring_weights(self.size, self.bins))
         init.copy_(self.thresholds, torch.tensor(THRESHOLDS))
         init.zeros_(self.mean)
@@ -98,7 +98,7 @@ class MapStatistics(Float32Buffers):
 
     @torch.no_grad()
     def fit(self, batches: Sequence[torch.Tensor]) -> None:
-        """Compute the whitening from batches of training maps. Iterates over `batches` several times."""
+        """Compute the whitening from batches of training maps. The method iterates over them several times."""
         spreads = [self._moments(batch, scale)[1].mean(0) for scale in self.scales for batch in batches]
         if self.scales:
             self.spread.copy_(torch.stack(spreads).view(len(self.scales), len(batches), -1).mean(1).sqrt())
@@ -179,7 +179,7 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
     """
     if not bins:
         return torch.empty(size * (size // 2 + 1), 0, device="cpu")
-    real = {"dtype": torch.float64, "device": "cpu"}  # computed even if the model is on the meta device
+    real = {"dtype": torch.float64, "device": "cpu"}  # computes values even if the model is created on the meta device
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
     weight = torch.full((size, size // 2 + 1), 2.0, **real)  # 2, because each mode also represents its conjugate
@@ -202,7 +202,7 @@ class ZeroLinear(Float32Linear):
 
 
 class CosmoStem(nn.Module):
-    """Turns maps into tokens [B, tokens, D]: CLS with statistics, mean features per stage, and patches."""
+    """Turns maps into tokens [B, tokens, D]: CLS with statistics, each stage's mean features, and patches."""
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__()
@@ -231,7 +231,7 @@ class CosmoStem(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         validate_maps(pixel_values, self.config)
-        dtype = self.cls.dtype  # not a weight's dtype, which quantization may change
+        dtype = self.cls.dtype  # not the dtype of a linear layer, which quantization may change
         cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))

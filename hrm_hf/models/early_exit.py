@@ -235,7 +235,7 @@ def segment_losses(
 def halting_value_losses(
     config, q: torch.Tensor, halted_in: torch.Tensor, nll: torch.Tensor, correct: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the losses [N] for both halting values, averaged over segments, and metrics.
+    """Return two dicts: the losses [N] of the two halting values, averaged over segments, and metrics.
 
     q: [N, M, 2]. halted_in: int [N], 1..M. nll: [N, M]. correct: bool [N, M]. After a token's halting segment, nll and
     correct repeat the values of that segment.
@@ -314,7 +314,7 @@ def _token_losses(head, hidden, target, smoothing: float, size: int, logits: tor
 
 @torch.no_grad()
 def _metrics(config, states, valid, halted_in, nll, correct) -> dict[str, torch.Tensor]:
-    """Compute 0-d metrics over labeled tokens from nll and correct [N, M]. Without tokens, all means are 0."""
+    """Compute 0-d metrics over labeled tokens from `nll` and `correct`, [N, M]. Without tokens, all means are 0."""
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         return values.float().sum() / max(len(values), 1)

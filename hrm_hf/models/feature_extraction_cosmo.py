@@ -173,7 +173,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
 
 
 def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read maps and an optional mask from a .npy, .npz (`map`, `mask`) or FITS file (image, `MASK`).
+    """Read maps and an optional mask from .npy, .npz (`map` and `mask`) or FITS (image and `MASK`) files.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -223,7 +223,7 @@ def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _with_gaps(data: np.ndarray, bad: Any) -> np.ndarray:
-    """Set pixels that have the header's BAD_DATA value, if the header has one, to NaN."""
+    """Set pixels whose value is `bad`, the header's BAD_DATA, to NaN. Without a valid `bad`, change none."""
     with suppress(ValueError):
         return np.where(np.isclose(data, float(str(bad)), rtol=1e-5, atol=0), np.nan, data)
     return data

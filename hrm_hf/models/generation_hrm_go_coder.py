@@ -37,12 +37,12 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # parameters after generation_config
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # arguments from logits_processor on
 LEAST_CODE = 16  # another attempt starts only if at least this many tokens are left for code
-LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types with tables that depend on the longest row in the batch
+LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose frequencies depend on the batch's longest row
 SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the next power of two
 STEP = TOKEN_IDS["<STEP>"]
-LONGEST_CYCLE = 64  # in tokens; about six lines of code
+LONGEST_CYCLE = 64  # longest cycle to look for, in tokens; about six lines of code
 # Limits for text that repeats a cycle of tokens. Real code (1,748 programs, functions and table-driven tests, with
 # three vocabularies of 1,024 to 10,374 tokens) has at most 20 equal tokens in a row (digits of a number), 114 tokens
 # that repeat a cycle of 2 to 19 tokens, and 5.9 copies of a longer cycle (rows of a table).
@@ -90,7 +90,7 @@ class Task:
 
 
 class RowLimits(StoppingCriteria):
-    """Stops each row at its own length, counting prompt and padding. A row's beams must be adjacent."""
+    """Stops each row at its own length, which includes prompt and padding. A row's beams must be adjacent."""
 
     def __init__(self, lengths: Sequence[int]):
         self.lengths = torch.tensor(lengths)
@@ -314,7 +314,7 @@ def _read_prompt(prompt: list[int]) -> Task | None:
 
 
 def for_ids_alone(settings):
-    """Return a copy of the generation settings for plain ids, with one sequence per prompt."""
+    """Return a copy of the settings with which `generate` returns only ids, one sequence per prompt."""
     settings = copy.deepcopy(settings)
     settings.num_return_sequences = 1
     for name in ("return_dict_in_generate", *(name for name in vars(settings) if name.startswith("output_"))):
@@ -373,7 +373,7 @@ def until(tokens: Sequence[int], ends: Container[int], kept: int = 0) -> list[in
 
 
 def longest_stretch(period: int) -> int:
-    """Return the maximum length of repetition with this period, including the first copy."""
+    """Return the maximum length of a repetition with this period, including the first copy."""
     return SAME_TOKEN if period == 1 else max(SHORT_CYCLES, COPIES * period)
 
 

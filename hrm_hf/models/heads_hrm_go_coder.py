@@ -69,7 +69,7 @@ def decision_loss(
 
 
 def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positions: torch.LongTensor) -> torch.Tensor:
-    """Return the mean planner state [B, K, C] over the last plan before each position (0 without a plan)."""
+    """Return the mean planner state [B, K, C] over the last plan before each position, or 0 without a plan."""
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
     openers = last_openers(input_ids)[0]
     plans = torch.where(input_ids == TOKEN_IDS["<PLAN>"], indices, -1).cummax(dim=1).values
@@ -80,7 +80,7 @@ def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positi
 
 
 def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the index [B, T] of the last opener up to each position (or -1), and a mask of <CODE> tokens."""
+    """Return the index [B, T] of the last opener so far, or -1 if none, and a mask of <CODE> tokens."""
     opens_code = input_ids == TOKEN_IDS["<CODE>"]
     opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, RESERVED))
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)

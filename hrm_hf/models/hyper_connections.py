@@ -260,7 +260,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return _sinkhorn(logits, iterations, eps)[0]
     comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
-    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # same result in half the time of torch calls
+    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # NumPy is twice as fast, with the same result
         return torch.from_numpy(_normalize(comb.numpy(), iterations, eps)[0])
     return _normalize(comb, iterations, eps)[0]
 
@@ -403,7 +403,7 @@ class MhcMetricsMixin:
 
     @torch.no_grad()
     def _maps(self, input_ids, inputs) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return each site's H_res in execution order, with token weights [B, S] (None for static maps)."""
+        """Return H_res and token weights [B, S] per site, in execution order. Static maps have no weights (None)."""
         base = self.base_model
         if not self.config.mhc_enabled:
             return []

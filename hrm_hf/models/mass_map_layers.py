@@ -64,7 +64,7 @@ def shear_and_mask(pixel_values: torch.Tensor, config: MassMappingConfig) -> tup
 
 
 def soft_limited(log_std: torch.Tensor) -> torch.Tensor:
-    """Limit values smoothly to +-`LOG_STD_LIMIT`, keeping gradients nonzero."""
+    """Limit absolute values smoothly to `LOG_STD_LIMIT`, keeping gradients nonzero."""
     return LOG_STD_LIMIT * torch.tanh(log_std / LOG_STD_LIMIT)
 
 

@@ -43,7 +43,7 @@ class SumOverProcesses(torch.autograd.Function):
 
 
 class ProcessBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm with statistics over the training maps of all processes. Also works on the CPU."""
+    """Batch norm over the maps of all processes. Unlike torch's SyncBatchNorm, it works on CPUs too."""
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -59,7 +59,7 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
         return torch.addcmul(shift.view(-1, 1, 1), maps, scale.view(-1, 1, 1)).to(maps.dtype)
 
     def _statistics(self, maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return each channel's mean and biased variance over all processes, [C] each, and the value count."""
+        """Return each channel's mean and biased variance over all processes, [C] each, and the number of values."""
         variance, mean = torch.var_mean(maps.float(), dim=(0, 2, 3), correction=0)
         channels, count = len(mean), mean.new_full((1,), maps.numel() / maps.shape[1])
         # Gather one row per process, because E[x^2] - E[x]^2 would lose precision if means are large.

@@ -185,8 +185,8 @@ class RecurrentHeadMixin:
 class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
     """Infers the posterior of cosmological parameters from maps."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the base model's list
-    # Excludes these modules from quantization too. transformers allows a name in only one list, hence ".*".
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the modules of the base model
+    # Also excludes them from quantization. transformers does not allow a name in both lists, hence ".*".
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):

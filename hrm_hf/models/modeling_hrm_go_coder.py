@@ -278,7 +278,7 @@ class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrai
     }
 
     def serving_problem(self, engine: str, may_skip: bool) -> str | None:
-        """Return an error message if an engine with its own cache cannot match `generate`, else None."""
+        """Return why an engine with its own cache cannot produce the tokens of `generate`, or None if it can."""
         if self.config.unified:
             return None
         return f"unified=False: {engine} cannot cache the planner states that the generator reads; use generate"
@@ -367,7 +367,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return inputs_embeds, cache, seen, position_ids
 
     def _validate_cache(self, cache: Cache | None) -> None:
-        """Raise ValueError for a cache from prefix tuning that lacks slots or the phases of its tokens."""
+        """Raise ValueError if a cache lacks slots or its tokens' phases, as a cache from prefix tuning does."""
         slots = self.config.cache_slots
         if self.config.unified or not isinstance(cache, Cache) or not cache.layers:
             validate_slots(cache, slots["end"])

@@ -152,7 +152,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         exit_criterion: Any = None,
         exit_threshold: float | None = None,
     ) -> str | None:
-        """Return an error message if an engine with its own cache cannot match `generate`, else None."""
+        """Return why an engine with its own cache cannot produce the tokens of `generate`, or None if it can."""
         config, most = self.config, self.config.halt_max_steps
         segments = most if num_segments is None else num_segments
         visits = config.prelude_layers + config.coda_layers + config.segment_visits * most
@@ -409,7 +409,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         num_items_in_batch: divisor of the sums over tokens; by default the number of labeled tokens in this call.
     """
 
-    _keep_in_fp32_modules = ["model.q_head"]  # transformers matches name prefixes
+    _keep_in_fp32_modules = ["model.q_head"]  # transformers matches name prefixes, hence "model."
     _generation_options = ("num_segments", "exit_criterion", "exit_threshold")
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -477,7 +477,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """Return next-token labels [B, T], shifted here or by the caller. Without labels, return None."""
-    shifted = kwargs.pop("shift_labels", None)  # Trainer would require it as a label if it were a named argument
+    shifted = kwargs.pop("shift_labels", None)  # Trainer would require a named argument in every batch
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted

@@ -1,4 +1,4 @@
-"""Model that infers mass maps and cosmological parameters from noisy, masked shear, with HRM's two levels.
+"""HRM-based model that infers mass maps and cosmological parameters from noisy, masked shear.
 
 The data are d = A kappa + n, where A gives the shear of a convergence map under the survey's mask (`shear_operator`).
 Every segment m begins with the residual of its map,
@@ -159,7 +159,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # Excludes these modules from quantization too. transformers allows a name in only one list, hence ".*".
+    # Also excludes them from quantization. transformers does not allow a name in both lists, hence ".*".
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -190,7 +190,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> HrmMassMappingModelOutput:
-        """Run one segment on shear maps [B, C, S, S] and their tokens, starting from a state (None for all 0)."""
+        """Run one segment on shear maps [B, C, S, S] and their tokens, from `state` or, if it is None, from zeros."""
         validate_no_attentions(self, output_attentions)
         x = self.embed(pixel_values) if tokens is None else tokens
         z_H, z_L, kappa, change = self._begin(x, state)
@@ -240,7 +240,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
     """Infers mass maps with uncertainties, and the posterior of cosmological parameters, from shear."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the base model's list
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the modules of the base model
     # transformers matches name prefixes, hence "model.".
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 

@@ -253,7 +253,7 @@ class EquilibriumReasoner(PuzzleReasoner):
 
 
 class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedModel):
-    """Puzzle model with token and halting heads on a `PuzzleReasoner`, the ACT step and `solve`."""
+    """Puzzle model: a `PuzzleReasoner` with token and halting heads, the ACT step and `solve`."""
 
     reasoner_class: type[PuzzleReasoner]
     # HRM learns a continue value, bootstrapped from a second forward pass; TRM only uses the sign of q_halt.

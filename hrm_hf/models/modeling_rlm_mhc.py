@@ -302,7 +302,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):
-                assign_initial_values(module)  # again, because casting to llama's dtype rounded the biases
+                assign_initial_values(module)  # a second time, because the cast to llama's dtype rounded the biases
         missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
         missing = [name for name in missing if "_hc." not in name and ".hc_head." not in name]
         if missing or unexpected:

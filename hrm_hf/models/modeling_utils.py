@@ -70,7 +70,7 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any], input_ids: torch.Ten
 
 
 def validate_ids(ids: torch.Tensor, size: int, name: str = "input_ids", limit: str = "vocab_size") -> None:
-    """Raise ValueError for a token or label out of range. Only checks on the CPU, to avoid GPU syncs."""
+    """Raise ValueError for a token or label out of range. Ids on a GPU are not checked, to avoid a sync."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return
     ids = ids[ids != -100] if name == "labels" else ids
@@ -131,7 +131,7 @@ def validate_no_attentions(model: nn.Module, requested: bool | None) -> None:
 
 
 class _Uncompiled(ContextDecorator):
-    """Context manager and decorator that disables torch.compile while any thread is inside.
+    """Context manager and decorator that disables torch.compile while any thread runs its block or function.
 
     The compiler's stance is global to the process, so the last thread to leave restores the original stance.
     """
@@ -247,7 +247,7 @@ class CheckpointCodeMixin:
     def from_pretrained(cls, *args, **kwargs):
         """Load as transformers does, and make bitsandbytes' 4-bit weights work on the CPU."""
         loaded = super().from_pretrained(*args, **kwargs)
-        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple with output_loading_info=True
+        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple if loading info is requested
         return loaded
 
     def load_adapter(self, peft_model_id: str | None = None, *args, **kwargs):

@@ -60,7 +60,7 @@ class OwnBatchesMixin:
 
 @contextmanager
 def seeded(device: torch.device, *seed: int) -> Iterator[None]:
-    """Seed the random generators of `device` and the CPU inside a block, and restore both afterwards."""
+    """Seed the random generators of `device` and the CPU on entry, and restore their states on exit."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         yield

@@ -146,7 +146,7 @@ class PosteriorHead(Float32Buffers):
         if self.config.prior_bounds is None:
             return (labels - first) / second, -second.log().sum().expand(len(labels))
         share = (labels - first) / (second - first)
-        # Only check on the CPU, because checks would synchronize other devices. Compiled graphs cannot check.
+        # Check labels only on the CPU: other devices would have to synchronize, and compiled graphs cannot raise.
         checks = labels.device.type == "cpu" and not torch.compiler.is_compiling()
         if checks and not ((share > -EDGE) & (share < 1 + EDGE)).all():
             row, column = ((share <= -EDGE) | (share >= 1 + EDGE) | share.isnan()).nonzero()[0].tolist()
@@ -289,7 +289,7 @@ class PosteriorMixin:
 
 
 def normal_points(count: int, dim: int) -> torch.Tensor:
-    """Return quasi-random standard normal points [count, dim] with exactly mean 0 and covariance 1."""
+    """Return quasi-random normal points [count, dim] with exactly zero mean and identity covariance."""
     sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(count, dtype=torch.float64)
     points = math.sqrt(2) * torch.erfinv(2 * sobol.clamp(1e-6, 1 - 1e-6) - 1)
     points = points - points.mean(0)

@@ -12,7 +12,7 @@ LOOP = {
 
 # Additional fields of a loop that equals an architecture of llama.cpp (docs/gguf.md)
 NANBEIGE = {"input_injection": "none", "attention_gate": False, "norm_affine": True}
-HRM_TEXT = {"coda_input": "state+input"}  # and a coda as deep as the loop, without prelude
+HRM_TEXT = {"coda_input": "state+input"}  # also needs a coda as deep as the loop, and no prelude
 
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:

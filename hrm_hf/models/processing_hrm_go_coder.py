@@ -50,7 +50,7 @@ CATEGORIES = (
     "missing operand or type",
     "misplaced statement",  # statement or declaration in an invalid place
     "undefined name",
-    "mismatched types",  # also all other type errors
+    "mismatched types",  # type errors other than undefined names
     "other",  # failed tests, timeouts and all other errors
 )
 LINE_BUCKETS = 32  # number of line ranges that the feedback encoder distinguishes

@@ -21,13 +21,13 @@ from .configuration_hrm_puzzle import HrmPuzzleConfig
 from .modeling_utils import validate_ids
 
 
-# Std of a standard normal truncated at +-2. Divide truncated samples by it to get a std of 1.
+# Standard deviation of a standard normal truncated at -2 and 2. Truncated samples divided by it have a std of 1.
 TRUNCATED_STD = 0.87962566103423978
 REDRAWS = 3
 
 
 def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
-    """Fill `tensor` from a normal distribution truncated at +-2 scales, with standard deviation `std`."""
+    """Fill `tensor` with normal samples truncated at two standard deviations, then rescaled to std `std`."""
     scale = std / TRUNCATED_STD
     return init.trunc_normal_(tensor, mean=0.0, std=scale, a=-2 * scale, b=2 * scale)
 
@@ -35,7 +35,7 @@ def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
 def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
     """Draw from the same distribution as `truncated_normal_`, in a way that compiles to fast code.
 
-    Values beyond +-2 scales are redrawn up to three times. One value in 230,000 is then still outside and is clamped.
+    Values beyond two stds are redrawn up to three times. One value in 230,000 is then still outside and is clamped.
     (The inverse error function would be exact, but on a CPU it takes longer than a compiled pass of the network.)
     """
     draw = torch.randn_like(tensor, dtype=torch.float32)
@@ -95,7 +95,7 @@ class PuzzleAttention(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor] | None,
         num_queries: int | None = None,
     ) -> torch.Tensor:
-        """Attend from the first `num_queries` positions in hidden_states [B, T, D] (None for all)."""
+        """Attend from the first `num_queries` positions in hidden_states [B, T, D], or from all if it is None."""
         heads = self.num_heads
         qkv = self.qkv_proj(hidden_states).unflatten(-1, (3 * heads, self.head_dim))
         query_key, value = qkv.split((2 * heads, heads), dim=2)

@@ -1,4 +1,4 @@
-"""Turn a pretrained decoder into a looped `hrm_lm`, and a looped model without learned loop parameters into a decoder.
+"""Convert pretrained decoders to looped `hrm_lm` models, and unroll looped models into decoders.
 
 `from_llama` splits the layers of a Llama, Qwen2, Qwen3 or Mistral into a prelude, a loop and a coda:
 
@@ -37,9 +37,9 @@ from .hrm_lm_layers import PassLinear
 from .presets_hrm_lm import LOOP
 
 
-# Model types and classes. Only names, because importing the classes would slow down every start.
+# Model types and class names of decoders. Importing the classes themselves would slow down every start.
 DECODERS = {name.lower(): f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
-# Fields that both configs have. `attention_bias`, `mlp_bias` and `qk_norm` depend on the family.
+# Config fields of decoders and of hrm_lm, without `attention_bias`, `mlp_bias` and `qk_norm`, which not all have.
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
     "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
@@ -160,7 +160,7 @@ def validate_decoder(config: PreTrainedConfig) -> None:
         wrong["layer_types"] = config.layer_types
     quantized = getattr(config, "quantization_config", None)
     method = quantized.get("quant_method") if isinstance(quantized, dict) else getattr(quantized, "quant_method", None)
-    if quantized is not None and method != "gguf":  # weights from GGUF files are no longer quantized
+    if quantized is not None and method != "gguf":  # transformers dequantizes GGUF files
         wrong["quantization_config"] = quantized
     if (factor := config.rope_parameters.get("partial_rotary_factor") or 1) != 1:
         wrong["partial_rotary_factor"] = factor
@@ -274,7 +274,7 @@ def load_weights(
         logging.set_verbosity(verbosity)
     validate_names(info["missing_keys"], info["unexpected_keys"])
     model.generation_config = deepcopy(source.generation_config)
-    model.name_or_path = model.config.name_or_path = ""  # not "None", because adapters record this name
+    model.name_or_path = model.config.name_or_path = ""  # otherwise, adapters would record the name "None"
     return model.train(source.training)
 
 

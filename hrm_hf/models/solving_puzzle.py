@@ -18,8 +18,8 @@ from .settings_puzzle import SolveSettings
 
 
 RESIDUAL_WINDOW = 3  # number of last steps over which residuals are averaged
-CACHED_BYTES = 4 * 2**20  # size of a call's latent states that stay in a CPU's cache, in bytes
-TOKENS_PER_CALL = 65_536  # cells per call on other devices; with restarts, large puzzles still fit into memory
+CACHED_BYTES = 4 * 2**20  # maximum bytes of latent states per call on a CPU, to keep them in its cache
+TOKENS_PER_CALL = 65_536  # cells per call on other devices; large puzzles with restarts fit into memory
 
 # Function that takes boards and answers (token ids [N, S]) and returns which answers obey the rules, bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -51,7 +51,7 @@ class PuzzleSolution:
 
     @classmethod
     def empty(cls, boards: torch.Tensor, x: torch.Tensor, vocab_size: int, residual: bool) -> "PuzzleSolution":
-        """Return an empty solution for boards [B, S] with the dtype and device of the embedding x."""
+        """Return an empty solution for boards [B, S]. Its logits have the dtype and device of the embedding x."""
         numbers = x.new_zeros(len(boards), dtype=torch.float32)
         logits = x.new_empty((*boards.shape, vocab_size))
         predictions = torch.empty_like(boards, dtype=torch.long)
@@ -161,7 +161,7 @@ def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """Apply `change(value, row axis, *values of others)` to each field that is not None."""
+    """Return `found` with each field that is not None set to `change(value, row axis, *values in others)`."""
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:

@@ -101,7 +101,7 @@ class VisitedLayersMixin:
     batch_options: ClassVar[dict[str, Any]] = {}
 
     def serving_problem(self, engine: str, may_skip: bool, **options) -> str | None:
-        """Return an error message if an engine with its own cache cannot match `generate`, else None.
+        """Return why an engine with its own cache cannot produce the tokens of `generate`, or None if it can.
 
         `may_skip`: whether a forward pass may skip visits, which requires writing to their slots without attention.
         """
@@ -118,14 +118,14 @@ class VisitedLayersMixin:
         *args,
         **kwargs,
     ):
-        """Initialize as transformers does, but raise ValueError if tokens could differ from those of `generate`."""
+        """Initialize as transformers does, but raise ValueError if tokens could differ from `generate`'s."""
         options = self.generation_options(self.generation_config if generation_config is None else generation_config)
         flash = "flash" in str(self.config._attn_implementation)
         if problem := self.serving_problem("continuous batching", not flash, **options):
             raise ValueError(problem)
         if self.serving_problem("continuous batching", False, **options):
             continuous_batching_config = copy(continuous_batching_config) or ContinuousBatchingConfig()
-            continuous_batching_config.auto_switch_to_flash = False  # it would leave the slots of skipped visits empty
+            continuous_batching_config.auto_switch_to_flash = False  # flash would leave slots of skipped visits empty
         self.batch_options = options
         return super().init_continuous_batching(generation_config, continuous_batching_config, *args, **kwargs)
 

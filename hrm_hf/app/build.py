@@ -26,7 +26,7 @@ from .limits import CACHE_SECONDS, PAGE_EVENT
 
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 MAX_DATA_WORDS = 300  # characters
-# Maximum difference in mean or spread of two random tensors, in standard errors. One pair in a million exceeds it.
+# Two random tensors differ in mean or spread by at most this many standard errors, except one pair in a million.
 SAMPLING_ERRORS = 5.0
 ROUNDING = 1e-6
 UNTRAINED = '<span class="hrm-badge bad">untrained</span> Its weights are random, so its answers are meaningless.'

@@ -24,7 +24,7 @@ from ..puzzles.tasks import PuzzleTask, SudokuTask
 from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, PAGE_EVENT, ask
 
 
-OPTIONS = {  # fields of `SolveOptions` that get a control: (minimum, maximum, step) of a slider, else None
+OPTIONS = {  # fields of `SolveOptions` that get a control: a slider's (minimum, maximum, step), or None for others
     "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
     "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
 }  # fmt: skip
@@ -379,7 +379,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
     gr.on(others, None, None, timer, js=STOP, **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **BOARD_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
-    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # runs in the browser and disables input while it runs
+    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # runs in the browser, where it disables input
     clear.click(_no_answer, None, everything, **BOARD_EVENT)
 
 

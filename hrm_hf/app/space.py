@@ -19,7 +19,7 @@ from ..io.usage import install_command
 from . import validate_gradio
 
 
-# Packages that the tabs import. The last line is for checking Go code without a Go toolchain, and for FITS files.
+# Packages that the tabs import. Those in the last line check Go code without a Go toolchain and read FITS files.
 REQUIREMENTS = (
     "torch", "transformers", "accelerate", "huggingface_hub", "safetensors", "numpy", "scipy", "pyyaml", "typer",
     "tqdm", "packaging", "psutil", "matplotlib", "pillow", "gradio", "markdown-it-py",

@@ -21,7 +21,7 @@ from .limits import MAX_SEED, MAX_TEXT, PAGE_EVENT, ask
 from .style import figure_image, figure_output
 
 
-TOKENS_AT_ONCE = 8  # tokens between page updates
+TOKENS_AT_ONCE = 8  # number of tokens between page updates
 SHALLOW, DEEP = (0xEA, 0xF1, 0xFA), (0x1D, 0x4F, 0x91)
 UNFINISHED = "�"
 COLUMNS = ["layer", "attention gain", "feed-forward gain", "smallest column", "product forward", "product backward"]
@@ -30,7 +30,7 @@ PROMPTS = ("ROMEO:\n", "To be, or not to be,", "Once upon a time")
 
 
 def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[int]]:
-    """Generate text and yield all ids so far, including the prompt, every few tokens.
+    """Generate text and, every few tokens, yield all ids so far, including those of the prompt.
 
     The ids equal those from one call to `model.generate` after `torch.manual_seed(options.seed)`. Raises ValueError if
     the prompt is empty or leaves too few positions for the new tokens.
@@ -150,7 +150,7 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
             size = {"lines": 4, "max_lines": 10}
             plain = gr.Textbox(label="As plain text", buttons=["copy"], elem_classes="plain-text", **size)
 
-    def stream(begins, most_new, temperature, top_p, top_k, seed, *chosen):  # Gradio would pass defaults as inputs
+    def stream(begins, most_new, temperature, top_p, top_k, seed, *chosen):  # no defaults: Gradio would pass them too
         segments, criterion, threshold = chosen or (None, None, None)
         options = WriteText(
             max_new_tokens=int(most_new), temperature=float(temperature), top_p=float(top_p), top_k=int(top_k),
@@ -226,7 +226,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
 
 
 def gain_rows(sites: list[dict]) -> list[list[Any]]:
-    """Return one row per layer with the columns in COLUMNS: its gains, and those of the product of all maps so far."""
+    """Return one row per layer (columns: COLUMNS): its gains, and the gains of the product of all maps so far."""
     rows = []
     for attention, feed_forward in zip(sites[::2], sites[1::2]):
         own = [max(site["forward"], site["backward"]) for site in (attention, feed_forward)]

@@ -42,7 +42,7 @@ FOR_REWARDS = ("reference", "tests")  # optional GRPO columns that are passed to
 def load_answers(
     sources: Sequence[str], kind: str, *, split: str = "train", limit: int | None = None, cache_dir: str | None = None
 ) -> "Dataset":
-    """Load up to `limit` rows for `kind` training ("sft", "dpo" or "grpo") from all sources.
+    """Load up to `limit` rows from all sources, for a `kind` of training: "sft", "dpo" or "grpo".
 
     Raises:
         FileNotFoundError: a file, folder or Hub data set does not exist.
@@ -80,7 +80,7 @@ def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[s
         elif file_kind(path) in JSON_KINDS:
             for place, line in numbered_lines(path):
                 yield place, json_object(line, place)
-        elif not Path(source).expanduser().is_dir():  # a text file in a folder may be a README
+        elif not Path(source).expanduser().is_dir():  # in a folder, skip text files such as a README
             raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (also .gz) or {PARQUET}")
 
 
@@ -98,7 +98,7 @@ def _numbered(rows, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
-    """Return the keys of the first row's format, each with its type: str for text, list for messages."""
+    """Return the type of each key in the first row's format: str for text, list for messages."""
     for keys in FORMATS[kind]:
         if set(keys) <= set(row):
             found = {key: str if isinstance(row[key], str) else list for key in keys}

@@ -42,7 +42,7 @@ class LmDataArguments(AnswerDataArguments):
     """Options that select text and pack it into rows of tokens (file formats in `text/sources.py`)."""
 
     validation_split_percentage: float = HfArg(
-        default=5.0, help="Percentage held out from the end of each source if --eval_data is not set; 0 to disable."
+        default=5.0, help="Percentage of each source to hold out from its end if --eval_data is not set; 0 to disable."
     )
     mix_probabilities: list[str] = HfArg(
         default_factory=list, help="Sampling probability of each source, e.g. 0.7,0.3. [default: concatenate]"
@@ -60,7 +60,7 @@ class LmDataArguments(AnswerDataArguments):
     max_text_length: int | None = HfArg(default=None, help="Maximum length of a document in characters.")
     long_texts: str = HfArg(default="drop", help="What to do with texts longer than --max_text_length: drop or cut.")
     deduplicate: str = HfArg(
-        default="none", help="Remove documents seen before: none, exact, or near (requires datasketch)."
+        default="none", help="Duplicate documents to remove: none, exact, or near (requires datasketch)."
     )
     near_duplicate_threshold: float = HfArg(
         default=0.8, help="Minimum Jaccard similarity of five-word sequences at which documents count as duplicates."
@@ -73,7 +73,7 @@ class LmDataArguments(AnswerDataArguments):
     chunk_overlap: int = HfArg(default=0, help="Number of tokens to repeat from the previous row, as context.")
     drop_last_block: bool = HfArg(default=False, help="Drop the last row if it is not full.")
     document_mask: bool = HfArg(
-        default=False, help="Mask attention between documents in one row (models with position_ids)."
+        default=False, help="Mask attention between documents in one row; requires a model that accepts position_ids."
     )
     preprocessing_num_workers: int | None = HfArg(default=None, help="Number of processes for tokenization.")
     prompt: str | None = HfArg(default=None, help="Generate a continuation of this text at the end of the run.")
@@ -150,11 +150,11 @@ class LmTrainingArguments(CarrylessTrainingArguments):
         default=0.2, help="Fraction of the run over which the backpropagation depth grows to the config's bp_steps."
     )
     halt_warmup_ratio: float = HfArg(
-        default=0.5, help="Initial fraction of the run with all segments for each token; then the gate decides."
+        default=0.5, help="Initial fraction of the run in which each token gets all segments; later, the gate decides."
     )
 
     depth_warmup_ratio: float = HfArg(
-        default=0.0, help="Initial fraction of the run with one segment per token, at a plain model's compute cost."
+        default=0.0, help="Initial fraction of the run with one segment per token, at the cost of a plain model."
     )
     depth_ramp_ratio: float = HfArg(
         default=0.0,
@@ -162,11 +162,11 @@ class LmTrainingArguments(CarrylessTrainingArguments):
         "halt_max_steps.",
     )
     depth_ramp: Literal["linear", "1-sqrt"] = HfArg(
-        default="linear", help="Shape of the --depth_ramp_ratio ramp; 1-sqrt starts slowly, as 1 - sqrt(1 - t)."
+        default="linear", help="Shape of the --depth_ramp_ratio ramp; 1-sqrt grows slowly at first: 1 - sqrt(1 - t)."
     )
     keep_one_pass: float = HfArg(
         default=0.0,
-        help="Fraction of steps with one segment per token, so that the model keeps working with one.",
+        help="Fraction of steps with one segment per token, so that the model still works with a single segment.",
     )
     train_adapters_only: bool = HfArg(
         default=False,

@@ -80,7 +80,7 @@ def causal_lm_config(
         "eos_token_id": tokenizer.eos_token_id,
     }
     if "tagged" in _field_names(arguments.model_type):
-        from_data["tagged"] = is_go_tokenizer(tokenizer)  # False: the Go coder can be trained on raw text only
+        from_data["tagged"] = is_go_tokenizer(tokenizer)  # without tags, the Go coder can train only on raw text
     config = build_config(arguments, **from_data)
     _validate_vocabulary(config.vocab_size, tokenizer, "set vocab_size in --config_overrides to that or more")
     positions = _positions(config)
@@ -117,7 +117,7 @@ def load_causal_lm(
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model_name_or_path,
         attn_implementation=arguments.attn_implementation,
-        dtype=torch.float32,  # for trained weights; with --bf16, only computation is in bfloat16
+        dtype=torch.float32,  # trained weights stay float32; --bf16 affects only computation
         quantization_config=quantization_config,
         **changes,
     )

@@ -250,7 +250,7 @@ def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
 
 
 def _validate_theta(value: Any, name: str) -> None:
-    """Raise ValueError if a RoPE theta is missing or not positive. The message names its field, `name`."""
+    """Raise ValueError if a RoPE theta is missing or not positive. `name` is its field, for the message."""
     if value is None:  # `number` accepts None, for optional fields
         raise ValueError(f"{name}=None: must be a number")
     number(1e-6, name=name)(value)
@@ -309,6 +309,6 @@ def _convert_tensor(name: str, tensor: torch.Tensor, config: RlmMhcConfig) -> di
 
 
 def _rotary_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorder rows of a query or key projection from interleaved rotary pairs to Llama's halves."""
+    """Reorder rows of a query or key projection from interleaved rotary pairs to the two halves that Llama uses."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

@@ -59,7 +59,7 @@ class Packing:
 
     @classmethod
     def of(cls, options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase") -> "Packing":
-        """Create a run's packing. Without a padding token, the last row is padded with EOS (label -100)."""
+        """Create the packing of a run. Without a padding token, the last row is padded with EOS (label -100)."""
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         return cls(options.row_length, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
 
@@ -92,7 +92,7 @@ class TextCorpus:
 
     @property
     def bad_lines(self) -> int:
-        """Number of unreadable lines skipped so far. For a stream, this process counts them again in every epoch."""
+        """Number of unreadable lines skipped so far. A stream's lines count once per epoch, in this process only."""
         return sum(one.counts["bad"] for one in self.filters.values())
 
     @property
@@ -411,7 +411,7 @@ def pack_tokens(documents: Iterable[np.ndarray], packing: Packing) -> Iterator[d
     """Pack documents (int32 [length], EOS included) into blocks with int32 columns [block_size]."""
     size = packing.block_size
     tokens, is_first = np.empty(0, np.int32), np.empty(0, bool)
-    context = 0  # tokens at the start of the next block that were labels in the previous block
+    context = 0  # number of tokens at the start of the next block that were already labels in the previous one
     for document in documents:
         tokens = np.concatenate([tokens, document])
         is_first = np.concatenate([is_first, np.arange(len(document)) == 0])

@@ -80,7 +80,7 @@ class TextFilter:
         return self._cut(rows if len(keep) == len(rows) else rows.select(keep))
 
     def apply_to_stream(self, rows: "IterableDataset") -> "IterableDataset":
-        """Filter a stream. Counts increase as documents are read, in the process that reads them."""
+        """Filter a stream. The process that reads the documents counts them as it reads."""
         kept = rows.filter(self.__call__, input_columns=["text", "error"])
         return self._cut(kept.remove_columns("error"))
 

@@ -21,7 +21,7 @@ class ThinkingOptions(Options):
 
     exit_criterion: Exit | None = option("Halting criterion (hrm_lm). [default: the config's criterion]", None)
     exit_threshold: float | None = option(
-        "Threshold of the halting criterion (not for q or fixed). [default: depends on the criterion]", None
+        "Threshold of the halting criterion; q and fixed have none. [default: depends on the criterion]", None
     )
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class WriteText(ThinkingOptions):
 class EvaluateLm(EvaluationOptions, ThinkingOptions):
     """Options of `hrm-hf eval lm`."""
 
-    data: list[str] = option("Text: .txt, .jsonl, .parquet, .gz, a folder, or OWNER/NAME; can be repeated.")
+    data: list[str] = option("Text: .txt, .jsonl, .parquet, .gz, a folder, or OWNER/NAME on the Hub; can be repeated.")
     split: str = option("Split of a Hub data set; for files, the split name to report.", "test")
     last_percentage: float | None = option(
         "Evaluate only the last N percent of each source, which run_clm.py holds out.", None, min=0.01, max=99.99
@@ -85,7 +85,7 @@ class EvaluateLm(EvaluationOptions, ThinkingOptions):
     num_segments: int | None = option("hrm_lm: maximum segments per token. [default: as in the config]", None, min=1)
     batch_size: int = option("Number of rows per batch.", 8, min=1)
     limit: int | None = option(
-        "Evaluate only the first N rows; bits per byte still use the complete text's bytes per token.", None, min=1
+        "Evaluate only the first N rows; bits per byte use the average bytes per token of all rows.", None, min=1
     )
 
 
@@ -124,7 +124,7 @@ class BuildReasoning(Options):
     beyond: str | None = option(
         "Difficulty of the beyond split, or none. [default: up to twice the training maximum]", None
     )
-    answers: Literal["all", "last"] | None = option("Ask for the result of every step, or only the last.", None)
+    answers: Literal["all", "last"] | None = option("Step results that a question asks for: all, or the last.", None)
     num_train: int = option("Number of training rows.", 100_000, min=1)
     num_validation: int = option("Number of validation rows.", 1000, min=0)
     num_test: int = option("Number of rows per difficulty in the test and beyond splits.", 500, min=0)
@@ -164,7 +164,7 @@ class ServeOptions(Options):
 class RlmCaps(Options):
     """Limits for one run of a recursive language model."""
 
-    max_turns: int = option("Maximum number of replies by the root model, and by each child.", 30, min=1)
+    max_turns: int = option("Maximum number of replies in the root REPL, and in each child REPL.", 30, min=1)
     max_sub_calls: int = option("Maximum number of prompts to llm_query and rlm_query, at all depths.", 100, min=1)
     max_depth: int = option("Maximum depth of nested REPLs; at 2 or more, rlm_query opens a child REPL.", 1, min=1)
     max_new_tokens: int | None = option(
@@ -173,7 +173,7 @@ class RlmCaps(Options):
     max_wall_seconds: float = option(
         "Time limit of the run in seconds; its last tenth is reserved for a final answer.", 600.0, min=0.001
     )
-    max_output_chars: int = option("Maximum number of printed characters to show after each turn.", 20_000, min=1)
+    max_output_chars: int = option("Maximum number of printed characters that the model sees per turn.", 20_000, min=1)
     batch_size: int = option("Batch size of llm_query_batched.", 16, min=1)
     seed: int = option("Random seed for sampling, and for `random` in the REPL.", 0, min=0)
 
@@ -199,7 +199,7 @@ class RetrofitOptions(Options):
     """Options of `hrm-hf retrofit`. The choices for `input_injection` and `loop_step` are those of `HrmLmConfig`."""
 
     model: str = option(
-        "Llama, Qwen2, Qwen3 or Mistral with safetensors weights: a folder, or a model on the Hub.", argument=True
+        "Llama, Qwen2, Qwen3 or Mistral model with safetensors weights: a folder, or a Hub name.", argument=True
     )
     out: Path = option("Folder to write.")
     prelude: int | None = option("Layers before the loop. [default: 40 % of the layers]", None, min=0)

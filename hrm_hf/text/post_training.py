@@ -66,7 +66,7 @@ class PostTraining(CompleteCheckpoints):
         """Write our card once a model is saved, instead of TRL's card at every checkpoint."""
         if type(self.model.config) not in ARCHITECTURES:
             super(CompleteCheckpoints, self).create_model_card(tags=tags, **kwargs)
-        elif Path(self.args.output_dir, "config.json").exists():  # no config if only an adapter is saved
+        elif Path(self.args.output_dir, "config.json").exists():  # an adapter is saved without config.json
             super().create_model_card(license=license, tags=tags)
 
 
@@ -80,7 +80,7 @@ class SftTrainer(PostTraining, SFTTrainer):
             model, {**inputs, "use_cache": False}, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
         if terms := {name: value.detach().float() for name, value in outputs.items() if name.endswith("_loss")}:
-            # For logging: the model divides by the complete step's tokens, so a term is the sum over micro-batches.
+            # The model divides by the token count of the complete step, so a logged term is a sum over micro-batches.
             parts = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
             shared = num_items_in_batch is not None and self.args.average_tokens_across_devices
             values = self.accelerator.reduce(torch.stack([*terms.values()]), "sum" if shared else "mean")
@@ -91,7 +91,7 @@ class SftTrainer(PostTraining, SFTTrainer):
 
 
 class DpoTrainer(PostTraining, DPOTrainer):
-    """DPO trainer that computes likelihoods as in inference."""
+    """DPO trainer that computes likelihoods as the model does in inference."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -99,7 +99,7 @@ class DpoTrainer(PostTraining, DPOTrainer):
 
 
 class GrpoTrainer(PostTraining, GRPOTrainer):
-    """GRPO trainer that scores exactly the sampled tokens (for the Go coder, the stream with its plan)."""
+    """GRPO trainer that scores exactly the sampled tokens, which for the Go coder include its plan."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
         inner = unwrap_peft_model(model)
@@ -120,7 +120,7 @@ class GrpoTrainer(PostTraining, GRPOTrainer):
 
 
 def _use_inference_likelihoods(trainer: DpoTrainer | GrpoTrainer) -> None:
-    """Make a trainer compute likelihoods as in inference, and freeze the heads that get no loss.
+    """Make a trainer compute likelihoods as the model does in inference, and freeze the heads that get no loss.
 
     Raises:
         ValueError: the exit criterion compares output distributions, which TRL does not compute at every segment.
@@ -151,7 +151,7 @@ def _as_in_inference(body: torch.nn.Module, args: tuple) -> None:
 
 @contextlib.contextmanager
 def _plain_continuations(model: PreTrainedModel) -> Iterator[None]:
-    """Disable the hidden plan of `model.generate` inside the block."""
+    """Disable the hidden plan of `model.generate` during a `with` block."""
     model.generate = functools.partial(model.generate, plan_first=False)
     try:
         yield

@@ -78,7 +78,7 @@ class CausalLMRun(TrainingRun):
     def results(self, trainer: CausalLMTrainer, metrics: dict[str, Any]):
         args = self.args
         rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # workers count bad lines
+        counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # loader workers count bad lines
         return metrics, {
             # This includes padding and context, and is an upper bound: an epoch's last step may be smaller.
             "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.row_length),
@@ -145,7 +145,7 @@ class MhcMonitorCallback(TrainerCallback):
         composite = max(sites[-1]["composite_forward"], sites[-1]["composite_backward"])
         parts = {"mhc/amax_pre": max(gains[::2]), "mhc/amax_post": max(gains[1::2])}
         self.trainer.log(parts | {"mhc/amax_composite": composite})
-        control.should_log = True  # `log` resets this, but Trainer still has to log its own values
+        control.should_log = True  # `log` resets this flag, but Trainer must still log its own values
 
 
 # ---- reasoning data: rows that already have labels and are not packed ----

@@ -30,14 +30,14 @@ from .options import ServeOptions
 
 NEW_TOKENS = 1024  # default maximum length of an answer
 HEAD_SECONDS, BODY_SECONDS = 10, 30  # time limits for the headers and the body of a request
-CONNECTIONS = 256  # with more, requests are rejected; with more than twice as many, new connections are closed
+CONNECTIONS = 256  # above this number, requests are rejected; above twice the number, new connections are closed
 
 
 # ---- fields of a request; all other fields are rejected, and the error names them ----
 
 
 def _not_tiny(value: float) -> float:
-    if 0 < value < 1e-3:  # dividing logits by such a value overflows
+    if 0 < value < 1e-3:  # dividing logits by such a temperature overflows
         raise ValueError("must be 0 (greedy) or at least 0.001")
     return value
 
@@ -155,7 +155,7 @@ class Gate:
             self.running -= 1
 
     def _checked(self, path: str, raw: bytes) -> bytes:
-        """Check a body, and return it without nulls and with an answer length that fits the window."""
+        """Check a request body, and return it without nulls and with an answer length that fits the window."""
         schema, lengths = ROUTES[path]
         body = _parse(schema, raw)
         if body.setdefault("model", self.options.model) != self.options.model:
@@ -174,7 +174,7 @@ class Gate:
         return json.dumps(body).encode()
 
     def _tokens_left(self, path: str, body: dict[str, Any]) -> int:
-        """Return the number of tokens left for the answer after the prompt that the handlers build."""
+        """Return the number of tokens left for the answer, after building the prompt as the handlers do."""
         field = next(name for name in ("prompt", "messages", "input") if name in body)
         try:
             text = body[field] if field == "prompt" else self._chat(body[field], body)
@@ -254,7 +254,7 @@ class Connection(H11Protocol):
 class _Unstarted(Serve):
     """`transformers serve` that builds its application without starting a server."""
 
-    _thread = None  # `kill_server` would wait for it
+    _thread = None  # `kill_server` would wait for a server thread
 
     def start_server(self) -> None:
         """Do nothing. Otherwise, the constructor would start the server."""

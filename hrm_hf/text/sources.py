@@ -111,7 +111,7 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
             fingerprint=key,
             writer_batch_size=WRITTEN_AT_ONCE,
         )
-    except DatasetGenerationError as error:  # this error hides the error of our reader
+    except DatasetGenerationError as error:  # wraps the error of our reader
         raise (error.__cause__ or error) from None
     except ValueError as error:  # if there are no rows, the message of `datasets` does not name the file
         if next(iter(reader(**options)), None) is not None:

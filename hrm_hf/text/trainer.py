@@ -1,4 +1,4 @@
-"""`CausalLMTrainer`: train causal language models of this package and of transformers.
+"""`CausalLMTrainer`: train causal language models from this package or transformers.
 
 It adds logging of the loss components and metrics that a model returns, weighted by the tokens they average over;
 learning rates for parameter groups; and batches of rows with similar length.
@@ -30,7 +30,7 @@ PART_COUNTS = {
     "refinement_loss": "decisions",
     "refinement_accuracy": "decisions",
 }
-# Inputs that determine what is counted, and the value that excludes a row from the count.
+# Inputs from which metrics count targets or bytes, and the value that excludes a row from each count.
 COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
     "scored_bytes": 0
 }
@@ -60,7 +60,7 @@ LM_LOG_FORMAT = {
 
 
 class CausalLMTrainer(HrmTrainer):
-    """Trainer for any causal language model of transformers or of this package.
+    """Trainer for any causal language model from transformers or this package.
 
     Forward, loss, accumulation and clipping are as in transformers. Evaluations add `PREFIX_bits_per_byte`: for the
     text if `eval_bytes_per_token` is set, or only for the code if rows have `scored_labels` and `scored_bytes`.
@@ -185,7 +185,7 @@ class CausalLMTrainer(HrmTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _terms(self, loss, outputs, tokens, num_items_in_batch) -> dict[str, torch.Tensor]:
-        """Turn the means that a model returns back into sums over this call's tokens.
+        """Convert the means that a model returns into sums over the tokens of this call.
 
         Terms in `PART_COUNTS` become sums over their own counts.
         """
@@ -232,17 +232,17 @@ class CausalLMTrainer(HrmTrainer):
     # ---- logging ----
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
-        """Return the metrics since the last log, averaged over all processes' tokens, and the tokens per second."""
+        """Return tokens per second, and the metrics since the last log, averaged over the tokens of all processes."""
         tokens = sums.pop("tokens", 0.0)
         logs = {"tokens_per_second": tokens / seconds}
         if tokens:
             logs |= self._token_means(sums, tokens, smoothed=self.label_smoother is not None)
-            del logs["loss"]  # Trainer logs it as a mean over steps
+            del logs["loss"]  # Trainer logs the loss itself, as a mean over steps
         return logs
 
     @staticmethod
     def _token_means(sums: dict[str, float], tokens: float, smoothed: bool) -> dict[str, float]:
-        """Turn sums into means, and add `lm_loss` and `perplexity` if they are known.
+        """Convert sums to means, and add `lm_loss` and `perplexity` if the terms determine them.
 
         `lm_loss` is the model's own if it returns one, else the mean over all components with token counts, else (for
         a model without components) the loss.
@@ -373,7 +373,7 @@ class LengthGroupedBatches(Sampler):
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = torch.randperm(len(self.lengths), generator=generator)
-        full = len(order) // self.batch_size * self.batch_size  # rows in full steps; the others come last
+        full = len(order) // self.batch_size * self.batch_size  # number of rows in full steps; the rest come last
         groups = [group[self.lengths[group].argsort()] for group in order[:full].split(self.GROUP * self.batch_size)]
         batches = torch.cat([*groups, order[:0]]).view(-1, self.batch_size)
         batches = batches[torch.randperm(len(batches), generator=generator)]

@@ -1,4 +1,4 @@
-"""Training arguments of TRL with the checks of this package."""
+"""TRL's training arguments, plus the options and checks that all scripts share."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from ..trainer.recipes import CheckedArguments
 
 @dataclass
 class SftArguments(CheckedArguments, SFTConfig):
-    """`SFTConfig` with the checks of this package."""
+    """Training arguments for SFT: `SFTConfig` plus the shared options and checks."""
 
 
 @dataclass
 class DpoArguments(CheckedArguments, DPOConfig):
-    """`DPOConfig` with the checks of this package."""
+    """Training arguments for DPO: `DPOConfig` plus the shared options and checks."""
 
 
 @dataclass
 class GrpoArguments(CheckedArguments, GRPOConfig):
-    """`GRPOConfig` with the checks of this package."""
+    """Training arguments for GRPO: `GRPOConfig` plus the shared options and checks."""

@@ -78,7 +78,7 @@ def quantization_config(
             f"load_in={arguments.load_in!r}: {row.model_type} consists of convolutions, but bitsandbytes quantizes "
             "only linear layers; remove the option"
         )
-    # For other architectures, transformers finds the output head itself.
+    # For architectures that are not ours, transformers finds the output head on its own.
     kept = [f".*{name}" for name in ("lm_head", *row.modules_to_save)] if row else None
     return BitsAndBytesConfig(
         load_in_8bit=arguments.load_in == "8bit",
@@ -120,7 +120,7 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
 
 
 def reject_tied_targets(model: PreTrainedModel, config: LoraConfig, option: str) -> None:
-    """Raise ValueError if an adapter targets tied embeddings, which PEFT cannot merge into a single weight."""
+    """Raise ValueError if an adapter targets tied embeddings: PEFT cannot merge it into their shared weight."""
     if (head := model.get_output_embeddings()) is None or not getattr(model.config, "tie_word_embeddings", False):
         return
     tied = [name for name, module in model.named_modules() if module in (head, model.get_input_embeddings())]

@@ -91,10 +91,10 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def compile_part(self, compile_it: Callable[..., None], args: HrmTrainingArguments) -> None:
         """Compile only the part of the model that training repeats, instead of the complete forward pass."""
-        torch._dynamo.config.optimize_ddp = False  # True would split the graph at DDP's buckets
+        torch._dynamo.config.optimize_ddp = False  # True would split the compiled graph at DDP's buckets
         options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
         compile_it(**{name: value for name, value in options.items() if value is not None})
-        # Reset the options, because Trainer compiles the complete forward pass if a backend is set.
+        # Unset Trainer's compile options, because it compiles the complete forward pass if a backend is set.
         args.torch_compile, args.torch_compile_backend, args.torch_compile_mode = False, None, None
 
     def validate_arguments(self) -> None:
@@ -128,7 +128,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """Exclude vectors and scalars from weight decay, because scales and gates must not decay to zero."""
-        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # includes tied weights
+        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # with all tied names
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
@@ -219,7 +219,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         super().log(logs, start_time)
 
     def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
-        """Evaluate the averaged weights, and add means over the counted items of all processes.
+        """Evaluate the averaged weights, and add metrics as means over the items counted in all processes.
 
         `PREFIX_loss` is also such a mean, and excludes the trainer's label smoothing.
         """
@@ -238,7 +238,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return output
 
     def _rows_that_count(self, rows: int) -> int:
-        """Return the number of rows in this process's batch, not counting rows repeated to fill it up."""
+        """Return the number of rows in this process's batch, without those that accelerate repeats to fill it."""
         batches = self.accelerator.gradient_state
         if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
             return rows
@@ -273,7 +273,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         if resume_from_checkpoint is None or num_train_epochs != sys.maxsize:
             return epochs, batches
         saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
-        # For such data, `epoch` is the number of finished epochs + steps in the current epoch / max_steps.
+        # If the length is unknown, `epoch` is the number of finished epochs + steps in the current epoch / max_steps.
         batches = round(saved.epoch % 1 * saved.max_steps * self.args.gradient_accumulation_steps)
         return int(saved.epoch), 0 if self.args.ignore_data_skip else batches
 
@@ -284,7 +284,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         if not any(p.requires_grad for p in self.model.parameters()):
-            # Only the puzzle table (a buffer) is trained. Its optimizer syncs it; DDP would reject the model.
+            # Only the puzzle table, a buffer, is trained. Its optimizer syncs it. DDP needs trainable parameters.
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.remove_callback(WeightAverage)

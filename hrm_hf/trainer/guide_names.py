@@ -8,7 +8,7 @@ class Guide(NamedTuple):
     """Mapping from the option names in one guide, written with underscores, to our names."""
 
     page: str  # page in docs/coming_from
-    option: str  # option that only the scripts for this guide's models have
+    option: str  # option that identifies the scripts for this guide's models
     names: dict[str, str]
     fields: str | None = None  # prefix that the guide uses for fields of the model's config
 

@@ -35,7 +35,7 @@ class MetricAccumulator:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Restart the clock at a step."""
+        """Restart the clock, and count steps from `step`."""
         self.since_step, self.since = step, time.perf_counter()
 
     def add(self, terms: dict[str, torch.Tensor]) -> None:
@@ -51,7 +51,7 @@ class MetricAccumulator:
         self.pending = {}
 
     def drain(self, accelerator, step: int) -> tuple[dict[str, float], int, float]:
-        """Return sums over all processes, and steps and seconds since the last call, then reset (collective)."""
+        """Return sums over all processes, and the steps and seconds since the last call. Then reset (collective)."""
         sums, self.sums = self.sums, {}
         found = {}
         if sums:  # empty if every step since the last call was dropped
@@ -62,7 +62,7 @@ class MetricAccumulator:
 
     @contextlib.contextmanager
     def paused(self):
-        """Stop the clock inside the block, because evaluating and saving are not training."""
+        """Stop the clock during a `with` block, because evaluating and saving are not training."""
         started = time.perf_counter()
         try:
             yield
@@ -73,7 +73,7 @@ class MetricAccumulator:
 def _plus(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if not sums or not terms:
         return sums or terms
-    if sums.keys() == terms.keys():  # a single call, because call overhead dominates for small models
+    if sums.keys() == terms.keys():  # one fused call, because call overhead dominates for small models
         return dict(zip(sums, torch._foreach_add(list(sums.values()), [terms[name] for name in sums])))
     return {name: sums.get(name, 0) + terms.get(name, 0) for name in {**sums, **terms}}
 
@@ -136,13 +136,13 @@ class OriginalNamesCallback(TrainerCallback):
 
 
 def original_names(logs: dict[str, float]) -> dict[str, float]:
-    """Return the values to repeat under their original names: the learning rate and values with a group prefix."""
+    """Return the values to log again under original names: the learning rate, and values whose names have a "/"."""
     rate = {"train/lr": logs["learning_rate"]} if "learning_rate" in logs else {}
     return {name: value for name, value in logs.items() if "/" in name} | rate
 
 
 def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
-    """Return peak allocated and reserved GiB: the maximum and, for several GPUs, each GPU's (collective)."""
+    """Return GPU memory peaks in GiB (allocated, reserved): the maximum and, of several GPUs, each (collective)."""
     device = accelerator.device
     if device.type != "cuda":
         return {}

@@ -190,7 +190,7 @@ class WeightAverage(TrainerCallback):
 
 SCHEDULE_OPTIONS = ("lr_scheduler_type", "lr_scheduler_kwargs", "lr_min_ratio", "warmup_steps")
 WITHOUT_WARMUP = ("constant", "reduce_lr_on_plateau")  # schedules without a warm-up
-STEP_OPTIONS = (  # options that determine what a step does, and the number of steps
+STEP_OPTIONS = (  # options that determine the number of steps and what each step does
     "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size",
     "max_grad_norm", "ema_rate", "seed",
 )  # fmt: skip

@@ -62,7 +62,7 @@ def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") 
 
 
 def _draw_accuracies(axes, rows: list[dict[str, Any]], places, name: str) -> None:
-    """Draw the accuracy `name` of each row with its confidence interval."""
+    """Draw the accuracy in each row's field `name`, with its confidence interval."""
     ends = [row[f"{name}_interval"] for row in rows]
     axes.vlines(places, [low for low, _ in ends], [high for _, high in ends], color=ACCENT, linewidth=1, alpha=0.6)
     axes.plot(places, [row[name] for row in rows], color=ACCENT, marker="o", markersize=4, linestyle="")
@@ -93,7 +93,7 @@ def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Pat
 
 
 def plot_reward_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Plot a GRPO `log_history`: rewards, prompts with identical rewards, and completion length."""
+    """Plot a GRPO `log_history`: rewards, fraction of prompts with equal rewards, and completion length."""
     logged = {name for entry in log_history for name in entry}
     each = sorted(name for name in logged if name.startswith("rewards/") and name.endswith("/mean"))
     panels = {

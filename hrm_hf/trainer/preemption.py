@@ -71,7 +71,7 @@ class PreemptionCallback(TrainerCallback):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals inside the block, then restore the handlers and the signal mask.
+        """Handle signals during a `with` block, then restore the handlers and the signal mask.
 
         A signal that arrives after the last step is raised again after the block.
         """
@@ -82,9 +82,9 @@ class PreemptionCallback(TrainerCallback):
             yield
             return
         handlers = {number: signal.signal(number, self.note) for number in STOP_SIGNALS}
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless it is ignored, as under nohup
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # under nohup, it is ignored and stays so
             handlers[signal.SIGINT] = signal.signal(signal.SIGINT, self.note_interrupt)
-        # SIGUSR1 also needs the handler, because threads of other libraries may not block it.
+        # SIGUSR1 is blocked below, but also needs a handler: a thread of another library may receive it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         try:
@@ -137,7 +137,7 @@ def exit_if_preempted(trainer: Any) -> None:
 
     def leave(*_: Any) -> None:
         _ignore_signals()
-        if os.environ.get(PREEMPTION_FILE):  # every process creates it, so it exists when the first process exits
+        if os.environ.get(PREEMPTION_FILE):  # each process creates the file, so it exists when the first one exits
             Path(os.environ[PREEMPTION_FILE]).touch()
         if trainer.is_world_process_zero():
             text = f"stopped by a signal after step {state.global_step} of {state.max_steps}, saved in {folder}"

@@ -89,7 +89,7 @@ class CheckedArguments:
     do_eval: bool | None = HfArg(default=None, help="Set to false to disable evaluation during and after training.")
 
     def __post_init__(self):
-        if self.do_eval is False:  # overrides a recipe that enables these
+        if self.do_eval is False:  # a recipe may have enabled these
             self.eval_strategy, self.eval_on_start, self.load_best_model_at_end = "no", False, False
             if hasattr(self, "early_stopping_patience"):
                 self.early_stopping_patience = None
@@ -130,8 +130,8 @@ class HrmTrainingArguments(CheckedArguments, TrainingArguments):
     logging_steps: float = HfArg(default=10, help="Log every N steps; a value below 1 is a fraction of the run.")
     eval_steps: float | None = HfArg(default=500, help="Evaluate every N steps, with --eval_strategy steps.")
     logging_nan_inf_filter: bool = HfArg(default=False, help="Omit non-finite losses from the logged loss.")
-    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="DDP's find_unused_parameters.")
-    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="DDP's broadcast_buffers.")
+    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="Let DDP find parameters without a gradient.")
+    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="Let DDP synchronize the model's buffers.")
     save_total_limit: int | None = HfArg(default=3, help="Maximum number of checkpoints to keep; 0 keeps all.")
 
     global_batch_size: int | None = HfArg(
@@ -357,7 +357,7 @@ def _validate_kind(name: str, value: Any, hint: str, path: str) -> None:
 
 
 def _as_flag(value: Any, text: Any) -> Any:
-    """Return a recipe's value (or each item of a list) as text, like a flag's value: 1.10 stays 1.10."""
+    """Return a recipe's value as text, as in a flag: 1.10 stays 1.10. A list is converted item by item."""
     if value is None or isinstance(value, dict):
         return value
     return list(map(_as_flag, value, text)) if isinstance(value, list) else expand_home(str(text))
@@ -412,7 +412,7 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> "PreTrainedConf
     # Build the config only once: some configs derive fields from others (hrm_text rewrites num_hidden_layers), so
     # rebuilding one from its own fields would give a different config.
     values = {**from_data, **changes}
-    if arguments.preset and architecture_of(arguments.model_type) is None:  # an architecture of transformers
+    if arguments.preset and architecture_of(arguments.model_type) is None:  # an architecture from transformers
         raise ValueError(f"preset={arguments.preset!r}: {arguments.model_type} has no presets; use --config_overrides")
     try:
         if arguments.preset:
@@ -448,7 +448,7 @@ def parse_overrides(overrides: str | None) -> dict[str, Any]:
     if overrides.lstrip().startswith("{"):
         return {str(key): value for key, value in parse_yaml(overrides, f"config_overrides={overrides}").items()}
     pairs = {}
-    for item in re.split(r",(?=\s*\w+\s*=)", overrides):  # not at commas in lists and mappings
+    for item in re.split(r",(?=\s*\w+\s*=)", overrides):  # do not split at commas inside lists and mappings
         key, sign, value = item.partition("=")
         if not sign:
             raise ValueError(f"config_overrides={overrides}: {item!r} must have the form field=value")

@@ -160,7 +160,7 @@ def run_training(run: TrainingRun) -> None:
     if run.validation is None:
         run.skip_evaluation()
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
-    run.parameters = run.count_parameters(model)  # before the model may be sharded
+    run.parameters = run.count_parameters(model)  # count them now, because the model may be sharded later
     model = with_adapters(model, tuning_args)
     run.options = tuple(map(copy.copy, run.options))  # save the original values, because the trainer may change them
     if args.should_save:
@@ -225,7 +225,7 @@ def agreed(call: Callable[[], Found], is_first: bool) -> Found:
 
 @contextlib.contextmanager
 def locked_folder(output_dir: str | Path, is_first: bool) -> Iterator[None]:
-    """Lock `output_dir` inside the block. All processes must enter it together."""
+    """Lock `output_dir` during a `with` block, which all processes must enter together."""
     lock = _agreed_lock(output_dir, is_first)
     try:
         yield
@@ -261,7 +261,7 @@ def _agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
 def begin(
     output_dir: str | Path, wanted: str | bool | None, overwrite: bool = False
 ) -> tuple[str | None, str, list[Path]]:
-    """Decide how a run starts in a folder. Called only in the first process.
+    """Decide whether a run starts anew in a folder or resumes there. Called only in the first process.
 
     If "last-complete" finds no complete checkpoint, corrupted ones are renamed to keep them out of the new run.
 
@@ -307,7 +307,7 @@ def begin(
 
 
 def rotate(folder: Path, run_id: str | None, limit: int | None, best: str | None) -> None:
-    """Delete a run's checkpoints until `limit` are left, but never the newest one, `folder`.
+    """Delete checkpoints of a run until `limit` are left, but never `folder`, which is the newest one.
 
     If the run has gone back to an earlier checkpoint, the remaining later ones are deleted first, then the oldest.
     The best checkpoint and checkpoints of other runs are kept.

@@ -287,7 +287,7 @@ class CompleteCheckpoints:
     # ---- pushing ----
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Create the Hub repository, raising clear errors, and reject a token that would be uploaded."""
+        """Create the Hub repository with clear errors, and reject settings that would upload the token."""
         if self.args.hub_token and self.args.hub_strategy in WITH_STATE:
             raise ValueError(
                 f"hub_token with hub_strategy={self.args.hub_strategy.value}: would upload the token in "
@@ -309,12 +309,12 @@ class CompleteCheckpoints:
         with self.averaged_weights():
             super().save_model(output_dir, _internal_call=True)
             if self.average is not None and self.args.should_save:
-                # Inside the block, `average.shadow` contains the raw weights.
+                # While the model has the averaged weights, `average.shadow` contains the raw ones.
                 save_file(self.average.shadow, str(Path(output_dir, RAW_WEIGHTS_FILE)))
 
     @contextlib.contextmanager
     def averaged_weights(self):
-        """Swap the averaged weights into the model inside the block, if there is an average."""
+        """Swap the averaged weights, if any, into the model during a `with` block."""
         if self.average is not None:
             self.average.swap()
         try:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Rows = dict[str, np.ndarray]
 PAD_ID = ID[PAD]
-REDRAWS = 20  # attempts to replace a training question that also occurs in another split
+REDRAWS = 20  # maximum number of attempts to replace a training question that also occurs in another split
 FILLING = {"input_ids": PAD_ID, "labels": NO_LABEL, "steps": 0}
 INFO_FILE = "reasoning.json"
 SPLITS = ("train", "validation", "test", "beyond")
@@ -104,7 +104,7 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
         raise UsageError(f"answers={answers!r}: must be {expected} for {options.task}", "--answers")
     most = kind(size=size, answers=answers).max_difficulty
     possible = f"{size} {kind.size_unit} allow at most {most} {kind.difficulty_unit}"
-    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # a small size may not allow the defaults
+    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # small sizes cannot reach the default range
     if options.difficulty:
         low, high = _span(options.difficulty, "--difficulty", most, possible)
     beyond = (high + 1, min(2 * high, most)) if high < most else None

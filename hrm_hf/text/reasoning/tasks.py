@@ -83,12 +83,12 @@ class Questions:
 
 
 def question_part(words: np.ndarray) -> Questions:
-    """Create question parts without answers from word ids [N, T]."""
+    """Create question parts from word ids [N, T], without answers."""
     return Questions(words, np.full_like(words, NO_LABEL), np.zeros_like(words))
 
 
 def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Create question parts with a blank for each answer [N, T], which takes this number of steps to compute."""
+    """Create question parts with a blank for each answer [N, T]. It takes `steps` steps to compute an answer."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
         answers[:, :-1], steps[:, :-1] = NO_LABEL, 0
@@ -186,7 +186,7 @@ class Pointers(Task):
 
     @property
     def max_difficulty(self) -> int:
-        """Largest number of hops that does not return to the start."""
+        """Maximum number of hops before a path returns to its start."""
         return self.size - 1
 
     def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
@@ -295,7 +295,7 @@ class Brackets(Task):
         nothing = len(CLOSING)
         luck, kinds = rng.integers(0, 6, (count, length)), rng.integers(0, self.size, (count, length))
         words, answers, steps = (np.empty((count, length), np.int64) for _ in range(3))
-        stack = np.full((count, depth + 1), nothing)  # kinds of the open brackets; the bottom stays `nothing`
+        stack = np.full((count, depth + 1), nothing)  # kind of each open bracket; the lowest entry stays `nothing`
         height, deepest, rows = np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count)
         for place in range(length):
             # Open a bracket with probability 2/3 until the depth is reached, then 1/2. The height is in [0, depth].
@@ -351,10 +351,10 @@ class Maze(Task):
         return np.argmax(np.where(allowed, rng.integers(1, 2**62, allowed.shape), 0), axis=1)
 
     def _distances(self, free: np.ndarray, start: np.ndarray, most: int) -> np.ndarray:
-        """Return distances int64 [N, cells] from the start through free cells, or `2 * most + 1` if above `most`."""
+        """Return distances int64 [N, cells] from the start through free cells. Any above `most` is `2 * most + 1`."""
         shape = (len(free), self.size, self.size)
         far = 2 * most + 1
-        found = np.full((shape[0], self.size + 2, self.size + 2), far)  # with a border of walls
+        found = np.full((shape[0], self.size + 2, self.size + 2), far)  # + 2 for a border of walls
         inner = found[:, 1:-1, 1:-1]
         row, column = np.divmod(start, self.size)
         inner[np.arange(shape[0]), row, column] = 0

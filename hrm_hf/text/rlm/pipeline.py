@@ -167,7 +167,7 @@ class _Run:
                 file.write(json.dumps(self.events[-1]) + "\n")
 
     def spend(self, prompts: int) -> None:
-        """Count sub-calls before they run. Raise ValueError for too many, CapReachedError if none are left."""
+        """Count sub-calls before they run. Raise ValueError if too few are left, CapReachedError if none are."""
         left = self.caps.max_sub_calls - self.sub_calls
         if left == 0:
             raise CapReachedError("max_sub_calls")

@@ -61,7 +61,7 @@ def main() -> None:
     }  # fmt: skip
     write_report(args, "sandbox", report)
     for name, figures in report["milliseconds"].items():
-        print(f"sandbox {name:15} {figures['median']:8.1f} ms to start")
+        print(f"sandbox {name:15} starts in {figures['median']:8.1f} ms")
 
 
 def plain(command: list[str]) -> None:

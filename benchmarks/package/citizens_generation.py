@@ -133,7 +133,7 @@ print(json.dumps([answer["text"], answer["steps"], [one["omega_m"]["mean"] for o
 
 
 def hidden_states(architecture: str) -> str:
-    """Check that `rlm_mhc` returns hidden states [B, T, D] per layer plus the last one, and streams on request."""
+    """Check that `rlm_mhc` returns a hidden state [B, T, D] for each layer and a final one, and streams on request."""
     torch.manual_seed(0)
     for fields in ({}, {"mhc_enabled": False}, {"num_loops": 2}):
         model = hrm_hf.RlmMhcForCausalLM(hrm_hf.RlmMhcConfig(**{**MHC, **fields})).eval()

@@ -178,7 +178,7 @@ def run_page(page: str, folder: Path, args: argparse.Namespace) -> list[dict[str
 
 
 def typed(page: str) -> Iterator[Command]:
-    """Yield the commands of a page in order. A `pip install` in the sentence above a block comes before the block."""
+    """Yield the commands of a page in order. A `pip install` in the sentence above a block precedes its commands."""
     if page == "start":
         yield from (Command(text, expected=status) for text, status in START)
         return

@@ -104,7 +104,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the run")
-    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: run fraction before halting starts")
+    parser.add_argument(
+        "--halt_warmup", type=float, default=0.5, help="hrm_lm: initial part of the run without halting"
+    )
     parser.add_argument(
         "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the run over which bp_steps grows from 2"
     )

@@ -206,7 +206,7 @@ class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
 class EvaluateBaseline(EvaluateMaps):
     """Options of `hrm-hf eval cosmo-baseline`."""
 
-    method: Baseline = option("Baseline: summary statistics, and the regression fitted to them.")
+    method: Baseline = option("Baseline to evaluate: a regression on these summary statistics.")
     train: int | None = option("Train on only the first N maps of the train split.", None, min=10)
     num_samples: int = option("Number of draws from each posterior.", 1000, min=100)
 
@@ -249,7 +249,7 @@ class EvaluateMassMaps(EvaluateMaps):
         super().__post_init__()
         if (self.model is None) == (self.method is None):
             found = "neither is given" if self.model is None else "both are given"
-            raise UsageError(f"{found}; pass either a trained model or a method", "MODEL or --method")
+            raise UsageError(f"{found}; pass either a trained model (MODEL) or a --method", "MODEL or --method")
         of_models = ("split", "steps", "num_samples", "max_steps", "device", "update_card")
         wanted, others = ("--method", ("train", "draws")) if self.model else ("MODEL", of_models)
         for name in others:

@@ -1,4 +1,4 @@
-"""Training runs on maps, used by `training/run_cosmo.py` and `training/run_mass_mapping.py`.
+"""Runs that train models on maps, for `training/run_cosmo.py` and `training/run_mass_mapping.py`.
 
 The statistics that scale the maps come from the data set for a fresh model, and from the checkpoint for saved weights.
 """

@@ -207,7 +207,7 @@ def gguf_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, np.ndarr
 
 
 def _named_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, torch.Tensor]:
-    """Return the weights of a Llama, a GPT-2 or a unified Go coder by GGUF name."""
+    """Return the weights of a Llama, a GPT-2 or a unified Go coder, keyed by GGUF tensor name."""
     from gguf import MODEL_ARCH, get_tensor_name_map
 
     state, tensors = network.state_dict(), {}

@@ -25,7 +25,7 @@ BATCH, ROW = 16, 340  # rows per step, and mean tokens per row of standard-libra
 EVALUATION = 0.3  # time to evaluate a row, as a fraction of the time to train on it
 QUICK = 10  # minutes; demos shorter than this build no repair trajectories, and use fewer rows
 START = 12.0  # seconds that a program takes to load its libraries and a checkpoint
-WRITE = 5.0  # seconds to write a function; demos of QUICK minutes or more reserve time for 24 functions
+WRITE = 5.0  # seconds to write a function; demos of at least QUICK minutes reserve time for 24 functions
 
 
 def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:

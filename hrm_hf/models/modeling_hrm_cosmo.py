@@ -133,7 +133,7 @@ class RecurrentHeadMixin:
         """
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
-            raise ValueError(f"max_steps={max_steps}, halt={halt!r}: max_steps must be >= 1, halt fixed or adaptive")
+            raise ValueError(f"max_steps={max_steps}, halt={halt!r}: needs max_steps >= 1, halt='fixed' or 'adaptive'")
         if halt == "adaptive" and self.training:
             raise ValueError('halt="adaptive": only works in inference; call model.eval(), or use halt="fixed"')
         states = [segment(None, None)]

@@ -564,7 +564,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         members = torch.stack([~code & ~decides, code & ~decides, decides])
         counts = members.sum(dim=1)
         head_loss, decisions = self._head_loss(outputs.refinement_logits, labels, counts)
-        # Decisions train both the head and the token logits. Each loss gets half the weight, or all of it if alone.
+        # Decisions train the head and the token logits. Each loss gets half the weight; a single one gets all of it.
         halves = ((counts[2] > 0).float() + (decisions > 0).float()).clamp(min=1)
         refinement = config.refinement_loss_weight * scale
         factors = counts.new_tensor([config.plan_loss_weight, config.code_loss_weight, refinement], dtype=torch.float)

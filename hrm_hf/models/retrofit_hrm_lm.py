@@ -47,7 +47,7 @@ SHARED = (
 SETTINGS = ("attention_dropout", "bos_token_id", "eos_token_id", "initializer_range", "pad_token_id", "use_cache")
 # Decoder config fields that hrm_lm lacks, each with the only value that from_llama accepts.
 UNSUPPORTED = {"sliding_window": None, "attention_chunk_size": None, "is_causal": True}
-# Config fields that make one pass of `hrm_lm` equal a decoder. `LOOP` adds the fields of a flat loop.
+# Config fields that make one pass of `hrm_lm` equivalent to a decoder. `LOOP` adds the fields of a flat loop.
 DECODER = {
     "norm_affine": True, "norm_position": "pre_exit", "exit_norms": "last", "attention_gate": False,
     "embedding_scale": 1.0, "coda_input": "state", "mhc_flows": 1,

@@ -227,7 +227,9 @@ def _grid_column(dataset: Any, name: str) -> np.ndarray:
     column = table.column(name)
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
     if len(lengths) != 1:
-        raise ValueError(f"{name} has rows of different lengths ({sorted(lengths)[:5]}); all must have the same")
+        raise ValueError(
+            f"{name} has rows of different lengths ({sorted(lengths)[:5]}); all rows must have the same length"
+        )
     return pc.list_flatten(column).combine_chunks().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
 
 

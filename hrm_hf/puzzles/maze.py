@@ -223,7 +223,7 @@ def symmetry_key(maze: np.ndarray) -> bytes:
 
 
 def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generator) -> np.ndarray:
-    """Generate the walls and open cells of a maze, tokens int8 [rows, columns]. S and G are added later."""
+    """Generate the walls and open cells of a maze as int8 tokens [rows, columns]. S and G are added later."""
     rooms = [(side + 1) // 2 for side in grid_shape]
     joined, walls = _join_rooms(*rooms, rng)
     opened = rng.permutation(len(walls))[: round(openings * len(walls))]

@@ -108,7 +108,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> str:
 
 
 def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
-    """List the rules that `solution` to `puzzle` violates (both in any form that `to_board` accepts)."""
+    """List the rules that `solution` violates as a solution of `puzzle`. `to_board` defines the accepted forms."""
     clues = to_board(puzzle)
     shape = sudoku_shape(int(len(clues) ** 0.5))
     answer = to_board(solution, shape.size)

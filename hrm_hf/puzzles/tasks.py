@@ -342,7 +342,7 @@ class MazeTask(PuzzleTask):
         if votes > len(transforms):
             raise ValueError(
                 f"votes={votes}: a maze of {self.grid_shape[0]} x {self.grid_shape[1]} has only {len(transforms)} "
-                f"symmetries; use votes={len(transforms)}, and restarts for more candidates"
+                f"symmetries; use votes={len(transforms)}, and increase restarts for more candidates"
             )
         cells = np.arange(self.seq_len).reshape(self.grid_shape)
         symbols = np.arange(self.vocab_size)

@@ -114,7 +114,7 @@ class GrpoTrainer(PostTraining, GRPOTrainer):
         _use_inference_likelihoods(self)
 
     def _prepare_inputs(self, inputs):
-        """Generate completions. For a model that writes streams, disable the hidden plan of `model.generate`."""
+        """Generate completions. Go coders write their plan into the completion instead of hiding it."""
         with _plain_continuations(unwrap_peft_model(self.model)) if self.writes_streams else contextlib.nullcontext():
             return super()._prepare_inputs(inputs)
 

@@ -1,4 +1,4 @@
-"""Logging: accumulated metrics, progress lines, confidence intervals, original names and GPU memory.
+"""Logging: accumulated metrics, progress lines, confidence intervals, the original code's metric names, GPU memory.
 
 transformers' callbacks log every value under `train/` or `eval/`. Values that have a different name in the original
 code are logged again under that name: `train/lr`, and grouped values such as `mhc/amax_pre` or `go/syntax_rate`.

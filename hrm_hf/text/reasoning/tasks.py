@@ -88,7 +88,7 @@ def question_part(words: np.ndarray) -> Questions:
 
 
 def answer_part(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
-    """Create question parts with a blank for each answer [N, T]. It takes `steps` steps to compute an answer."""
+    """Create question parts [N, T] with one blank per answer. Computing an answer takes `steps` steps."""
     steps = np.broadcast_to(steps, answers.shape).copy()
     if only_last:
         answers[:, :-1], steps[:, :-1] = NO_LABEL, 0
@@ -347,7 +347,7 @@ class Maze(Task):
         return questions.where((from_start == length).any(axis=1))
 
     def _choose(self, allowed: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Choose one of the cells (int64 [N]) that are `allowed` [N, cells]."""
+        """Choose one cell per row from those marked in `allowed` [N, cells]. Return their indices, int64 [N]."""
         return np.argmax(np.where(allowed, rng.integers(1, 2**62, allowed.shape), 0), axis=1)
 
     def _distances(self, free: np.ndarray, start: np.ndarray, most: int) -> np.ndarray:

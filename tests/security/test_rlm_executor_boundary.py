@@ -41,7 +41,7 @@ HOSTILE = [
     ("BaseException", "raise BaseException('over')", "BaseException: over"),
     ("a sub-call with a nested list", f"{NEST}\nllm_query_batched(x)", "expected a string"),
     ("a sub-call with an integer of 20,000 digits", "llm_query(10 ** 20000)", "expected a string"),
-    ("a sub-call of 30 million characters", "llm_query('a' * 30_000_000)", "at most 20000000: split"),
+    ("a sub-call of 30 million characters", "llm_query('a' * 30_000_000)", "limit: 20000000"),
     ("a child with a context of shared lists", f"{SHARE}\nrlm_query('q', x)", "more than 10000000 values"),
     ("a child with a question of 30 million characters", "rlm_query('a' * 30_000_000, 'c')", "split them"),
     ("a text of 10^10 characters", "x = 'a' * 10 ** 10", "those before this block"),

@@ -4,9 +4,12 @@ Two Python packages contain llama.cpp. `xllamacpp` is used if it is installed: i
 server returns the complete next-token distribution. Otherwise, `llama-cpp-python` is used.
 """
 
+import contextlib
 import json
+import subprocess
+import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +33,23 @@ CHECK_TEXTS = (
     "<PROBLEM>Sum of a slice</PROBLEM><PLAN><INTENT:ADD><TARGET:func>Sum<STEP>loop</PLAN><CODE>func Sum(",
     "  \t \n\n   x  +=  1 // they'll say we've done IT'S \r\n",
 )
+
+
+# Program that serves a GGUF file with xllamacpp until it is killed, and prints its address. Keys and values are f32,
+# and attention is plain, so that differences come from the file, not from the runtime.
+SERVER = """
+import sys
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path = sys.argv[1]
+params.n_ctx, params.n_parallel, params.warmup, params.verbosity = int(sys.argv[2]), 1, False, -1
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[3])
+params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+sys.stdin.read()
+"""
 
 
 class Runtime(NamedTuple):
@@ -68,14 +88,16 @@ def compare_with_llama_cpp(
     """
     limit = min(network.config.max_position_embeddings, CONTEXT)
     load = _xllamacpp if find_spec("xllamacpp") else _llama_cpp
-    runtime = load(str(path), limit, tokenizer, network.config.vocab_size)
     network = network.float().eval()
-    differences, agreements, largest = [], [], 0.0
-    for prompt in _prompts(runtime, tokenizer, limit):
-        ids, theirs = list(prompt), []
-        while len(theirs) < STEPS and len(ids) < limit:
-            theirs.append(runtime.logprobs(ids))
-            ids.append(theirs[-1].argmax().item())
+    differences, agreements, largest, continuations = [], [], 0.0, []
+    with load(str(path), limit, tokenizer, network.config.vocab_size) as runtime:
+        for prompt in _prompts(runtime, tokenizer, limit):
+            ids, theirs = list(prompt), []
+            while len(theirs) < STEPS and len(ids) < limit:
+                theirs.append(runtime.logprobs(ids))
+                ids.append(theirs[-1].argmax().item())
+            continuations.append((prompt, ids, theirs))
+    for prompt, ids, theirs in continuations:
         logits = network(torch.tensor([ids[:-1]]), use_cache=False, **forward).logits[0, len(prompt) - 1 :]
         ours, theirs = logits.log_softmax(-1), torch.stack(theirs)
         differences.append((ours - theirs).abs().max().item())
@@ -111,18 +133,14 @@ def _prompts(runtime: Runtime, tokenizer: Any, limit: int) -> set[tuple[int, ...
     return prompts
 
 
-def _xllamacpp(path: str, limit: int, tokenizer: Any, vocab_size: int) -> Runtime:
-    """Load a file in xllamacpp's server."""
-    import xllamacpp
+@contextlib.contextmanager
+def _xllamacpp(path: str, limit: int, tokenizer: Any, vocab_size: int) -> Iterator[Runtime]:
+    """Serve a file with xllamacpp until the end of a `with` block.
 
-    params = xllamacpp.CommonParams()
-    params.model.path = path
-    params.n_ctx, params.n_parallel, params.warmup, params.verbosity = limit, 1, False, -1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
-    # f32 keys and values and plain attention, so that differences come from the file, not from the runtime
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    server = xllamacpp.Server(params)
+    The server runs in its own process, because xllamacpp cannot be imported next to packages that another version of
+    Cython compiled, such as astropy.
+    """
+    command = [sys.executable, "-c", SERVER, path, str(limit), str(torch.get_num_threads())]
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     # The server drops the distribution of a token that ends within a UTF-8 character. The bias makes it choose a
     # letter instead, and does not change the reported probabilities.
@@ -131,24 +149,34 @@ def _xllamacpp(path: str, limit: int, tokenizer: Any, vocab_size: int) -> Runtim
         "n_predict": 1, "max_tokens": 1, "temperature": 0, "n_probs": vocab_size, "ignore_eos": True,
         "logit_bias": [[letter, 1e4]],
     }  # fmt: skip
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        address = next((line.strip() for line in server.stdout if line.startswith("http")), None)
+        if address is None:
+            raise ValueError(f"llama.cpp cannot load the file (exit status {server.wait()}). Nothing was written")
 
-    def tokenize(text: str, tags: bool) -> list[int]:
-        body = json.dumps({"content": text, "add_special": True, "parse_special": tags}).encode()
-        headers = {"Content-Type": "application/json"}
-        with opener.open(urllib.request.Request(f"{server.listening_address}/tokenize", body, headers)) as answer:
-            return json.load(answer)["tokens"]
+        def post(route: str, body: dict[str, Any]) -> dict[str, Any]:
+            headers = {"Content-Type": "application/json"}
+            with opener.open(urllib.request.Request(address + route, json.dumps(body).encode(), headers)) as answer:
+                return json.load(answer)
 
-    def logprobs(ids: list[int]) -> torch.Tensor:
-        answer = server.handle_completions({"prompt": ids, **request})
-        found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        values = torch.full((vocab_size,), float("nan"))
-        values[[each["id"] for each in found]] = torch.tensor([each["logprob"] for each in found])
-        return values
+        def tokenize(text: str, tags: bool) -> list[int]:
+            return post("/tokenize", {"content": text, "add_special": True, "parse_special": tags})["tokens"]
 
-    return Runtime(tokenize, logprobs)
+        def logprobs(ids: list[int]) -> torch.Tensor:
+            answer = post("/v1/completions", {"prompt": ids, **request})
+            found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            values = torch.full((vocab_size,), float("nan"))
+            values[[each["id"] for each in found]] = torch.tensor([each["logprob"] for each in found])
+            return values
+
+        try:
+            yield Runtime(tokenize, logprobs)
+        finally:
+            server.kill()
 
 
-def _llama_cpp(path: str, limit: int, tokenizer: Any, vocab_size: int) -> Runtime:
+@contextlib.contextmanager
+def _llama_cpp(path: str, limit: int, tokenizer: Any, vocab_size: int) -> Iterator[Runtime]:
     """Load a file in llama-cpp-python."""
     import llama_cpp
 
@@ -163,4 +191,4 @@ def _llama_cpp(path: str, limit: int, tokenizer: Any, vocab_size: int) -> Runtim
         llama.eval(ids)
         return torch.from_numpy(llama.scores[len(ids) - 1].copy()).log_softmax(-1)
 
-    return Runtime(lambda text, tags: llama.tokenize(text.encode(), add_bos=True, special=tags), logprobs)
+    yield Runtime(lambda text, tags: llama.tokenize(text.encode(), add_bos=True, special=tags), logprobs)

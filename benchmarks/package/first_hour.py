@@ -83,6 +83,11 @@ INSTEAD = [
         "800 steps take eight minutes of a core",
     ),
     (
+        r".*--model_name_or_path runs/start .*",
+        r"\g<0> --max_steps 20 --warmup_steps 2",
+        "the stand-in for the user's corpus is smaller than the default warm-up",
+    ),
+    (
         r".*go_base\.yaml.*",
         r"\g<0> --max_steps 2 --warmup_steps 0 --per_device_train_batch_size 2",
         "125,000 steps are for a GPU",

@@ -19,6 +19,8 @@ from transformers import (
     set_seed,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.trainer_utils import align_special_tokens
+from transformers.utils import logging
 
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..trainer.recipes import ModelArguments, build_config, checked_overrides
@@ -104,6 +106,7 @@ def load_causal_lm(
     """Create a new model, or load saved weights and apply the overrides to their config.
 
     Weights are float32 unless `quantization_config` quantizes them; quantized weights are frozen and need an adapter.
+    The special tokens of saved weights become those of the tokenizer.
 
     Raises:
         ValueError: see `causal_lm_config`; also if saved weights do not fit the tokenizer or the row length.
@@ -136,6 +139,10 @@ def load_causal_lm(
             f"block_size={block_size}: {arguments.model_name_or_path} has {positions} positions ({POSITIONS}); lower "
             "--block_size"
         )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # Trainer would do the same later, with a warning
+    align_special_tokens(model, tokenizer)
+    logging.set_verbosity(verbosity)
     return model
 
 

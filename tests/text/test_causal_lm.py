@@ -90,6 +90,8 @@ def test_saved_weights_load_with_overrides_or_are_rejected(tmp_path):
     loaded = load_causal_lm(saved, BYTES, 16)
     assert loaded.dtype == torch.float32 and loaded.config.attention_dropout == 0.25
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
+    other = load_causal_lm(saved, tokenizer_of(200, pad_token="t9"), 16)
+    assert (other.config.eos_token_id, other.config.pad_token_id) == (1, 9)
     with pytest.raises(ValueError, match=r"block_size=4096.*2048.*max_position_embeddings"):
         load_causal_lm(saved, BYTES, 4096)
     with pytest.raises(ValueError, match=r"vocab_size=264.*300"):

@@ -285,7 +285,9 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_text(row: dict[str, Any]) -> str:
-    said = row["output"].splitlines()
+    said = [
+        line for line in row["output"].splitlines() if not line.startswith("Looking in ")
+    ]  # places of this machine
     if len(said) > SHOWN:
         said[SHOWN // 2 : -SHOWN // 2] = [f"... {len(said) - SHOWN} lines"]
     status = f", exit status {row['status']}" if row["status"] else ""

@@ -285,9 +285,8 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_text(row: dict[str, Any]) -> str:
-    said = [
-        line for line in row["output"].splitlines() if not line.startswith("Looking in ")
-    ]  # places of this machine
+    # Without the lines in which pip names package folders of this machine.
+    said = [line for line in row["output"].splitlines() if not line.startswith("Looking in ")]
     if len(said) > SHOWN:
         said[SHOWN // 2 : -SHOWN // 2] = [f"... {len(said) - SHOWN} lines"]
     status = f", exit status {row['status']}" if row["status"] else ""

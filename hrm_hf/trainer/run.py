@@ -261,7 +261,7 @@ def _agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
 def begin(
     output_dir: str | Path, wanted: str | bool | None, overwrite: bool = False
 ) -> tuple[str | None, str, list[Path]]:
-    """Decide whether a run starts anew in a folder or resumes there. Called only in the first process.
+    """Decide whether a run starts from scratch in a folder or resumes there. Called only in the first process.
 
     If "last-complete" finds no complete checkpoint, corrupted ones are renamed to keep them out of the new run.
 

@@ -35,7 +35,7 @@ Visits = list[tuple[HrmLmStack, int | None]]
 STATIC_ROPE = ("default", "llama3")  # rotary types whose frequencies do not depend on text length
 SHARED = LLAMA_SETTINGS | {
     "norm_position": ("pre_exit",), "qk_norm": (False,), "mhc_flows": (1,), "step_vectors": (False,),
-    "kv_layout": ("per_segment",),
+    "kv_layout": ("per_segment",), "pass_lora_rank": (0,),
 }  # fmt: skip
 FLAT = {"num_h_layers": (0,), "input_injection": ("none",), "loop_step": ("replace",), "attention_gate": (False,)}
 

@@ -109,6 +109,7 @@ def test_file_names_the_passes_and_stores_a_loop_once_except_as_a_llama(tmp_path
             [r"nanbeige needs num_h_layers=0, not 2, input_injection='none', not 'add'", "llama needs num_h_layers"],
         ),
         (NO_INPUT | {"step_vectors": True}, {}, ["step_vectors=False, not True"] * 3),
+        (NO_INPUT | {"pass_lora_rank": 2}, {}, ["pass_lora_rank=0, not 2"] * 3),
         (NO_INPUT, {"architecture": "hrm_text"}, ["coda_layers=2, not 0", "coda_input='state\\+input', not 'state'"]),
         (
             UNROLLED | {"exit_norms": "every"},

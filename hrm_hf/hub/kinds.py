@@ -124,21 +124,16 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
 
 def load_network(name: str, auto_class: Any, **options: Any) -> PreTrainedModel:
     """Load a model in eval mode. Raises CheckpointError for missing, unreadable, misshapen or non-finite weights."""
-    from transformers.utils import logging
-
-    from ..models.modeling_utils import broken_weights
+    from ..models.modeling_utils import broken_weights, only_errors_logged
     from .manifests import READ_ERRORS, CheckpointError
 
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True, **options}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # hides the long table of missing and mismatched weights
     try:
-        network, info = auto_class.from_pretrained(name, **options)
+        with only_errors_logged():  # hides the long table of missing and mismatched weights
+            network, info = auto_class.from_pretrained(name, **options)
     except READ_ERRORS as error:
         reason = shorten(str(error), 300, placeholder=" ...")
         raise CheckpointError(f"{name}: the weights cannot be read ({type(error).__name__}: {reason})") from error
-    finally:
-        logging.set_verbosity(verbosity)
     problems = {
         "missing": sorted(info["missing_keys"]),
         "of a different shape than in config.json": sorted(key for key, *_ in info["mismatched_keys"]),

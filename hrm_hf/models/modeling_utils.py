@@ -14,8 +14,8 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ContextDecorator
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from copy import deepcopy
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -27,7 +27,7 @@ from transformers import AutoModel
 from transformers.cache_utils import Cache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from .bounds import MISSPELLED
 
@@ -96,6 +96,17 @@ def broken_weights(named: dict[str, torch.Tensor]) -> list[str]:
     largest = [torch.linalg.vector_norm(tensor, torch.inf).float() for tensor in local.values()]
     values = torch.stack([value.to(largest[0].device) for value in largest]).tolist() if largest else []
     return [name for name, value in zip(local, values) if not value < LARGEST_WEIGHT]
+
+
+@contextmanager
+def only_errors_logged() -> Iterator[None]:
+    """Set transformers' log level to ERROR, and restore it afterwards."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 class PromptsMixin:

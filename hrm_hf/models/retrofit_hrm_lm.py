@@ -29,11 +29,11 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers.utils import logging
 
 from .bounds import whole
 from .configuration_hrm_lm import HrmLmConfig
 from .hrm_lm_layers import PassLinear
+from .modeling_utils import only_errors_logged
 from .presets_hrm_lm import LOOP
 
 
@@ -258,9 +258,7 @@ def load_weights(
     """Build a model from weights, with the dtype, device, attention, mode and generation config of `source`."""
     if any(weight.is_meta for weight in weights.values()):
         raise ValueError("model: some of its weights are offloaded; load it without offloading")
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # transformers would report the new weights as missing
-    try:
+    with only_errors_logged():  # transformers would report the new weights as missing
         model, info = made.from_pretrained(
             None,
             config=config,
@@ -270,8 +268,6 @@ def load_weights(
             attn_implementation=source.config._attn_implementation,
             output_loading_info=True,
         )
-    finally:
-        logging.set_verbosity(verbosity)
     validate_names(info["missing_keys"], info["unexpected_keys"])
     model.generation_config = deepcopy(source.generation_config)
     model.name_or_path = model.config.name_or_path = ""  # otherwise, adapters would record the name "None"

@@ -20,8 +20,8 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.trainer_utils import align_special_tokens
-from transformers.utils import logging
 
+from ..models.modeling_utils import only_errors_logged
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..trainer.recipes import ModelArguments, build_config, checked_overrides
 from .arguments import DEFAULT_BLOCK_SIZE
@@ -139,10 +139,8 @@ def load_causal_lm(
             f"block_size={block_size}: {arguments.model_name_or_path} has {positions} positions ({POSITIONS}); lower "
             "--block_size"
         )
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # Trainer would do the same later, with a warning
-    align_special_tokens(model, tokenizer)
-    logging.set_verbosity(verbosity)
+    with only_errors_logged():  # Trainer would do the same later, with a warning
+        align_special_tokens(model, tokenizer)
     return model
 
 

@@ -35,8 +35,8 @@ from ..models.modeling_rlm_mhc import RlmMhcForCausalLM
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt",
+    "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
 
 # Tensor names in a block: HRMText1's name after `layers.{unit}.{H,L}_module.` -> our name

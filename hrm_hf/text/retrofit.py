@@ -13,11 +13,11 @@ from ..io.usage import as_usage_errors
 from ..models.modeling_hrm_lm import HrmLmForCausalLM
 from ..models.retrofit_hrm_lm import NEW_WEIGHTS, split_layers, validate_decoder
 from .causal_lm import load_tokenizer
+from .convert import TOKENIZER_FILES
 from .options import RetrofitOptions
 
 
 CHECKED = 16  # number of tokens on which one pass is compared with the decoder
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model")
 
 
 def retrofit_decoder(options: RetrofitOptions) -> dict[str, Any]:

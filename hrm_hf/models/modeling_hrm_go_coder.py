@@ -15,11 +15,10 @@ alone is a Llama.
 
 The training guide of matoval/go_coder_llm_pipeline defines sizes and losses. Differences: there, the planner is
 bidirectional and both losses compare a token with itself, so the model learns to copy; the generator never sees the
-problem, and the decision never sees the code. The refinement head and the loss are in `heads_hrm_go_coder.py`,
-generation is in `generation_hrm_go_coder.py` and `refinement_hrm_go_coder.py`.
+problem, and the decision never sees the code. The two stacks are in `hrm_go_coder_layers.py`, the refinement head and
+the loss in `heads_hrm_go_coder.py`, generation in `generation_hrm_go_coder.py` and `refinement_hrm_go_coder.py`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,21 +28,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import (
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-    GradientCheckpointingLayer,
-)
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    eager_attention_forward,
-    rotate_half,
-)
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -62,11 +50,18 @@ from .heads_hrm_go_coder import (
     plan_means,
     within,
 )
+from .hrm_go_coder_layers import (
+    HrmGoCoderCrossAttention,
+    HrmGoCoderGenerator,
+    HrmGoCoderGeneratorLayer,
+    HrmGoCoderPlanner,
+    HrmGoCoderPlannerLayer,
+)
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, PromptsMixin, validate_call, validate_labels
 from .processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK
-from .recurrent_cache import layer_cache_view, validate_slots
+from .recurrent_cache import validate_slots
 from .refinement_hrm_go_coder import GoCoderRefinementMixin
-from .visited_attention import VisitedLayersMixin, VisitedLlamaAttention
+from .visited_attention import VisitedLayersMixin
 
 
 @dataclass
@@ -101,165 +96,6 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
     generator_states: torch.FloatTensor | None = None
     cross_attentions: tuple[torch.FloatTensor, ...] | None = None
     metrics: dict[str, torch.Tensor] | None = None
-
-
-class HrmGoCoderCrossAttention(LlamaAttention):
-    """Cross-attention from code positions to planner states, with the rotary positions of the stream."""
-
-    def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
-        super().__init__(config, layer_idx)
-        self.is_causal = False  # the mask determines which states are visible
-
-    def keys_and_values(
-        self, states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [B, heads, S, head_dim] for planner states [B, S, C]."""
-        shape = (*states.shape[:-1], -1, self.head_dim)
-        keys = self.k_proj(states).view(shape).transpose(1, 2)
-        values = self.v_proj(states).view(shape).transpose(1, 2)
-        return _rotated(keys, *position_embeddings), values
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        keys_and_values: tuple[torch.Tensor, torch.Tensor],
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None = None,
-        **kwargs,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from hidden_states [B, T, C] to keys and values at S >= T stream positions."""
-        shape = hidden_states.shape[:-1]
-        query = self.q_proj(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
-        query = _rotated(query, *position_embeddings)
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        dropout = self.attention_dropout if self.training else 0.0
-        output, weights = attend(
-            self, query, *keys_and_values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
-        )
-        return self.o_proj(output.reshape(*shape, -1)), weights
-
-
-def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary positions to queries or keys [B, heads, T, head_dim]."""
-    return states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
-
-
-class HrmGoCoderPlannerLayer(GradientCheckpointingLayer):
-    """Llama layer with dropout on the output of each branch."""
-
-    def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
-        super().__init__()
-        slots = [layer_idx + cycle * config.planner_layers for cycle in range(config.planner_cycles)]
-        self.self_attn = VisitedLlamaAttention(config, layer_idx, slots)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout)
-
-    def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        hidden_states = hidden_states + self.dropout(attended)
-        return hidden_states + self.dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
-
-
-class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
-    """Generator layer: self-attention over code, cross-attention to planner states, feed-forward."""
-
-    def __init__(self, config: HrmGoCoderConfig, layer_idx: int):
-        super().__init__()
-        self.self_attn = LlamaAttention(config, layer_idx)
-        self.cross_attn = HrmGoCoderCrossAttention(config, layer_idx)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.cross_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        keys: torch.Tensor,  # passed separately from `values`: reentrant checkpointing drops gradients of tuples
-        values: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None = None,
-        cross_attention_mask: torch.Tensor | None = None,
-        past_key_values=None,
-        **kwargs,
-    ) -> torch.Tensor:
-        attended, _ = self.self_attn(
-            self.input_layernorm(hidden_states),
-            position_embeddings=position_embeddings,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            **kwargs,
-        )
-        hidden_states = hidden_states + self.dropout(attended)
-        read, _ = self.cross_attn(
-            self.cross_attention_layernorm(hidden_states),
-            (keys, values),
-            position_embeddings,
-            cross_attention_mask,
-            **kwargs,
-        )
-        hidden_states = hidden_states + self.dropout(read)
-        return hidden_states + self.dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
-
-
-class HrmGoCoderPlanner(nn.Module):
-    """Causal stack over the complete stream. It reads all tokens and writes plans."""
-
-    def __init__(self, config: HrmGoCoderConfig):
-        super().__init__()
-        self.config = config
-        self.layers = nn.ModuleList(HrmGoCoderPlannerLayer(config, index) for index in range(config.planner_layers))
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(self, hidden_states: torch.Tensor, **kwargs) -> torch.Tensor:
-        """Map embeddings [B, T, C] to states [B, T, C]."""
-        for cycle in range(self.config.planner_cycles):
-            for layer in self.layers:
-                hidden_states = layer(hidden_states, visit=cycle, **kwargs)
-        return self.norm(hidden_states)
-
-
-class HrmGoCoderGenerator(nn.Module):
-    """Causal stack over code. It reads the planner's states through cross-attention."""
-
-    def __init__(self, config: HrmGoCoderConfig):
-        super().__init__()
-        self.config = config
-        self.layers = nn.ModuleList(
-            HrmGoCoderGeneratorLayer(config, index) for index in range(config.generator_layers)
-        )
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def keys_and_values(
-        self, planner_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], cache: Cache | None
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return each layer's cross-attention keys and values, including past positions. All cycles use them."""
-        first = self.config.cache_slots["cross"]
-        pairs = [layer.cross_attn.keys_and_values(planner_states, position_embeddings) for layer in self.layers]
-        return pairs if cache is None else [cache.update(*pair, first + index) for index, pair in enumerate(pairs)]
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        memory: list[tuple[torch.Tensor, torch.Tensor]],
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        past_key_values: Cache | None = None,
-        **kwargs,
-    ) -> torch.Tensor:
-        """Map embeddings [B, T, C] to states [B, T, C], given `memory` from `keys_and_values`."""
-        first = self.config.cache_slots["generator"]
-        for cycle in range(self.config.generator_cycles):
-            for index, layer in enumerate(self.layers):
-                cache = layer_cache_view(past_key_values, first + cycle * len(self.layers) + index)
-                hidden_states = layer(
-                    hidden_states, *memory[index], position_embeddings, past_key_values=cache, **kwargs
-                )
-        return self.norm(hidden_states)
 
 
 class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedModel):

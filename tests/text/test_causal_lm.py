@@ -8,7 +8,9 @@ import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, HrmTextConfig, PreTrainedTokenizerFast
+from transformers.utils import logging
 
+from hrm_hf.models.modeling_utils import only_errors_logged
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.text.causal_lm import causal_lm_config, continue_text, load_causal_lm, load_tokenizer
 from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
@@ -126,3 +128,11 @@ def test_every_language_model_recipe_parses_and_builds_its_model(path, tmp_path,
     assert model.num_parameters() == PARAMETERS.get(path.stem, model.num_parameters())
     if path.stem == "hrm_text_50m":
         assert abs(model.num_parameters() / PARAMETERS["hrm_lm_50m"] - 1) < 0.001
+
+
+def test_log_level_is_restored_after_an_error():
+    before = logging.get_verbosity()
+    with pytest.raises(OSError, match="unreadable"), only_errors_logged():
+        assert logging.get_verbosity() == logging.ERROR != before
+        raise OSError("unreadable")
+    assert logging.get_verbosity() == before

@@ -29,7 +29,7 @@ from ..report import machine, make_parser, write_report
 
 
 PEER = "legacy-synthetic"
-SLOW = ("2lpt",)  # kinds with fewer repetitions, because each map takes about a second
+SLOW = ("2lpt",)  # timed with fewer repetitions, because each map takes about a second
 REPEATED = "lognormal, 8 maps of a cosmology"
 
 
@@ -131,7 +131,7 @@ def reading_times(maps: int) -> dict[str, float]:
 
 
 def median_milliseconds(read, batches: np.ndarray) -> float:
-    """Read each batch; return the median wall milliseconds per map."""
+    """Read the batches of rows one by one; return the median wall-clock time per map in milliseconds."""
     times = []
     for rows in batches:
         started = time.perf_counter()

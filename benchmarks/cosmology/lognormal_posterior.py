@@ -76,7 +76,7 @@ class LognormalPosterior:
         )
 
     def kappa(self, white: torch.Tensor) -> torch.Tensor:
-        """Return the maps [B, P, S, S] for white noise of the same shape."""
+        """Transform white noise [B, P, S, S] into log-normal maps of the same shape."""
         modes = torch.einsum("bijxy,bjxy->bixy", self.roots.to(torch.complex64), torch.fft.rfft2(white))
         gaussian = torch.fft.irfft2(modes, s=(self.size, self.size))
         shifts, variances = self.shifts[..., None, None], self.variances[..., None, None]

@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def regression(method: MapMethod, data: str, train: int) -> dict:
-    """Infer parameters from a method's mass maps and return their metrics."""
+    """Infer cosmological parameters from a method's mass maps; return the metrics of these predictions."""
     info = load_cosmology_info(data)
     training, test = (MapSet.read(data, split, limit, True) for split, limit in (("train", train), ("test", None)))
     estimator, _ = map_estimator(method, info.settings, training)

@@ -81,7 +81,7 @@ def main() -> None:
         distances = map_distances(model, extractor, rows)
         size = {"parameters": model.num_parameters(), "flops_a_map": flops(model, extractor, rows)}
         report["models"][name] = size | network_metrics(found, info) | {"map_distance": distances}
-        print(f"{name:14} error after segments {report['models'][name]['per_step']['error']}", flush=True)
+        print(f"{name:14} error after each segment {report['models'][name]['per_step']['error']}", flush=True)
         if len(report["models"]) == 1:
             judged, curve = name, report["models"][name]["per_step"]["error"]
             plot_mass_maps(found.mass_maps, rows.maps, pictures / "cosmo_mass_network.png")
@@ -121,7 +121,7 @@ def load(folder: str) -> tuple:
 
 
 def ratio(first: np.ndarray, second: np.ndarray) -> dict:
-    """Return the `error_ratio` of two methods on the maps at the start of the split, which both methods evaluated."""
+    """Return the `error_ratio` of two methods on the first maps of the split, for which both have estimates."""
     count = min(len(first), len(second))
     return error_ratio(first[:count], second[:count])
 
@@ -142,7 +142,7 @@ def drawn(info, changes: dict, count: int, folder: Path) -> tuple:
 
 
 def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) -> list[dict]:
-    """For each mask fraction, measure the error with all segments and with adaptive halting, and the segments used."""
+    """For each mask fraction, compare map errors with all segments and with halting, and count the segments used."""
     found = []
     for share in shares:
         _, rows = drawn(info, {"mask_fraction": share}, count, folder / f"masked {share}")

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--maps", type=int, default=8000)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--side", choices=READERS, help="measure one reader (the script itself uses this option)")
+    parser.add_argument("--side", choices=READERS, help="measure one reader in this process, for internal use")
     parser.add_argument("--data", type=Path, help="folder of a data set with masks; by default, generated shear maps")
     args = parser.parse_args()
     if args.side:
@@ -45,7 +45,7 @@ def main() -> None:
         return
     maps, size, turns = (100, 16, 1) if args.quick else (args.maps, args.size, args.turns)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # read by the worker processes
+        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # inherited by the child processes
         data = args.data or Path(folder) / "maps"
         if args.data is None:
             settings = MapSettings(kind="gaussian", size=size, observable="shear", sigma_e=0.26, mask_fraction=0.3)
@@ -60,8 +60,8 @@ def main() -> None:
         report[side] = {name: [result[name] for result in results] for name in results[0]}
         median = {name: statistics.median(values) for name, values in report[side].items()}
         print(
-            f"{side:12} private memory {median['private_megabytes']:8.1f} MB of {median['megabytes']:.1f} MB of maps, "
-            f"opened in {median['open_seconds']:.2f} s, {median['maps_per_second']:,.0f} maps/s"
+            f"{side:12} {median['private_megabytes']:8.1f} MB of private memory for {median['megabytes']:.1f} MB "
+            f"of maps, opened in {median['open_seconds']:.2f} s, {median['maps_per_second']:,.0f} maps/s"
         )
     write_report(args, "cosmology_memory", report | {"versions": library_versions()})
 

@@ -1,4 +1,4 @@
-"""Compare the recurrent regressor with hand-made summaries and a CNN for inferring cosmological parameters.
+"""Compare the recurrent regressor with summary statistics and a CNN for inferring cosmological parameters.
 
     python -m benchmarks.cosmology.regression          # build both sets, train missing runs (hours on two cores)
     python -m benchmarks.cosmology.regression --evaluate_only     # evaluate existing runs, train nothing

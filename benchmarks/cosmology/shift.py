@@ -53,8 +53,8 @@ def main() -> None:
             for kind, found in shares["sets"].items():
                 low, high = found["interval"]
                 print(
-                    f"{name:20} {kind:16} {found['share_beyond']:7.1%} ({low:.1%} to {high:.1%}) of {found['maps']}, "
-                    f"median {found['median']:.2f}, limit {found['limit']:.2f}",
+                    f"{name:20} {kind:16} {found['share_beyond']:7.1%} ({low:.1%} to {high:.1%}) of {found['maps']} "
+                    f"maps flagged, median distance {found['median']:.2f}, limit {found['limit']:.2f}",
                     flush=True,
                 )
     write_report(args, "cosmology_shift", report | {"versions": library_versions()})

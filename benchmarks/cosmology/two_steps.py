@@ -25,7 +25,7 @@ from hrm_hf.trainer.recipes import parse_script
 from hrm_hf.trainer.run import run_training
 
 
-BATCH = 200  # maps filtered per call
+BATCH = 200  # number of maps per call of the Wiener filter
 
 
 @dataclass

@@ -49,7 +49,7 @@ NAMES = {"lora": "LoRA", "dora": "DoRA"}
 RANK = 8
 STD = 0.005  # standard deviation of the B matrices, which PEFT initializes to zero
 LENGTHS = 0.01  # relative change of DoRA's magnitudes
-PREFIX = "base_model.model."  # PEFT's prefix of module names
+PREFIX = "base_model.model."  # prefix that PEFT adds to module names
 SETTINGS = {"puzzles": 32, "text_bytes": 2000, "records": 4, "maps": 32}
 SHOWN = ("float32", "relative", "float64", "adapter_rounding", "weights_rounding", "merged_once", "next_float32")
 
@@ -72,7 +72,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="only tiny models")
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
-    parser.add_argument("--markdown", action="store_true", help="only print the report in --out as Markdown")
+    parser.add_argument("--markdown", action="store_true", help="print the existing report in --out as Markdown")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
         parser.error("pass --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
@@ -190,7 +190,7 @@ def wide(value: Any) -> Any:
 
 def print_markdown(report: dict[str, Any]) -> None:
     """Print the report as a Markdown table, with a row for each trained model and method."""
-    print("| model | | outputs up to | moved by | " + " | ".join(name.replace("_", " ") for name in SHOWN) + " |")
+    print("| model | | largest output | change | " + " | ".join(name.replace("_", " ") for name in SHOWN) + " |")
     print("|---" * (4 + len(SHOWN)) + "|")
     for name, figures in report["trained"].items():
         for method in METHODS:

@@ -1,4 +1,4 @@
-"""Compare the time to write and verify a checkpoint if its manifest has checksums, and if it has only file sizes.
+"""Measure how much longer writing and verifying a checkpoint takes with checksums than with file sizes only.
 
     python -m benchmarks.package.checkpoints [--quick] [--turns 7] [--folder /scratch] [--out benchmarks/results]
 

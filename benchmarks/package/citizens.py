@@ -37,7 +37,7 @@ from . import citizens_generation, citizens_training
 
 
 ROWS = 4
-# Models whose training step is not one graph: the part that is, and the obstacle for the rest; see docs/training.md.
+# Models whose training step does not compile to one graph: the part that does, and why; see docs/training.md.
 PARTS_IN_A_GRAPH = {
     **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
     "hrm_lm": "the model without its loss, which selects the tokens that are still active",
@@ -340,7 +340,7 @@ def named_columns(architecture: str) -> None:
     output = model(**given)
     assert output.logits.shape == output.std.shape == given["labels"].shape, output.logits.shape
     s_8 = output.s_8 / (output.logits[:, 1] * (output.logits[:, 0] / 0.3).sqrt())
-    # the mean of s_8 is not exactly s_8 of the means
+    # s_8 is nonlinear, so its predicted mean only approximates s_8 of the predicted means
     assert output.s_8_std.shape == (ROWS,) and ((s_8 > 0.8) & (s_8 < 1.2)).all()
 
 

@@ -78,7 +78,7 @@ def stopping_criteria(architecture: str) -> str:
 
 
 def embeddings(architecture: str) -> str:
-    """Check that `inputs_embeds` gives a warning, because tags cannot be found in embeddings."""
+    """Check that `inputs_embeds` gives a warning, because the Go coder cannot find its phase tags in embeddings."""
     coder, prompt = _coder(), _prompt()
     said = _said(
         lambda: coder.generate(inputs_embeds=coder.get_input_embeddings()(prompt), max_new_tokens=4, do_sample=False)

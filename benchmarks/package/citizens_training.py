@@ -152,7 +152,7 @@ def _prefix_of_too_few_slots(architecture: str) -> str | None:
     except ValueError as error:
         assert "past_key_values: " in str(error) and reason in str(error), error
         return f"raises for {fields or 'two stacks'}"
-    raise AssertionError(f"prefix tuning with {fields} was accepted")
+    raise AssertionError(f"prefix tuning with {fields} raised no error")
 
 
 # Claim, function, architectures, and whether the check starts processes.

@@ -45,7 +45,7 @@ from hrm_hf.text.trainer import CausalLMTrainer
 
 ROOT = Path(__file__).parents[2]
 FACTOR = 8
-# Number of training steps in one process and in several. After 4 steps, processes refill slots with different boards.
+# Training steps in one process, and in several, which refill slots with different boards after 4 steps.
 STEPS, STEPS_OF_SEVERAL = 20, 4
 ROWS = 4
 FLEX_LEAST = 16  # smallest head width for which torch compiles flex_attention
@@ -116,10 +116,10 @@ class Reference:
         for name, value in self.values.items():
             most = FACTOR * (max(apart(other[name], value) for other in self.noisy) + self.epsilon)
             distance = apart(found[name], value)
-            if most < 1 or not math.isfinite(distance):  # a larger limit would accept any value
+            if most < 1 or not math.isfinite(distance):  # a relative limit of 1 would accept even zeros
                 rows.append((distance / most if math.isfinite(distance) else math.inf, distance, most, name))
         if not rows:
-            raise ValueError(f"{', '.join(self.values)}: too sensitive; rounding the weights changes them too much")
+            raise ValueError(f"{', '.join(self.values)}: too sensitive to the rounding of the weights to be compared")
         _, distance, most, name = max(rows)
         return {"distance": distance, "most": most, "of": name}
 
@@ -202,7 +202,7 @@ def outputs(model, architecture: str, device: str, off_by: float = 0.0) -> Value
 
 @torch.no_grad()
 def cached_logits(model, architecture: str, device: str, kind: type) -> Values:
-    """Read half of a text in one call and the rest token by token, with a cache; return the logits."""
+    """Feed half of a text in one call and the rest token by token, with a cache; return the logits."""
     model, ids = model.to(device), every.inputs(architecture)["input_ids"].to(device)
     length = ids.shape[1]
     cached = kind(config=model.config, **({"max_cache_len": length} if kind is StaticCache else {}))

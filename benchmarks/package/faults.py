@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def one_task(task: str, folder: Path, args: argparse.Namespace, moments: random.Random) -> dict:
-    """Run one task. Count the kills, the kills during a save, and the runs with the same result as without kills."""
+    """Run one task. Count kills, kills during a save, and runs that end with the result of the uninterrupted run."""
     folder.mkdir()
     begun = time.perf_counter()
     if wait(start(task, folder / "alone", folder / ALONE)):

@@ -140,7 +140,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="text file (plain or .gz) that replaces tinyshakespeare")
     args = parser.parse_args()
     if args.text is None and set(args.pages) - {"start"}:
-        parser.error("--text=None: required, because this test has no network; pass a text of about a megabyte")
+        parser.error("--text: required, because this test has no network; pass a text file of about 1 MB")
     return args
 
 
@@ -213,7 +213,7 @@ def replaced(command: Command, args: argparse.Namespace, text: Path) -> Command:
 
 
 def run(command: Command, folder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Run a command; print its row of the table and return it."""
+    """Run a command; print one line about it and return its row for the report."""
     row = {"command": command.name, "instead": command.instead, "reason": command.reason, "noise": [], "wrong": False}
     if command.reason and not command.instead:
         print(f"{'not run':33}  {command.name[:90]} ({command.reason})", flush=True)
@@ -246,7 +246,7 @@ def run(command: Command, folder: Path, environment: dict[str, str]) -> dict[str
 
 
 def limits(seconds: dict[str, int], clone: Path, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Run each command twice; yield the row of the second run, when files are cached and compiled."""
+    """Run each command twice and yield the row for the second run, which finds its files cached and compiled."""
     for text, limit in seconds.items():
         run(Command(text), clone, environment)
         row = run(Command(text), clone, environment)
@@ -285,7 +285,7 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_text(row: dict[str, Any]) -> str:
-    # Without the lines in which pip names package folders of this machine.
+    # Omit the lines in which pip names local package folders.
     said = [line for line in row["output"].splitlines() if not line.startswith("Looking in ")]
     if len(said) > SHOWN:
         said[SHOWN // 2 : -SHOWN // 2] = [f"... {len(said) - SHOWN} lines"]

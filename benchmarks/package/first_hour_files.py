@@ -23,7 +23,7 @@ FUNCTION = "package sum\n\nfunc Add{0}(a, b int) int {{\n\treturn a + {1}\n}}\n"
 
 
 def bring(page: str, folder: Path, text: Path) -> None:
-    """Write to `folder` the files that readers of a page already have."""
+    """Create in `folder` the files that a documentation page assumes its readers already have."""
     if page.endswith(("rlm_mhc.md", "hrm_lm_distributed.md")):
         shutil.copy(text, folder / "input.txt")
     if page.endswith("go_coder.md"):

@@ -48,7 +48,7 @@ def main() -> None:
                 found[dtype] = export_gguf(scratch, Path(scratch) / f"{dtype}.gguf", dtype=dtype, check=True)
                 del found[dtype]["out"]
                 difference, equal = found[dtype]["max_logprob_difference"], found[dtype]["argmax_agreement"]
-                print(f"gguf {name:28} {dtype:5} largest difference {difference:.1e}, greedy tokens equal {equal:.3f}")
+                print(f"gguf {name:28} {dtype:5} largest logprob difference {difference:.1e}, same tokens {equal:.3f}")
         report["layouts"][name] = {"parameters": model.num_parameters(), **found}
         write_report(args, "gguf", report)
 

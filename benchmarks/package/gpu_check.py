@@ -49,7 +49,7 @@ SMALL = {"hidden_size": 32, "num_attention_heads": 1, "puzzle_emb_ndim": 32}
 ON_A_GPU = [("HRM 27M", "hrm", "hrm-27m", {}, 384), ("TRM 7M", "trm", "trm-7m", {}, 384)]
 ON_A_CPU = [("HRM small", "hrm", "hrm-small", {}, 4), ("TRM small", "trm", "trm-7m", SMALL, 4)]
 ACT_STEPS = 16
-COMPILED_MOST = 5e-2  # relative tolerance of losses: bfloat16 has 8 significant bits, fused kernels round differently
+COMPILED_MOST = 5e-2  # relative tolerance for losses: bfloat16 keeps 8 bits, and fused kernels round differently
 SECTIONS = (*CHECKS, "processes", "puzzles", "language")
 
 
@@ -191,7 +191,7 @@ def speed(name: str, what: str, call: Callable, items: int, unit: str, args: arg
 
 
 def speed_line(row: dict[str, Any]) -> str:
-    """Format a row of the table."""
+    """Format a row of the speed table."""
     rates = [f"{value:11,.0f} {key.removesuffix('_per_s')}/s" for key, value in row.items() if key.endswith("_per_s")]
     memory = [f"{row['peak_mib']:9,.0f} MiB at its peak"] if "peak_mib" in row else []
     return f"{'':6} {row['model']:13} {row['what']:34} {row['ms']:10,.1f} ms {' '.join(rates + memory)}"

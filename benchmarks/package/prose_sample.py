@@ -61,7 +61,7 @@ def comments(file: Path, source: str) -> Iterator[Item]:
     """Yield comments, joining comments on consecutive lines into one."""
     block: list[str] = []
     start = last = -1
-    joins = False  # True if the block's lines contain no code
+    joins = False  # whether the comments in `block` stand on lines of their own
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT or PRAGMA.match(token.string):
             continue

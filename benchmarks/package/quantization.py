@@ -80,7 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--maps", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--markdown", action="store_true", help="only print the report in --out as Markdown")
+    parser.add_argument("--markdown", action="store_true", help="print the existing report in --out as Markdown")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
         parser.error("pass --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
@@ -216,7 +216,7 @@ def print_markdown(report: dict[str, Any]) -> None:
 
 
 def changed(row: dict[str, Any], key: str) -> str:
-    """Format the change in bits per byte with its interval."""
+    """Format the change in bits per byte and its confidence interval."""
     low, high = row[f"{key}_interval"]
     return f"bits {row[key]:+.4f} ({low:+.4f} to {high:+.4f})"
 

@@ -70,7 +70,7 @@ def imports_of(name: str, file: Path, modules: Mapping[str, Path]) -> set[str]:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Find strongly connected components with more than one node, by reachability."""
+    """Find import cycles: strongly connected components of the import graph with more than one module."""
     reached = {node: _reach(graph, node) for node in graph}
     found = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]}
     return [list(each) for each in sorted(found) if len(each) > 1]

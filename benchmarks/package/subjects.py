@@ -174,7 +174,7 @@ class GoCoder(CausalLm):
 
 
 def trained_length(folder: str | Path) -> int | None:
-    """Return `block_size` of a checkpoint's recipe, if it has one."""
+    """Return `block_size` from a checkpoint's recipe, or None if it is not set or there is no recipe."""
     recipe = Path(folder) / "recipe.yaml"
     return yaml.safe_load(recipe.read_text()).get("block_size") if recipe.is_file() else None
 

@@ -34,7 +34,7 @@ LAYERS = (
 )
 TASKS = ("puzzles", "text", "golang", "cosmology")
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
-# Runs a script and records which files of the checkout have functions that are called, and which files call them.
+# Runs a script; records, for each function call, the file that defines the function and the file that calls it.
 PROFILER = """
 import atexit, json, os, runpy, sys
 root, out, script, *words = sys.argv[1:]
@@ -156,9 +156,9 @@ def main() -> None:
         names = args.only.split(",") if args.only else list(commands)
         report = {name: walk(root, commands[name]) for name in names}
     for name, found in report.items():
-        print(f"{name}: {len(found['files'])} files, {found['pairs']} pairs, {len(found['climbs'])} climbs")
+        print(f"{name}: {len(found['files'])} files, {found['pairs']} pairs, {len(found['climbs'])} upward calls")
         print("".join(f"  {file}\n" for file in found["files"]), end="")
-        print("".join(f"  climb: {climb}\n" for climb in found["climbs"]), end="")
+        print("".join(f"  upward: {climb}\n" for climb in found["climbs"]), end="")
     if args.out:
         args.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -50,7 +50,7 @@ def search(
     found: list[list[int]],
     rng: np.random.Generator | None = None,
 ) -> int:
-    """Append up to `limit` solutions to `found`; return the number of failed guesses.
+    """Append up to `limit` solutions of a board to `found`; return the number of failed guesses.
 
     Args:
         board: digits, 0 for a blank.
@@ -120,7 +120,7 @@ def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool
             for cell in unit:
                 hidden = masks[cell] & once
                 if hidden & (hidden - 1):
-                    return False  # two digits fit only in this cell
+                    return False  # contradiction: two digits of this unit fit only in this cell
                 if hidden and hidden != masks[cell]:
                     masks[cell] = hidden
                     decided.append(cell)

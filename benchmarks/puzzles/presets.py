@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def counted(task: str, name: str) -> int:
-    """Return the bytes of weights, gradients and the optimizer's two moments in float32."""
+    """Return the bytes of a model's weights, gradients and two optimizer moments, all in float32."""
     with torch.device("meta"):
         if task == "cosmo":
             model = HrmCosmoForRegression(HrmCosmoConfig.from_preset(name))
@@ -61,7 +61,7 @@ def counted(task: str, name: str) -> int:
 
 
 def fitted(points: dict[int, int], least: int) -> dict:
-    """Fit a line to the points: bytes per example, plus a constant of at least `least` bytes.
+    """Fit peak memory against batch size by a line: bytes per example, plus at least `least` bytes.
 
     The noise in peak memory is proportional to the memory. The constant therefore minimizes relative errors;
     otherwise, noise at the largest batch could rank a model below a smaller one. The slope minimizes absolute errors,
@@ -77,7 +77,7 @@ def fitted(points: dict[int, int], least: int) -> dict:
 
 
 def puzzle_config(name: str) -> HrmPuzzleConfig:
-    """Return the 9x9 Sudoku config from a row of the guide's table."""
+    """Return the 9x9 Sudoku config of the model in the row `name` of the hardware guide."""
     return HrmPuzzleConfig(**GUIDE_ROWS[name].config)
 
 
@@ -124,7 +124,7 @@ def _in_own_process(task: str, name: str, batch: int, device: str) -> int:
 
 def _measure(results, task: str, name: str, batch: int, device: str) -> None:
     torch.set_num_threads(1)
-    # Load kernels and libraries first, because their memory is not part of the training step's.
+    # Load kernels and libraries first, so that their memory is not counted as memory of the training step.
     two_steps("puzzle", "hrm-16", 1, device)
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Measure how ACT steps, restarts and the way to choose an answer change a puzzle model's accuracy and CPU time.
+"""Measure how ACT steps, restarts and the rule for choosing an answer affect a puzzle model's accuracy and CPU time.
 
     python -m benchmarks.puzzles.solving MODEL DATA [--split test] [--limit 200]
         [--steps 16 64 256 1024] [--restarts 1 8]
@@ -88,7 +88,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     table = []
     for steps, restarts, choose in itertools.product(args.steps, args.restarts, args.choose):
         if restarts == 1 and choose in ("residual", "vote"):
-            continue  # with one run, there is only one answer
+            continue  # a single run leaves no choice between answers
         options = {
             "max_steps": steps,
             "restarts": restarts,
@@ -112,7 +112,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def solved(model, inputs: dict[str, torch.Tensor], labels: torch.Tensor, seed: int, **options: Any) -> dict[str, Any]:
-    """Return the count and fraction of exact answers, an interval, the mean ACT steps per board, and CPU seconds."""
+    """Return the count and fraction of exact answers, its 95 % interval, mean ACT steps per board, and CPU seconds."""
     exact = steps = 0
     start = time.process_time()
     with seeded(model.device, seed):

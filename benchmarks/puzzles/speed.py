@@ -76,7 +76,7 @@ def measure(name: str, args: argparse.Namespace) -> dict:
     for side, step in sides.items():
         torch.manual_seed(1)
         losses[side] = [step().item() for _ in range(3)]
-    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 rounds to 8 bits, and fused kernels round differently
+    most = 1e-3 if args.dtype == "float32" else 5e-2  # bfloat16 keeps 8 bits, and fused kernels round differently
     for side, values in losses.items():
         assert max(abs(a - b) for a, b in zip(values, losses["plain"])) < most, (side, values, losses["plain"])
     train = interleave(sides, steps, turns, model.device)
@@ -169,7 +169,7 @@ def loop_milliseconds(model, batch, steps: int) -> float:
 
 
 def now(device: torch.device) -> float:
-    """Return the CPU seconds of the process; for a GPU, synchronize and return wall seconds."""
+    """Return the CPU seconds of the process or, after synchronizing with a GPU, wall-clock seconds."""
     if device.type == "cpu":
         return time.process_time()
     torch.cuda.synchronize(device)

@@ -109,7 +109,7 @@ def read_rows(args) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def token_ids(path: str | None, args) -> np.ndarray:
-    """Return a text as bytes, or as tokens if the first checkpoint's vocabulary is larger than the bytes need."""
+    """Return a text's byte ids, or its token ids if the first checkpoint has a larger vocabulary than bytes need."""
     ids = text_file(path, "valid", args.quick)
     if args.quick:
         return ids
@@ -148,7 +148,7 @@ class RandomExit:
 
 
 def hazards_of(histogram: list[float]) -> list[float]:
-    """Return the halting probability after each segment but the last, given a histogram that sums to 1."""
+    """Return the halting probabilities after segments 1 to M - 1 that yield this histogram of segments (sum 1)."""
     left, hazards = 1.0, []
     for share in histogram[:-1]:
         hazards.append(min(1.0, share / left) if left > 1e-9 else 1.0)
@@ -187,7 +187,7 @@ def measure(model, rows: torch.Tensor, batch_size: int, make_exit=None, **option
 
 
 def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> dict[str, dict]:
-    """Choose each criterion's threshold on `calibration`, and return its savings, loss and gains on `rows`.
+    """Choose each exit criterion's threshold on `calibration`; return the results on `rows`.
 
     "saved": fraction of the M segments saved. "loss": relative increase in bits per byte, compared with M segments for
     every token. "gain_over_fixed", "gain_over_random": bits per byte of the baseline over those of the criterion,
@@ -278,7 +278,7 @@ def read_curve(curve: list[dict], average: float) -> float:
 
 
 def told(found: dict) -> str:
-    """Format a criterion's savings, loss and gains, as values or intervals."""
+    """Format an exit criterion's saved segments, loss and gains, with intervals where they are known."""
 
     def share(name: str) -> str:
         value = found[name]
@@ -293,7 +293,7 @@ def told(found: dict) -> str:
 
 
 def print_table(report: dict) -> None:
-    """Print the summary."""
+    """Print each exit criterion's average over checkpoints."""
     print(
         f"\n{len(report['calibrated'])} checkpoint(s), {report['segments']} segments, thresholds chosen on other text"
     )
@@ -324,7 +324,7 @@ def plot(report: dict, path: Path) -> None:
 
 
 CALIBRATION_STEPS = 8  # bisection steps, which narrow the range by a factor of 256
-LEAST, MOST = 1e-6, 10.0  # search range of thresholds on changes; thresholds on probabilities are in [0, 1]
+LEAST, MOST = 1e-6, 10.0  # range to search if thresholds apply to changes; those for probabilities are in [0, 1]
 
 
 def calibrate_exit(

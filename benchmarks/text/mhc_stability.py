@@ -29,7 +29,7 @@ from ..report import make_parser, write_report
 COLORS = ("#2563a8", "#c2571a", "#4d8b31", "#7a5ba6", "#1f2933")
 STREAMS, WIDTH, TOKENS = 4, 64, 64
 SPREADS = (0.3, 1.0)
-MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factors that multiply the logits
+MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # initial factor of the mixing logits
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
         plot_composite_gain({label: curves[label] for label in shown}, args.plot)
     for label, last in report["composite_gain"].items():
         gains = f"forward {last['composite_forward']:.6g} backward {last['composite_backward']:.6g}"
-        print(f"mhc composite over {sites} sites, {label:30} {gains}")
+        print(f"mhc composite gain over {sites} sites, {label:30} {gains}")
     for dtype, difference in differences.items():
         print(f"mhc from_llama, largest logit difference, {dtype:10} {difference:.3g}")
 

@@ -126,7 +126,7 @@ def peer_config(
 
 
 def loop_peers(hrm: HrmLmConfig) -> dict[str, dict]:
-    """Return the fields of the flat loops: `looped` has as many blocks as `hrm`'s stacks, `hrm_lm_loop` one more."""
+    """Return the config fields of the flat loops; `looped` has as many blocks as `hrm`, and `hrm_lm_loop` one more."""
     blocks = hrm.num_h_layers + hrm.num_l_layers
     around = max(1, (blocks + 1) // 4)
     middle = max(1, blocks + 1 - 2 * around)

@@ -125,7 +125,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--tune_lr",
         action="store_true",
-        help=f"choose the best of {LEARNING_RATES} on the end of the training file",
+        help=f"choose the rate among {LEARNING_RATES} that is best on the end of the training file",
     )
     parser.add_argument(
         "--tuning_share", type=float, default=0.15, help="fraction of the budget to spend on each rate with --tune_lr"
@@ -376,7 +376,7 @@ def print_table(report: dict, names: list[str]) -> None:
     """Print the final results of every model, averaged over seeds."""
     tokens = report["settings"]["train_tokens"]
     spent = f"{report['train_flops']:.2e} training FLOPs" if tokens is None else f"{tokens:.2e} bytes"
-    print(f"\n{spent} each; bits per byte on held-out text, mean and 95 % interval of seeds")
+    print(f"\n{spent} each; bits per byte on held-out text, mean and 95 % interval over seeds")
     heads = f"{'bits per byte':>24} {'less the first, paired':>24} {'segments':>8}"
     print(f"{'':18} {'parameters':>11} {'MFLOP/token':>11} {'bytes read':>11} {heads}")
     for name in names:

@@ -84,7 +84,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="a tiny hrm_lm and Llama, a few seconds each")
     parser.add_argument("--task", choices=list(TASKS), default="automaton")
-    parser.add_argument("--size", type=int, help="this and the next three options are those of hrm-hf data reasoning")
+    parser.add_argument("--size", type=int, help="this and the next three options go to `hrm-hf data reasoning`")
     parser.add_argument("--difficulty")
     parser.add_argument("--beyond")
     parser.add_argument("--answers", choices=["all", "last"])
@@ -105,7 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--warmup", type=float, default=0.05, help="learning-rate warm-up as a fraction of the run")
     parser.add_argument(
-        "--halt_warmup", type=float, default=0.5, help="hrm_lm: initial part of the run without halting"
+        "--halt_warmup", type=float, default=0.5, help="hrm_lm: fraction of the run before halting starts"
     )
     parser.add_argument(
         "--bp_warmup", type=float, default=0.0, help="hrm_lm: fraction of the run over which bp_steps grows from 2"

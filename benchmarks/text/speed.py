@@ -93,7 +93,7 @@ def train_step(model, args, compiled: bool = False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = model
     if compiled and has_ability(model, "recurrent_depth"):
-        compile_segment(model)  # as --torch_compile does in training
+        compile_segment(model)  # what --torch_compile compiles in training
     elif compiled:
         forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)
@@ -118,7 +118,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
     """
     if args.device != "cpu":
         return {name: cuda_peak(config, args, make_step) for name, config in configs.items()}
-    context = multiprocessing.get_context("forkserver")  # forks each process after importing torch once
+    context = multiprocessing.get_context("forkserver")  # imports torch once; forks every measured process
     context.set_forkserver_preload(["torch", "transformers", "hrm_hf"])
     peaks = {}
     for name, config in configs.items():
@@ -132,7 +132,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
 
 
 def resident_peak(config, args, make_step, sender) -> None:
-    """Build a model, train it for three steps, and send how many MiB this process's peak resident memory grew."""
+    """Build a model, train it for three steps, and send the growth of this process's peak resident memory in MiB."""
     torch.set_num_threads(args.threads)
     count_parameters(config)  # import the model's code first, so that its memory is not counted
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,1 +1,1 @@
-"""Model architectures. The folder is flat because checkpoints ship a modeling file and its siblings."""
+"""Model architectures. The folder is flat because checkpoints ship a modeling file with its imports."""

@@ -79,7 +79,7 @@ LIBRARY_FIELDS = frozenset(
     (
         # read by PreTrainedConfig when a config is built
         "attn_implementation", "experts_implementation", "partial_rotary_factor", "rope_scaling", "rope_theta",
-        # read from any config by models and heads
+        # fields that models and heads of transformers read from any config
         "classifier_dropout", "loss_type", "tie_last_hidden_states", "token_classification_bias",
         # written into config.json by transformers
         "adapters", "auto_map", "compression_config", "custom_pipelines", "distributed_config", "quantization_config",
@@ -155,7 +155,7 @@ class BoundedFields:
             logger.warning_once(f"The saved config has fields that this version of hrm_hf does not read: {unknown}")
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
-        if "rope_theta" in kwargs:  # transformers would ignore it, because rope_parameters has a default
+        if "rope_theta" in kwargs:  # ignored by transformers if rope_parameters is set
             self.rope_parameters = {**(self.rope_parameters or {}), "rope_theta": kwargs["rope_theta"]}
         super().__post_init__(**kwargs)
 

@@ -147,7 +147,7 @@ class MassMappingConfig(CosmoRegressionConfig):
         super().validate_architecture()
         if self.num_map_channels % 2:
             channels = f"num_channels={self.num_channels} with mask_channel={self.mask_channel}"
-            raise ValueError(f"{channels}: leaves {self.num_map_channels} maps; each plane needs two, g1 and g2")
+            raise ValueError(f"{channels}: leaves {self.num_map_channels} shear maps; each plane needs two, g1 and g2")
         if self.kappa_std is not None and len(self.kappa_std) != self.num_planes:
             raise ValueError(
                 f"kappa_std has {len(self.kappa_std)} entries: must have {self.num_planes}, one per plane"

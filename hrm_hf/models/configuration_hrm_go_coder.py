@@ -100,7 +100,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
         },
         "nano": {"vocab_size": 16384, "planner_layers": 3, "generator_layers": 3},  # 10.0
         "base": {},  # 24.75
-        "wide": {  # 27.9; 29.5 with 5 generator layers
+        "wide": {  # 27.9 million parameters, or 29.5 million with 5 generator layers
             "hidden_size": 320, "intermediate_size": 864, "planner_layers": 4, "generator_layers": 4,
         },
         "medium": {  # 53.9
@@ -113,7 +113,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
-        # Caches read their number of slots from num_hidden_layers: for all cycles if unified, otherwise for one cycle.
+        # Caches take their number of slots from num_hidden_layers: all cycles need slots if unified, otherwise one.
         cycles = self.planner_cycles if self.unified else 1
         layers, given = self.planner_layers * cycles + 2 * self.generator_layers, self.num_hidden_layers
         if given not in (type(self).num_hidden_layers, layers) and "model_type" not in kwargs:
@@ -136,7 +136,7 @@ class HrmGoCoderConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConf
 
     @property
     def cache_slots(self) -> dict[str, int]:
-        """First cache slot of planner, generator, cross and phase entries. "end" is the number of slots."""
+        """Index of the first cache slot of each kind of entry. "end" is the total number of slots."""
         planner, generator = self.planner_layers * self.planner_cycles, self.generator_layers * self.generator_cycles
         if self.unified:
             return {"planner": 0, "generator": planner, "cross": planner, "phase": planner, "end": planner}

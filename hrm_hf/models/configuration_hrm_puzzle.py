@@ -111,7 +111,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     def validate_puzzle_row(self):
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
             room = f"{self.prefix_len} prefix slots of hidden_size={self.hidden_size}"
-            raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim}: must fit into {room}")
+            raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim}: must be at most the size of {room}")
 
     def _validate_choice(self, name: str, allowed: tuple):
         if getattr(self, name) not in allowed:

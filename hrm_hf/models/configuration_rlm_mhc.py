@@ -105,7 +105,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __new__(cls, *args, **kwargs):
-        # Check here, before the fields are assigned: afterwards, defaults look the same as given values.
+        # Check for duplicates before the fields are assigned; afterwards, a default looks like an explicit value.
         for alias, name in cls.attribute_map.items():
             if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
                 raise ValueError(

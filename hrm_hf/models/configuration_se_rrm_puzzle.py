@@ -8,7 +8,7 @@ from .bounds import COUNT, PROBABILITY, bounded, whole
 from .configuration_hrm_puzzle import EquilibriumConfig
 
 
-SPECIAL_SYMBOLS = 2  # padding and empty; they are not permuted with the other symbols
+SPECIAL_SYMBOLS = 2  # the symbols for padding and empty cells, which permutations leave in place
 NEVER = -1e4  # logit of a symbol that never occurs in answers; finite in float16
 SUDOKU_UNITS = {
     "mixing": "units", "grid_shape": [9, 9], "box_shape": [3, 3], "special_symbols": False, "two_states": True,
@@ -95,7 +95,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
 
     @property
     def prefix_len(self) -> int:
-        """Number of prefix slots, 0 because the puzzle's table row is added to every position instead."""
+        """Number of prefix slots. It is 0, because the puzzle's table row is added to every position."""
         return 0
 
     @property

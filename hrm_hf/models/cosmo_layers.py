@@ -20,7 +20,7 @@ from .modeling_utils import Float32Buffers, Float32Linear
 
 
 SCALES = (1, 2, 4, 8)  # statistics use maps averaged over squares with these side lengths in pixels
-THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in stds of training maps
+THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # multiples of the maps' std
 VARIANCE_FLOOR = 1e-3  # added to the variance of each principal component to avoid amplifying noise
 
 
@@ -179,7 +179,7 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
     """
     if not bins:
         return torch.empty(size * (size // 2 + 1), 0, device="cpu")
-    real = {"dtype": torch.float64, "device": "cpu"}  # computes values even if the model is created on the meta device
+    real = {"dtype": torch.float64, "device": "cpu"}  # the device of the model may be "meta"
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
     weight = torch.full((size, size // 2 + 1), 2.0, **real)  # 2, because each mode also represents its conjugate
@@ -231,7 +231,7 @@ class CosmoStem(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         validate_maps(pixel_values, self.config)
-        dtype = self.cls.dtype  # not the dtype of a linear layer, which quantization may change
+        dtype = self.cls.dtype  # quantization may change the dtype of linear layers, but not of CLS
         cls = self.cls.expand(pixel_values.shape[0], -1)  # torch.export would make len() a constant
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))

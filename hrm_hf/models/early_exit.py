@@ -215,7 +215,7 @@ def segment_losses(
     nll, correct = torch.stack(nll, dim=1), torch.stack(correct, dim=1)
     metrics = _metrics(config, states, valid, halted_in, nll, correct)
     if config.halt_max_steps > 1 and config.deep_supervision == "last" and q_logits is None:
-        del metrics["ce_first"], metrics["convergence_rate"]  # these need earlier states, which were not kept
+        del metrics["ce_first"], metrics["convergence_rate"]  # only the last state was kept
     if q_logits is not None:
         q = q_logits[valid]
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
@@ -255,7 +255,7 @@ def halting_value_losses(
         value = torch.sigmoid(q)
         best = value.amax(-1)
         if M == config.halt_max_steps:  # a token must halt after the last segment
-            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # halting here is always correct
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # so halting is always correct
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {
@@ -314,7 +314,7 @@ def _token_losses(head, hidden, target, smoothing: float, size: int, logits: tor
 
 @torch.no_grad()
 def _metrics(config, states, valid, halted_in, nll, correct) -> dict[str, torch.Tensor]:
-    """Compute 0-d metrics over labeled tokens from `nll` and `correct`, [N, M]. Without tokens, all means are 0."""
+    """Compute 0-d metrics over labeled tokens from `nll` and `correct`, [N, M]. With N = 0, means are 0."""
 
     def mean(values: torch.Tensor) -> torch.Tensor:
         return values.float().sum() / max(len(values), 1)

@@ -83,7 +83,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         return BatchFeature({"pixel_values": self.scale(values, masks)}, tensor_type=return_tensors)
 
     def scale(self, maps: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
-        """Scale maps (float32 [B, C, H, W]) and append their masks (bool [B, H, W] or None) without checks."""
+        """Scale maps, float32 [B, C, H, W], and append masks, bool [B, H, W] or None. Nothing is validated."""
         mean, std = (
             torch.tensor(values, dtype=torch.float32, device=maps.device)[:, None, None]
             for values in (self.pixel_mean, self.pixel_std)

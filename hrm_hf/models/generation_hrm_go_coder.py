@@ -37,7 +37,7 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # arguments from logits_processor on
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # names after `inputs` and config
 LEAST_CODE = 16  # another attempt starts only if at least this many tokens are left for code
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose frequencies depend on the batch's longest row
 SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the next power of two
@@ -90,7 +90,7 @@ class Task:
 
 
 class RowLimits(StoppingCriteria):
-    """Stops each row at its own length, which includes prompt and padding. A row's beams must be adjacent."""
+    """Stops each row at its maximum length, prompt and padding included. A row's beams must be adjacent."""
 
     def __init__(self, lengths: Sequence[int]):
         self.lengths = torch.tensor(lengths)
@@ -205,7 +205,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             rows = [copy.deepcopy(row) for row in rows for _ in range(copies)]
             settings.num_return_sequences = 1
         streamer = kwargs.pop("streamer", None)
-        own_ends = settings.eos_token_id or []  # </s> from the config, or the caller's ids
+        own_ends = settings.eos_token_id or []  # ids that end a sequence: </s> by default
         own_ends = [own_ends] if isinstance(own_ends, int) else own_ends
         self._write_plans(rows, settings, kwargs)
         prompts = [[*row.stream(), *row.plan, CODE, *row.prefix] for row in rows]

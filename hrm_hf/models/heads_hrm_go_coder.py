@@ -80,7 +80,7 @@ def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positi
 
 
 def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the index [B, T] of the last opener so far, or -1 if none, and a mask of <CODE> tokens."""
+    """Return the index [B, T] of the last opening tag so far (-1 if none), and a mask of <CODE> tokens."""
     opens_code = input_ids == TOKEN_IDS["<CODE>"]
     opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, RESERVED))
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)

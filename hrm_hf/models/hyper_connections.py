@@ -260,7 +260,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return _sinkhorn(logits, iterations, eps)[0]
     comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
-    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # NumPy is twice as fast, with the same result
+    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # NumPy is twice as fast as torch here
         return torch.from_numpy(_normalize(comb.numpy(), iterations, eps)[0])
     return _normalize(comb, iterations, eps)[0]
 
@@ -363,7 +363,7 @@ def composite_maps(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class MhcMetricsMixin:
-    """Mixin that computes gains for models with `attn_hc` and `ffn_hc` in each layer."""
+    """Mixin that measures how much the hyper-connections `attn_hc` and `ffn_hc` amplify the streams."""
 
     def get_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[tuple[float, float]]:
         """Return the gains of each layer's attention map and feed-forward map, in execution order.

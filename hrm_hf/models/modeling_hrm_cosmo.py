@@ -28,7 +28,7 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 if TYPE_CHECKING:
     from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - saved with checkpoints
 
-GAIN_LIMITS = (-1.0, 3.0)  # in nats; clamped to keep a single map from dominating the halting loss
+GAIN_LIMITS = (-1.0, 3.0)  # of the gain in nats, so that no single map dominates the halting loss
 
 
 @dataclass
@@ -156,12 +156,12 @@ class RecurrentHeadMixin:
         return states, used
 
     def expected_gain(self, z_H: torch.Tensor) -> torch.Tensor:
-        """Predict the gain [B] from further segments, given the detached state."""
+        """Predict by how many nats [B] the remaining segments will lower the loss. z_H gets no gradients."""
         with torch.autocast(z_H.device.type, enabled=False):
             return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
     def add_halt_loss(self, output: CosmoRegressionOutput, gained: torch.Tensor) -> None:
-        """Add the loss on the predicted gains, given the true gains after each segment, [B, segments]."""
+        """Add the loss of the predicted gains. `gained` [B, segments] holds the true gain after each segment."""
         output.halt_loss = (output.halt_logits - gained).square().mean()
         output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
         output.metrics["steps"] = output.steps.float().mean()
@@ -185,8 +185,8 @@ class RecurrentHeadMixin:
 class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
     """Infers the posterior of cosmological parameters from maps."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the modules of the base model
-    # Also excludes them from quantization. transformers does not allow a name in both lists, hence ".*".
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds those of the base model
+    # Names here are also excluded from quantization. ".*" is needed because no name may be in both lists.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):

@@ -114,7 +114,7 @@ class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrai
     }
 
     def serving_problem(self, engine: str, may_skip: bool) -> str | None:
-        """Return why an engine with its own cache cannot produce the tokens of `generate`, or None if it can."""
+        """Return the reason why an engine with its own cache cannot match `generate`, or None if it can."""
         if self.config.unified:
             return None
         return f"unified=False: {engine} cannot cache the planner states that the generator reads; use generate"
@@ -137,7 +137,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             self.generator = HrmGoCoderGenerator(config)
             self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
             self.refinement_head = HrmGoCoderRefinementHead(config)
-            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also excluded from quantization
+            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # these are not quantized either
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -197,7 +197,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         seen = 0 if cache is None else cache.get_seq_length()
-        seen = seen.clone() if torch.is_tensor(seen) else seen  # a copy, because static caches update it in place
+        seen = seen.clone() if torch.is_tensor(seen) else seen  # static caches update this tensor in place
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         return inputs_embeds, cache, seen, position_ids
@@ -231,7 +231,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         return phases, kept[:, 0, :, 0] > 0.5
 
     def _phase_before(self, cache, batch: int, device) -> torch.Tensor:
-        """Return whether the last cached token is code, [B, 1]. Tokens before the first opener are code."""
+        """Return whether the last cached token is code, [B, 1]. Tokens before the first opening tag are code."""
         slot = self.config.cache_slots["phase"]
         code = torch.ones(batch, 1, dtype=torch.bool, device=device)
         if cache is None or self.config.unified or slot >= len(cache.layers) or not cache.layers[slot].is_initialized:
@@ -315,14 +315,14 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
-    accepts_loss_kwargs = False  # makes Trainer average accumulated batches, as loss terms have different divisors
+    accepts_loss_kwargs = False  # Trainer then averages accumulated batches: loss terms have different divisors
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)
         self.model = HrmGoCoderModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # This also excludes the modules from quantization. Quantizers match name prefixes, hence "model.".
+        # This also excludes the heads from quantization. Quantizers compare name prefixes, hence "model.".
         self._keep_in_fp32_modules = [f"model.{name}" for name in self.model._keep_in_fp32_modules]
         self.post_init()
 
@@ -400,7 +400,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         members = torch.stack([~code & ~decides, code & ~decides, decides])
         counts = members.sum(dim=1)
         head_loss, decisions = self._head_loss(outputs.refinement_logits, labels, counts)
-        # Decisions train the head and the token logits. Each loss gets half the weight; a single one gets all of it.
+        # Decisions train the head and the token logits. If both losses exist, each gets half of the weight.
         halves = ((counts[2] > 0).float() + (decisions > 0).float()).clamp(min=1)
         refinement = config.refinement_loss_weight * scale
         factors = counts.new_tensor([config.plan_loss_weight, config.code_loss_weight, refinement], dtype=torch.float)

@@ -71,7 +71,7 @@ from .visited_attention import VisitedLayersMixin
 
 
 Q_INIT_BIAS = -5.0  # initial bias of the halting value, far below the threshold (HRM paper)
-# Arguments of `plan_segments` that HrmLmModel accepts as keywords, and output fields that both classes share.
+# Keyword arguments that HrmLmModel passes on to `plan_segments`, and fields that the two output classes share.
 PLAN_ARGUMENTS = ("schedule", "num_segments", "exit_criterion", "exit_threshold", "logits_fn")
 COMMON = ("past_key_values", "hidden_states", "attentions", "q_logits", "halt_steps")
 
@@ -152,7 +152,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         exit_criterion: Any = None,
         exit_threshold: float | None = None,
     ) -> str | None:
-        """Return why an engine with its own cache cannot produce the tokens of `generate`, or None if it can."""
+        """Return the reason why an engine with its own cache cannot match `generate`, or None if it can."""
         config, most = self.config, self.config.halt_max_steps
         segments = most if num_segments is None else num_segments
         visits = config.prelude_layers + config.coda_layers + config.segment_visits * most
@@ -218,7 +218,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             instead of `segment`. Compiling the complete forward would recompile for each number of segments.
     """
 
-    _keep_in_fp32_modules = ["q_head"]  # also excluded from quantization
+    _keep_in_fp32_modules = ["q_head"]  # transformers does not quantize these modules either
     compiled_segment: Callable | None = None
 
     def __init__(self, config: HrmLmConfig):
@@ -274,7 +274,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
         hidden, key_values = x, None
-        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # continuous batching passes `cache`
+        segments_to_keep = tokens.segments_to_keep(kwargs.get("cache", cache))  # "cache" is from continuous batching
         compiled = self.training and cache is None and self.compiled_segment is not None
         run = partial(self.compiled_segment, self) if compiled else self.segment
         for m in range(1, plan.segments + 1):
@@ -348,7 +348,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         return z if self.state_norm is None else self.state_norm(z)
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the input of the halting head and of the logits for exit criteria, which skip the coda."""
+        """Return the input of the halting head and, without the coda, of the logits for exit criteria."""
         inner = self.config.exit_norms == "every" or self.coda is None
         return hidden if inner else self.coda.exit_norm(hidden)
 
@@ -409,7 +409,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         num_items_in_batch: divisor of the sums over tokens; by default the number of labeled tokens in this call.
     """
 
-    _keep_in_fp32_modules = ["model.q_head"]  # transformers matches name prefixes, hence "model."
+    _keep_in_fp32_modules = ["model.q_head"]  # "model." because transformers compares name prefixes
     _generation_options = ("num_segments", "exit_criterion", "exit_threshold")
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -445,7 +445,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         validate_labels(targets, tokens, self.config.vocab_size)
         options = {"num_segments": num_segments, "exit_criterion": exit_criterion, "exit_threshold": exit_threshold}
-        if "cache" in kwargs:  # continuous batching calls the model without these options
+        if "cache" in kwargs:  # continuous batching does not pass these options to forward
             options |= self.batch_options
         plan = self.plan(tokens, schedule=schedule, **options)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
@@ -477,7 +477,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
     """Return next-token labels [B, T], shifted here or by the caller. Without labels, return None."""
-    shifted = kwargs.pop("shift_labels", None)  # Trainer would require a named argument in every batch
+    shifted = kwargs.pop("shift_labels", None)  # Trainer requires named arguments in every batch
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted

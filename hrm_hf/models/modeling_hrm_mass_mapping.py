@@ -46,9 +46,9 @@ from .puzzle_layers import ReasoningLevel, rms_norm
 from .shear_operator import adjoint_shear, shear_from_convergence
 
 
-FIRST_GAIN = 0.3  # initial gain of the proposal b
-PROPOSAL_GAIN = 0.1  # initial gain of the low level's proposals
-LOG_STD_SCALE = 0.1  # scales the cells' log_std to make the initial error nearly uniform
+FIRST_GAIN = 0.3  # initial gain of b, the residual shear as a map
+PROPOSAL_GAIN = 0.1  # initial gain of the maps that the low level proposes
+LOG_STD_SCALE = 0.1  # small, so that the initial std is nearly the same in all pixels
 
 
 @dataclass
@@ -121,7 +121,7 @@ class GainHead(Float32Linear):
 
 
 class MapReadout(nn.Module):
-    """Computes the change in the map, and the map's error, from both states."""
+    """Computes the change in the map, and the expected error of the map, from both states."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()
@@ -159,7 +159,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # Also excludes them from quantization. transformers does not allow a name in both lists, hence ".*".
+    # Names here are also excluded from quantization. ".*" is needed because no name may be in both lists.
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -240,8 +240,8 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
     """Infers mass maps with uncertainties, and the posterior of cosmological parameters, from shear."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds the modules of the base model
-    # transformers matches name prefixes, hence "model.".
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds those of the base model
+    # The base model's names start with "model.", because transformers compares name prefixes.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):

@@ -259,7 +259,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
     # HRM learns a continue value, bootstrapped from a second forward pass; TRM only uses the sign of q_halt.
     has_continue_value: bool
     learns_to_halt = True  # if False, rows halt at random in training, and q_halt has no loss
-    _keep_in_fp32_modules = ["q_head"]  # also excluded from quantization, because halting depends on small differences
+    _keep_in_fp32_modules = ["q_head"]  # quantization also skips it, because halting depends on small differences
     _custom_pipelines = {
         "puzzle-solving": {"impl": "pipeline_puzzle.PuzzlePipeline", "pt": ["AutoModelForMaskedLM"], "type": "text"}
     }
@@ -405,7 +405,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         """
         kwargs = {"dynamic": False, **kwargs}
         if self.config.draws_random_numbers and self.device.type == "cpu":
-            torch._inductor.config.fallback_random = True  # on CPUs, inductor's own generator is several times slower
+            torch._inductor.config.fallback_random = True  # inductor's random numbers are slow on CPUs
         levels = [module for module in self.model.children() if isinstance(module, ReasoningLevel)]
         passes = self.config.H_cycles * (self.config.L_cycles + 1) * (1 + self.has_continue_value)
         if passes * max(len(level.layers) for level in levels) <= MAX_BLOCKS_IN_ONE_GRAPH:

@@ -118,7 +118,7 @@ def build_connection(config: RlmMhcConfig) -> HyperConnection | PlainConnection:
 
 
 def shared_options(config: RlmMhcConfig) -> dict[str, float]:
-    """Return the arguments shared by connections and the head."""
+    """Return the arguments that `HyperConnection` and `HyperHead` share."""
     own = {"eps": config.mhc_eps, "norm_eps": config.rms_norm_eps, "alpha_init": config.mhc_alpha_init}
     return own | {"initializer_range": config.initializer_range}
 
@@ -302,7 +302,7 @@ class RlmMhcForCausalLM(PromptsMixin, RlmMhcPreTrainedModel, GenerationMixin):
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):
-                assign_initial_values(module)  # a second time, because the cast to llama's dtype rounded the biases
+                assign_initial_values(module)  # again, because the cast to Llama's dtype rounded the biases
         missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
         missing = [name for name in missing if "_hc." not in name and ".hc_head." not in name]
         if missing or unexpected:

@@ -26,7 +26,7 @@ class OwnBatchesMixin:
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if broken := broken_weights(dict(self.model.eval().named_parameters())):
-            raise ValueError(f"{self.model.name_or_path}: {len(broken)} weights are not finite, such as {broken[0]}")
+            raise ValueError(f"{self.model.name_or_path}: {len(broken)} weights, e.g. {broken[0]}, are not finite")
 
     def save_pretrained(self, save_directory, **kwargs: Any) -> None:
         """Save the model, the pipeline's code and, if there is one, the feature extractor."""

@@ -11,7 +11,7 @@ import torch
 from .pipeline_cosmo import POSTERIOR, CosmologyRegressionPipeline
 
 
-MAPS = ("kappa", "kappa_std", "segment_maps")  # fields of the model output
+MAPS = ("kappa", "kappa_std", "segment_maps")  # model outputs to read
 
 
 class MassMappingPipeline(CosmologyRegressionPipeline):

@@ -151,7 +151,7 @@ class PosteriorHead(Float32Buffers):
         if checks and not ((share > -EDGE) & (share < 1 + EDGE)).all():
             row, column = ((share <= -EDGE) | (share >= 1 + EDGE) | share.isnan()).nonzero()[0].tolist()
             raise ValueError(
-                f"label {self.config.target_names[column]}={labels[row, column]:g} of row {row}: outside of "
+                f"label {self.config.target_names[column]}={labels[row, column]:g} of row {row}: outside "
                 f"prior_bounds={self.config.prior_bounds[column]}; widen the bounds, or drop the row"
             )
         u = math.sqrt(2) * torch.erfinv(2 * share.clamp(EDGE, 1 - EDGE) - 1)

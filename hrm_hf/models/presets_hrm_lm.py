@@ -10,9 +10,9 @@ LOOP = {
     "exit_criterion": "fixed",
 }  # fmt: skip
 
-# Additional fields of a loop that equals an architecture of llama.cpp (docs/gguf.md)
+# Additional fields that make a loop compute the same as an architecture in llama.cpp (docs/gguf.md)
 NANBEIGE = {"input_injection": "none", "attention_gate": False, "norm_affine": True}
-HRM_TEXT = {"coda_input": "state+input"}  # also needs a coda as deep as the loop, and no prelude
+HRM_TEXT = {"coda_input": "state+input"}  # such a model also needs a coda as deep as the loop, and no prelude
 
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:

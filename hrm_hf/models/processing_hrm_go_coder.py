@@ -179,7 +179,7 @@ def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Ite
 
 
 def code_segment(tokenizer: Any, prefix: str, body: str) -> tuple[list[int], int]:
-    """Encode <CODE>prefix body</CODE>. Also return the number of ids in <CODE> and the prefix.
+    """Encode <CODE>prefix body</CODE>. Also return how many ids <CODE> and the prefix have together.
 
     The prefix and the body are encoded separately, like a prompt and its continuation.
     """

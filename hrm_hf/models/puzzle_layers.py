@@ -27,7 +27,7 @@ REDRAWS = 3
 
 
 def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
-    """Fill `tensor` with normal samples truncated at two standard deviations, then rescaled to std `std`."""
+    """Fill `tensor` with normal samples truncated at two standard deviations, then rescale them to `std`."""
     scale = std / TRUNCATED_STD
     return init.trunc_normal_(tensor, mean=0.0, std=scale, a=-2 * scale, b=2 * scale)
 
@@ -188,7 +188,7 @@ def one_step_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run H_cycles of low- and high-level updates, with gradients only in each level's last update.
+    """Run cycles of low- and high-level updates, with gradients only in each level's last update.
 
     A cycle has L_cycles low-level updates, then one high-level update. x, z_H and z_L are [B, T, D]; `num_queries`
     limits the positions of the final z_H. Source: section 2 of the HRM paper, "one-step gradient".
@@ -214,7 +214,7 @@ def last_cycle_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run H_cycles in which one level updates z_L and z_H, with gradients only in the last cycle.
+    """Run cycles in which one level updates both z_L and z_H, with gradients only in the last cycle.
 
     A cycle updates z_L L_cycles times, then z_H once. Arguments are as in `one_step_gradient`. Source: the TRM paper,
     arXiv 2510.04871.

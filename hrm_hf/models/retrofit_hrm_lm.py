@@ -53,7 +53,7 @@ DECODER = {
     "embedding_scale": 1.0, "coda_input": "state", "mhc_flows": 1,
 }  # fmt: skip
 FLAT = ("num_h_layers", "H_cycles", "L_cycles", "initial_state")
-# Weights that no decoder has. Their initial values leave the first pass unchanged.
+# Weights of `hrm_lm` that decoders lack. Their initial values have no effect on the first pass.
 NEW_WEIGHTS = re.compile(
     r"model\.(q_head|loop_input)\..+|model\.L_module\.(step_vectors|pass_gains|layers\..+\.lora_[AB])"
 )
@@ -131,7 +131,7 @@ class RetrofitMixin:
         with torch.device("meta"):
             shapes = {name: weight.shape for name, weight in decoder(settings).state_dict().items()}
         weights = self.state_dict()
-        neutral = {"weight": torch.ones, "bias": torch.zeros}  # gains and biases that this model lacks
+        neutral = {"weight": torch.ones, "bias": torch.zeros}  # for gains and biases that only decoders have
         unrolled = {}
         for name, shape in shapes.items():
             known = looped_name(name, config, passes)
@@ -220,7 +220,7 @@ def looped_name(name: str, config: HrmLmConfig, passes: int = 1) -> str:
 
 
 def validate_unrolled(config: HrmLmConfig, passes: int) -> None:
-    """Raise ValueError if no decoder can match a looped model with this many passes. The message names the field."""
+    """Raise ValueError if no decoder can compute what the looped model computes in this many passes."""
     whole(1, name="passes")(passes)
     needed = {"num_h_layers": 0, **DECODER, "step_vectors": False, "pass_gains": False, "quantization_config": None}
     del needed["norm_affine"]  # a model without gains becomes a decoder with gains of 1
@@ -258,7 +258,7 @@ def load_weights(
     """Build a model from weights, with the dtype, device, attention, mode and generation config of `source`."""
     if any(weight.is_meta for weight in weights.values()):
         raise ValueError("model: some of its weights are offloaded; load it without offloading")
-    with only_errors_logged():  # transformers would report the new weights as missing
+    with only_errors_logged():  # hides the report on weights that are missing because they are new
         model, info = made.from_pretrained(
             None,
             config=config,
@@ -270,7 +270,7 @@ def load_weights(
         )
     validate_names(info["missing_keys"], info["unexpected_keys"])
     model.generation_config = deepcopy(source.generation_config)
-    model.name_or_path = model.config.name_or_path = ""  # otherwise, adapters would record the name "None"
+    model.name_or_path = model.config.name_or_path = ""  # adapters record this name; None would become "None"
     return model.train(source.training)
 
 

@@ -72,6 +72,6 @@ class SolveSettings:
         needs_noise = self.restarts > 1 and not config.draws_random_numbers
         noise = (DEFAULT_NOISE if needs_noise else 0.0) if self.noise is None else self.noise
         if needs_noise and not noise:
-            raise ValueError(f"noise={noise}, restarts={self.restarts}: all would give the same answer; use noise > 0")
+            raise ValueError(f"noise={noise}, restarts={self.restarts}: all runs would be identical; use noise > 0")
         min_confidence = max(self.min_confidence, config.halt_confidence)
         return replace(self, max_steps=max_steps, noise=noise, min_confidence=min_confidence)

@@ -161,7 +161,7 @@ def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """Return `found` with each field that is not None set to `change(value, row axis, *values in others)`."""
+    """Return a copy of `found` in which `change(value, row axis, *others' values)` replaces each field."""
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:

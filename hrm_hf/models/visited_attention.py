@@ -90,7 +90,7 @@ FOREIGN_CACHES = ("vllm", "sglang")
 
 
 class VisitedLayersMixin:
-    """Mixin for models with one `VisitAttention` per visit of a layer. It rejects unsupported serving engines.
+    """Mixin for models with a `VisitAttention` for each visit to a layer. It rejects unsupported serving engines.
 
     Attributes:
         _generation_options: arguments of forward that generation configs and `generate_batch` accept.
@@ -101,14 +101,14 @@ class VisitedLayersMixin:
     batch_options: ClassVar[dict[str, Any]] = {}
 
     def serving_problem(self, engine: str, may_skip: bool, **options) -> str | None:
-        """Return why an engine with its own cache cannot produce the tokens of `generate`, or None if it can.
+        """Return the reason why an engine with its own cache cannot match `generate`, or None if it can.
 
         `may_skip`: whether a forward pass may skip visits, which requires writing to their slots without attention.
         """
         return None
 
     def generation_options(self, config: GenerationConfig) -> dict[str, Any]:
-        """Return the arguments of forward in a generation config."""
+        """Return the values that a generation config has for the arguments in `_generation_options`."""
         return {name: value for name in self._generation_options if (value := getattr(config, name, None)) is not None}
 
     def init_continuous_batching(
@@ -125,7 +125,7 @@ class VisitedLayersMixin:
             raise ValueError(problem)
         if self.serving_problem("continuous batching", False, **options):
             continuous_batching_config = copy(continuous_batching_config) or ContinuousBatchingConfig()
-            continuous_batching_config.auto_switch_to_flash = False  # flash would leave slots of skipped visits empty
+            continuous_batching_config.auto_switch_to_flash = False  # flash attention would not fill skipped slots
         self.batch_options = options
         return super().init_continuous_batching(generation_config, continuous_batching_config, *args, **kwargs)
 

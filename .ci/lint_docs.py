@@ -1,7 +1,7 @@
-"""Check that docs and lists of tests name files and tests that exist; `make quality` runs it from the repository root.
+"""Check that the files and tests named in docs and test lists exist. `make quality` runs it from the root folder.
 
-The page of features must be the one that its index makes, and no two test files may share a name: tests are no
-packages, so pytest would import only one of them.
+The features page must equal the one generated from docs/features.yaml. No two test files may share a name, because
+the test folders are not packages, and pytest cannot import two modules of the same name.
 """
 
 import ast
@@ -22,20 +22,20 @@ import isa  # noqa: E402
 
 @cache
 def functions(file: Path) -> set[str]:
-    """Return the names of a test file's functions; none if the file does not exist."""
+    """Return the names of a test file's functions and classes; an empty set if the file does not exist."""
     return (
         {node.name for node in ast.parse(file.read_text()).body if hasattr(node, "name")} if file.exists() else set()
     )
 
 
 def is_missing(test: str) -> bool:
-    """Tell whether no file has a test, named as FILE::FUNCTION[...]."""
+    """Check whether the test FILE::FUNCTION[...] does not exist."""
     file, _, function = test.split("[")[0].partition("::")
     return function not in functions(Path(file))
 
 
 def problems() -> list[str]:
-    """Return one line for everything that is wrong."""
+    """Return one line per missing file or test, outdated page and duplicate file name."""
     page = Path("docs/security.md").read_text()
     named = set(re.findall(r"`([\w/]+\.(?:py|json)|[\w/]+/)`", page))
     found = [
@@ -59,5 +59,5 @@ def problems() -> list[str]:
 
 if __name__ == "__main__":
     lines = problems()
-    print("\n".join(lines) or "docs and lists of tests name what exists")
+    print("\n".join(lines) or "every file and test that is named in docs and test lists exists")
     sys.exit(bool(lines))

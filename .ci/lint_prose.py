@@ -48,7 +48,7 @@ def blank(text: str) -> str:
 
 
 def texts() -> Iterator[tuple[Path, int, str]]:
-    """Yield each page and docstring: file, lines above it, text."""
+    """Yield each page and docstring as its file, the number of lines above the text, and the text."""
     for page in sorted({page for pattern in PAGES for page in Path().glob(pattern)}):
         yield page, 0, page.read_text()
     for module in sorted({module for pattern in MODULES for module in Path().glob(pattern)}):
@@ -62,7 +62,7 @@ def texts() -> Iterator[tuple[Path, int, str]]:
 
 
 def problems() -> Iterator[str]:
-    """Yield one line for each finding."""
+    """Yield one line per problem found: file, line, check, message."""
     registry = CheckRegistry()
     registry.register_many(checks)
     words = types.PreferredForms(items=WORDS)

@@ -1,15 +1,15 @@
-"""`make release-check`: builds what would be released, and tries it where nothing else is installed.
+"""Build the distributions to release, and test each in an empty environment: `make release-check`.
 
     python .ci/release_check.py [--out dist] [--oldest python3.11] [--newest python3.13] [--only newest]
 
-The files that git knows are built into a source distribution, and that into a wheel; twine reads the metadata of
-both. Then two empty environments: the source distribution on the oldest Python with the oldest libraries
-(constraints-min.txt), and the wheel on the newest Python with the newest (constraints.txt). In each: a solved puzzle,
-a demo of one training step, and checkpoints that load after the package has been uninstalled. Commands run in an
-empty folder with an empty home, offline.
+The files tracked by git are built into a source distribution, and that into a wheel; twine checks the metadata of
+both. The source distribution is then installed with the oldest supported Python and libraries (constraints-min.txt),
+and the wheel with the newest (constraints.txt). Each environment solves a puzzle, runs one training step of the demo,
+and loads checkpoints after the package has been uninstalled. Except for pip, commands run offline, in an empty folder
+and with an empty home folder.
 
-Each environment takes what pip installs of torch, several gigabytes with CUDA. PIP_EXTRA_INDEX_URL=
-https://download.pytorch.org/whl/cpu makes pip take the builds for the CPU. This script needs git and Python alone.
+By default, pip installs torch with CUDA, several gigabytes per environment. To install CPU builds instead, set
+PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. The script requires only git and Python.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REMOTE_CODE = ROOT / ".ci" / "remote_code.py"
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"  # Wikipedia's "Sudoku"
-# The demo has 20,000 boards, 3,000 steps and a compiler.
+# Shorten the demo, which otherwise uses 20,000 boards, 3,000 steps and torch.compile.
 ONE_STEP = (
     "--build_data", "sudoku --size 4 --clues 8 --num-train 200 --num-test 16", "--max_steps", "1",
     "--max_eval_rows", "4", "--eval_max_steps", "1", "--torch_compile", "false",
@@ -44,12 +44,12 @@ print("Python", platform.python_version(), *found)
 
 
 class FailedCheckError(Exception):
-    """A command that should have worked; its output is the message."""
+    """Failure of a command or of a check; the message contains the command's output."""
 
 
 @dataclass
 class Environment:
-    """A virtual environment in a folder of its own, with an empty home beside it."""
+    """Virtual environment in its own folder, next to an empty home folder."""
 
     folder: Path
     python: str
@@ -62,11 +62,11 @@ class Environment:
         self.pip("--upgrade", "pip")
 
     def pip(self, *arguments) -> str:
-        """`pip install`."""
+        """Run `pip install` in the environment."""
         return self("python", "-m", "pip", "install", "--quiet", "--no-compile", *arguments)
 
     def __call__(self, program: str, *arguments, **more: str) -> str:
-        """Return the output of a program of the environment."""
+        """Run a program of the environment and return its output."""
         settings = {**os.environ, "HOME": str(self.home), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", **more}
         for name in ("PYTHONPATH", "VIRTUAL_ENV", "HF_HOME"):
             settings.pop(name, None)
@@ -75,11 +75,11 @@ class Environment:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="for the two files (default: dist)")
-    parser.add_argument("--oldest", default=sys.executable, metavar="PYTHON", help="default: the running one")
-    parser.add_argument("--newest", default=sys.executable, metavar="PYTHON", help="default: the running one")
-    parser.add_argument("--only", choices=("oldest", "newest"), help="one of the two environments")
-    parser.add_argument("--folder", type=Path, help="where environments are made and deleted; a temporary folder")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the two files (default: dist)")
+    parser.add_argument("--oldest", default=sys.executable, metavar="PYTHON", help="default: this Python")
+    parser.add_argument("--newest", default=sys.executable, metavar="PYTHON", help="default: this Python")
+    parser.add_argument("--only", choices=("oldest", "newest"), help="test only one environment")
+    parser.add_argument("--folder", type=Path, help="folder for the temporary environments")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="release-check-") as name:
         folder = Path(name)
@@ -87,20 +87,20 @@ def main() -> int:
             sdist, wheel = build(folder, args.out.resolve())
             if args.only != "newest":
                 try_installed(folder / "oldest", args.oldest, sdist, ROOT / "constraints-min.txt")
-                shutil.rmtree(folder / "oldest")  # gigabytes
+                shutil.rmtree(folder / "oldest")  # frees gigabytes
             if args.only != "oldest":
                 try_installed(folder / "newest", args.newest, wheel, ROOT / "constraints.txt")
         except FailedCheckError as failure:
             print(f"FAILED\n{failure}", flush=True)
             return 1
-    print(f"{sdist.name} and {wheel.name} in {args.out} can be released" + f", says {args.only}" * bool(args.only))
+    print(f"{sdist.name} and {wheel.name} in {args.out} can be released" + f" (tested: {args.only})" * bool(args.only))
     return 0
 
 
 def build(folder: Path, out: Path) -> tuple[Path, Path]:
-    """Build a source distribution, and a wheel from it, into the emptied folder `out`."""
+    """Build a source distribution, and a wheel from it, into the folder `out`, which is emptied first."""
     if out.exists() and any(file.suffix not in (".gz", ".whl") for file in out.iterdir()):
-        raise FailedCheckError(f"--out {out} holds other files than distributions; name an empty folder")
+        raise FailedCheckError(f"--out {out}: holds other files besides distributions; pass an empty folder")
     shutil.rmtree(out, ignore_errors=True)
     source, tools = folder / "source", Environment(folder / "tools", sys.executable)
     listed = run(["git", "ls-files", "-z"], ROOT, os.environ)
@@ -115,7 +115,7 @@ def build(folder: Path, out: Path) -> tuple[Path, Path]:
 
 
 def try_installed(folder: Path, python: str, file: Path, constraints: Path) -> None:
-    """Installs one of the two files, uses it, and uninstalls it."""
+    """Install one of the two distributions, use it, uninstall it, and load checkpoints without it."""
     name, here = folder.name, Environment(folder, python)
     step(name, f"{file.name} with {constraints.name}", lambda: here.pip("-c", constraints, file))
     step(name, "pip check", lambda: here("python", "-m", "pip", "check"), True)
@@ -147,14 +147,14 @@ def step(where: str, what: str, work: Callable[[], str], show: bool = False) -> 
 
 
 def expect(wanted: str, output: str) -> str:
-    """Raise FailedCheckError if an output does not contain a text."""
+    """Return `output`; raise FailedCheckError if it does not contain `wanted`."""
     if wanted not in output:
-        raise FailedCheckError(f"expected {wanted} in:\n{output}")
+        raise FailedCheckError(f"expected {wanted} in this output:\n{output}")
     return output
 
 
 def run(command: list, folder: Path, settings: dict[str, str] | os._Environ) -> str:
-    """Return the output of a command. Raise FailedCheckError with the output if it fails."""
+    """Run a command and return its output; if it fails, raise FailedCheckError with the output."""
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=folder, env=settings, capture_output=True, text=True, errors="replace")
     if done.returncode:

@@ -1,7 +1,7 @@
-"""A new model of every architecture, with the package and then without it; `release_check.py` runs both.
+"""Save a new model of every architecture; load it where the package is not installed (see `release_check.py`).
 
-python remote_code.py save FOLDER      where hrm_hf is installed: checkpoints, and what their heads compute
-python remote_code.py load FOLDER      where it is not: the same, by the code that each checkpoint carries
+python remote_code.py save FOLDER      # with hrm_hf installed: save checkpoints, and the logits of their heads
+python remote_code.py load FOLDER      # without hrm_hf: compare the logits, using each checkpoint's remote code
 """
 
 import importlib.util
@@ -12,13 +12,13 @@ import torch
 import transformers
 
 
-# Of cosmology, whose presets leave them to the data.
+# Config fields of the cosmology models that their presets leave to the training data.
 DATA_FIELDS = {"prior_bounds": [[0.1, 0.5], [0.6, 1.0]], "pixel_mean": [0.0], "pixel_std": [1.0]}
-TOLERANCE = 1e-4  # weights that are mapped from a file lie elsewhere in memory, and kernels may sum in another order
+TOLERANCE = 1e-4  # mapping weights from a file changes their alignment, so kernels may sum in a different order
 
 
 def save(folder: Path) -> None:
-    """Save the smallest preset of each architecture with its inputs and logits."""
+    """Save a model of each architecture's smallest preset, with inputs and logits."""
     from hrm_hf.registry import ARCHITECTURES
 
     for row in ARCHITECTURES.values():
@@ -40,7 +40,7 @@ def parameters(head, config) -> int:
 
 
 def inputs_of(config) -> dict[str, torch.Tensor]:
-    """Two rows of what a model of this config takes."""
+    """Return two rows of random inputs for a model with this config."""
     if hasattr(config, "image_size"):
         return {"pixel_values": torch.randn(2, config.num_channels, config.image_size, config.image_size)}
     length = getattr(config, "seq_len", None) or 16
@@ -48,14 +48,14 @@ def inputs_of(config) -> dict[str, torch.Tensor]:
 
 
 def logits_of(model, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Seeded: some models start from random states."""
+    """Return the model's logits, seeded because some models start from random states."""
     torch.manual_seed(1)
     with torch.no_grad():
         return model(**inputs).logits
 
 
 def load(folder: Path) -> None:
-    """Raise AssertionError if the package can be imported, or if a model's outputs differ."""
+    """Raise AssertionError if the package can be imported, or if a model's logits differ from the saved ones."""
     assert importlib.util.find_spec("hrm_hf") is None, "hrm_hf can still be imported"
     files = sorted(folder.glob("*.pt"))
     for file in files:
@@ -64,7 +64,7 @@ def load(folder: Path) -> None:
         model = auto_class.from_pretrained(file.with_suffix(""), trust_remote_code=True).eval()
         print(file.stem, flush=True)
         torch.testing.assert_close(logits_of(model, known["inputs"]), known["logits"], atol=TOLERANCE, rtol=TOLERANCE)
-    print(f"{len(files)} architectures loaded without the package, with equal results")
+    print(f"{len(files)} architectures loaded without the package, with equal logits")
 
 
 if __name__ == "__main__":

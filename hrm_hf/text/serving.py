@@ -10,14 +10,14 @@ import json
 import math
 import socket
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 import transformers
 import uvicorn
 from fastapi.responses import JSONResponse
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig
 from transformers.cli.serve import Serve
 from transformers.cli.serving.utils import BaseHandler, Modality
@@ -26,83 +26,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..io.http_guards import HEADER_BYTES, HostGuard, SizeLimit, error_body, is_known_host, send_error, send_json
 from ..registry import ARCHITECTURES, has_ability
 from .options import ServeOptions
+from .serving_fields import GENERATION, ROUTES, Rejection, parse
 
 
 NEW_TOKENS = 1024  # default maximum length of an answer
 HEAD_SECONDS, BODY_SECONDS = 10, 30  # time limits for the headers and the body of a request
 CONNECTIONS = 256  # above this number, requests are rejected; above twice the number, new connections are closed
-
-
-# ---- fields of a request; all other fields are rejected, and the error names them ----
-
-
-def _not_tiny(value: float) -> float:
-    if 0 < value < 1e-3:  # dividing logits by such a temperature overflows
-        raise ValueError("must be 0 (greedy) or at least 0.001")
-    return value
-
-
-class Part(BaseModel):
-    """A text part of a message (images and audio are rejected)."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-
-
-class Message(BaseModel):
-    """One turn of a chat."""
-
-    role: str
-    content: str | list[Part] | None = None
-    tool_calls: list[dict[str, Any]] = []
-
-
-def _schema(required: str, fields: dict[str, Any]) -> type[BaseModel]:
-    kinds = {name: (kind, ...) if name == required else (kind | None, None) for name, kind in fields.items()}
-    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-    return create_model("Body", __config__=config, **kinds)
-
-
-Share = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Natural = Annotated[int, Field(ge=0, lt=2**31)]
-Text = Annotated[str, Field(min_length=1)]
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Turns = Annotated[list[Message], Field(min_length=1, max_length=256)]
-SAMPLING = {"temperature": Annotated[float, Field(ge=0, le=100), AfterValidator(_not_tiny)], "top_p": Share}
-SHARED = SAMPLING | {
-    "model": str, "stream": bool, "seed": Natural, "generation_config": str, "user": str, "metadata": dict[str, str],
-}  # fmt: skip
-TEXT = SHARED | {
-    "max_tokens": Count, "stop": Stop | Annotated[list[Stop], Field(max_length=16)], "stream_options": dict[str, bool],
-    "frequency_penalty": Annotated[float, Field(ge=-0.9, le=2)], "n": Literal[1],
-}  # fmt: skip
-CHAT = TEXT | {"messages": Turns, "max_completion_tokens": Count, "tools": list[dict[str, Any]]}
-# Schema of each route, and fields that cap the answer length. The gate writes the effective limit to the first one.
-ROUTES = {
-    "/v1/completions": (_schema("prompt", TEXT | {"prompt": Text, "suffix": str}), ("max_tokens",)),
-    "/v1/chat/completions": (_schema("messages", CHAT), ("max_completion_tokens", "max_tokens")),
-    "/v1/responses": (
-        _schema("input", SHARED | {"input": Text | Turns, "instructions": str, "max_output_tokens": Count}),
-        ("max_output_tokens",),
-    ),
-    "/load_model": (_schema("model", {"model": str}), ()),  # the first request from `transformers chat`
-}
-# Fields of the JSON in `generation_config`, which `transformers chat` sends.
-GENERATION = _schema("", SAMPLING | {
-    "do_sample": bool, "min_p": Share, "typical_p": Share, "top_k": Natural, "no_repeat_ngram_size": Natural,
-    "repetition_penalty": Annotated[float, Field(ge=0.1, le=10)], "max_new_tokens": Count, "min_new_tokens": Natural,
-    "bos_token_id": Natural, "eos_token_id": Natural | list[Natural], "pad_token_id": Natural,
-    "transformers_version": str, "num_segments": Count,
-})  # fmt: skip
-
-
-class Rejection(Exception):  # noqa: N818 - a response to a request, not a failure of the server
-    """Error response to a rejected request: HTTP status, message, and the field that caused it."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
-        super().__init__(message)
-        self.status, self.param, self.headers = status, param, headers
 
 
 class Gate:
@@ -137,7 +66,10 @@ class Gate:
             raise Rejection(404, f"POST {path[:80]}: this server has no such route")
         if not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(b"application/json"):
             raise Rejection(415, "Content-Type: must be application/json")
-        raw = await _read(receive)  # read first, so a slow body does not take a slot from other requests
+        try:  # read first, so a slow body does not take a slot from other requests
+            raw = await asyncio.wait_for(Request(scope, receive).body(), BODY_SECONDS)
+        except (TimeoutError, ClientDisconnect) as error:
+            raise Rejection(408, f"the body did not arrive within {BODY_SECONDS} seconds; send it faster") from error
         if self.running >= most:
             raise Rejection(429, f"{most} requests are running (--max-requests); try again later", retry_after="5")
         self.running += 1
@@ -157,12 +89,12 @@ class Gate:
     def _checked(self, path: str, raw: bytes) -> bytes:
         """Check a request body, and return it without nulls and with an answer length that fits the window."""
         schema, lengths = ROUTES[path]
-        body = _parse(schema, raw)
+        body = parse(schema, raw)
         if body.setdefault("model", self.options.model) != self.options.model:
             raise Rejection(404, f"model={body['model'][:80]!r}: is not served here; remove it", "model")
         if not lengths:
             return json.dumps(body).encode()
-        generation = _parse(GENERATION, body.get("generation_config", "{}"), "generation_config")
+        generation = parse(GENERATION, body.get("generation_config", "{}"), "generation_config")
         if "num_segments" in generation and not self.has_segments:
             name, reason = "generation_config.num_segments", "needs an hrm_lm and no --continuous-batching"
             raise Rejection(400, f"{name}={generation['num_segments']}: {reason}; remove it", name)
@@ -195,39 +127,6 @@ class Gate:
         return self.tokenizer.apply_chat_template(turns, **options, **self.template)
 
 
-async def _read(receive) -> bytes:
-    parts, more = [], True
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while more:
-                message = await receive()
-                parts.append(message.get("body", b""))
-                more = message.get("more_body", False)
-    except TimeoutError as error:
-        raise Rejection(408, f"the body did not arrive within {BODY_SECONDS} seconds; send it faster") from error
-    return b"".join(parts)
-
-
-def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[str, Any]:
-    """Parse and check a JSON object (the body, or its field `name`), and return it without nulls."""
-    try:
-        body = json.loads(raw)
-        body = {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
-        schema.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, [name, *first["loc"][:4]] if name else first["loc"][:4])) or "the body"
-        unknown = first["type"] == "extra_forbidden"
-        problem = "is not supported; remove it" if unknown else first["msg"][0].lower() + first["msg"][1:]
-        raise Rejection(400, f"{place}={first['input']!r:.60}: {problem}", place) from error
-    except (ValueError, RecursionError) as error:
-        raise Rejection(400, f"{name or 'the body'}: must be JSON ({str(error)[:100]})", name or None) from error
-    return body
-
-
-# ---- the server ----
-
-
 class Connection(H11Protocol):
     """Connection that closes if no request arrives within HEAD_SECONDS. uvicorn would wait forever."""
 
@@ -251,23 +150,20 @@ class Connection(H11Protocol):
             self.transport.close()
 
 
-class _Unstarted(Serve):
-    """`transformers serve` that builds its application without starting a server."""
+class Server(Serve):
+    """`transformers serve` with an application that is served by `run` instead of the constructor."""
 
     _thread = None  # `kill_server` would wait for a server thread
 
     def start_server(self) -> None:
-        """Do nothing. Otherwise, the constructor would start the server."""
+        """Do nothing. The constructor calls this method."""
 
-
-class Server(uvicorn.Server):
-    """Server that also stops `transformers serve`, whose batching thread would keep the process running."""
-
-    served: _Unstarted
-
-    async def shutdown(self, sockets=None) -> None:
-        await super().shutdown(sockets)
-        self.served.kill_server()
+    def run(self) -> None:
+        """Serve until the process is interrupted, then stop the batching thread, which would keep it running."""
+        try:
+            self.server.run()
+        finally:
+            self.kill_server()
 
 
 async def _answer_error(request, error: Exception) -> JSONResponse:
@@ -276,7 +172,7 @@ async def _answer_error(request, error: Exception) -> JSONResponse:
     return JSONResponse(error_body(status, str(getattr(error, "detail", message))), status)
 
 
-def make_server(options: ServeOptions) -> uvicorn.Server:
+def make_server(options: ServeOptions) -> Server:
     """Load the model and return a server that is ready to `run()`."""
     for row in ARCHITECTURES.values():
         if AutoModelForCausalLM in row.heads:
@@ -287,8 +183,8 @@ def make_server(options: ServeOptions) -> uvicorn.Server:
     if gate.window and not (torch.cuda.is_available() and options.device != "cpu"):
         # By default, transformers reserves most of the machine's memory for pages.
         theirs["cb_num_blocks"] = options.max_requests * math.ceil(gate.window / ContinuousBatchingConfig.page_size)
-    served = _Unstarted(force_model=options.model, non_blocking=True, **theirs)
-    app = gate.app = served.server.config.app
+    server = Server(force_model=options.model, non_blocking=True, **theirs)
+    app = gate.app = server.server.config.app
     for kind in (HTTPException, ValueError, Exception):  # a ValueError in generate is caused by the request
         app.add_exception_handler(kind, _answer_error)
     own = [name for name in (options.host, socket.gethostname()) if not is_known_host(name, ())]
@@ -296,6 +192,5 @@ def make_server(options: ServeOptions) -> uvicorn.Server:
     gate = HostGuard(gate, [*(options.allow_host or ()), *own], options.enable_cors)
     bounds = {"h11_max_incomplete_event_size": HEADER_BYTES, "limit_concurrency": CONNECTIONS}
     bounds |= {"http": Connection, "ws": "none"}
-    server = Server(uvicorn.Config(gate, options.host, options.port, **bounds))
-    server.served = served
+    server.server = uvicorn.Server(uvicorn.Config(gate, options.host, options.port, **bounds))
     return server

@@ -33,7 +33,7 @@ def served_here(model: str, **options):
         _wait(f"http://localhost:{port}/health", thread.is_alive)
         yield f"http://localhost:{port}"
     finally:
-        server.should_exit = True
+        server.server.should_exit = True
         thread.join()
 
 

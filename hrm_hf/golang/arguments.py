@@ -71,7 +71,7 @@ class GoTrainingArguments(LmTrainingArguments):
     code_loss_weight: float | None = HfArg(default=None, help="Overrides the config's code loss weight.")
     refinement_loss_weight: float | None = HfArg(default=None, help="Overrides the config's refinement loss weight.")
     balance_decisions: bool = HfArg(
-        default=False, help="Weight decisions by inverse frequency in training data; save the weights in the config."
+        default=False, help="Weight refinement decisions by inverse training frequency; save weights in the config."
     )
 
     validation_frequency: int = HfArg(default=0, help="Generate and validate code every N steps; 0 disables it.")
@@ -91,4 +91,4 @@ class GoTrainingArguments(LmTrainingArguments):
         if self.validator not in VALIDATOR_CHOICES:
             raise ValueError(f"validator={self.validator!r}: must be one of {', '.join(VALIDATOR_CHOICES)}")
         if self.replay_file and not self.validation_frequency:
-            raise ValueError(f"replay_file={self.replay_file!r}: needs --validation_frequency")
+            raise ValueError(f"replay_file={self.replay_file!r}: requires --validation_frequency 1 or more")

@@ -77,7 +77,7 @@ def run_demo(options: DemoGo, stream: TextIO | None = None) -> dict[str, Any]:
 
 
 def _make_data(options: DemoGo, build: Callable[..., None], tell: Callable[[str], None]) -> None:
-    """Build records and a tokenizer, unless an earlier demo has left them in the folder."""
+    """Build records and a tokenizer, unless an earlier run of the demo left them in the folder."""
     source, data, tokenizer = options.source, options.out / "data", options.out / "tokenizer"
     if not (data / "report.json").exists():
         if source == "std":

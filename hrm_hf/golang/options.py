@@ -53,7 +53,7 @@ class WriteGo(SamplingOptions):
             raise UsageError(f"records={str(self.records)!r}: no such file", "--records")
         if self.prompts and self.prefix and len(self.prefix) != len(self.prompts):
             expected = counted(len(self.prompts), "prompt")
-            raise UsageError(f"prefix: got {len(self.prefix)} for {expected}; pass one per prompt", "--prefix")
+            raise UsageError(f"prefix: got {len(self.prefix)} for {expected}; pass one prefix per prompt", "--prefix")
         if self.repair and (self.records is None or self.validator == "none"):
             raise UsageError("repair=True: needs --records and a validator", "--repair")
         if self.stream and (self.repair or len(self.prompts or []) != 1):
@@ -151,12 +151,12 @@ class BuildGo(Options):
             raise UsageError(f"validator={self.validator!r}: --oracle types needs --validator types", "--validator")
         if self.text is not None and not any(map(is_folder, self.sources)):
             raise UsageError(
-                f"text={str(self.text)!r}: needs a folder among the sources; omit --text, because "
-                "go-tokenizer also reads records",
+                f"text={str(self.text)!r}: requires at least one folder among the sources; otherwise omit "
+                "--text (go-tokenizer can train on the records alone)",
                 "--text",
             )
         if self.text is not None and self.text.resolve() in (self.out.resolve(), self.out.resolve() / "trajectories"):
-            raise UsageError(f"text={str(self.text)!r}: is the folder of records (--out); choose another", "--text")
+            raise UsageError(f"text={str(self.text)!r}: must not be --out or its subfolder trajectories", "--text")
 
 
 @dataclass(kw_only=True)
@@ -164,9 +164,9 @@ class BuildGoTokenizer(Options):
     """Options of `hrm-hf data go-tokenizer` and `build_tokenizer`."""
 
     source: list[str] = option(
-        "DIR with Go files, std, or a .jsonl file of records or of rows with a text; repeat for more."
+        "DIR with Go files, std, or a .jsonl file of records or of rows with a key text; repeat for more."
     )
-    out: Path = option("Output folder, for AutoTokenizer.from_pretrained.")
+    out: Path = option("Output folder, which AutoTokenizer.from_pretrained can load.")
     vocab_size: int = option(
         "Vocabulary size, including 43 tags and 256 bytes; smaller if the sources cannot fill it.", 16384, min=299
     )

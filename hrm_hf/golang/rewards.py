@@ -24,7 +24,7 @@ from . import GoProgram, GoTestRunner, best_validator
 
 
 CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
-DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # rejects an empty text, although it parses
+DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # code that declares nothing earns no reward
 KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 
 
@@ -104,7 +104,7 @@ class GoSyntaxReward(_GoReward):
 
 
 class GoTestsReward(_GoReward):
-    """Reward for code that passes, in the sandbox, the tests from its row of the data set.
+    """Reward for code that passes the tests in its row of the data set, run in the sandbox.
 
     Raises:
         ValueError: the rows have no tests.

@@ -49,7 +49,7 @@ class GoCoderRun(CausalLMRun):
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.max_length, self.args.seed, quantized)
         if isinstance(model.config, HrmGoCoderConfig):
-            model.config.update(self.data_args.budgets())  # generation then truncates prompts as in training
+            model.config.update(self.data_args.budgets())  # so generation truncates prompts as training does
             if self.args.balance_decisions:
                 model.config.refinement_class_weights = self._class_weights()
         elif self.args.balance_decisions:
@@ -84,7 +84,7 @@ class GoCoderRun(CausalLMRun):
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ValueError(
                 f"validation_frequency={self.args.validation_frequency}: the weights are sharded, so one "
-                "process cannot generate code; train with DDP, or set it to 0"
+                "process cannot generate code; train with DDP, or set --validation_frequency 0"
             )
         validator = best_validator(self.args.validator)
         return GoValidationCallback(trainer, self.builder, self.validation.records, validator, self.train.records)

@@ -111,7 +111,7 @@ class GoValidationCallback(TrainerCallback):
 
 
 def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
-    """Return `go/syntax_rate` over checked samples and, if types are checked, `go/type_rate` over all."""
+    """Return `go/syntax_rate` of checked samples and, if types are checked, `go/type_rate` of all samples."""
     parses = [one.syntax_ok for one in feedback if one.syntax_ok is not None]
     rates = {"go/syntax_rate": sum(parses) / len(parses)} if parses else {}
     if any(one.types_ok is not None for one in feedback):

@@ -52,7 +52,7 @@ PRE_TOKENIZERS = {
     ),
 }
 
-# Inserting a space can only break a tag, never create one, so the order of the replacements does not matter.
+# Inserting a space after `<` breaks a tag and cannot create one, so the tags can be replaced in any order.
 CHAT_TEMPLATE = (
     "{%- set tags = [" + ", ".join(f"'{token}'" for token in SPECIAL_TOKENS) + "] -%}"
     "{%- macro harmless(text) -%}"
@@ -171,7 +171,7 @@ def build_prompts(options: BuildGoPrompts) -> dict[str, Any]:
         if len(ids) > most:
             dropped.add(f"longer than {most} tokens", record["id"])
             continue
-        prompt = builder.tokenizer.decode(ids[1:])  # without <s>, which the tokenizer adds again
+        prompt = builder.tokenizer.decode(ids[1:])  # drop <s>, because the tokenizer adds it again
         if builder.tokenizer(prompt)["input_ids"] != ids:
             dropped.add("tags in the text, or truncated within a character", record["id"])
             continue
@@ -271,7 +271,7 @@ def _empty_splits(splits: dict[str, list[dict]], options: BuildGo) -> str | None
 
 
 def _write_trajectories(splits: dict[str, list[dict]], options: BuildGo) -> dict[str, Any]:
-    """Write the trajectories of each split, and return the fraction of each decision and the drop counts."""
+    """Write the trajectories of each split; return the share of each refinement decision and the drop counts."""
     counts = {name: TrajectoryCounts() for name in splits}
     how = {"seed": options.seed, "per_record": options.trajectories, "oracle": options.oracle}
     with best_validator(options.validator) as validator:

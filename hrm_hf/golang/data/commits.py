@@ -180,7 +180,7 @@ def _log(repository: Path, dropped: Dropped) -> Iterator[_Commit]:
 
 
 def _parse(entry: str) -> _Commit | None:
-    """Parse a log entry: `sha, author, subject, body`, `--raw` lines with paths, `--numstat` counts."""
+    """Parse a log entry: `sha, author, subject, body`, then `--raw` lines with paths, then `--numstat` counts."""
     fields = entry.split(FIELD)
     if len(fields) != 5:
         return None

@@ -21,7 +21,7 @@ MAX_CHANGED_LINES = 40  # maximum number of removed plus added lines
 GENERATED_NAMES = re.compile(r"(\.pb(\.gw)?|_generated|\.gen|_gen|_string|bindata)\.go$|(^|/)zz_generated[^/]*$")
 IGNORED = ("comment", "import_declaration", ";", "\n")
 
-# The verb in a subject determines the intent. These are base forms; `_verb` reduces other forms to them.
+# The verb in a commit's subject determines the intent. These are base forms; `_verb` reduces other forms to them.
 VERBS = {
     "FIX": "fix bugfix hotfix correct repair resolve prevent avoid handle ensure guard restore protect patch",
     "ADD": "add introduce implement support create allow enable expose provide feat feature export include teach",
@@ -83,7 +83,7 @@ def path_problem(path: str) -> str | None:
 
 
 def text_problem(*texts: str) -> str | None:
-    """Return the reason to exclude texts (size, long lines, invalid characters), or None."""
+    """Return why texts are excluded (size, long lines, invalid characters), or None if they are not."""
     for text in texts:
         if len(text) > MAX_BYTES:
             return f"more than {MAX_BYTES} characters"
@@ -128,7 +128,7 @@ def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
 
 
 def intent_of_subject(subject: str) -> str:
-    """Return the intent that a subject's type (`fix(parser): text`) or first known verb implies, else UPDATE."""
+    """Return the intent in a commit subject: by its type (`fix(x): text`) or first known verb, else UPDATE."""
     typed = CONVENTIONAL.match(subject)
     verb = _verb(typed[1]) if typed else None
     verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", plain_subject(subject))]
@@ -136,7 +136,7 @@ def intent_of_subject(subject: str) -> str:
 
 
 def plain_subject(subject: str) -> str:
-    """Remove leading `[tags]`, `type(scope):` or `package:` and trailing `(#123)` from a subject."""
+    """Remove leading `[tags]`, `type(scope):` or `package:` and trailing `(#123)` from a commit subject."""
     text = PULL_NUMBER.sub("", re.sub(r"^(\[[^\]]*\]\s*)+", "", subject.strip()))
     shorter = CONVENTIONAL.sub("", text)
     return shorter if shorter != text else PACKAGE_PREFIX.sub("", text)

@@ -68,7 +68,7 @@ def hub_records(
     path, kind, columns, dropped = Path(source).expanduser(), "", {}, dropped or Dropped()
     rows = _local_rows(path, on_bad_line, dropped) if path.exists() else _hub_rows(source, config)
     for number, (place, row) in enumerate(rows):
-        # Lines of a file may have different keys, so the first row of each file determines the columns.
+        # JSON lines may omit keys, so keep the columns of earlier rows unless a row has none of them.
         if not set(columns.values()) & set(row):
             kind, columns = _recognize(list(row), place)
         parts = {part: _text(row.get(columns.get(part))) for part in COLUMNS[kind]}
@@ -121,7 +121,7 @@ def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped:
 def _functions(
     code: str, doc: str | None, identity: str, shared: dict[str, Any], dropped: Dropped
 ) -> Iterator[dict[str, Any]]:
-    """Yield records for the documented functions in a text or, given `doc`, only for its first function."""
+    """Yield records for a text's documented functions or, given `doc`, for its first function with this comment."""
     reason = text_problem(code, doc or "")
     if reason or GENERATED.search(code[:5000]):
         dropped.add(reason or "generated", identity)

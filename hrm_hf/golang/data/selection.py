@@ -129,7 +129,7 @@ def evaluation_ngrams(paths: Iterable[str | Path]) -> set[int]:
                     texts += 1
         if not texts:
             expected = ", ".join(EVALUATION_TEXTS)
-            raise ValueError(f"{path} has no column of evaluation texts; expected one of {expected}")
+            raise ValueError(f"{path} has no column with prompts or solutions; expected one of {expected}")
     return found
 
 

@@ -35,7 +35,7 @@ class Dropped:
         self.counts[reason] += 1
         names = self.examples.setdefault(reason, [])
         if len(names) < EXAMPLES:
-            names.append(name.encode(errors="backslashreplace").decode())  # names may not be valid UTF-8
+            names.append(name.encode(errors="backslashreplace").decode())  # file names are not always valid UTF-8
 
     def report(self) -> dict[str, dict]:
         """Return {"counts": {reason: number}, "examples": {reason: [names]}} for a JSON report."""

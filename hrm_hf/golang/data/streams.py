@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 MULTIPLE = 8  # batches are padded to a multiple of this length, which suits tensor cores
-PLAIN = "plain_"  # prefix of the columns for the stream without attempts
+PLAIN = "plain_"  # prefix of the columns that hold a row's stream without attempts
 SCORED = ("code_start", "code_end", "code_bytes")
 COUNTED = ("targets", "attempts", "left_out")
-BUILDER_VERSION = 4  # part of the cache key; increase it when the rows of a record change
+BUILDER_VERSION = 4  # part of the cache key; increase it when the code converts records to different rows
 DROPPED = {
     "bad": "unreadable lines",
     "plan": "with a plan that is too long",
@@ -68,7 +68,7 @@ class _Tail:
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
-    decisions: list[tuple[int, int, list[int]]] = field(default_factory=list)  # (position, label, feedback ids)
+    decisions: list[tuple[int, int, list[int]]] = field(default_factory=list)  # each (position, label, feedback ids)
     span: tuple[int, int] = (0, 0)
     code_bytes: int = 0
 
@@ -172,10 +172,8 @@ class GoStreamBuilder:
         """Return the ids of <s>, the problem and the context, truncated to `limit` ids."""
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
-            raise TooLongError(
-                "stream",
-                f"record {record['id']!r}: plan and code leave only {limit} of {self.max_length} tokens (max_length)",
-            )
+            left = f"plan and code leave only {limit} of max_length={self.max_length} tokens for the problem"
+            raise TooLongError("stream", f"record {record['id']!r}: {left}; raise max_length or shorten the record")
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
         return fit_task(problem, context, self.problem_budget, self.context_budget, limit)
@@ -201,14 +199,14 @@ class GoStreamBuilder:
         """Append an attempt, and label its code if `what` is "code" (the solution)."""
         prefix = record["code_prefix"] or ""
         if not code.startswith(prefix):
-            raise ValueError(f"record {record['id']!r}: code_prefix={prefix!r}: the {what} does not start with it")
+            raise ValueError(f"record {record['id']!r}: code_prefix={prefix!r}: must be the beginning of the {what}")
         body = code[len(prefix) :]
         ids, given = code_segment(self.tokenizer, prefix, body)
         self._within(what, ids, self.code_budget, record)
         tail.code_bytes = len(body.encode())
         start = len(tail.ids)
         tail.add(ids, given if what == "code" else len(ids))
-        tail.labels[start] = ids[0]  # a target: the model writes <CODE> after a plan or a decision
+        tail.labels[start] = ids[0]  # never masked, because the model writes <CODE> after a plan or a decision
         tail.span = start + given, start + len(ids)
 
     def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:
@@ -325,7 +323,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
         how = {"gen_kwargs": options, "cache_dir": cache_dir, "fingerprint": key, "writer_batch_size": WRITTEN_AT_ONCE}
         try:
             part = Dataset.from_generator(read_records, features=record_features(), **how)
-        except DatasetGenerationError as error:  # wraps the error from `read_records`
+        except DatasetGenerationError as error:  # its cause is the error from `read_records`
             raise (error.__cause__ or error) from None
         parts.append(part)
         if on_bad_line == "skip":

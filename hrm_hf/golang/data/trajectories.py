@@ -226,7 +226,7 @@ class Body(NamedTuple):
     lines: list[tuple[int, int]]
 
     def replaced(self, *edits: tuple[int, int, bytes]) -> str:
-        """Apply non-overlapping edits, which replace bytes [start, stop) with a text, and return the code."""
+        """Return the code after non-overlapping edits, each of which replaces bytes [start, stop) with new text."""
         code = self.code
         for start, stop, text in sorted(edits, reverse=True):
             code = code[:start] + text + code[stop:]

@@ -19,7 +19,7 @@ RESAMPLES = 10_000  # number of bootstrap resamples
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean of values, which is the rate of True for flags, or None if there are no values."""
+    """Return the mean of the values (for flags, the fraction of True), or None if there are none."""
     return float(np.mean(values)) if len(values) else None
 
 

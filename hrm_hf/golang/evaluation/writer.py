@@ -187,7 +187,7 @@ class Writer:
 
     @torch.no_grad()
     def forward(self, sequences: Sequence[Sequence[int]], **more: Any):
-        """Return the model's output for right-padded sequences."""
+        """Pad sequences on the right, and return the model's output for them."""
         return self.model(**self._padded(sequences), use_cache=False, **more)
 
     def _padded(self, sequences: Sequence[Sequence[int]], left: bool = False) -> dict[str, torch.Tensor]:

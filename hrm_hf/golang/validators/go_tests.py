@@ -139,11 +139,11 @@ class GoTestRunner(UsesChecker):
                 results[index] = replace(results[index], status="unsolvable")
 
     def _prepare(self, programs: Sequence[GoProgram], results: list) -> list[Sources]:
-        """Return the sources of each program, and set the results of programs that do not parse."""
+        """Return the sources of each program, and record in `results` which programs do not parse."""
         files = []
         for index, program in enumerate(programs):
             if not re.search(r"^func Test", program.tests, re.MULTILINE):
-                raise ValueError(f"tests of program {index} have no `func Test...`; they would test nothing")
+                raise ValueError(f"tests of program {index} have no `func Test...` and would test nothing; add one")
         tests, answers = (
             self.checker.ask(
                 "imports", [getattr(program, part) for program in programs], package="main", test_main=name
@@ -250,7 +250,7 @@ def judge(run: Run, limits: Limits, secret: str) -> GoTestResult:
 
 
 def _write_module(folder: Path, go: Go, files: dict[int, Sources]) -> None:
-    """Write the module for `go test ./...`: one package per program, harness, and a stand-in for testify."""
+    """Write the module for `go test ./...`, with one package per program, the harness, and a stand-in for testify."""
     work = folder / "work"
     shutil.copytree(TESTIFY, work / "testify")
     (folder / "out").mkdir()

@@ -38,7 +38,7 @@ MIB = 1 << 20
 INSTALL_LINE = "`apt-get install bubblewrap util-linux mount` (dnf and pacman: bubblewrap, util-linux)"
 MAX_OUTPUT = 64 * MIB  # maximum bytes of output; a program that writes more is killed
 ADDRESS_SPACE = 4096 * MIB  # Go reserves address space that it does not use: over 1 GiB in newer versions
-UNUSED_UID = 1_997_770_001  # in a range that systemd's list of uids marks as unused
+UNUSED_UID = 1_997_770_001  # from a range of uids that systemd's documentation marks as unused
 NOBODY = 65534
 START_SECONDS = END_SECONDS = 30.0  # time limit for the kernel to set up or tear down a sandbox
 REFUSAL = "refusing to run code outside of a sandbox: "
@@ -64,7 +64,7 @@ exec "$@"
 
 
 class SandboxError(RuntimeError):
-    """Raised if no sandbox can be created, in which case nothing ran, or if a sandbox does not end."""
+    """Raised if a sandbox cannot be created, so that nothing ran, or if it does not end."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
     uid, staged = sandbox_uid(), []
 
     def reach(source: str) -> str:
-        """Return the source of a bind or, if the sandbox's uid cannot reach it, the path where we bind it."""
+        """Return the path to bind: `source`, or our own bind of it if the sandbox's uid cannot reach `source`."""
         above = Path(os.path.realpath(source)).parents
         if uid is None or not os.path.exists(source) or all(folder.stat().st_mode & 0o001 for folder in above):
             return source

@@ -79,7 +79,7 @@ def seccomp_filter(machine: str, processes: bool = False) -> bytes:
     if machine == "x86_64":  # reject x32 calls, which have other numbers
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_GIVE, _EPERM)]
     program += [_step(_AT_LEAST, FIRST_UNKNOWN, 0, 1), _step(_GIVE, _ENOSYS)]
-    program += _call(CLONE3, _step(_GIVE, _ENOSYS))  # its flags are in memory, which a filter cannot read
+    program += _call(CLONE3, _step(_GIVE, _ENOSYS))  # clone3's flags are in memory, which a filter cannot read
     rules = _rules(processes)
     for name, numbers in (CALLS | CHECKED_CALLS | (PROCESS_CALLS if processes else {})).items():
         if numbers[column] is not None:

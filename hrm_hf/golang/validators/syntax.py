@@ -188,7 +188,7 @@ def _describe(text: bytes, node: "Node") -> SyntaxFault:
 
 def _brackets(text: bytes) -> SyntaxFault | None:
     """Find the first unterminated literal, unmatched bracket, or line that ends inside parentheses."""
-    stack: list[tuple[bytes, str]] = []  # opening bracket, and its closing bracket
+    stack: list[tuple[bytes, str]] = []  # each opening bracket with the bracket that must close it
     line, code_end = 1, 0
     for match in _LEXEME.finditer(text):
         found = match[0]

@@ -70,7 +70,7 @@ def user_cache() -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise GoNotFoundError(f"no folder to build in: {error}; set XDG_CACHE_HOME to a writable folder") from error
+        raise GoNotFoundError(f"no folder for our cache: {error}; set XDG_CACHE_HOME to a writable folder") from error
     return path
 
 
@@ -205,7 +205,7 @@ class CheckerProcess:
             answer, output = b"", self._process.stdout.fileno()
             while not answer.endswith(b"\n"):
                 if not readable(output, self.seconds):
-                    raise CheckerTimeoutError(f"no answer within {self.seconds:g} s")
+                    raise CheckerTimeoutError(f"no answer from the checker within {self.seconds:g} s")
                 data = os.read(output, 1 << 20)
                 if not data:
                     raise CheckerError(self._exit_message())

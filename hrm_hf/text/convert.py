@@ -56,7 +56,7 @@ DROPPED = re.compile(
     r"|layers\.\d+\.[HL]_module\.attn\.rotary_emb\.inv_freq"
 )
 LEARNED_POSITIONS = re.compile(r"pos(ition)?_embeddings?\.weight")
-WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # prefixes added by DDP, torch.compile and heads
+WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # name prefixes from DDP, torch.compile and heads
 
 WHY_OUTPUTS_DIFFER = (
     "these are starting weights for training, not a converted model: outputs cannot match the original's, which "
@@ -211,7 +211,7 @@ LAYER_NAMES = {
     "norm2": "post_attention_layernorm",
 }
 OUTER_NAMES = {"embeddings.embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
-TIED_NAME = "lm_head.weight"  # not saved by the original code
+TIED_NAME = "lm_head.weight"  # shared with the embeddings; the original code does not save it
 REFUSAL = (
     "was trained with the mHC layers of the original code (mhc_enabled: true), which mix copies of a single "
     "stream inside a block. rlm_mhc cannot express this; train the original with mhc_enabled=false, or train rlm_mhc"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 STREAM_BATCH = 64  # documents per batch when tokenizing a stream; small, because documents may be long
-PACKER_VERSION = 1  # part of the cache key; increase it when the same documents give different blocks
+PACKER_VERSION = 1  # part of the cache key; increase it when the code packs documents differently
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Packing:
 
     @classmethod
     def of(cls, options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase") -> "Packing":
-        """Create the packing of a run. Without a padding token, the last row is padded with EOS (label -100)."""
+        """Return the packing of a run. Without a padding token, the last row is padded with EOS (label -100)."""
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         return cls(options.row_length, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
 

@@ -46,7 +46,7 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
     """
     device = options.device and chosen_device(options.device)
     if device and ":" in device and not device.endswith(":0"):
-        raise UsageError(f"device={device}: choose a GPU with CUDA_VISIBLE_DEVICES", "--device")
+        raise UsageError(f"device={device}: must be the first GPU; choose it with CUDA_VISIBLE_DEVICES", "--device")
     thinking = {"num_segments": options.num_segments} if options.num_segments else {}
     thinking |= options.halting
     config = load_config(options.model, LANGUAGE_MODEL)
@@ -91,7 +91,7 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
 
 
 def _load(name: str, config, tokenizer: PreTrainedTokenizerBase, thinking: dict[str, Any]) -> PreTrainedModel:
-    """Load a model and set halting options. Raise ValueError if the options or the tokenizer do not fit."""
+    """Load a model and set its halting options. Raise ValueError if the options or tokenizer do not match it."""
     if thinking and not has_ability(config, "recurrent_depth"):
         flags = ", ".join("--" + field.replace("_", "-") for field in thinking)
         raise ValueError(f"{name} is a model of type {config.model_type}, which has no segments; remove {flags}")

@@ -93,7 +93,7 @@ class EvaluateLm(EvaluationOptions, ThinkingOptions):
 class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
     """Options of `hrm-hf eval reasoning`."""
 
-    data: str = option("Data set of `hrm-hf data reasoning`: a folder or a name on the Hub.", argument=True)
+    data: str = option("Data set from `hrm-hf data reasoning`: a folder or a name on the Hub.", argument=True)
     splits: str = option("Comma-separated splits. [default: test, and beyond if the data set has it]", "")
     passes: str = option("Also evaluate with these numbers of passes (hrm_lm: segments), separated by commas.", "")
     batch_size: int = option("Number of rows per batch.", 64, min=1)
@@ -139,7 +139,7 @@ class ServeOptions(Options):
     max_new_tokens: int | None = option(
         "Maximum number of tokens per answer. [default: limited only by the context window]", None, min=1
     )
-    max_requests: int = option("Maximum number of concurrent requests; others get status 429.", 16, min=1)
+    max_requests: int = option("Maximum number of concurrent requests; further ones get status 429.", 16, min=1)
     max_body_bytes: int = option("Maximum size of a request body in bytes.", 2**20, min=1)
     allow_host: list[str] | None = option("Additional host name of this server, or *.NAME; can be repeated.", None)
     host: str = option("Address to listen on; 0.0.0.0 for all interfaces.", "localhost")
@@ -152,7 +152,7 @@ class ServeOptions(Options):
     continuous_batching: bool = option("Batch requests with a paged cache.", False)
     quantization: Literal["bnb-4bit", "bnb-8bit"] | None = option("Quantize the weights with bitsandbytes.", None)
     reasoning: Literal["auto", "on", "off"] = option(
-        "Thinking mode, if the chat template has a switch for it.", "auto"
+        "Turn thinking mode on or off, if the chat template has a switch for it.", "auto"
     )
     chat_template_kwargs: str | None = option("JSON object of arguments for the chat template.", None)
     default_seed: int | None = option("Default random seed for sampling.", None)
@@ -190,7 +190,7 @@ class RlmOptions(RlmCaps):
 
     @property
     def caps(self) -> dict[str, Any]:
-        """The fields of `RlmCaps`."""
+        """The caps of this run, as arguments of `RlmCaps`."""
         return {each.name: getattr(self, each.name) for each in fields(RlmCaps)}
 
 
@@ -207,9 +207,9 @@ class RetrofitOptions(Options):
     coda: int | None = option("Layers after the loop. [default: the remaining layers]", None, min=0)
     passes: int = option("Maximum number of passes through the loop.", 4, min=1)
     input_injection: Literal["add", "none", "gated", "bridge", "concat"] = option(
-        "How the state and the prelude's output are combined before each pass after the first.", "gated"
+        "How each pass after the first combines the state with the prelude's output.", "gated"
     )
     loop_step: Literal["replace", "damped"] = option(
-        "Whether a pass after the first replaces the state, or moves it by a learned factor.", "damped"
+        "Whether a pass after the first replaces the state, or moves it a learned fraction of the way.", "damped"
     )
     force: bool = option("Overwrite existing files.", False)

@@ -55,7 +55,7 @@ class PostTraining(CompleteCheckpoints):
         self.cache_at_inference = model.config.use_cache
         trained = [(parameter, parameter.dtype) for parameter in model.parameters() if parameter.requires_grad]
         super().__init__(model, *args, **kwargs)
-        for parameter, dtype in trained:  # TRL casts adapters and halting heads of quantized models to bfloat16
+        for parameter, dtype in trained:  # undo TRL's cast to bfloat16 for adapters and heads of quantized models
             parameter.data = parameter.data.to(dtype)
         self.preemption = PreemptionCallback()
         self.add_callback(self.preemption)

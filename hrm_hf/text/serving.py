@@ -87,7 +87,7 @@ class Gate:
             self.running -= 1
 
     def _checked(self, path: str, raw: bytes) -> bytes:
-        """Check a request body, and return it without nulls and with an answer length that fits the window."""
+        """Check a request body; return it without nulls, and with an answer length that fits the context window."""
         schema, lengths = ROUTES[path]
         body = parse(schema, raw)
         if body.setdefault("model", self.options.model) != self.options.model:
@@ -145,7 +145,7 @@ class Connection(H11Protocol):
         self.loop.call_later(HEAD_SECONDS, self._close_idle, self.cycle)
 
     def _close_idle(self, before) -> None:
-        """Close the connection if the request `before` was answered and no headers have arrived since."""
+        """Close the connection if no headers have arrived since the answer to request `before`."""
         if self.cycle is before and (before is None or before.response_complete) and not self.transport.is_closing():
             self.transport.close()
 
@@ -153,7 +153,7 @@ class Connection(H11Protocol):
 class Server(Serve):
     """`transformers serve` with an application that is served by `run` instead of the constructor."""
 
-    _thread = None  # `kill_server` would wait for a server thread
+    _thread = None  # otherwise, `kill_server` would wait for a server thread
 
     def start_server(self) -> None:
         """Do nothing. The constructor calls this method."""
@@ -181,7 +181,7 @@ def make_server(options: ServeOptions) -> Server:
     theirs = {name: getattr(options, name) for name in names[names.index("host") :]}
     gate = Gate(options)
     if gate.window and not (torch.cuda.is_available() and options.device != "cpu"):
-        # By default, transformers reserves most of the machine's memory for pages.
+        # By default, transformers reserves most of the machine's memory for cache pages.
         theirs["cb_num_blocks"] = options.max_requests * math.ceil(gate.window / ContinuousBatchingConfig.page_size)
     server = Server(force_model=options.model, non_blocking=True, **theirs)
     app = gate.app = server.server.config.app

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WRITTEN_AT_ONCE = 100  # number of rows in memory while converting a file
 REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # written by `reasoning/build.py`
-READER_VERSION = 2  # part of the cache key; increase it when the same file gives different rows
+READER_VERSION = 2  # part of the cache key; increase it when the code reads a file as different rows
 
 
 def open_source(
@@ -111,7 +111,7 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
             fingerprint=key,
             writer_batch_size=WRITTEN_AT_ONCE,
         )
-    except DatasetGenerationError as error:  # wraps the error of our reader
+    except DatasetGenerationError as error:  # its cause is the error from our reader
         raise (error.__cause__ or error) from None
     except ValueError as error:  # if there are no rows, the message of `datasets` does not name the file
         if next(iter(reader(**options)), None) is not None:

@@ -30,7 +30,7 @@ PART_COUNTS = {
     "refinement_loss": "decisions",
     "refinement_accuracy": "decisions",
 }
-# Inputs from which metrics count targets or bytes, and the value that excludes a row from each count.
+# Inputs that determine the counts of targets or bytes, each with the value that excludes a row from its count.
 COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
     "scored_bytes": 0
 }
@@ -189,7 +189,7 @@ class CausalLMTrainer(HrmTrainer):
 
         Terms in `PART_COUNTS` become sums over their own counts.
         """
-        divided_by = tokens  # the model divided by the token count of this call or of the complete step
+        divided_by = tokens  # the model divided its loss by the token count of this call or of the complete step
         scale = 1  # the factor by which Trainer multiplied the loss; averaging in DDP cancels it
         if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
             divided_by = num_items_in_batch
@@ -338,7 +338,7 @@ def freeze_all_but_adapters(model: Any) -> None:
 def compile_segment(model: Any, **options: Any) -> None:
     """Call `torch.compile(**options)` on the segment that training repeats. Inference is not compiled."""
     base = model.base_model
-    base.compiled_segment = torch.compile(type(base).segment, **options)  # unbound, so a copy uses its own weights
+    base.compiled_segment = torch.compile(type(base).segment, **options)  # unbound, so copies use their own weights
 
 
 def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_bytes: torch.Tensor) -> dict:

@@ -92,7 +92,7 @@ def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
 
 
 def describe_task(options: BuildReasoning) -> ReasoningInfo:
-    """Return the task and difficulties for these options. Raise UsageError for options that do not fit."""
+    """Return the task and difficulties for these options. Raise UsageError for invalid options."""
     kind = TASKS[options.task]
     size = kind.size if options.size is None else options.size
     answers = options.answers or kind.answer_kinds[0]
@@ -148,7 +148,7 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
 
     task, every = info.make_task(), list(info.difficulties(split))
     mixed = split in ("train", "validation")
-    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # pairs (part of the seed, difficulties)
+    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # each (part of the seed, difficulties)
     count = info.rows[split if mixed else "test"]
     numbers = [(*part, number) for part in parts for number in range(-(-count // BLOCK))]
     blocks = []

@@ -123,7 +123,7 @@ def _answer(model: PreTrainedModel, rows: Rows, options: dict[str, Any], batch_s
     from tqdm.auto import tqdm
 
     difficulties = [np.flatnonzero(rows["difficulty"] == one) for one in np.unique(rows["difficulty"])]
-    batches = [places[start : start + batch_size] for places in difficulties  # rows of a difficulty have equal length
+    batches = [places[start : start + batch_size] for places in difficulties  # rows of one difficulty are equally long
                for start in range(0, len(places), batch_size)]  # fmt: skip
     found: list[Rows] = []
     for places in tqdm(batches, desc="Evaluating", unit=" batches", disable=None):
@@ -182,7 +182,7 @@ def table(metrics: dict[str, Any]) -> str:
 
 
 def plot_reasoning(metrics: dict[str, Any], info: ReasoningInfo, path: str | Path, title: str = "") -> Path:
-    """Plot the metrics of `evaluate_rows`, with a line for each number of passes, and return the path.
+    """Plot metrics from `evaluate_rows`, with a line for each number of passes, and return the path.
 
     The panels show exact accuracy by difficulty, and cell accuracy and passes by the steps that an answer takes.
     """
@@ -194,7 +194,7 @@ def plot_reasoning(metrics: dict[str, Any], info: ReasoningInfo, path: str | Pat
     for panel, (name, measure) in zip(axes[0], panels):
         key = "difficulty" if name == "by_difficulty" else "steps"
         for place, passes in enumerate(settings):
-            # If both splits have answers with a number of steps, reverse order keeps the first split's accuracy.
+            # Both splits may have answers with the same number of steps; the reverse order keeps the first split's.
             rows = [row for row in reversed(metrics[name]) if row["passes"] == passes and measure in row]
             line = sorted({row[key]: row[measure] for row in rows}.items())
             color = INK if passes == OWN else colormaps["viridis"](0.9 * (1 - place / len(settings)))

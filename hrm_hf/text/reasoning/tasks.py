@@ -298,7 +298,7 @@ class Brackets(Task):
         stack = np.full((count, depth + 1), nothing)  # kind of each open bracket; the lowest entry stays `nothing`
         height, deepest, rows = np.zeros(count, np.int64), np.zeros(count, np.int64), np.arange(count)
         for place in range(length):
-            # Open a bracket with probability 2/3 until the depth is reached, then 1/2. The height is in [0, depth].
+            # Open a bracket with probability 2/3 until `depth` is reached once, then 1/2. The height is in [0, depth].
             up = luck[:, place] < np.where(deepest < depth, 4, 3)
             up = (up | (height == 0)) & (height < depth)
             words[:, place] = np.where(up, opening[kinds[:, place]], closing[stack[rows, height]])

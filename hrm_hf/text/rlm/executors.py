@@ -21,7 +21,7 @@ def FINAL(value):
     global answer
     answer = {"content": value, "ready": True}
 '''
-MAX_HOST_CALLS = 10_000_000  # Monty's default limit is 1000; our caps already limit sub-calls and time
+MAX_HOST_CALLS = 10_000_000  # Monty allows only 1000 calls by default, but our caps already limit sub-calls and time
 
 
 class CapReachedError(Exception):
@@ -111,7 +111,7 @@ class MontySession:
                     raise CapReachedError("max_wall_seconds")
                 step = self._answer(step)
         except (self.monty.MontyError, RecursionError, OverflowError, MemoryError) as error:
-            return error  # the last three occur when a value is transferred between the processes
+            return error  # transferring a value between the processes can raise the last three types
         if step.output is not None:
             write(_shown(step.output))
         return None

@@ -349,7 +349,7 @@ class ChatModel:
             return self.tokenizer(f"{prompt}\n\nAssistant:")["input_ids"]
         try:
             prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except TemplateError:  # some templates raise for the system role
+        except TemplateError:  # some chat templates reject the system role
             first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
             messages = [first, *messages[2:]]
             prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -362,7 +362,7 @@ class ChatModel:
     def prompt_budget(self, max_new_tokens: int) -> int | None:
         """Return a prompt's token limit, or None if there is none. Raise ValueError if a reply fills the window."""
         if self.window is not None and max_new_tokens >= self.window:
-            raise ValueError(f"max_new_tokens={max_new_tokens}: must be below the window of {self.window} tokens")
+            raise ValueError(f"max_new_tokens={max_new_tokens}: must be below the context window of {self.window}")
         return None if self.window is None else self.window - max_new_tokens
 
     def fit(self, messages: list[Message], max_new_tokens: int) -> list[int]:

@@ -140,10 +140,10 @@ def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task",
         for part in ("train", "test")
     }
     if not (all if evaluated else any)(pairs.values()):
-        raise ValueError(f"{where} needs {'train and test pairs' if evaluated else 'at least one pair'}; add them")
+        raise ValueError(f"{where}: missing pairs; add {'train and test pairs' if evaluated else 'at least one'}")
     trained = (*pairs["train"], *(() if evaluated else pairs["test"]))
     if hidden := sum(pair.output is None for pair in trained):
-        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add it, or only evaluate on the task")
+        raise ValueError(f"{where} has {hidden} training pairs without 'output'; add them, or only evaluate on it")
     return ArcTask(name, pairs["train"], pairs["test"], evaluated, source)
 
 

@@ -83,7 +83,7 @@ class ArcVoting:
         """
         kept = np.flatnonzero(puzzle_identifiers)
         if np.isnan(q_halt_logits[kept]).any():
-            raise ValueError("q_halt_logits contains NaN, so answers cannot be ranked; check if the model diverged")
+            raise ValueError("q_halt_logits contains NaN, so answers cannot be ranked; check if training diverged")
         for i, q in zip(kept, sigmoid(q_halt_logits[kept])):
             identifier, known = int(puzzle_identifiers[i]), len(self.identifiers)
             if not 0 < identifier < known:

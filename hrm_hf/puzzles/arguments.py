@@ -1,4 +1,4 @@
-"""Options of a puzzle training run: those of the data, and those for training models with a carry."""
+"""Options of a puzzle training run: which data it uses, and how it trains a model with a carry."""
 
 from dataclasses import dataclass
 

@@ -39,11 +39,11 @@ from .tasks import guess_task
 logger = logging.getLogger(__name__)
 
 STEP = re.compile(r"step_(\d+)")
-WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # accepted if no `checkpoint` exists
-ORIGINAL_PREFIX = "model.inner."  # added by the loss head and the ACT wrapper
-# Prefixes added by these two modules, by torch.compile (which may also have wrapped a submodule) and by DDP.
+WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # names of weights files
+ORIGINAL_PREFIX = "model.inner."  # added to tensor names by the loss head and the ACT wrapper
+# Prefixes that these two modules, torch.compile (also on a submodule) and DDP add to the names of tensors.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
-BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # table rows of the last batch, in some checkpoints
+BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # copies of table rows, not converted
 TENSOR_NAMES = {
     "embed_tokens.embedding_weight": "model.embed.tokens.weight",
     "embed_pos.embedding_weight": "model.embed.positions.weight",
@@ -203,13 +203,13 @@ def _find_run(
         place = f"the configuration in {weights}"
         return original.with_arch(stored, place), place
     raise FileNotFoundError(
-        f"{weights.with_name(original.CONFIG_FILE)} is missing, and the weights do not determine the cycles; pass "
+        f"{weights.with_name(original.CONFIG_FILE)} is missing, and the number of cycles is not in the weights; pass "
         f"--config FILE or one of our presets: {', '.join(original.presets_of(architecture))}"
     )
 
 
 def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -> Path | None:
-    """Find an identifiers.json that fits the table: in the checkpoint's folder, or in `data` if that is one folder."""
+    """Find an identifiers.json with a name per table row, in `folder` or in the only folder of `data`."""
     rows = config.num_puzzle_identifiers if config.puzzle_emb_ndim else 0
     for file in (place / IDENTIFIERS_FILE for place in (folder, *(data if len(data) == 1 else []))):
         if not file.is_file():
@@ -220,7 +220,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
         wrong = f"{file} names {count} puzzles, but the puzzle table of the checkpoint has {rows} rows"
         if file.parent == folder:
             raise ValueError(f"{wrong}; replace or remove the file")
-        logger.warning("%s; ignoring the file", wrong)  # the run's data path may have different data on this machine
+        logger.warning("%s; ignoring the file", wrong)  # not an error: other data may be at the path now
     if rows > 1:
         logger.warning(
             "%s is missing from %s, so the %d rows of the puzzle table have no names; copy the file from the run's "
@@ -231,7 +231,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
     seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
-    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # the original only tests whether it is 0
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # the original code ignores values above 0
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     board = (arch.get("board_height"), arch.get("board_width"))
@@ -256,7 +256,7 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
         # Initial states are stored in forward_dtype. float32 holds them exactly, and the forward pass casts them back.
         model.load_state_dict({name: value.float().contiguous() for name, value in ours.items()}, assign=True)
     except (RuntimeError, IndexError) as error:  # IndexError: a tensor has too few dimensions
-        raise ValueError(f"{files} do not fit each other: {error}") from error
+        raise ValueError(f"{files} do not match: {error}") from error
     return model
 
 

@@ -174,7 +174,7 @@ class CarryDataLoader:
         self._batch = rows.batch(np.zeros(slots_per_process, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Return the batches per epoch as the original code counts them: mean rows per epoch / global batch."""
+        """Return the original code's number of batches per epoch, mean rows per epoch / global batch size."""
         return max(1, int(self.order.mean_epoch_rows / (self.slots * self.world_size)))
 
     def __iter__(self):
@@ -203,7 +203,7 @@ class CarryDataLoader:
         return {**self._batch, **more}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of every slot."""
+        """Return the data position of every slot, and the settings under which a run can resume from it."""
         return {"taken": self.taken.tolist(), "seed": self.seed, "world_size": self.world_size, "slots": self.slots}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -399,7 +399,7 @@ class DifficultyPool:
         self.ramp = ramp
 
     def __call__(self, rows: np.ndarray, progress: float) -> np.ndarray:
-        """Return the replacements for `rows`, both int [B]."""
+        """Return `rows` [B], replaced with harder rows while `progress` (fraction of the run) is below `ramp`."""
         share = min(1.0, FIRST_SHARE + (1 - FIRST_SHARE) * progress / self.ramp)
         return self.rows[(self.ranks[rows] * share).astype(np.intp)]
 

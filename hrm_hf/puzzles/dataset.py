@@ -154,7 +154,7 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
 
 
 def load_identifiers(model: str) -> list[str] | None:
-    """Load the row names of a checkpoint's puzzle table (local or Hub), or None if it has no such file."""
+    """Load the row names of a checkpoint's puzzle table (local or Hub). Return None if it has no names."""
     from transformers.utils import cached_file
 
     file = model and cached_file(model, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
@@ -176,7 +176,7 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
     fields = asdict(info)
-    if not info.repeated:  # omitted if empty, so puzzle.json stays as it was before this field existed
+    if not info.repeated:  # omitted if empty, so that other files look like those of earlier versions
         del fields["repeated"]
     del fields["identifiers"]  # saved in a separate file, as in the original layout
     return fields

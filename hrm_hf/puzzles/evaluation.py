@@ -48,7 +48,7 @@ from .tasks import PuzzleTask, search_sudoku, sigmoid, validate_searchable
 
 DIFFICULTY_COLUMNS = ("rating", "path_length")
 ALWAYS_REPORTED = ("max_steps", "min_steps", "min_confidence", "halt")
-MOST_VALUES = 36  # a difficulty measure with at most this many distinct values gets one bin for each
+MOST_VALUES = 36  # a difficulty measure with at most this many distinct values has one bin per value
 NUM_BINS = 8  # number of bins for other measures, with about equally many puzzles in each
 CALIBRATION_BINS = 10  # number of confidence bins
 
@@ -120,7 +120,7 @@ def evaluate_puzzles(
             rows = [torch.as_tensor(np.array(each[start : start + batch_size])).long() for each in arrays]
             batch, _, identifiers = rows
             started = time.perf_counter()
-            with seeded(model.device, options.seed, start):  # so a batch gets the same noise in any process
+            with seeded(model.device, options.seed, start):  # the noise depends on the batch, not on the process
                 boards = (batch.to(model.device), identifiers.to(model.device))
                 solution = model.solve(*boards, return_trajectory=True, **options.solve_arguments(task))
             solution.steps.cpu()  # wait for the device, so the measured time includes its work
@@ -163,7 +163,7 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
 
 
 def _search_both(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
-    """Search with and without `scores`. Return (solved with, nodes with, nodes without), or zeros if unlabeled."""
+    """Search with and without `scores`. Return whether the first is right, and both numbers of nodes."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
     found, plain = search_sudoku(question, scores), search_sudoku(question)
@@ -400,7 +400,7 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _validate_fit(config, info: PuzzleInfo, known: list[str] | None, options: EvaluatePuzzles) -> None:
-    """Raise ValueError unless model and data fit. `known` are the row names of the model's table."""
+    """Raise ValueError unless model and data match. `known` are the row names of the model's table."""
     names = ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []
     names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim and known is None else []

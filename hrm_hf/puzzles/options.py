@@ -68,7 +68,7 @@ class SolveOptions(BoardOptions):
     """
 
     votes: int = option("Number of symmetric views of each puzzle that vote on the answer.", 1, min=1)
-    prefer_valid: bool = option("Prefer answers that obey the rules, which the model does not know.", False)
+    prefer_valid: bool = option("Prefer answers that obey the rules of the task.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -307,7 +307,7 @@ class ExportPuzzles(Options):
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
-TEXT = {  # end of the error for options that `convert` does not accept for these models
+TEXT = {  # end of the error for these models if an option other than --out is given
     "rlm_mhc": "it converts a folder of weights to our model",
     "hrm_lm": "it converts HRMText1 weights to initialize training",
 }

@@ -51,7 +51,7 @@ READ_ELSEWHERE = {
 NULLABLE = ("head_dim", "board_height", "board_width", "seq_len", "vocab_size")
 BOUNDS = dict.fromkeys(("hidden_size", "num_heads", *NULLABLE), COUNT)
 BOUNDS |= {"puzzle_emb_ndim": SOME, "puzzle_emb_len": SOME, "rope_theta": number(1e-6)}
-LOSS_NAME = "losses@ACTLossHead"  # the same in all four original repositories
+LOSS_NAME = "losses@ACTLossHead"  # loss class of all four original repositories
 LOSS_SUFFIX = "_cross_entropy"
 DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
 REFERENCE = re.compile(r"\$\{(?:\.|arch\.)?(\w+)\}")  # reference to another field, such as "${.hidden_size}"
@@ -300,7 +300,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         ValueError: If the original code cannot express a field.
     """
     family = ARCHITECTURES[architecture]
-    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # only EqR supports other values
+    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # only EqR allows other values
     obstacles = [name for name, value in plain.items() if getattr(config, name, value) != value]
     if config.rope_parameters.get("rope_type", "default") != "default":
         obstacles.append("rope_parameters")
@@ -310,7 +310,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         obstacles.append("pos_encodings")
     if obstacles:
         found = "; ".join(f"{name}={getattr(config, name)!r}" for name in obstacles)
-        raise ValueError(f"the original {architecture} cannot express: {found}")
+        raise ValueError(f"the original {architecture} does not support {found}")
     arch = {"name": family.original_name, "loss": {"name": LOSS_NAME, "loss_type": config.loss_type + LOSS_SUFFIX}}
     arch |= {name: getattr(config, OUR_NAMES.get(name, name)) for name in _fields_of(architecture)}
     arch |= {"forward_dtype": str(dtype)[len("torch.") :], "rope_theta": config.rope_parameters["rope_theta"]}
@@ -329,7 +329,7 @@ def saved_run(src: Path) -> dict[str, Any]:
 
 
 def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """Translate a recipe of run_puzzle.py, and the epochs in the trainer's state, to the original keys."""
+    """Translate a run_puzzle.py recipe, and the epoch counts in the trainer state, to the original keys."""
     rows = recipe.get("per_device_train_batch_size", 8) * recipe.get("gradient_accumulation_steps", 1)
     run = {"global_batch_size": rows, "run_name": recipe.get("run_name"), "checkpoint_path": recipe.get("output_dir")}
     run |= {name: recipe[ours] for name, (_, ours) in RUN_KEYS.items() if recipe.get(ours) is not None}

@@ -60,7 +60,7 @@ class DataSize(NamedTuple):
 
     groups: int
     mean_examples: float  # per puzzle
-    fingerprint: str | None = None  # identifies the version of the original files; None in our layout
+    fingerprint: str | None = None  # hash of path and time in the original layout; None in ours
 
 
 def arguments(recipe: dict[str, Any]) -> list[str]:
@@ -124,7 +124,7 @@ def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: f
         raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest divisor is {nearest}")
     between = int(interval * groups * examples / batch)
     if between < 1:
-        raise ValueError(f"eval_interval={interval}: too few epochs to fill global_batch_size={batch}; raise it")
+        raise ValueError(f"eval_interval={interval}: does not fill global_batch_size={batch}; raise eval_interval")
     return int(epochs * groups * examples / batch), between
 
 

@@ -22,7 +22,7 @@ from .sudoku_solver import dig, random_grids, rate_boards, search
 # Minimum number of clues for a unique solution (9x9: McGuire et al., 2012).
 MIN_CLUES = {4: 4, 6: 8, 9: 17}
 MAX_TRIES = 1000  # attempts without a new puzzle before the number of clues is considered unreachable
-# Attempts in the first portions. Small portions generate a few puzzles quickly; larger ones have less overhead.
+# Attempts in each of the first portions. They are small to yield a few puzzles quickly; larger ones are faster.
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
 POOL_PAYS = 2 * PORTION  # expected attempts above which it pays to start processes, which takes seconds
@@ -186,7 +186,7 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
     pairs = _pairs_of_rows(n)
     grids = (solutions - 1).reshape(-1, n, n)
     given = (boards != 0).reshape(-1, n, n)
-    if box_rows == n // box_rows:  # with square boxes, the transposed board is also a copy
+    if box_rows == n // box_rows:  # with square boxes, the transposed board is also a symmetric copy
         grids, given = (np.stack([some, some.swapaxes(1, 2)], axis=1) for some in (grids, given))
     else:
         grids, given = grids[:, None], given[:, None]
@@ -248,7 +248,7 @@ def _pairs_of_rows(size: int) -> _Pairs:
     powers = size ** np.arange(size - 1, -1, -1, dtype=np.int64)
     found: set[int] = set()
     codes, kinds, entries = [], [], []
-    for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no digit has both columns in one stack
+    for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # each digit is in two different stacks
         if int(smallest @ powers) in found:
             continue
         # Find all pairs symmetric to `smallest`. It is the smallest, because permutations are in ascending order.

@@ -204,7 +204,7 @@ class PuzzleTask:
         return [View(np.arange(self.seq_len), np.arange(self.vocab_size), puzzle.identifier)]
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
-        """Group equal answers and sort the groups by descending sum of confidences, then by first view."""
+        """Group equal answers and sort the groups by descending sum of confidences, then by their first view."""
         return sorted(ballots(candidates).values(), key=lambda ballot: -ballot.weight)
 
     def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class PuzzleTrainer(HrmTrainer):
         self.train_metrics.add({name: value.double() for name, value in (terms | (outputs.metrics or {})).items()})
         loss = self._close_step(outputs.loss.detach().float())
         if self.nonfinite_in_a_row:
-            # A nonfinite latent state would spoil all following steps, so its slot continues with the next row.
+            # A non-finite latent state would corrupt every later step, so its slot moves on to the next row.
             self.carry.halted |= ~torch.isfinite(self.carry.z_H + self.carry.z_L).flatten(1).all(1)
         self.stream.halted = self.carry.halted.cpu().numpy()
         return loss
@@ -319,7 +319,7 @@ class PuzzleRun(TrainingRun):
             raise ValueError(f"adapter={adapter!r}: its puzzle table must have the data's puzzles in the same order")
         if self.tuning_args.saves_adapter and (len(names) != there or known not in (None, names)):
             raise ValueError(
-                f"the data have {len(names)} puzzle identifiers that differ from the base model's {there}, but "
+                f"the puzzle identifiers of the data ({len(names)}) and base model ({there}) differ, but "
                 "an adapter must use its base model's table; use --merge_adapter true, or first adapt the "
                 "base model's table to the data (--freeze_weights true)"
             )

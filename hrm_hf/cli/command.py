@@ -69,7 +69,7 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
     """Convert a dataclass field to a parameter for typer."""
     about = field.metadata
     shared = {name: about.get(name) for name in ("metavar", "min", "max")}
-    shared["help"] = about["help"].replace("[default:", r"\[default:")  # unescaped, rich would drop it as markup
+    shared["help"] = about["help"].replace("[default:", r"\[default:")  # rich drops unescaped brackets as markup
     default = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()

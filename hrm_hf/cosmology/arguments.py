@@ -44,7 +44,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
 
     best_metric: ClassVar[str] = "eval_nll_loss"
 
-    learning_rate: float = HfArg(default=3e-4, help="Peak learning rate, before any scaling.")
+    learning_rate: float = HfArg(default=3e-4, help="Peak learning rate, before --scale_learning_rate multiplies it.")
     weight_decay: float = HfArg(
         default=1e-3, help="Weight decay for matrices and filters; biases, norms and scales have none."
     )

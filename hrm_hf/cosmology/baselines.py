@@ -21,12 +21,12 @@ from .simulation.fields import map_power_spectrum
 
 
 METHODS = get_args(Baseline)
-GP_MAPS = 2000  # maximum training maps; the cost is cubic in their number, and more change the errors by less than 2%
+GP_MAPS = 2000  # maximum number of training maps: the cost is cubic in it, and more maps change errors by less than 2%
 GP_TUNING_MAPS = 500  # number of training maps used to tune the length scales of a Gaussian process
 RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
-SPECTRUM_BINS = 13  # number of bins at 64 pixels per side; other sizes use as many bins per octave
+SPECTRUM_BINS = 13  # bins of a power spectrum for 64 pixels per side; other sizes use as many per octave
 SCALES = (1, 2, 4, 8)  # sides of the averaged blocks in pixels
-# Edges in units of the data set's standard deviation at each scale; each tail has its own bin.
+# Bin edges in units of the data set's standard deviation at each scale; each tail has its own bin.
 HISTOGRAM_EDGES = np.array([-1.5, -1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5])
 QUADRATIC_COMPONENTS = 20  # number of principal components whose products become features
 CHUNK_PIXELS = 2**22  # maximum number of pixels processed at a time

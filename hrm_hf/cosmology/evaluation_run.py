@@ -319,7 +319,7 @@ def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
     data, method = options.data, options.method
     info = load_cosmology_info(data)
     if method != "kaiser-squires" and info.settings.source_redshifts is None:
-        raise UsageError(f"{method} needs source redshifts, which map files lack; use kaiser-squires", "--method")
+        raise UsageError(f"{method} needs source redshifts, but {data} has none; use kaiser-squires", "--method")
     # Read the train split first: if it is missing, the error explains how to get one.
     training = None if method == "wiener" else MapSet.read(data, "train", options.train, kappa=True)
     test = MapSet.read(data, "test", options.limit, kappa=True)

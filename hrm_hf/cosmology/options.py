@@ -61,8 +61,8 @@ class SurveyOptions(Options):
         "Fraction of hidden pixels beyond the survey's edge; the rest are in holes around stars. [default: 0.5]", None
     )
     hole_arcmin: str | None = option("Smallest and largest radius of star holes in arcmin. [default: 2,12]", None)
-    omega_m: str | None = option("Prior bounds LOW,HIGH. [default: 0.1,0.5; for files, estimated from --labels]", None)
-    sigma_8: str | None = option("Prior bounds LOW,HIGH. [default: 0.6,1.0; for files, estimated from --labels]", None)
+    omega_m: str | None = option("Prior bounds of omega_m: LOW,HIGH. [default: 0.1,0.5; files: from --labels]", None)
+    sigma_8: str | None = option("Prior bounds of sigma_8: LOW,HIGH. [default: 0.6,1.0; files: from --labels]", None)
     seed: int = option("Random seed.", 0, min=0)
 
     def survey(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class BuildCosmology(SurveyOptions):
     )
     box_mpc: float | None = option("2lpt: side of the box in Mpc/h. [default: 256]", None)
     box_grid: int | None = option("2lpt: particles per side of the box. [default: 64]", None)
-    maps_per_cosmology: int = option("Number of maps per parameter pair.", 1, min=1)
+    maps_per_cosmology: int = option("Number of maps for each pair of omega_m and sigma_8.", 1, min=1)
     workers: int = option("Number of single-threaded worker processes; does not change the maps.", 1, min=1)
     shard_size: int = option("Number of maps per file.", 1000, min=1)
 

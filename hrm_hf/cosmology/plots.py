@@ -62,7 +62,7 @@ def draw_region(panel, draws: np.ndarray, color: str) -> None:
     if np.linalg.det(covariance) <= 0:
         return
     plane, density, levels, _ = smoothed_density(draws, covariance, (0.9545, 0.6827))
-    levels = sorted(set(levels))  # with very few draws the levels can be equal, which contour rejects
+    levels = sorted(set(levels))  # very few draws can give equal levels, which `contour` rejects
     panel.contour(plane[..., 0], plane[..., 1], density, levels=levels, colors=color, linewidths=(0.8, 1.4))
 
 

@@ -38,9 +38,9 @@ from .trainer import MassMapTrainer, RegressionTrainer
 
 # Commands of `hrm-hf data` that `build_data` may use.
 BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (BuildFromFiles, build_from_files)}
-SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # config fields that must fit the data
+SHARED_FIELDS = ("image_size", "num_channels", "mask_channel", "target_names")  # config fields that depend on the data
 STATISTICS_MAPS = 4000  # maps used to compute means and standard deviations; they must fit in memory
-DISTANCE_QUANTILE = 0.995  # this fraction of held-out maps is within `max_map_distance`
+DISTANCE_QUANTILE = 0.995  # fraction of held-out maps that lie within `max_map_distance`
 SCALE_MAPS = 2000  # training maps used for the standard deviation of the convergence
 
 
@@ -63,7 +63,7 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
     wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
     try:
         name, options = parse_command(command, {each: kind for each, (kind, _) in BUILDERS.items()}, out=Path(path))
-        if isinstance(options, BuildCosmology) and options.samples < wanted:  # the build may take hours
+        if isinstance(options, BuildCosmology) and options.samples < wanted:  # fail before hours of building
             raise UsageError(
                 f"samples={options.samples}: max_train_samples and val_samples need {wanted} maps; reduce them, "
                 "or build a larger data set first and use it with --data_path DIR --build_data ''"

@@ -46,7 +46,7 @@ class RegressionTrainer(HrmTrainer):
             raise ValueError(
                 f"label_smoothing_factor={self.args.label_smoothing_factor}: must be 0; regression has no classes"
             )
-        # `compute_loss` normalizes the loss of a step.
+        # `compute_loss` already divides by the number of maps in the step, so Trainer must not scale the loss again.
         self.model_accepts_loss_kwargs, self.loss_is_scaled_for_ga = False, True
 
     # ---- one step ----
@@ -81,7 +81,7 @@ class RegressionTrainer(HrmTrainer):
         logs = {"maps_per_second": maps / seconds}
         if maps:
             logs |= _means(sums, maps)
-            del logs["loss"]  # transformers logs the loss as a mean over steps
+            del logs["loss"]  # transformers already logs it, as a mean over steps
         return logs
 
     # ---- evaluation ----

@@ -27,7 +27,7 @@ from .checkpoint import validate_passes
 
 
 POSTERIOR = ("log_weights", "loc", "scale_tril")
-REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # output name: model field
+REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # output: model field
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Exporter:
         self.config, self.passes = config, passes
 
     def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
-        """Return the graphs of a float32 model in eval mode by name. The main graph is called "model"."""
+        """Return the graphs of a float32 model in eval mode, keyed by name. The main graph is called "model"."""
         raise NotImplementedError
 
     def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -98,7 +98,7 @@ class PuzzleStep(nn.Module):
     def forward(self, input_ids, puzzle_identifiers, z_H, z_L, reset):
         model, reasoner = self.model, self.model.model
         rows = None
-        if reasoner.puzzle_emb is not None:  # its forward cannot be traced, because it validates the ids
+        if reasoner.puzzle_emb is not None:  # its `forward` validates the ids, which cannot be traced
             rows = F.embedding(puzzle_identifiers, reasoner.puzzle_emb.weight)
         x, rotary = reasoner.embed(input_ids, rows, torch.float32)
         z_H, z_L = (replace_rows(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))

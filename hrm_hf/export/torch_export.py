@@ -49,7 +49,7 @@ def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.
 def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `cummax` along the last axis of integers [B, T] with T * T comparisons per row."""
     if values.dim() != 2 or dim not in (1, -1):
-        raise NotImplementedError(f"cummax of {values.dim()} axes along axis {dim}; expected [B, T] and axis 1")
+        raise NotImplementedError(f"cummax along axis {dim} of {values.dim()} axes; expected [B, T] and axis 1")
     steps = torch.arange(values.shape[1], device=values.device)
     seen = steps.unsqueeze(0) <= steps.unsqueeze(1)
     lowest = torch.iinfo(values.dtype).min

@@ -52,7 +52,7 @@ from .options import LaunchOptions
 RUN_CLM = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # the options of run_clm.py
 PLAN_FILE = "launch_plan.json"
 BF16_CAPABILITY = (8, 0)  # Ampere, the first GPUs with bfloat16 arithmetic
-CHECKPOINTING_FROM = 99_000_000  # weights; hrm-lm-100m has 99,976,706, and the original guide checkpoints that model
+CHECKPOINTING_FROM = 99_000_000  # number of weights at which activations are checkpointed; hrm-lm-100m has 99,976,706
 REFERENCE_BATCH = 16  # sequences per optimizer step if there is no recipe
 # Sequences per GPU in the original launcher, by number of GPUs.
 GUIDE_BATCHES = {"hrm-lm-50m": {1: 8, 2: 6, 4: 4, 8: 3}, "hrm-lm-100m": {1: 4, 2: 3, 4: 2, 8: 1}}
@@ -257,7 +257,7 @@ def plan_launch(
     batch, accumulation = _batch(options, given, reference, processes, most)
     effective = batch * processes * accumulation
     base = rate = float(values.get("learning_rate", LmTrainingArguments.learning_rate))
-    if "learning_rate" not in given:  # square-root scaling as in the original launcher (its reference is 16)
+    if "learning_rate" not in given:  # scale with the batch's square root, like the original launcher
         rate *= math.sqrt(max(1.0, effective / reference))
     decided = {
         "per_device_train_batch_size": batch,
@@ -315,7 +315,7 @@ def block_size_of(values: dict[str, Any]) -> int:
 
 
 def _batch(options: LaunchOptions, given: dict[str, Any], base: int, processes: int, most: int) -> tuple[int, int]:
-    """Return sequences per device and accumulation steps. `most` limits a batch that neither flags nor guide set."""
+    """Return sequences per device and accumulation steps. `most` limits the batch unless flags or the guide set it."""
     batch, target = given.get("per_device_train_batch_size"), given.get("global_batch_size", base)
     if options.batch_table == "guide":
         listed = guide_batch(options.model, processes)
@@ -349,7 +349,7 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """Decide on checkpointing: follow flags or recipe, else use it for large models or to save memory.
+    """Decide on activation checkpointing: as in the flags or recipe, else for large models or to save memory.
 
     TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """

@@ -23,7 +23,7 @@ from .planner import ASSUMED_GPU, Device, block_size_of, config_of, known_models
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
 LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original projects' batches; larger ones are untested
-WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # smallest useful batch; 1 for lm, with accumulation
+WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # smallest useful batch; 1 for lm, which accumulates gradients
 RATES = "lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
 COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_single_gpu"}
 
@@ -110,7 +110,7 @@ def recommend(options: RecommendOptions) -> Advice:
 
 
 def guide_row(memory: int) -> str:
-    """Return the name of the guide's row for this memory: [0, 2), [2, 5), [5, 10] or above 10 GiB."""
+    """Return the name of the hardware guide's row for [0, 2), [2, 5), [5, 10] or above 10 GiB of memory."""
     size = memory / GIB
     if size < 5:
         return "hrm-16" if size < 2 else "hrm-32"

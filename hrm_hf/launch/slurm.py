@@ -92,7 +92,7 @@ class SlurmJob(Options):
                 if getattr(self, name) != default:
                     raise UsageError(f"{name}={getattr(self, name)}: not valid for generate_data; remove it")
         elif self.gpus < 1:
-            raise UsageError(f"gpus={self.gpus}: must be at least 1; submit with USE_CPU=1 for the CPU", "--gpus")
+            raise UsageError(f"gpus={self.gpus}: must be at least 1; to use the CPU, submit with USE_CPU=1", "--gpus")
         if self.nodes > 1 and self.kind != "multi_node":
             raise UsageError(f"nodes={self.nodes}: {self.kind} runs on one node; use multi_node for more", "--nodes")
         if self.accelerate_config and self.launcher != "accelerate":

@@ -1,4 +1,4 @@
-"""Simulation of cosmology data sets (`rows.py`) with several processes. Interrupted builds can be resumed.
+"""Simulation of cosmology data sets with several processes. An interrupted build can be resumed.
 
 Workers draw maps and this process writes them in order, so the files depend neither on the number of workers nor on
 interruptions. Existing shards are always complete; repeating the command builds the missing ones.
@@ -123,7 +123,7 @@ def draw_rows(plan: CosmologyPlan, split: str, start: int, stop: int) -> Rows:
 
 @contextmanager
 def _drawn(plan: CosmologyPlan, portions: list[tuple[str, int, int]], workers: int) -> Iterator[Iterator[Rows]]:
-    """Yield an iterator over the rows of all portions, in order."""
+    """Yield an iterator over the rows of each portion (split, start, stop), drawn by `workers` processes."""
     workers, draw = min(workers, len(portions)), partial(draw_rows, plan)
     if workers <= 1:
         yield starmap(draw, portions)

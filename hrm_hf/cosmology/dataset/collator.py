@@ -52,7 +52,7 @@ class MapRows(Dataset):
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """Return `maps`, `labels` [B, T], `map_index` [B], and optional `masks`, `kappa`, `training`."""
+        """Return the rows' `maps`, `labels` [B, T], `map_index` [B], and optional `masks`, `kappa`, `training`."""
         rows = self.rows[indices]
         batch = {
             "maps": torch.from_numpy(self.maps[rows]),

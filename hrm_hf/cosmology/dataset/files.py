@@ -378,7 +378,7 @@ def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
     depth = round(thick)
     if not (depth >= 1 and abs(thick - depth) < 1e-6 and cells % depth == 0):
         fitting = [f"{QUIJOTE_BOX / slabs:g}" for slabs in range(1, cells + 1) if cells % slabs == 0]
-        raise ValueError(f"slab_mpc={slab_mpc:g}: does not divide the box into whole cells; use {', '.join(fitting)}")
+        raise ValueError(f"slab_mpc={slab_mpc:g}: must be whole cells of the box; use one of {', '.join(fitting)}")
     slabs = [cube.contrast(start, start + depth, axis) for axis in range(3) for start in range(0, cells, depth)]
     return np.array(slabs)[:, None]
 
@@ -389,7 +389,7 @@ def quijote_maps(cube: QuijoteCube, slab_mpc: float) -> np.ndarray:
 def _existing(path: str | Path, source: str = "") -> Path:
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist, and hrm_hf cannot fetch it{'; ' + source if source else ''}")
+        raise FileNotFoundError(f"{path} does not exist, and we cannot download it{'; ' + source if source else ''}")
     return path
 
 

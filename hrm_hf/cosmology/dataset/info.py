@@ -49,7 +49,7 @@ MAP_UNITS = {
     "healpix": "as in the file; convergence kappa, dimensionless, for mass maps",
     "fits": "as in the file",
     "quijote": "density contrast of matter in a slab, dimensionless; NOT convergence",
-}  # units of the other kinds: convergence, or gray values for legacy kinds
+}  # kinds that are not listed contain convergence or, for legacy kinds, gray values
 SHEAR_UNIT = "shear, dimensionless: g1 and g2 of each plane in turn, 0 where not observed"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 
 ARCMIN = np.pi / 180 / 60  # radians
-LOGNORMAL_SHIFT = 0.4  # in units of minus the empty-beam convergence; reproduces the skewness of ray-traced maps
+LOGNORMAL_SHIFT = 0.4  # as a fraction of |empty-beam convergence|; reproduces the skewness of ray-traced maps
 HUBBLE_DISTANCE = 2997.92458  # c / H0 in Mpc/h
 CMB_TEMPERATURE = 2.7255  # K
 PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}  # default bounds of the flat prior
@@ -169,7 +169,7 @@ def _eisenstein_hu(k: np.ndarray, omega_m: float, omega_b: float, h: float) -> n
     beta_node = 8.41 * matter**0.435  # (23)
     beta_b = 0.5 + share + (3 - 2 * share) * np.sqrt((17.2 * matter) ** 2 + 1)  # (24)
     with np.errstate(divide="ignore"):
-        shifted = x / (1 + (beta_node / x) ** 3) ** (1 / 3)  # (22): k times the shifted sound horizon
+        shifted = x / (1 + (beta_node / x) ** 3) ** (1 / 3)  # equation 22: k times the shifted sound horizon
         suppressed = alpha_b / (1 + (beta_b / x) ** 3) * np.exp(-((k / k_silk) ** 1.4))
     wiggles = np.sinc(shifted / np.pi)
     baryon = (_pressureless(q, 1.0, 1.0) / (1 + (x / 5.2) ** 2) + suppressed) * wiggles  # (21)

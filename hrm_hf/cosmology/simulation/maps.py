@@ -162,7 +162,7 @@ def survey_mask(
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
-    for centre in rng.permutation(size * size):  # enough centers, because each hole hides at least its own
+    for centre in rng.permutation(size * size):  # enough centers, because each hole hides at least its center
         if not left:
             break
         row, column = divmod(centre, size)
@@ -253,7 +253,7 @@ def _matter_field(omega_m: float, size: int, rng: np.random.Generator) -> np.nda
         raise ValueError(f"omega_m={omega_m}: must be in (0, 1]")
     kx, ky = _wave_numbers(size)
     k = np.hypot(kx, ky)
-    k[0, 0] = 1  # arbitrary, because the mean is removed below
+    k[0, 0] = 1  # avoids 0 / 0; the amplitude of this mode is set to 0 below
     q = k / (omega_m * H)
     series = 1 + 3.89 * q + (16.1 * q) ** 2 + (5.46 * q) ** 3 + (6.71 * q) ** 4
     transfer = np.log1p(2.34 * q) / (2.34 * q) * series**-0.25

@@ -25,7 +25,7 @@ Returns:
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class ArcPassAtK(evaluate.Metric):
-    """See the module docstring."""
+    """Metric that computes ARC-AGI pass@k."""
 
     def _info(self):
         grid = datasets.Sequence(datasets.Sequence(datasets.Value("int64")))

@@ -26,7 +26,7 @@ Returns:
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class BitsPerByte(evaluate.Metric):
-    """See the module docstring."""
+    """Metric that computes bits per byte and perplexity."""
 
     def _info(self):
         values = datasets.Sequence(datasets.Value("float64"))

@@ -27,7 +27,7 @@ Returns:
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class ExactAccuracy(evaluate.Metric):
-    """See the module docstring."""
+    """Metric that computes cell accuracy and exact accuracy."""
 
     def _info(self):
         cells = datasets.Sequence(datasets.Value("int64"))

@@ -28,7 +28,7 @@ Returns:
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class GoCode(evaluate.Metric):
-    """See the module docstring."""
+    """Metric that computes syntax rate, exact match and subtree F1 of Go code."""
 
     def _info(self):
         code = datasets.Value("string")

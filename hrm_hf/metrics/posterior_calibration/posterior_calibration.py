@@ -30,7 +30,7 @@ METRICS = ("rmse", "mean_z2", "coverage_68", "coverage_95")
 
 @evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
 class PosteriorCalibration(evaluate.Metric):
-    """See the module docstring."""
+    """Metric that compares posterior draws with known true values."""
 
     def _info(self):
         values = datasets.Sequence(datasets.Value("float64"))

@@ -9,7 +9,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 # For this process and its children. One thread, since tests run in parallel and models are tiny.
-os.environ["OMP_NUM_THREADS"] = os.environ.get("HRM_HF_TEST_THREADS", "1")  # isa.py tries two
+os.environ["OMP_NUM_THREADS"] = os.environ.get("HRM_HF_TEST_THREADS", "1")  # isa.py also tests with two
 
 import pytest
 import torch

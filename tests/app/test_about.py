@@ -54,7 +54,7 @@ def test_saved_untrained_model_is_labeled_untrained_without_card(tmp_path):
 
 
 def test_training_summary_hides_local_folders(tmp_path):
-    model = every.model("hrm_lm")  # its weights are not a fresh draw
+    model = every.model("hrm_lm")  # `every.model` changes the initial weights, so it counts as trained
     model.save_pretrained(tmp_path)
     assert training_html(str(tmp_path), model) == "How it was trained is not recorded."
     recipe = {"train_data": ["/home/me/books.txt.gz", "hub:org/data"], "model_name_or_path": "/home/me/runs/first"}

@@ -87,7 +87,7 @@ def test_a_typed_board_is_answered_as_the_pipeline_answers_it(solver):
     assert answer_text("sudoku", board.result).replace("\n", "") == expected["text"].replace(".", "0")
     assert board.last_step == expected["steps"]
     assert solver.puzzle_task.text(board.states[-1]) == expected["text"]
-    assert solve_board(solver, "1.....3..4.....2", votes=2, seed=3)[0].result == board.result  # as one string
+    assert solve_board(solver, "1.....3..4.....2", votes=2, seed=3)[0].result == board.result  # a string, not a list
     with pytest.raises(ValueError, match=r"characters; the limit is"):
         solve_board(solver, "." * (MAX_PUZZLE_TEXT + 1))
 
@@ -124,7 +124,7 @@ def test_the_rendered_board_marks_given_changed_and_wrong_cells(solver):
 
 
 def test_a_given_cell_is_never_marked_as_changed():
-    """Not even if the model overwrites clues and then restores them: it broke a rule, and no longer does."""
+    """A clue that the model overwrites is shown as wrong, and once it is restored, as given, not as changed."""
     sudoku_task = SudokuTask(every.model("hrm_puzzle", task="sudoku").config)
     given, other = sudoku_task.encode("1" + "." * 15), sudoku_task.encode("21" + "." * 14)
     board = SolvedBoard(np.array([given, other, given, other]), [0.5] * 3, {})
@@ -187,7 +187,7 @@ def test_an_arc_task_is_json_and_each_test_input_has_its_board(checkpoints):
     task["test"].append({"input": [[5]]})
     boards = solve_board(solver, json.dumps(task))
     assert [board.result["grid"] for board in boards] == [answer["grid"] for answer in solver(task)["tests"]]
-    assert len(re.findall("title=", board_html(solver.puzzle_task, boards[0], 0))) < 900  # the frame is cut
+    assert len(re.findall("title=", board_html(solver.puzzle_task, boards[0], 0))) < 900  # large boards are cut off
     with pytest.raises(ValueError, match=r"JSON.* line 1"):
         read_board(solver, "{'train'}")
 
@@ -257,7 +257,7 @@ def test_empty_and_too_long_prompts_are_rejected(language):
 
 def test_every_attempt_is_shown_with_plan_verdict_and_decision(language, monkeypatch):
     coder, tokenizer = language["hrm_go_coder"]
-    monkeypatch.setattr(coder.config, "plan_budget", 16)  # a new plan must fit behind the first attempt
+    monkeypatch.setattr(coder.config, "plan_budget", 16)  # leaves room for a new plan after the first attempt
 
     def validator(codes):
         return [Feedback(syntax_ok=False, category="unexpected token", line=1, message="a < b")] * len(codes)

@@ -54,7 +54,7 @@ ANSWERED = {
     "Mass map · hrm_mass_mapping": ".mass-map-segments img",
     "Sudoku · sudoku-9x9": ANSWER,
 }
-# The models on the other tabs have weights that the tests set.
+# Tabs whose models have newly initialized weights; the tests set the weights of the others.
 FRESH = ("Text · rlm_mhc", "mHC · rlm_mhc", "Cosmology · hrm_cosmo", "Mass map · hrm_mass_mapping")
 # Records the steps that boards have shown, in order.
 RECORDER = """window.steps = [];

@@ -20,7 +20,7 @@ from hrm_hf.models.configuration_hrm_mass_mapping import HrmMassMappingConfig
 
 
 SKY = {"sigma_e": 0.26, "galaxies": 30.0, "mask_fraction": 0.3}
-QUESTION = (0.3, 0.8, 0.26, 30, 0.3, 5)  # of the sliders: parameters, shape noise, galaxies, masked fraction, seed
+QUESTION = (0.3, 0.8, 0.26, 30, 0.3, 5)  # slider values: parameters, shape noise, galaxies, masked fraction, seed
 
 
 @pytest.fixture(scope="module")

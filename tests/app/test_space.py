@@ -103,7 +103,7 @@ def test_invalid_space_sources_are_rejected_and_nothing_is_written(checkpoints, 
 
 @pytest.mark.slow
 def test_a_space_runs_from_its_own_copy_and_answers(space, checkpoints, tmp_path):
-    (space / "app.py").write_text((space / "app.py").read_text().replace("'org/sudoku', ", ""))  # no Hub here
+    (space / "app.py").write_text((space / "app.py").read_text().replace("'org/sudoku', ", ""))  # is on the Hub
     port = free_port()
     environment = os.environ | {"GRADIO_SERVER_PORT": str(port), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)

@@ -18,7 +18,7 @@ from hrm_hf.trainer.recipes import ModelArguments, build_config, parse_overrides
 
 
 BOARD, SOLVED = "12..34....4...21", "1234341221434321"
-OTHER = SOLVED.translate(str.maketrans("12", "21"))  # obeys the rules, but not these clues
+OTHER = SOLVED.translate(str.maketrans("12", "21"))  # a valid grid that contradicts the clues of BOARD
 
 
 def rows(**columns) -> Dataset:

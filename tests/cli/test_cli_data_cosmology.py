@@ -1,4 +1,4 @@
-"""`hrm-hf data cosmology` as people call it."""
+"""`hrm-hf data cosmology` as users run it."""
 
 import json
 

@@ -115,7 +115,7 @@ def test_empty_splits_are_reported(tmp_path):
         (tmp_path / f"p{number}").mkdir()
         (tmp_path / f"p{number}" / "work.go").write_text(GO.format(n=number))
     assert "note: validation and test: no records." in call("go", tmp_path, "--out", tmp_path / "o").stdout
-    none = ("--validation-share", "0", "--test-share", "0")  # they are not asked for
+    none = ("--validation-share", "0", "--test-share", "0")  # empty splits, but by request
     assert "note: " not in call("go", tmp_path, "--out", tmp_path / "none", *none).stdout
 
 
@@ -210,7 +210,7 @@ def test_prompts_end_where_the_code_begins_and_have_their_reference(tmp_path):
     assert [row["reference"] for row in rows] == [tiny_go.solution(0), tiny_go.solution(2)]
     ids = tiny_go.tokenizer()(rows[1]["prompt"])["input_ids"]
     row = tiny_go.builder(problem_budget=24).build(made[2])
-    assert ids == row["input_ids"][: row["code_start"]]  # as in training
+    assert ids == row["input_ids"][: row["code_start"]]  # the prompt has the same ids as in training
     said = call("go-prompts", tmp_path / "m", "--records", tiny_go.write(tmp_path / "t.jsonl", [tagged]), *options[4:])
     assert "1 tags in the text" in said.stdout or '"tags in the text' in said.stdout
     short = call("go-prompts", tmp_path / "m", *options, "--max-reference", 3)

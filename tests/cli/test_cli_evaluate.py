@@ -56,7 +56,7 @@ def run(*arguments):
 def evaluated(*arguments) -> dict:
     result = run(*arguments, "--device", "cpu", "--json")
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)  # nothing else is there
+    return json.loads(result.stdout)  # stdout contains nothing else
 
 
 @pytest.mark.parametrize("name", [*every.CAUSAL_LMS, "llama"])
@@ -86,7 +86,7 @@ def test_perplexity_and_bits_per_byte_follow_from_the_logits(name, models, text)
         (("--num-segments", 1), 1),
         (("--exit-criterion", "fixed"), 3),
         (("--exit-criterion", "fixed", "--num-segments", 2), 2),
-        (("--exit-criterion", "latent_diff", "--exit-threshold", 1e9), 2),  # the first has none to differ from
+        (("--exit-criterion", "latent_diff", "--exit-threshold", 1e9), 2),  # no previous state in segment 1
     ],
 )
 def test_options_limit_the_number_of_segments(options, steps, models, text):

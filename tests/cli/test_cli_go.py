@@ -146,7 +146,7 @@ def test_other_architectures_are_rejected_by_name(tmp_path):
 def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd, monkeypatch):
     from hrm_hf.golang import demo
 
-    monkeypatch.setattr(demo, "READABLE", math.inf)  # four steps teach nothing
+    monkeypatch.setattr(demo, "READABLE", math.inf)  # after four steps, no code is readable
     try:
         std = find_go().root / "src"
     except GoNotFoundError:
@@ -164,7 +164,7 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd, monkeypatc
 
 @pytest.mark.parametrize(("bits", "minutes", "written"), [(2.31, 3, ["--limit 1 "]), (1.7, 20, ["test", "--repair"])])
 def test_demo_uses_its_minutes_and_shows_code(tmp_path, monkeypatch, bits, minutes, written):
-    """No program runs and nothing is installed; a step takes two seconds, and `bits` is what the run measures."""
+    """All programs are stubs: a training step takes two seconds, and the run measures `bits` bits per byte."""
     from hrm_hf.golang import demo
 
     started = []

@@ -244,7 +244,7 @@ def test_eval_writes_a_card_once_and_then_updates_it(model, data):
     assert sorted(result.metric_args["halt"] for result in exact) == ["fixed", "q"]
     assert "My own words." in loaded.text and loaded.text.count(START) == loaded.text.count(END) == 1
     rows = re.findall(rf"^\| {data[0].name} \| test \| (.*) \|$", loaded.text, re.MULTILINE)
-    assert len(rows) == 2  # one per evaluation, with its interval
+    assert len(rows) == 2  # one row per evaluation; each has an interval
     assert all(re.search(r"exact_accuracy \S+ \(95 %: \S+ to \S+\)", row) and "_low" not in row for row in rows)
     assert {result.dataset_type for result in exact} == {data[0].name}  # no local path is published
     assert loaded.data.library_name == "transformers"

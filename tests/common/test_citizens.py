@@ -43,7 +43,7 @@ def test_failed_check_is_reported_with_its_reason_and_others_continue():
 @pytest.mark.parametrize("place", ["memory", "disk"])
 @pytest.mark.parametrize("architecture", every.PUZZLES)
 def test_offloaded_position_embeddings_are_fetched_on_use(architecture, place, tmp_path):
-    """Learned positions are read without calling a layer. Referee: the same model in memory."""
+    """Learned positions are used without calling their module, so no hook loads them. Referee: the model in memory."""
 
     def use(model):
         return model.solve(every.inputs(architecture)["input_ids"], max_steps=2).logits
@@ -68,7 +68,7 @@ def test_device_of_an_offloaded_model_is_that_of_its_inputs():
     model = every.model("hrm_go_coder")
     cpu_offload(model)
     assert model.device == model.base_model.device == torch.device("cpu")
-    assert every.model("rlm_mhc").to("meta").device == torch.device("meta")  # nothing fetches these weights
+    assert every.model("rlm_mhc").to("meta").device == torch.device("meta")  # no hooks
 
 
 # ---- the Go coder's decisions ----

@@ -21,7 +21,7 @@ LOADED = [
     (name, auto_class)
     for name in every.ARCHITECTURES
     for auto_class in every.ROWS[name].heads
-    if auto_class not in CLASSIFIERS  # test_classifiers.py
+    if auto_class not in CLASSIFIERS  # see test_classifiers.py
 ]
 
 
@@ -160,9 +160,9 @@ def test_beams_are_equal_with_static_and_dynamic_cache(architecture):
     assert torch.equal(static, model.generate(**arguments))
 
 
-@pytest.mark.parametrize("architecture", [name for name in every.CAUSAL_LMS if name != "hrm_go_coder"])  # its own test
+@pytest.mark.parametrize("architecture", [name for name in every.CAUSAL_LMS if name != "hrm_go_coder"])
 def test_an_assistant_changes_no_token(architecture):
-    """The model checks several assistant tokens at once, and crops the cache after rejected ones."""
+    """The model checks many tokens at once, and crops rejected ones from the cache. The Go coder has its own test."""
     model, assistant = (every.wake(every.model(architecture, seed)) for seed in (0, 1))
     batch = {name: value[-1:] for name, value in every.padded(architecture).items()}
     real = batch["attention_mask"][0].bool()

@@ -51,7 +51,7 @@ LOOPED = {
     "input_injection": "gated",
     "loop_step": "damped",
     "attention_bias": "qkv",
-}  # by from_llama
+}  # fields that from_llama sets
 OTHERS = {"trm_puzzle-mlp": ("trm_puzzle", tiny.MLP), "hrm_lm-looped": ("hrm_lm", LOOPED)}
 
 

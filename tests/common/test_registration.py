@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-# Importing the library changes no progress bars or messages of others, except a few import messages.
+# Importing the library does not affect other libraries' progress bars or messages, except a few at import.
 BEFORE = """
 import logging, os
 import hrm_hf

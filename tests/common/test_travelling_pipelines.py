@@ -165,7 +165,7 @@ def test_only_saved_heads_name_their_pipeline(architecture, tmp_path):
     assert f"class {name}(" in (tmp_path / "head" / f"{module}.py").read_text()
     assert "custom_pipelines" not in json.loads((tmp_path / "base" / "config.json").read_text())
     for config in (model.config, AutoConfig.from_pretrained(tmp_path / "head")):
-        assert not hasattr(config, "custom_pipelines")  # `pipeline` would ask for trust, with the package too
+        assert not hasattr(config, "custom_pipelines")  # else `pipeline` would always require trust
 
 
 @pytest.mark.parametrize("kind", [PuzzleSolvingPipeline, CosmologyRegressionPipeline, MassMappingPipeline])
@@ -183,7 +183,7 @@ def test_the_packages_pipeline_is_saved_and_loaded(kind, tmp_path):
 
 
 def assert_near(found, expected) -> None:
-    """Assert equality up to rounding: other memory alignment of loaded weights changes the order of sums."""
+    """Assert equality up to rounding: loaded weights are aligned differently, which changes the order of sums."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for name, value in expected.items():

@@ -90,7 +90,7 @@ def test_moments_and_histograms_agree_with_scipy():
 def test_moments_and_histograms_ignore_masked_pixels():
     maps = fields(2)
     masks = np.ones((2, SIZE, SIZE), bool)
-    masks[:, :8] = False  # a whole number of blocks at every scale
+    masks[:, :8] = False  # covers whole blocks at every smoothing scale
     unit = pixel_scales(maps)
     seen = shape_features(with_masks(maps, masks), unit)
     other = MapSet(np.where(masks[:, None], maps.maps, 1e6).astype(np.float32), {}, masks)
@@ -109,7 +109,7 @@ def test_every_baseline_learns_amplitude_and_slope_with_calibrated_errors(method
         assert found["rmse_over_prior_std"] < 0.75
         assert 0.7 < found["mean_z2"] < 1.4
         assert abs(found["coverage_68"] - 0.68) < 0.1
-    # The draws know that amplitude and slope are confused with each other.
+    # Draws from the posterior have the same correlation of amplitude and slope as the errors.
     errors = predictions.mean - predictions.truth
     draws = predictions.samples - predictions.mean[:, None]
     assert np.corrcoef(draws.reshape(-1, 3).T)[0, 1] == pytest.approx(np.corrcoef(errors.T)[0, 1], abs=0.2)
@@ -120,7 +120,7 @@ def test_baselines_of_masked_channels_are_repeatable():
     train, test = fields(40, channels=2), fields(20, seed=1, channels=2)
     rng = np.random.default_rng(2)
     masks = [rng.random((len(maps.maps), SIZE, SIZE)) < 0.8 for maps in (train, test)]
-    masks[1][0] = False  # nothing observed: features are finite all the same
+    masks[1][0] = False  # with a single observed pixel, features are still finite
     masks[1][0, 0, 0] = True
     first, second = (
         run_baseline("spectrum-pdf-ridge", with_masks(train, masks[0]), with_masks(test, masks[1]), num_samples=50)

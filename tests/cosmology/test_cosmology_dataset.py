@@ -224,7 +224,7 @@ def test_partial_files_of_a_killed_build_are_removed(copied, built):
 def test_a_full_disk_keeps_finished_shards(built, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    options = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]  # of about 80 kB
+    options = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]  # the data set has about 80 kB
     if shutil.which("mount") is None or subprocess.run(options, capture_output=True).returncode:
         pytest.skip("mounting a tmpfs is not permitted")
     try:

@@ -26,7 +26,7 @@ from hrm_hf.cosmology.plots import plot_calibration, plot_corner, plot_predictio
 
 
 REFEREES = Path(__file__).parents[1] / "fixtures" / "cosmology"
-NOISE_95 = 1.358 / 2000**0.5  # which the deviation of 2,000 calibrated maps exceeds once in twenty (Kolmogorov)
+NOISE_95 = 1.358 / 2000**0.5  # Kolmogorov's 95 % limit for the deviation of 2,000 calibrated maps
 PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}
 COVARIANCE = np.array([[0.03**2, -0.7 * 0.03 * 0.05], [-0.7 * 0.03 * 0.05, 0.05**2]])
 
@@ -47,7 +47,7 @@ def test_calibrated_posteriors_pass_every_calibration_test():
     result = evaluate_predictions(gaussian(), PRIOR)
     for found in result["parameters"].values():
         assert abs(found["mean_z2"] - 1) < 0.1
-        assert abs(found["coverage_68"] - 0.6827) < 0.03  # three standard errors of 2000 maps
+        assert abs(found["coverage_68"] - 0.6827) < 0.03  # three standard errors for 2,000 maps
         assert abs(found["coverage_95"] - 0.9545) < 0.015
         assert found["sbc"]["p_value"] > 0.01
         assert sum(found["sbc"]["histogram"]) == 2000
@@ -60,7 +60,7 @@ def test_wrong_posterior_widths_match_the_analytic_prediction(width, z2):
     predictions = gaussian(width)
     found = parameter_metrics(predictions, "omega_m", PRIOR)
     assert found["mean_z2"] == pytest.approx(z2, rel=0.1)
-    # The truth is N(0, 1) in units of which the interval is +-width.
+    # In units of the true standard deviation, the reported interval is +-width.
     assert found["coverage_68"] == pytest.approx(math.erf(width / math.sqrt(2)), abs=0.03)
     assert simulation_based_ranks(predictions, "omega_m")["p_value"] < 1e-6
     assert joint_chi2(predictions) == pytest.approx(z2, rel=0.1)
@@ -88,7 +88,7 @@ def test_accuracy_agrees_with_scikit_learn():
 
 def test_the_p_value_of_ranks_agrees_with_scipy():
     stats = pytest.importorskip("scipy.stats")
-    found = simulation_based_ranks(gaussian(draws=399), "omega_m")  # 400 ranks in 16 bins of 25
+    found = simulation_based_ranks(gaussian(draws=399), "omega_m")  # 400 possible ranks in 16 bins of 25
     reference = stats.chisquare(found["histogram"])
     assert found["chi2"] == pytest.approx(reference.statistic)
     assert found["p_value"] == pytest.approx(reference.pvalue)
@@ -106,7 +106,7 @@ def test_expected_coverage_agrees_with_the_reference_package(case):
     predictions = CosmologyPredictions(("omega_m", "sigma_8"), truth, draws.mean(1), draws.std(1), draws)
     ours = expected_coverage(predictions, num_references=REFERENCES)
     np.testing.assert_allclose(ours["credibility"], table["levels"])
-    # Both are means over 20 draws of points, of 2,000 maps, which have a noise of 0.011 each; theirs is binned too.
+    # Both curves are means over 20 sets of reference points, with a noise of 0.011 per set. TARP's is also binned.
     np.testing.assert_allclose(ours["expected_coverage"], table["curves"][case], rtol=0, atol=0.02)
     assert (ours["deviation"] > NOISE_95) == (case != "right")
 

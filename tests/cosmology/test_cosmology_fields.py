@@ -31,7 +31,7 @@ def power(ell):
 
 
 def test_a_field_is_white_noise_times_the_root_of_its_spectrum():
-    # Bit by bit: sets that were drawn stay what they are.
+    # Equal bit by bit, so that data sets generated from a seed never change.
     white = np.fft.rfft2(np.random.default_rng(3).standard_normal((1, 33, 33)))
     spectrum = power(multipole_grid(33, SIDE))
     spectrum[0, 0] = 0
@@ -51,17 +51,17 @@ def test_auto_and_cross_spectra_of_planes_match_the_requested_ones(draw):
     rng, measured = np.random.default_rng(0), 0
     for _ in range(200):
         maps = draw(COSMOLOGY, 64, SIDE, rng, REDSHIFTS)
-        sums = maps[:, None] + maps  # cross spectra by polarisation: P(a + b) = P(a) + P(b) + 2 P(a, b)
+        sums = maps[:, None] + maps  # for cross spectra: P(a + b) = P(a) + P(b) + 2 P(a, b)
         measured = measured + map_power_spectrum(sums, SIDE, bins=8)[1] / 200
     auto = np.einsum("iib->ib", measured) / 4
     cross = (measured - auto[:, None] - auto) / 2
-    # Means over the modes of a ring, of the spectra that were asked for.
+    # Expected values: the requested spectra, averaged over the modes of each ring.
     grid = multipole_grid(64, SIDE)
     for i in range(3):
         for j in range(3):
             wanted = np.zeros_like(grid)
             wanted[grid > 0] = convergence_power(COSMOLOGY, grid[grid > 0], REDSHIFTS[i], REDSHIFTS[j])
-            # A map whose modes have this very power.
+            # A map whose modes have exactly this power.
             exact = np.fft.irfft2(np.sqrt(wanted) * 64**2 / SIDE, s=(64, 64))
             expected = map_power_spectrum(exact, SIDE, bins=8)[1]
             np.testing.assert_allclose(cross[i, j] if i != j else auto[i], expected, rtol=0.12)
@@ -80,7 +80,7 @@ def test_the_root_of_spectra_is_their_cholesky_factor():
     [
         ([[1, 1], [1, 1]], [[1, 1], [1, 1]]),  # two planes at one redshift
         ([[0, 0], [0, 0]], [[0, 0], [0, 0]]),  # ell = 0
-        ([[1, 2], [2, 1]], [[1, 1], [1, 1]]),  # more than fully correlated
+        ([[1, 2], [2, 1]], [[1, 1], [1, 1]]),  # correlation above 1
         ([[-1, 0], [0, 4]], [[0, 0], [0, 4]]),  # negative power
         ([[1e-20, 1], [1, 1e-20]], [[1e-20, 1e-20], [1e-20, 1e-20]]),
     ],

@@ -296,7 +296,7 @@ def test_a_broken_fits_file_is_rejected(fits, tmp_path, content):
 
 
 def contrast(cells=16, seed=0):
-    """A density contrast: mean 0, nothing below -1."""
+    """Return a random density contrast, which has mean 0 and no values below -1."""
     density = np.random.default_rng(seed).lognormal(0, 0.5, (cells,) * 3).astype(np.float32)
     return density / density.mean(dtype=float).astype(np.float32) - 1
 
@@ -320,7 +320,7 @@ def test_name_and_contents_of_a_cube_are_read_without_loading_it(save_cube):
 
 def test_slabs_are_means_over_cells_along_each_axis(save_cube):
     delta = contrast()
-    maps = quijote_maps(read_quijote_cube(save_cube(delta)), slab_mpc=250)  # 4 of 16 cells of 62.5 Mpc/h
+    maps = quijote_maps(read_quijote_cube(save_cube(delta)), slab_mpc=250)  # slabs of 4 cells of 62.5 Mpc/h each
     assert maps.shape == (12, 1, 16, 16) and maps.dtype == np.float32
     np.testing.assert_allclose(maps[1, 0], delta[4:8].mean(0), atol=1e-6)
     np.testing.assert_allclose(maps[4, 0], delta[:, :4].mean(1), atol=1e-6)

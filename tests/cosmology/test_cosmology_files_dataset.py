@@ -16,7 +16,7 @@ from hrm_hf.cosmology.dataset.rows import UNFINISHED, load_cosmology_info, read_
 
 
 def contrast(seed=0):
-    """A density contrast: mean 0, nothing below -1."""
+    """Return a random density contrast, which has mean 0 and no values below -1."""
     density = np.random.default_rng(seed).lognormal(0, 0.5, (16, 16, 16)).astype(np.float32)
     return density / density.mean(dtype=float).astype(np.float32) - 1
 
@@ -58,11 +58,11 @@ def test_rows_of_the_quijote_table_are_found_by_folder_number(table, tmp_path):
     "text",
     [
         "file,omega_m,sigma_8\na/map.fits,0.3,0.8\nb/map.fits,0.4,0.7\n",
-        ",file,omega_m,sigma_8\n0,a/map.fits,0.3,0.8\n1,b/map.fits,0.4,0.7\n",  # DataFrame.to_csv
+        ",file,omega_m,sigma_8\n0,a/map.fits,0.3,0.8\n1,b/map.fits,0.4,0.7\n",  # as DataFrame.to_csv writes it
         "file\tomega_m\tsigma_8\n0\ta/map.fits\t0.3\t0.8\n1\tb/map.fits\t0.4\t0.7\n",  # index_label=False, and R
-        ";Omega_m;Sigma8\na/map.fits;0,3;0,8\nb/map.fits;0,4;0,7\n",  # an index of files
-        ",,omega_m,sigma_8\n0,a/map.fits,0.3,0.8\n1,b/map.fits,0.4,0.7\n",  # of two levels
-        ",omega_m,sigma_8\n7,0.4,0.7\n0,0.3,0.8\n",  # of shuffled rows
+        ";Omega_m;Sigma8\na/map.fits;0,3;0,8\nb/map.fits;0,4;0,7\n",  # the index has the file names
+        ",,omega_m,sigma_8\n0,a/map.fits,0.3,0.8\n1,b/map.fits,0.4,0.7\n",  # an index of two levels
+        ",omega_m,sigma_8\n7,0.4,0.7\n0,0.3,0.8\n",  # an index of shuffled rows
     ],
 )
 def test_label_tables_match_files_by_path_suffix_or_index(table, tmp_path, text):
@@ -88,7 +88,7 @@ def test_a_folder_without_a_row_has_no_label(table, tmp_path):
     [
         ("", "no rows"),
         ("omega_m,h\n0.3,0.7\n", "0 sigma_8 columns"),
-        ("omega_m,s8\n0.3,0.7\n", "0 sigma_8 columns"),  # which may be S_8
+        ("omega_m,s8\n0.3,0.7\n", "0 sigma_8 columns"),  # s8 is ambiguous: it may be S_8
         ("omega_m,sigma_8\n0.3,high\n", "row 1: sigma_8=high"),
         ("omega_m,sigma_8\n0.3,0.8\n1.3,0.8\n", "row 2: omega_m=1.3"),
         ("omega_m,sigma_8\n0.3,nan\n", "row 1: sigma_8=nan"),
@@ -151,7 +151,7 @@ def test_labeled_cubes_become_a_data_set_split_by_universe(save_cube, tmp_path):
     np.testing.assert_allclose(info["pixel_std"], [np.stack(train["map"]).std()], rtol=1e-5)
     assert "NOT convergence" in (out / "README.md").read_text()
 
-    # The reader of drawn maps gives the same, strings and all.
+    # The reader for generated maps returns the same columns, including strings.
     for split, dataset in (("train", train), ("test", test)):
         rows = read_arrays(out, split)
         assert set(rows) == set(dataset.column_names)
@@ -161,7 +161,7 @@ def test_labeled_cubes_become_a_data_set_split_by_universe(save_cube, tmp_path):
     assert (read.kind, read.counts, read.labels) == ("quijote", {"train": 36, "test": 12}, "params.txt")
     assert read.settings.options == {"slab_mpc": 250.0}
     fields = read.config_fields()
-    # Four values 0.1 and 0.05 apart: the ends of the prior lie one such distance further out.
+    # Four values, 0.1 and 0.05 apart: the prior extends one such distance beyond the lowest and the highest.
     np.testing.assert_allclose(fields.pop("prior_bounds"), [[0.1, 0.6], [0.65, 0.9]])
     assert fields == {
         "image_size": 16, "num_channels": 1, "mask_channel": False, "target_names": ["omega_m", "sigma_8"],
@@ -319,7 +319,7 @@ def test_the_same_call_finishes_an_interrupted_build(three_cubes, tmp_path):
         load_cosmology_info(tmp_path / "out")
     kept = (tmp_path / "out" / "test" / "00001-of-00003.parquet").stat().st_mtime_ns
     info = three_cubes("out")
-    assert three_cubes.read == [0, 2]  # the first says what the columns are
+    assert three_cubes.read == [0, 2]  # the first cube defines the columns
     assert (tmp_path / "out" / "test" / "00001-of-00003.parquet").stat().st_mtime_ns == kept
     assert info == three_cubes("whole")
     for name, column in read_arrays(tmp_path / "whole", "test").items():

@@ -73,7 +73,7 @@ def missing_shear(side_deg, margins, skies=8, sky_sides=8):
 def test_missing_shear_of_a_patch_matches_the_documented_fractions(side_deg, stated):
     assert MARGIN == 0.5
     found = missing_shear(side_deg, [0, 0.25, 0.5, 1])
-    np.testing.assert_allclose(found, stated, rtol=0, atol=0.01)  # two digits are stated, of one draw of 8 skies
+    np.testing.assert_allclose(found, stated, rtol=0, atol=0.01)  # stated with two digits, for 8 random skies
 
 
 # ---- noise and masks ----
@@ -83,7 +83,7 @@ def test_noise_matches_the_galaxies_of_each_plane():
     kappa = random_cuts(planes=2)
     noise = shear_rows(kappa, 16, sigma_e=0.26, galaxies_per_arcmin2=30)["map"] - shear_rows(kappa, 16)["map"]
     expected = shape_noise(0.26, 15, 5 * 60 / SIZE)
-    np.testing.assert_allclose(noise.std((0, 2, 3)), expected, rtol=0.06)  # 4,096 pixels: five of 1.1 %
+    np.testing.assert_allclose(noise.std((0, 2, 3)), expected, rtol=0.06)  # five standard errors for 4,096 pixels
 
 
 def test_noise_and_mask_depend_on_seed_file_and_patch():
@@ -145,7 +145,7 @@ def test_a_sky_becomes_patches_of_masked_shear(tmp_path):
     assert rows["map"].shape[1:] == (2, 16, 16) and rows["kappa"].shape[1:] == (1, 16, 16)
     card = (tmp_path / "shear" / "README.md").read_text()
     assert "| kappa |" in card and "- margin: 8" in card and "- sigma_e: 0.26" in card
-    # Margins that are not observed leave out patches; those that stay are of the same sky.
+    # Patches with unobserved margins are omitted; the others show the same sky.
     place = [list(zip(one["longitude"], one["latitude"])) for one in (rows, kappa)]
     assert 0 < len(place[0]) < len(place[1])
     for number, centre in enumerate(place[0]):
@@ -176,7 +176,7 @@ def test_an_image_becomes_its_central_patch(images, tmp_path):
     assert info.settings.options == {"margin": 0.5, "pixel_arcmin": 6.0}
     wider = build(*images, *SHEAR, "--pixel-arcmin", 6, "--margin", 1.5, tmp_path / "wider")[1]
     np.testing.assert_allclose(wider["kappa"].std(), kappa[..., 4:-4, 4:-4].std(), rtol=0.05)
-    np.testing.assert_allclose(wider["map"], rows["map"][..., 4:-4, 4:-4], atol=1e-8)  # of the same image
+    np.testing.assert_allclose(wider["map"], rows["map"][..., 4:-4, 4:-4], atol=1e-8)  # the same image
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -199,7 +199,7 @@ def test_bad_usage_is_rejected(images, tmp_path, monkeypatch, arguments, message
 
 @pytest.fixture
 def labelled(tmp_path):
-    """A data set of shear of 20 images, 5 of them in the test split."""
+    """Data set of the shear of 20 images, 5 of which are in the test split."""
     fits = pytest.importorskip("astropy.io.fits")
     table = ["file,omega_m,sigma_8"]
     for number in range(20):
@@ -220,7 +220,7 @@ def test_mass_maps_are_reconstructed_from_shear_of_files(labelled):
     assert (fields["num_channels"], fields["mask_channel"], fields["padding_mode"]) == (3, True, "zeros")
     result = call("eval", "cosmo-map", "--data", data, "--method", "kaiser-squires", "--json")
     assert result.exit_code == 0, (result.output, result.exception)
-    assert json.loads(result.stdout)["metrics"]["error_observed"]["value"] < 1  # 1: a map of nothing
+    assert json.loads(result.stdout)["metrics"]["error_observed"]["value"] < 1  # an empty map has error 1
     result = call("eval", "cosmo-map", "--data", data, "--method", "wiener")
     assert result.exit_code == 2
     assert "use kaiser-squires" in re.sub(r"[\s│]+", " ", result.output)

@@ -25,7 +25,7 @@ def test_maps_are_gray_values_of_the_requested_size(generate, size):
 
 
 def test_the_amplitude_of_synthetic_maps_does_not_depend_on_omega_m():
-    # Contrast 0.15 by construction, whatever omega_m; the discs take a little of it away.
+    # The contrast is 0.15 by construction for any omega_m; the discs reduce it slightly.
     contrast = [draw(legacy_synthetic, omega_m, 256).std() for omega_m in (0.1, 0.3, 0.5)]
     np.testing.assert_allclose(contrast, 0.15, atol=0.01)
 
@@ -40,7 +40,7 @@ def test_the_blur_matches_scipy_on_a_periodic_map(size, sigma):
 
 @pytest.mark.parametrize("omega_m, displacement", [(0.1, 11.7), (0.3, 6.5), (0.5, 4.7)])
 def test_particle_displacements_match_the_original(omega_m, displacement):
-    # Measured on the original's own code; a single map scatters by 10 to 15 %, and all three of its share a seed.
+    # Measured with the original code: one map per omega_m, all with the same seed. Single maps scatter by 10 to 15 %.
     squares = [
         sum((part**2).mean() for part in displacements(omega_m, 256, np.random.default_rng(s))) for s in range(6)
     ]
@@ -67,8 +67,8 @@ def test_crossed_waves_have_the_second_order_of_their_product(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, rmse", [("synthetic", 0.0344), ("des", 0.0233), ("2lpt", 0.0477)])
 def test_spectrum_ridge_predicts_omega_m_as_well_as_on_original_maps(name, rmse):
-    # The figures are for 1500 training maps of the original's code at 256 pixels; here are 450, and 150 to test,
-    # whose sampling error is about 6 %. Amplitude and blur as there: 0.069 for "des" if the kernel is not cut.
+    # The expected errors are from 1,500 training maps of the original code at 256 pixels. Here, 450 maps are for
+    # training and 150 for testing (sampling error about 6 %). For "des", an uncut blur kernel would give 0.069.
     pytest.importorskip("sklearn")
     from sklearn.linear_model import RidgeCV
     from sklearn.pipeline import make_pipeline

@@ -24,7 +24,7 @@ from hrm_hf.cosmology.simulation.lpt import (
 from hrm_hf.cosmology.simulation.maps import MapSettings
 
 
-SIDE, GRID = 256.0, 64  # Mpc/h, particles a side
+SIDE, GRID = 256.0, 64  # Mpc/h, particles per side
 COSMOLOGY = Cosmology(0.3, 0.8)
 
 
@@ -53,7 +53,7 @@ def linear_moment(cosmology, weight, side=SIDE, grid=GRID):
 
 
 def smoothed(delta, radius, side=SIDE):
-    """The field's mean over spheres of `radius` Mpc/h."""
+    """Return the field averaged over spheres of `radius` Mpc/h."""
     window = sphere(box_modes(side)[0] * radius)
     return np.fft.irfftn(np.fft.rfftn(delta) * window, s=delta.shape, axes=(0, 1, 2))
 
@@ -66,7 +66,7 @@ def test_sigma_8_of_the_box_matches_the_requested_value(omega_m, sigma_8):
     cosmology = Cosmology(omega_m, sigma_8)
     fields = [linear_density(cosmology, SIDE, GRID, np.random.default_rng(seed)) for seed in range(6)]
     measured = np.sqrt(np.mean([(smoothed(field, 8) ** 2).mean() for field in fields]))
-    expected = np.sqrt(linear_moment(cosmology, lambda k: sphere(8 * k) ** 2))  # without waves longer than the box
+    expected = np.sqrt(linear_moment(cosmology, lambda k: sphere(8 * k) ** 2))  # omits waves longer than the box
     assert measured == pytest.approx(expected, rel=0.04)
     assert expected == pytest.approx(sigma_8, rel=0.05)
 
@@ -132,7 +132,7 @@ def test_second_growth_solves_its_equation(omega_m):
 
 
 def box_density(cosmology, box, z, order=2):
-    """Density contrast of a box at redshift z, particles spread over neighbouring cells (CIC), [grid, grid, grid]."""
+    """Return a box's density contrast [grid, grid, grid] at redshift z; CIC assigns particles to neighboring cells."""
     cells = box.grid / box.side
     growths = float(cosmology.growth(z)) * cells, float(second_growth(cosmology, z)) * cells * (order == 2)
     counts = np.zeros((1, *[box.grid] * 3), np.float32)
@@ -163,8 +163,8 @@ def test_large_scales_grow_as_in_linear_theory(z):
 
 @pytest.mark.parametrize(("sigma_8", "z"), [(0.3, 0.0), (0.6, 0.0), (0.8, 0.5)])
 def test_sigma_8_of_the_evolved_box_matches_its_linear_field(sigma_8, z):
-    # Cells of 2 Mpc/h, so that their own blur does not count. Later, when streams have crossed, 2LPT leaves linear
-    # theory: at z = 0 it is 7 % low for omega_m, sigma_8 = 0.3, 0.8, 25 % low for 0.5, 1.0 and 9 % high for 0.1, 0.6.
+    # Cells of 2 Mpc/h are so small that they do not smooth. After shell crossing, 2LPT departs from linear theory: at
+    # z = 0 it is 7 % low for omega_m, sigma_8 = 0.3, 0.8, 25 % low for 0.5, 1.0 and 9 % high for 0.1, 0.6.
     cosmology = Cosmology(0.3, sigma_8)
     linear = linear_density(cosmology, SIDE / 2, GRID, np.random.default_rng(0))
     evolved = box_density(cosmology, displace(linear, SIDE / 2), z) / float(cosmology.growth(z))
@@ -173,8 +173,8 @@ def test_sigma_8_of_the_evolved_box_matches_its_linear_field(sigma_8, z):
 
 
 def test_skewness_matches_perturbation_theory_in_both_orders():
-    # S3 = <d^3> / <d^2>^2 in spheres: 34/7 + dln sigma^2 / dln R, and 4 + ... for Zel'dovich. Universes with all signs
-    # turned cancel what Gaussian initial fields contribute by chance.
+    # S3 = <d^3> / <d^2>^2 in spheres: 34/7 + dln sigma^2 / dln R, and 4 + ... for Zel'dovich. Averaging with the
+    # fields of opposite sign cancels the skewness that Gaussian initial fields have by chance.
     cosmology, radius = Cosmology(0.3, 0.3), 16.0
     variances = [linear_moment(cosmology, lambda k, r=r: sphere(r * k) ** 2) for r in (radius / 1.05, radius * 1.05)]
     slope = np.log(variances[1] / variances[0]) / np.log(1.05**2)
@@ -193,7 +193,7 @@ def test_skewness_matches_perturbation_theory_in_both_orders():
 # convergence
 
 
-# Coarse boxes, to have many: waves up to 0.39 h/Mpc.
+# Many coarse boxes are faster than a few fine ones; waves up to 0.39 h/Mpc.
 SETTINGS = MapSettings(kind="2lpt", size=64, side_deg=5.0, source_redshifts=(0.5, 1.0), box_mpc=SIDE, box_grid=32)
 
 
@@ -213,14 +213,14 @@ def open_spectrum(patches):
 
 @pytest.mark.parametrize(("channel", "highest"), [(0, 250), (1, 400)])
 def test_power_of_the_maps_matches_limber_on_large_scales(channel, highest):
-    # The referee sees the same window: patches of 5 degrees out of Gaussian maps of 20, with Limber's spectrum.
+    # The referee uses the same window: 5-degree patches cut from 20-degree Gaussian maps with Limber's spectrum.
     side, rng = 4 * SETTINGS.side_rad, np.random.default_rng(1)
     wide = np.stack([gaussian_convergence(COSMOLOGY, 256, side, rng, SETTINGS.source_redshifts) for _ in range(8)])
     patches = wide.reshape(8, 2, 4, 64, 4, 64).transpose(0, 2, 4, 1, 3, 5).reshape(-1, 2, 64, 64)
     ell, power = open_spectrum(maps())
     ratio = (power / open_spectrum(patches)[1])[channel, ell < highest]
     assert ratio.mean() == pytest.approx(1, abs=0.12)
-    np.testing.assert_allclose(ratio, 1, atol=0.25)  # each ring; the lowest have a tenth of sampling error
+    np.testing.assert_allclose(ratio, 1, atol=0.25)  # sampling error up to 10 %
 
 
 def test_planes_of_sources_see_the_same_matter():
@@ -253,7 +253,7 @@ def test_a_plan_is_rejected_if_its_widest_patch_exceeds_the_box():
     CosmologyPlan(settings=settings, counts=counts, prior={"omega_m": (0.2, 0.5), "sigma_8": (0.6, 1.0)})
     with pytest.raises(ValueError, match=r"box_mpc=230\.0.* 233\.8 Mpc/h.*omega_m=0\.1\b.*box_mpc.* 234\b"):
         CosmologyPlan(settings=settings, counts=counts)
-    CosmologyPlan(settings=MapSettings(kind="2lpt"), counts=counts)  # the default fits the default prior
+    CosmologyPlan(settings=MapSettings(kind="2lpt"), counts=counts)  # the default box suffices for the default prior
 
 
 @pytest.mark.parametrize("fields", [{"box_mpc": 0.0}, {"box_grid": 4}, {"box_grid": 17}, {"box_grid": 4096}])

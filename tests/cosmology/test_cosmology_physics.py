@@ -15,9 +15,9 @@ from hrm_hf.cosmology.simulation.fields import Cosmology, convergence_power, emp
 FOLDER = Path(__file__).parents[1] / "fixtures" / "cosmology"
 CAMB, PYCCL = (json.loads((FOLDER / f"{name}.json").read_text()) for name in ("camb", "pyccl"))
 K = np.array(CAMB["k"])
-# What the Eisenstein-Hu formula misses of camb's power at worst, by omega_m (pyccl's own version misses the same). The
-# 5 % of the formula's authors hold for ordinary baryon shares; at omega_m = 0.1, 46 % of the matter are baryons, and
-# the formula is 17 % off in the acoustic wiggles.
+# Largest relative error of the Eisenstein-Hu formula against camb's power, by omega_m (pyccl's implementation has the
+# same). The formula's authors state 5 % for usual baryon fractions; at omega_m = 0.1, baryons are 46 % of the matter,
+# and the formula is 17 % off in the acoustic wiggles.
 FORMULA_ERROR = {0.3: 0.035, 0.2: 0.045, 0.1: 0.17, 0.5: 0.05}
 
 
@@ -94,7 +94,7 @@ def test_a_universe_without_dark_energy_matches_einstein_de_sitter():
 def test_convergence_power_matches_pyccl(row, sources):
     ell = np.array(PYCCL["ell"])
     ours = convergence_power(cosmology_of(row), ell, *sources)
-    # pyccl differentiates on the sphere; the flat sky of the maps does not know this factor (0.45 % at ell = 10).
+    # pyccl differentiates on the sphere. In the flat-sky limit of our maps, this factor is 1 (0.45 % off at ell = 10).
     sphere = (ell * (ell + 1) / (ell + 0.5) ** 2) ** 2
     np.testing.assert_allclose(ours * sphere, row["convergence_power"]["linear_{}_{}".format(*sources)], rtol=1e-3)
 

@@ -97,7 +97,7 @@ def test_a_result_does_not_depend_on_the_rest_of_the_batch(infer, maps):
 
 def test_segments_can_be_chosen(infer, maps):
     assert infer(maps[0], max_steps=5)["steps"] == 5
-    infer.model.config.halt_threshold = 10.0  # nats that no segment gains
+    infer.model.config.halt_threshold = 10.0  # in nats; no segment gains as much
     try:
         assert infer(maps[0], halt="adaptive")["steps"] == 1
     finally:

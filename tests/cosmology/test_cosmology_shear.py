@@ -36,7 +36,7 @@ def test_noiseless_shear_is_the_shear_of_the_convergence():
     columns = shear(mask_fraction=0.3)
     mask = torch.from_numpy(columns["mask"])
     expected = shear_from_convergence(torch.from_numpy(columns["kappa"]).double(), mask)
-    # The stored maps are float32, of values of about 0.01.
+    # The stored maps are float32, with values of about 0.01.
     np.testing.assert_allclose(columns["map"], expected, rtol=0, atol=1e-8)
     assert (~mask).sum() == round(0.3 * 32 * 32)
 
@@ -51,7 +51,7 @@ def test_noise_matches_the_galaxies_in_each_component():
     # 15 galaxies per square arcmin and plane, in pixels of 4.6875 arcmin.
     expected = 0.26 / np.sqrt(2 * 15 * 4.6875**2)
     assert settings.pixel_noise == pytest.approx(expected)
-    # 8,192 pixels a component: a relative error of 0.8 %; five of them.
+    # With 8,192 pixels per component, the standard error is 0.8 %; allow five.
     np.testing.assert_allclose(noise.std((0, 2, 3)), expected, rtol=0.04)
     assert np.abs(np.corrcoef(np.moveaxis(noise, 1, 0).reshape(4, -1)) - np.eye(4)).max() < 0.06
 
@@ -61,7 +61,7 @@ def test_masks_have_the_requested_shape():
         drawn = (survey_mask(64, 4.7, 0.3, np.random.default_rng(seed), share, **options) for seed in range(4))
         return np.stack(list(drawn))
 
-    def borders(mask):  # pairs of neighbours of which one is observed: long for holes, short for an edge
+    def borders(mask):  # number of adjacent pairs with one observed pixel: high for holes, low for an edge
         return sum(np.count_nonzero(np.diff(mask.astype(int), axis=axis)) for axis in (1, 2))
 
     edge, holes = masks(1.0), masks(0.0)

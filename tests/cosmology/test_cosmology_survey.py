@@ -27,7 +27,7 @@ def test_a_seed_determines_the_patch():
 
 @pytest.mark.parametrize("fields", [{}, {"mask_fraction": 0.4}])
 def test_observed_pixels_of_each_plane_have_mean_zero(fields):
-    # As those of a patch of another kind: the mean is not observable.
+    # The mean convergence is not observable, so it is removed, as in patches of the other kinds.
     maps, mask = draw(3, source_redshifts=(0.5, 1.0), **fields)
     np.testing.assert_allclose(maps[:, mask].mean(1), 0, atol=1e-8)
     assert (maps[:, ~mask] == 0).all() and mask.mean() == pytest.approx(1 - fields.get("mask_fraction", 0), abs=1e-3)
@@ -59,12 +59,12 @@ def test_correlations_of_planes_match_the_cross_spectra():
     patches = [draw(seed, source_redshifts=redshifts)[0] for seed in range(150)]
     measured = np.mean([np.einsum("ixy,jxy->ij", kappa, kappa) for kappa in patches], axis=0) / size**2
 
-    # Covariance in a pixel: the sum of the spectra over the modes of the periodic sky that the patch is cut from,
-    # less that of the patch's mean, in which a mode counts as the square of its mean over the patch.
+    # Covariance in a pixel: the sum of the spectra over the modes of the periodic sky from which the patch is cut,
+    # minus the covariance of the patch's mean, in which a mode is weighted by its squared mean over the patch.
     wide, cosmology = int(MARGIN * size), Cosmology(OMEGA_M, SIGMA_8)
     ell = multipole_grid(wide, side * MARGIN)
     waves = np.exp(2j * np.pi * np.outer(np.arange(wide), np.arange(size)) / wide).mean(1)
-    twice = np.full(ell.shape, 2.0)  # modes that rfft2 leaves out
+    twice = np.full(ell.shape, 2.0)  # rfft2 omits half of the modes
     twice[:, [0, -1]] = 1
     twice[0, 0] = 0
     twice *= 1 - np.abs(np.outer(waves, waves[: ell.shape[1]])) ** 2
@@ -73,7 +73,7 @@ def test_correlations_of_planes_match_the_cross_spectra():
         for j in range(2):
             power = convergence_power(cosmology, np.maximum(ell, 1), redshifts[i], redshifts[j])
             expected[i, j] = (twice * power).sum() / (side * MARGIN) ** 2
-    np.testing.assert_allclose(measured, expected, rtol=0.12)  # about 5 % is the scatter of 150 small patches
+    np.testing.assert_allclose(measured, expected, rtol=0.12)  # 150 small patches scatter by about 5 %
     assert 0.5 < measured[0, 1] / np.sqrt(measured[0, 0] * measured[1, 1]) < 0.95
 
 
@@ -102,14 +102,14 @@ def test_a_mask_has_an_edge_and_holes():
     masks = [survey_mask(128, 5.0, 0.2, np.random.default_rng(seed)) for seed in range(5)]
     for mask in masks:
         areas = _areas(ndimage, mask)
-        assert areas.max() > 0.04 * mask.size  # half of the masked fifth lies beyond the edge, in a piece or two
+        assert areas.max() > 0.04 * mask.size  # half of the mask, 10 % of the map, lies beyond the edge
         assert len(areas) > 20 and np.median(areas) * 5.0**2 < np.pi * 12.0**2  # arcmin^2
 
 
 def test_holes_have_sizes_in_arcmin():
     ndimage = pytest.importorskip("scipy.ndimage")
     medians = []
-    for size, pixel in ((64, 4.0), (256, 1.0)):  # one area of sky
+    for size, pixel in ((64, 4.0), (256, 1.0)):  # the same area of sky
         areas = [_areas(ndimage, survey_mask(size, pixel, 0.1, np.random.default_rng(seed))) for seed in range(8)]
         medians.append(np.median(np.concatenate(areas)) * pixel**2)
     # Radii from 2 to 12 arcmin, uniform in the logarithm: half of them above 4.9 arcmin, 75 arcmin^2.

@@ -51,7 +51,7 @@ def test_map_distance_is_the_mahalanobis_distance(trained):
     known, new = (statistics.features(values).double().numpy() for values in (train, other))
     away = new - known.mean(0)
     expected = np.sqrt(np.einsum("bi,ij,bj->b", away, np.linalg.pinv(np.cov(known.T)), away) / known.shape[1])
-    # Directions in which the training maps do not vary have a floor in the model, and weigh less.
+    # The model has a variance floor, so directions in which the training maps hardly vary weigh less than here.
     np.testing.assert_allclose(model.map_distance(other), expected, rtol=0.2)
     assert 0.8 < model.map_distance(train).square().mean().sqrt() < 1.05
 
@@ -66,7 +66,7 @@ def test_maps_unlike_the_training_maps_are_detected(trained):
             "noisy": draw("lognormal", 60, 4 * 10**6, sigma_e=0.3),
         }.items()
     }
-    # 200 maps made the limit, of which one is beyond: the share has a spread of about a percent.
+    # The limit is such that 1 of 200 maps exceeds it, so the share among 60 maps has a spread of about 1 %.
     assert share["same"] < 0.03 and share["gaussian"] > 0.5 and share["noisy"] > 0.95
 
 

@@ -22,7 +22,7 @@ PICTURES = ("maps.png", "spectra.png", "segments.png", "corner.png", "calibratio
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with a data set of shear, a quarter hidden, and one tiny model of each kind."""
+    """A folder with a shear data set, a quarter of whose pixels are masked, and one tiny model of each kind."""
     folder = tmp_path_factory.mktemp("mass_maps")
     sky = {"observable": "shear", "sigma_e": 0.26, "galaxies_per_arcmin2": 30.0, "mask_fraction": 0.25}
     tiny_cosmo.build(folder / "shear", samples=20, test_samples=MAPS, side_deg=1.25, hole_arcmin=(5, 15), **sky)
@@ -56,7 +56,7 @@ def test_metrics_of_a_model_match_the_maps_of_the_pipeline(files, tmp_path):
     assert json.loads(found.stdout.splitlines()[-1])["metrics"] == metrics
     expected, truth, rows = mapped(model, data, return_segments=True)
     kappa = np.stack([one["kappa"] for one in expected])
-    # Both in float32; the batches differ.
+    # Both are in float32, but with different batches.
     assert metrics["count"] == MAPS and metrics["error"]["value"] == pytest.approx(error(kappa, truth), rel=1e-4)
     hidden = ~rows["mask"]
     assert metrics["error_hidden"]["value"] == pytest.approx(error(kappa[hidden], truth[hidden]), rel=1e-4)

@@ -35,7 +35,7 @@ NOISE = 0.01
 
 @pytest.fixture(scope="module")
 def shear_maps(tmp_path_factory):
-    """A data set of 40 and 8 maps of shear, a quarter hidden."""
+    """A data set of 40 training and 8 test maps of shear, with a quarter of the pixels masked."""
     options = {"observable": "shear", "sigma_e": 0.26, "galaxies_per_arcmin2": 30.0, "mask_fraction": 0.25}
     return tiny_cosmo.build(tmp_path_factory.mktemp("data") / "shear", side_deg=1.25, hole_arcmin=(5, 15), **options)
 
@@ -49,7 +49,7 @@ def run(tmp_path, shear_maps, monkeypatch):
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(recipe))
         monkeypatch.setattr(sys, "argv", [SCRIPT, "--recipe", str(path)])
-        # Not as "__main__": that blocks signals, here those of the tests.
+        # Not as "__main__", which would block the signals of the tests.
         runpy.run_path(SCRIPT, run_name="run_mass_mapping")["main"]()
         return tmp_path / name
 
@@ -76,9 +76,9 @@ def test_the_shear_of_a_batch_matches_its_convergence(fresh):
     batch = collator(shear_noise=fresh).at_step(rows().__getitems__([0, 1, 2, 3, 4, 5]), 7)
     mask = batch["pixel_values"][:, 2:]
     expected = shear_from_convergence(batch["kappa"], mask)
-    # Transforms in float32, and noise of a millionth.
+    # The tolerance covers float32 transforms and the fresh noise, which is about 1e-6.
     torch.testing.assert_close(batch["pixel_values"][:, :2], expected, rtol=0, atol=1e-4)
-    assert not torch.equal(batch["kappa"], torch.from_numpy(rows().kappa))  # they have been turned or moved
+    assert not torch.equal(batch["kappa"], torch.from_numpy(rows().kappa))  # they have been rotated or shifted
 
 
 def test_fresh_observations_depend_only_on_seed_step_and_index():
@@ -87,7 +87,7 @@ def test_fresh_observations_depend_only_on_seed_step_and_index():
     apart = [one.at_step(rows().__getitems__(pair), 7) for pair in ([0, 1], [2, 3])]
     for name in ("pixel_values", "kappa"):
         expected = torch.cat([part[name] for part in apart])
-        torch.testing.assert_close(together[name], expected, rtol=0, atol=1e-6)  # transforms of another batch size
+        torch.testing.assert_close(together[name], expected, rtol=0, atol=1e-6)  # the batch size affects rounding
     later = one.at_step(rows().__getitems__([0, 1, 2, 3]), 8)
     assert not torch.equal(together["pixel_values"], later["pixel_values"])
 
@@ -98,7 +98,7 @@ def test_masks_are_mixed_in_the_documented_shares():
     masks[:, :4] = False  # a quarter
     draws = torch.randint(2**31, (count, 4), generator=torch.Generator().manual_seed(0))
     hidden = 1 - mixed_masks(masks, draws).float().mean((1, 2))
-    # Binomial: 0.01 is one deviation and a half of 60 % of 2,000.
+    # The binomial standard deviation of a share of 60 % is 0.011 for 2,000 maps.
     assert (hidden == 0).float().mean() == pytest.approx(0.1, abs=0.02)
     assert (hidden == 0.25).float().mean() >= 0.6 - 0.03
     assert (hidden > 0.25).float().mean() == pytest.approx(0.3, abs=0.06)
@@ -115,7 +115,7 @@ def test_the_pipeline_loads_the_model_saved_by_the_script(run, shear_maps, model
     kappa = np.stack([each["kappa"] for each in found])
     truth = test["kappa"][:, 0] - test["kappa"].mean((1, 2, 3))[:, None, None]
     error = np.sqrt(((kappa - truth) ** 2).sum() / (truth**2).sum())
-    assert result["metrics"]["error"]["value"] == pytest.approx(error, rel=1e-4)  # float32 in other batches
+    assert result["metrics"]["error"]["value"] == pytest.approx(error, rel=1e-4)  # float32, different batches
     assert found[0]["kappa_std"].shape == (16, 16) and found[0]["kappa_std"].min() > 0
     assert found[0]["steps"] == (2 if model_type == "hrm_mass_mapping" else 1)
     assert {"mean", "std", "interval_68"} <= set(found[0]["s_8"])
@@ -133,7 +133,7 @@ def test_resuming_a_killed_run_reproduces_its_losses(run):
     second = run("killed", max_steps=4, resume_from_checkpoint="last", **steady)
     logs = [json.loads((out / "trainer_state.json").read_text())["log_history"] for out in (first, second)]
     losses = [[entry["loss"] for entry in log if "loss" in entry] for log in logs]
-    assert losses[0][2:] == pytest.approx(losses[1][-2:], rel=1e-6)  # the log has six digits
+    assert losses[0][2:] == pytest.approx(losses[1][-2:], rel=1e-6)  # losses are logged with six digits
 
 
 def test_the_last_segment_of_the_pipeline_is_its_map(run, shear_maps):

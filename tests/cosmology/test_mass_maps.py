@@ -24,7 +24,7 @@ SKY = {"observable": "shear", "sigma_e": 0.26, "galaxies_per_arcmin2": 100, "siz
 
 @pytest.fixture(scope="module", params=[(1.0,), (0.5, 1.5)], ids=["one plane", "two planes"])
 def problem(request):
-    """Settings, spectra, shear of two maps with their masks, and the same as dense matrices of the first map."""
+    """Settings, spectra, and the shear and masks of two maps."""
     settings = MapSettings(source_redshifts=request.param, mask_fraction=0.3, hole_arcmin=(5, 10), **SKY)
     columns = [generate_columns(settings, omega_m, 0.8, seed) for seed, omega_m in enumerate((0.2, 0.4))]
     shear = torch.from_numpy(np.stack([one["map"] for one in columns])).double()
@@ -58,9 +58,9 @@ def test_the_wiener_filter_is_the_posterior_mean_of_dense_matrices(problem):
     found = WienerFilter(settings, spectra)(shear, mask, tolerance=1e-10)
     for row in range(2):
         gain, _ = dense(settings, spectra[row], mask[row])
-        # Hidden pixels are observations of 0 = 0 with noise in the dense form: they say nothing, as in the filter.
+        # In the dense form, masked pixels are pure noise, independent of the map: no information, as in the filter.
         expected = (gain @ shear[row].flatten()).view_as(found[row])
-        # Ten digits of the equations, through matrices whose condition is about 100.
+        # The filter solves its equations to ten digits; the condition number of the matrices is about 100.
         torch.testing.assert_close(found[row], expected, rtol=0, atol=1e-7 * expected.abs().max().item())
 
 
@@ -71,7 +71,7 @@ def test_draws_of_the_wiener_error_have_the_posterior_covariance(problem):
         _, covariance = dense(settings, spectra[row], mask[row])
         expected = covariance.diagonal().sqrt()
         found = errors[:, row].flatten(1).square().mean(0).sqrt()
-        # 400 draws: 3.5 % of each deviation, and less of their mean.
+        # With 400 draws, a standard deviation has an error of 3.5 %, and the mean of all has a smaller one.
         assert (found / expected - 1).abs().max() < 5 * 0.0354
         assert abs((found / expected).mean() - 1) < 0.02
 
@@ -84,7 +84,7 @@ def test_without_a_mask_every_mode_is_scaled_independently():
     found = torch.fft.rfft2(WienerFilter(settings, spectra)(shear, None, tolerance=1e-12)[0, 0])
     direct = torch.fft.rfft2(kaiser_squires(shear)[0, 0])
     power = torch.from_numpy(spectra[0, 0, 0]) * (SIZE / settings.side_rad) ** 2
-    inner = slice(1, SIZE // 2)  # at a Nyquist frequency less of the shear is known
+    inner = slice(1, SIZE // 2)  # without Nyquist frequencies, which shear determines less well
     expected = direct * power / (power + settings.pixel_noise**2)
     torch.testing.assert_close(found[inner, inner], expected[inner, inner], rtol=1e-8, atol=1e-10)
 
@@ -103,7 +103,7 @@ def test_a_solver_that_does_not_converge_is_an_error(problem):
 
 def test_smoothing_multiplies_the_inverse_by_a_gaussian():
     kappa = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    kappa = adjoint_shear(shear_from_convergence(kappa))  # what shear can tell
+    kappa = adjoint_shear(shear_from_convergence(kappa))  # the part that shear determines
     shear = shear_from_convergence(kappa)
     torch.testing.assert_close(smoothed_kaiser_squires(shear, None, 0.0), kaiser_squires(shear))
     wave = torch.cos(2 * torch.pi * 3 * torch.arange(16, dtype=torch.float64) / 16).expand(1, 1, 16, 16)
@@ -118,15 +118,15 @@ def test_metrics_of_hand_made_maps():
     masks = rng.random((50, 16, 16)) < 0.7
     noise = rng.standard_normal(truth.shape) * 0.5
     noise -= noise.mean((2, 3), keepdims=True)
-    # Half of the truth plus noise, and another mean, which shear does not tell.
+    # Half of the truth plus noise, and a different mean, which is ignored because shear does not determine it.
     maps = MassMaps(truth, 0.5 * truth + noise + 7.0, masks, std=np.full(truth.shape, 0.5**0.5))
     found = evaluate_mass_maps(maps, side_rad=0.1)
-    # 12,800 pixels: errors of 1 %; five of them.
+    # With 12,800 pixels, the standard error is 1 %; allow five.
     assert found["error"]["value"] == pytest.approx(0.5**0.5, rel=0.05)
     assert found["error"]["low"] < found["error"]["value"] < found["error"]["high"]
     assert found["error_hidden"]["value"] == pytest.approx(0.5**0.5, rel=0.08)
     spectra = compare_spectra(maps, 0.1)
-    # Rings of few modes vary more; the last have thousands.
+    # Rings with few modes scatter more; the last ring has thousands.
     assert spectra["transfer"][-1] == pytest.approx(0.5, abs=0.05)
     assert spectra["power"][-1] == pytest.approx(0.5, abs=0.05)
     assert spectra["correlation"][-1] == pytest.approx(0.5**0.5, abs=0.05)
@@ -139,7 +139,7 @@ def test_metrics_of_hand_made_maps():
 
 def test_peaks_exceed_their_eight_neighbors_across_periodic_edges():
     maps = np.zeros((1, 1, 6, 6))
-    maps[0, 0, 0, 0], maps[0, 0, 5, 5], maps[0, 0, 3, 3] = 3.0, 2.0, 1.5  # (5, 5) touches (0, 0) around the corner
+    maps[0, 0, 0, 0], maps[0, 0, 5, 5], maps[0, 0, 3, 3] = 3.0, 2.0, 1.5  # (5, 5) is a periodic neighbor of (0, 0)
     np.testing.assert_array_equal(peak_counts(maps, (1.0, 2.0))[0, 0], [2, 1])
     assert compare_peaks(MassMaps(maps, maps))["heights"][0] == 1
 

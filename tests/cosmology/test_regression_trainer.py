@@ -54,7 +54,7 @@ def test_training_steps_match_an_explicit_loop(tmp_path):
         outputs.loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
         optimizer.step()
-        assert entry["loss"] == pytest.approx(outputs.loss.item(), abs=2e-4)  # the library rounds what it logs
+        assert entry["loss"] == pytest.approx(outputs.loss.item(), abs=2e-4)  # transformers rounds logged values
         assert entry["grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
         assert entry["nll_loss"] == pytest.approx(outputs.nll_loss.item(), rel=1e-4)
         assert entry["rmse_omega_m"] == pytest.approx(outputs.metrics["mse_omega_m"].sqrt().item(), rel=1e-4)
@@ -63,7 +63,7 @@ def test_training_steps_match_an_explicit_loop(tmp_path):
 
 
 def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
-    # Not Adam: it takes a whole step where a gradient is nothing but rounding.
+    # Not Adam, which takes a full step even where the gradient is only a rounding error.
     options = {"max_steps": 3, "ema_rate": 0.9, "optim": "sgd", "learning_rate": 1e-2}
     found = {}
     for batch, accumulated in ((8, 1), (2, 4), (3, 4)):  # 20 maps: the last step of an epoch is smaller
@@ -138,13 +138,13 @@ def test_repeated_maps_are_not_counted(tmp_path):
     one = trainer(tmp_path, collator=plain_collator())
     batch = whole(rows(10, seed=1), plain_collator())
     for counting in (10, 6, 0):
-        one._rows_that_count = lambda _, counting=counting: counting  # as on a process whose last rows are repeated
+        one._rows_that_count = lambda _, counting=counting: counting  # as on a process that repeats its last rows
         one._eval_metrics = type(one.train_metrics)()
         _, predicted, _ = one.prediction_step(one.model.eval(), batch, False)
-        assert [len(values) for values in predicted] == [10] * 4  # processes gather as many
+        assert [len(values) for values in predicted] == [10] * 4  # equal on all processes, for gathering
         one._eval_metrics.keep()
         sums, _, _ = one._eval_metrics.drain(one.accelerator, 0)
-        # Names also without maps: processes must have the same to add up.
+        # The names are present even without maps, because processes add up sums of the same names.
         assert sums["maps"] == counting and {"loss", "nll_loss", "mse_s_8"} <= set(sums)
         if counting:
             with torch.no_grad():
@@ -159,7 +159,7 @@ def test_early_stopping_uses_the_likelihood(tmp_path):
     )  # fmt: skip
     one.train()
     assert one.args.metric_for_best_model == "eval_nll_loss"
-    assert one.state.global_step == 6  # the first evaluation, and two that are no better
+    assert one.state.global_step == 6  # two evaluations without improvement after the first
 
 
 # ---- resuming ----
@@ -200,7 +200,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, stop):
     assert extractor.pixel_std == [2.0]
 
 
-# ---- what acts, and what is refused ----
+# ---- options and rejected arguments ----
 
 
 def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path):
@@ -216,7 +216,7 @@ def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path):
     assert found[True][0] == found[False][0]
     for name, value in found[False][1].items():
         torch.testing.assert_close(found[True][1][name], value, rtol=0, atol=1e-6, msg=name)
-    assert calls == {False: 2, True: 4}  # once more in each backward pass
+    assert calls == {False: 2, True: 4}  # each backward pass recomputes the forward
 
 
 @pytest.mark.parametrize("arguments", [LmTrainingArguments, PuzzleTrainingArguments])

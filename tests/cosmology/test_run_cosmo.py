@@ -55,7 +55,7 @@ def run(tmp_path, maps, monkeypatch):
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump({key: value for key, value in recipe.items() if value is not None}))
         monkeypatch.setattr(sys, "argv", [SCRIPT, "--recipe", str(path), *flags])
-        # Not as "__main__": that blocks signals, here those of the tests.
+        # Not as "__main__", which would block the signals of the tests.
         runpy.run_path(SCRIPT, run_name="run_cosmo")["main"]()
         return tmp_path / name
 
@@ -91,7 +91,7 @@ def test_a_run_saves_model_recipe_and_results(run, maps, tmp_path):
     card = (out / "README.md").read_text()
     assert "s_8_rmse" in card and "omega_m from 0.1 to 0.5 and sigma_8 from 0.6 to 1" in card and "$" not in card
 
-    # The folder alone gives the same evaluation.
+    # Evaluating the saved folder gives the same result.
     model, rows = AutoModelForImageClassification.from_pretrained(out).eval(), MapSet.read(maps, "test")
     predictions = predict_maps(model, AutoFeatureExtractor.from_pretrained(out), rows).predictions
     for column, name in enumerate(model.config.reported_names):
@@ -141,16 +141,16 @@ def test_training_from_saved_weights_keeps_their_pixel_statistics(run, tmp_path)
 @pytest.mark.slow
 def test_two_processes_train_as_one_with_twice_the_batch(run, maps, tmp_path):
     options = {"noise_sigma": 0.01, "dataloader_num_workers": 1, "max_train_samples": 24, "eval_strategy": "steps"}
-    options["config_overrides"] = {"statistics_dropout": 0.0}  # whose draws depend on the batch of a process
+    options["config_overrides"] = {"statistics_dropout": 0.0}  # its random numbers depend on the batch size
     one = run("one", eval_steps=3, max_steps=6, **options)
     recipe = {**RECIPE, "data_path": maps, "output_dir": str(tmp_path / "two"), "eval_steps": 3, **options}
-    # All 10 maps of the evaluation in one batch: the second process has only repeated ones.
+    # One batch holds all 10 maps of the evaluation, so the second process has only repeated maps.
     batches = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 10}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({**recipe, "max_steps": 6, **batches}))
     result = started.run_script(SCRIPT, ["--recipe", str(tmp_path / "two.yaml")], processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     two = tmp_path / "two"
-    assert losses(two) == pytest.approx(losses(one), abs=1e-4)  # the library rounds what it logs
+    assert losses(two) == pytest.approx(losses(one), abs=1e-4)  # transformers rounds logged values
     evaluations = [[entry for entry in history(out) if "eval_maps" in entry] for out in (one, two)]
     for mine, expected in zip(*evaluations, strict=True):
         assert mine["eval_maps"] == expected["eval_maps"] == 10

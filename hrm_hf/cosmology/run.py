@@ -63,7 +63,7 @@ def ensure_maps(data_args: CosmoDataArguments) -> None:
     wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
     try:
         name, options = parse_command(command, {each: kind for each, (kind, _) in BUILDERS.items()}, out=Path(path))
-        if isinstance(options, BuildCosmology) and options.samples < wanted:  # fail before hours of building
+        if isinstance(options, BuildCosmology) and options.samples < wanted:  # check first: builds may take hours
             raise UsageError(
                 f"samples={options.samples}: max_train_samples and val_samples need {wanted} maps; reduce them, "
                 "or build a larger data set first and use it with --data_path DIR --build_data ''"

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 MIN_AGREEMENT = 0.5
 # Maximum difference between log-probabilities for an f32 file. For gpt2, llama.cpp reads GELU from an f16 table.
 MAX_DIFFERENCE, MAX_DIFFERENCE_GELU = 1e-3, 5e-2
-STEPS = 8  # greedy tokens after each prompt
+STEPS = 8  # number of greedily chosen tokens after each prompt
 CONTEXT = 512  # maximum number of tokens in a prompt with its continuation
 # Texts on which tokenizers tend to differ: tabs, other alphabets, numbers, repeated spaces, tags of the Go coder.
 CHECK_TEXTS = (

@@ -49,7 +49,7 @@ class GoCoderRun(CausalLMRun):
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.max_length, self.args.seed, quantized)
         if isinstance(model.config, HrmGoCoderConfig):
-            model.config.update(self.data_args.budgets())  # so generation truncates prompts as training does
+            model.config.update(self.data_args.budgets())  # generation must truncate prompts as training does
             if self.args.balance_decisions:
                 model.config.refinement_class_weights = self._class_weights()
         elif self.args.balance_decisions:

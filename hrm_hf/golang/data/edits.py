@@ -72,7 +72,7 @@ class Edit:
 
 
 def path_problem(path: str) -> str | None:
-    """Return the reason to exclude a repository path (with forward slashes), or None."""
+    """Return the reason to exclude a file with this path in its repository (forward slashes), or None."""
     if not path.endswith(".go"):
         return "not a .go file"
     if set(path.split("/")[:-1]) & set(SKIPPED_FOLDERS):

@@ -172,8 +172,8 @@ class GoStreamBuilder:
         """Return the ids of <s>, the problem and the context, truncated to `limit` ids."""
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
-            left = f"plan and code leave only {limit} of max_length={self.max_length} tokens for the problem"
-            raise TooLongError("stream", f"record {record['id']!r}: {left}; raise max_length or shorten the record")
+            left = f"only {limit} of {self.max_length} tokens for the problem"
+            raise TooLongError("stream", f"record {record['id']!r}: plan and code leave {left}; raise max_length")
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
         return fit_task(problem, context, self.problem_budget, self.context_budget, limit)

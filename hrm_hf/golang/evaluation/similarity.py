@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KEPT_SHARE = 0.8  # minimum fraction of statements to keep; code that keeps less is considered shortened
 FUNCTIONS = ("function_declaration", "method_declaration")
 DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
-NOTHING = ("empty_statement", "labeled_statement")  # not counted, unlike the statement that follows a label
+NOTHING = ("empty_statement", "labeled_statement")  # node types not counted; the statement after a label counts
 # Where tree-sitter cannot parse the code, only the keyword of a statement remains in the tree.
 WORDS = frozenset("break continue defer fallthrough for go goto if return select switch".split())
 

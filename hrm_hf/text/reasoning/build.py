@@ -132,7 +132,7 @@ def _span(text: str, option: str, most: int, possible: str) -> tuple[int, int]:
 
 
 def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
-    """Draw every split that has rows.
+    """Draw the rows of every split that is not empty.
 
     Training questions that occur in another split are drawn again, unless too few others have the same difficulty.
     """

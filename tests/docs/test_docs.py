@@ -36,7 +36,7 @@ COMING_FROM = [page for page in PAGES if "/coming_from/" in page]
 
 
 def build(project: Path, out: Path) -> subprocess.CompletedProcess:
-    """`mkdocs build --strict`. Without --quiet, which would hide warnings from the count."""
+    """Run `mkdocs build --strict`, without --quiet, which would hide warnings from the count."""
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(out)],
         cwd=project, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=300,
@@ -153,7 +153,7 @@ def run_commands(commands: list[tuple[str, ...]], folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_commands_of_the_go_guide_run_in_order_in_fresh_processes(tmp_path):
-    """From pull requests to the original guide's prompt, in an empty folder; only training sizes are added."""
+    """The guide's commands, from pull requests to the original prompt; only the training sizes are reduced."""
     code = "func Neg{0}(a int) int {{\n\treturn -Neg{0}(a)\n}}\n"
     rows = [{"problem": {"description": "Add Neg"}, "solution": {"code": code.format(number)}} for number in range(12)]
     tiny_go.write(tmp_path / "train.jsonl", rows)
@@ -170,7 +170,7 @@ def test_the_commands_of_the_go_guide_run_in_order_in_fresh_processes(tmp_path):
 
 @pytest.mark.slow
 def test_the_commands_of_the_retrofit_guide_run_in_order_in_fresh_processes(checkpoints, tmp_path):
-    """From a pretrained model to a push, with a tiny Llama instead of SmolLM2; only the number of steps is added."""
+    """The guide's commands, from the model to the push; only the steps are reduced, and SmolLM2 is a tiny Llama."""
     shutil.copy(checkpoints / "input.txt", tmp_path)
     sizes = {"vocab_size": 264, "num_hidden_layers": 6, "max_position_embeddings": 256}
     tiny_lm.model("llama", **sizes).save_pretrained(tmp_path / "models" / "llama")
@@ -232,7 +232,7 @@ def test_front_page_lists_exactly_the_extras():
     config.read(ROOT / "setup.cfg")
     rows = re.findall(r"^\| (`.*?`) \|", docs_pages.prose("docs/index.md").partition("| extra |")[2], re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
-    table = named[: len(config["options.extras_require"])]  # without the next table
+    table = named[: len(config["options.extras_require"])]  # not the rows of later tables
     assert sorted(table) == sorted(config["options.extras_require"])
 
 

@@ -4,7 +4,7 @@ import every
 import torch
 
 
-# Fewer repetitions of the same: what takes long in an export is the number of operators.
+# Config fields that reduce repetition, because the time for an export depends on the number of operators.
 SHORTER = {
     "hrm_puzzle": {"H_cycles": 1},
     "trm_puzzle": {"L_cycles": 1},

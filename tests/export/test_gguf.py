@@ -190,7 +190,7 @@ def test_q8_0_is_within_half_a_step_of_each_block_of_32(tmp_path, tokenizer):
     weight = state["model.layers.1.mlp.down_proj.weight"].numpy().reshape(-1, 32)
     step = np.abs(weight).max(1, keepdims=True) / 127
     assert stored == "Q8_0"
-    assert (np.abs(values.reshape(-1, 32) - weight) <= step * (0.5 + 127 * 2**-11)).all()  # the step itself is f16
+    assert (np.abs(values.reshape(-1, 32) - weight) <= step * (0.5 + 127 * 2**-11)).all()  # the step is stored as f16
 
 
 def test_matrices_that_q8_0_cannot_hold_are_f16(tmp_path, tokenizer):
@@ -366,7 +366,7 @@ def test_values_beyond_f16_are_rejected_only_for_f16(tmp_path, tokenizer):
         ("unified", "f32", 1e-4),
         ("unified", "f16", 1e-1),
         ("llama", "f32", 1e-4),
-        ("gpt2", "f32", 5e-2),  # its table of GELU is f16
+        ("gpt2", "f32", 5e-2),  # llama.cpp computes GELU from an f16 table
     ],
 )
 def test_llama_cpp_gives_the_same_ids_and_probabilities(tmp_path, tokenizer, architecture, dtype, tolerance):
@@ -383,7 +383,7 @@ def test_llama_cpp_gives_the_same_ids_and_probabilities(tmp_path, tokenizer, arc
 @needs_runtime
 @pytest.mark.external
 def test_llama_cpp_splits_digits_as_smollm(tmp_path, tokenizer):
-    pytest.importorskip("astropy.io.fits")  # built with another Cython than xllamacpp
+    pytest.importorskip("astropy.io.fits")  # cannot share a process with xllamacpp (different Cython)
     split = wrap_backend(digits_apart(Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), single=True))
     assert gguf_vocabulary(split, VOCAB_SIZE)["pre_tokenizer"] == "smollm"
     save(tmp_path / "model", split)
@@ -438,7 +438,7 @@ def test_llama_cpp_stops_at_the_end_of_an_attempt(tmp_path, tokenizer):
     llama = vocabulary_in_llama_cpp(tmp_path, tokenizer)
     vocab = llama_cpp.llama_model_get_vocab(llama.model)
     ending = {index for index in range(VOCAB_SIZE) if llama_cpp.llama_vocab_is_eog(vocab, index)}
-    assert ending == set(tokenizer.convert_tokens_to_ids(["</CODE>", "</s>", "<REPO>"]))  # <REPO> by its name
+    assert ending == set(tokenizer.convert_tokens_to_ids(["</CODE>", "</s>", "<REPO>"]))  # llama.cpp knows <REPO>
 
 
 @needs_llama_cpp

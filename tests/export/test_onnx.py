@@ -24,11 +24,11 @@ from hrm_hf.export.onnx_runtime import OnnxCosmoRegressor, OnnxPuzzleSolver
 from hrm_hf.export.torch_export import export_torch
 
 
-ONNX_TOLERANCE = 1e-4  # float32; sums in another order
+ONNX_TOLERANCE = 1e-4  # float32 sums in a different order
 FAST = ("hrm_puzzle", "cosmo_cnn")
 SLOW = ("trm_puzzle", "se_rrm_puzzle", "hrm_cosmo", *every.CAUSAL_LMS)
-# A random reasoner is chaotic: rounding that differs by 1e-6 decides after ten steps. With smaller updates it is not,
-# and rows still halt at many steps. Factor of what blocks add, and bias of q_halt.
+# A random reasoner is chaotic: a rounding difference of 1e-6 changes its answer after ten steps. Scaling down the
+# updates prevents this, and rows still halt at many steps. Values: factor of the updates, and bias of q_halt.
 CALM = {"hrm_puzzle": (0.25, 0.0), "trm_puzzle": (0.5, -2.0)}
 
 
@@ -74,7 +74,7 @@ PUZZLES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name 
 def test_onnx_runtime_equals_the_model_at_another_batch_size(exported, architecture):
     model, folder = exported(architecture)
 
-    found = compare_with_onnxruntime(folder, model)  # four rows, where three were exported
+    found = compare_with_onnxruntime(folder, model)  # four rows; exported with three
 
     assert max(found["max_difference"].values()) <= ONNX_TOLERANCE
     assert found.get("argmax_agreement", 1) == 1
@@ -126,7 +126,7 @@ def test_the_adaptive_loop_equals_solve(exported, architecture, options):
     found = OnnxPuzzleSolver(folder).solve(**{name: value.numpy() for name, value in given.items()}, **options)
 
     if not options:
-        assert len(expected.steps.unique()) > 2  # rows leave at different steps, which is what this is about
+        assert len(expected.steps.unique()) > 2  # otherwise, no row would leave before others
     assert np.array_equal(found.steps, expected.steps)
     assert np.array_equal(found.predictions, expected.predictions)
     np.testing.assert_allclose(found.q_halt, expected.q_halt, atol=ONNX_TOLERANCE)

@@ -43,7 +43,7 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.parametrize("architecture", EVERY)
-@pytest.mark.parametrize("rows", [5, 1])  # three were exported
+@pytest.mark.parametrize("rows", [5, 1])  # exported with three
 def test_the_program_read_back_equals_the_model(exported, architecture, rows):
     model, _, program = exported(architecture)
     module = program.module()
@@ -56,7 +56,7 @@ def test_the_program_read_back_equals_the_model(exported, architecture, rows):
 
 @pytest.mark.parametrize("architecture", every.EXPORTED)
 def test_graphs_run_eagerly_and_return_the_outputs_they_name(architecture):
-    """Fast, unlike the exports of `SLOW`: a graph calls methods of its model."""
+    """A graph's module calls methods of its model, so this test is fast even for `SLOW`, unlike an export."""
     model = every.model(architecture, **SHORTER.get(architecture, {})).eval()
     for graph in graphs(model).values():
         with torch.no_grad():
@@ -103,7 +103,7 @@ def test_repeated_steps_equal_solve(exported, architecture):
     model, _, program = exported(architecture)
     given = every.inputs(architecture, rows=6)
     step, ids = program.module(), given["puzzle_identifiers"].long()
-    # Of no effect where a row is reset.
+    # NaN states must have no effect, because the first step resets every row.
     z_H, z_L = (torch.full(shape, torch.nan) for shape in model.config.state_shapes(6))
 
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_a_process_without_the_package_runs_the_mhc_file(exported, tmp_path):
         "case = torch.load('expected.pt', weights_only=True)\n"
         "run = torch.export.load(sys.argv[1]).module()\n"
         "logits = run(case['ids'], torch.ones_like(case['ids']))[0]\n"
-        "assert sys.modules['hrm_hf'] is None\n"  # and an import would fail
+        "assert sys.modules['hrm_hf'] is None\n"  # and cannot be imported
         "torch.testing.assert_close(logits, case['logits'], atol=1e-5, rtol=0)\n"
     )
 

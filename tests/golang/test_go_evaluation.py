@@ -71,7 +71,7 @@ def test_greedy_metrics_match_scripted_completions():
     records = plain(4)
     script = [
         {"plan": plan_of(0), "body": RIGHT.format(0)},
-        {"plan": plan_of(1, "FIX"), "body": "\n    return a+b+1\n}"},  # right after gofmt
+        {"plan": plan_of(1, "FIX"), "body": "\n    return a+b+1\n}"},  # correct once formatted
         {"plan": plan_of(2, targets=["func:X"]), "body": OTHER},
         {"plan": plan_of(3, targets=[]), "body": BROKEN},
     ]
@@ -134,7 +134,7 @@ def test_decisions_are_read_from_tokens_and_head():
     assert metrics["head"]["confusion"] == [[0, 0, 4], [0, 0, 2], [0, 0, 3]]
     assert metrics["head"]["accuracy"] == pytest.approx(3 / 9)
     assert metrics["head"]["rule_accuracy"] == pytest.approx(7 / 9)
-    chance = math.e / (math.e + 2)  # of the right token, which is always the most likely
+    chance = math.e / (math.e + 2)  # probability of the correct token, which is always the likeliest
     assert metrics["tokens"]["calibration_error"] == pytest.approx(1 - chance)
     assert metrics["tokens"]["nll"] == pytest.approx(-math.log(chance))
     assert metrics["tokens"]["macro_f1"] == 1.0
@@ -235,9 +235,9 @@ def test_refinement_is_compared_to_equally_many_samples():
     right = [RIGHT.format(number) for number in range(4)]
     script = [
         {"attempts": [BROKEN, right[0]], "samples": [BROKEN, OTHER, BROKEN]},  # repaired; the control only parses
-        {"attempts": [OTHER], "samples": [OTHER, right[1], OTHER]},  # stopped early; the control hits it
+        {"attempts": [OTHER], "samples": [OTHER, right[1], OTHER]},  # stopped early; a control sample is right
         {"attempts": [BROKEN, BROKEN, BROKEN], "samples": [BROKEN, BROKEN, right[2]]},
-        {"attempts": [right[3], BROKEN], "samples": [right[3], OTHER, OTHER]},  # answer is the valid one
+        {"attempts": [right[3], BROKEN], "samples": [right[3], OTHER, OTHER]},  # the final answer is the valid attempt
     ]
     model = Scripted(records, script)
     metrics = go_coder.evaluate_refinement(

@@ -49,7 +49,7 @@ def test_bootstrap_of_a_ratio_has_the_width_of_its_standard_error():
     nats = sizes * generator.normal(2.0, 0.5, 400)
     low, high = go_metrics.ratio_interval(nats, sizes)
     ratio = nats.sum() / sizes.sum()
-    error = np.sqrt(np.sum((nats - ratio * sizes) ** 2)) / sizes.sum()  # of a ratio estimator
+    error = np.sqrt(np.sum((nats - ratio * sizes) ** 2)) / sizes.sum()  # standard error of a ratio
     assert low < ratio < high and (high - low) / 2 == pytest.approx(1.96 * error, rel=0.1)
 
 
@@ -73,7 +73,7 @@ def test_plan_scores_of_a_hand_worked_example():
     ours = [plan("ADD", "func:A"), plan("FIX", "type:T", "func:B"), plan("FIX", "method:C.D"), plan("ADD", "func:X")]
     scores = go_metrics.plan_scores(ours, right)
     assert scores["intent_accuracy"] == 0.75 and scores["intent_majority"] == 0.75
-    # 4 right targets of 5 predicted and 4 expected; the order of the second plan makes its first target wrong.
+    # 4 of 5 predicted targets are right, and 4 are expected. In plan 2, only the order, and so the first, is wrong.
     assert scores["target_precision"] == pytest.approx(4 / 5) and scores["target_recall"] == 1
     assert scores["target_f1"] == pytest.approx(8 / 9)
     assert scores["plan_acc"] == 0.25
@@ -101,7 +101,7 @@ def test_macro_f1_ignores_classes_that_never_occur():
 def test_rule_accuracy_follows_the_validator_verdict():
     right, failed = [0, 0, 1, 2, 2, 2], [True, True, False, False, False, False]
     scores = go_metrics.decision_scores([0, 0, 1, 1, 2, 2], right, failed)
-    assert scores["rule_accuracy"] == pytest.approx(5 / 6)  # CONTINUE if it failed, else DONE
+    assert scores["rule_accuracy"] == pytest.approx(5 / 6)  # rule: CONTINUE if the validator failed, else DONE
 
 
 def test_iteration_scores_of_a_hand_worked_example():

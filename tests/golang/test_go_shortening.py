@@ -33,7 +33,7 @@ def body(*lines):
         (("return x",), 1),
         (("x := 1", "var y int", "return x"), 3),
         (("if x > 0 {", "return 1", "}", "return 2"), 3),
-        (("x++", "x++", "x  ++", "return x"), 2),  # the same three times
+        (("x++", "x++", "x  ++", "return x"), 2),  # one statement, three times
         (("_ = x", "_ = 1", "return x"), 1),
         (("L:", "for {", "break L", "}"), 2),
         (("f := func() { g() }", "f()"), 3),

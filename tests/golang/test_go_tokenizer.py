@@ -69,7 +69,7 @@ def test_any_text_round_trips_through_encoding(tokenizer, text):
 def test_a_plain_prompt_has_a_start_token_and_no_end_token(tokenizer):
     assert tokenizer("func f")["input_ids"] == [1, *encode_text(tokenizer, "func f")]
     batch = tokenizer(["func f() {", "x"], padding=True)
-    assert batch["input_ids"][1][:2] == [3, 3] and batch["attention_mask"][1][:2] == [0, 0]  # left, for generation
+    assert batch["input_ids"][1][:2] == [3, 3] and batch["attention_mask"][1][:2] == [0, 0]  # padded on the left
 
 
 def test_tags_are_special_tokens_in_prompts_and_plain_text_in_user_text(tokenizer):

@@ -80,12 +80,12 @@ def test_each_operator_makes_its_named_change():
     assert seen["delete line"] == {"func f() {\n\tc := d\n}", "func f() {\n\ta := b\n}", whole}
     assert seen["swap lines"] == {"func f() {\n\tc := d\n\ta := b\n}"}
     assert seen["flip operator"] == {None}
-    # six names and signs and the brace
+    # each of six names and signs, and the brace
     assert [len(seen[name]) for name in ("duplicate token", "delete token", "truncate")] == [7, 7, 7]
     assert "func f() {\n\ta := b b\n\tc := d\n}" in seen["duplicate token"]
     assert "func f() {\n\ta  b\n\tc := d\n}" in seen["delete token"]
     assert "func f() {\n\ta := b\n\tc := " in seen["truncate"]
-    # pairs of four names
+    # four names have six pairs
     assert len(seen["swap identifiers"]) == 6
     assert "func f() {\n\td := b\n\tc := a\n}" in seen["swap identifiers"]
 

@@ -10,13 +10,13 @@ FOLDER = Path(__file__).parents[2] / "accelerate_configs"
 
 
 def launch_arguments(name: str, processes: int = 2):
-    """The launcher's arguments with a file."""
+    """Return the arguments of `accelerate launch` with this file in accelerate_configs."""
     flags = ["--config_file", str(FOLDER / f"{name}.yaml"), "--num_processes", str(processes), "train.py"]
     return launch._validate_launch_command(launch.launch_command_parser().parse_args(flags))
 
 
 def environment(name: str) -> dict[str, str]:
-    """Returns the variables that accelerate would set for the processes of a launch with this file."""
+    """Return the variables that accelerate would set for the processes of a launch with this file."""
     args, defaults, _ = launch_arguments(name)
     args.main_process_port = 0
     if args.use_deepspeed:

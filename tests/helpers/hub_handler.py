@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._resolve(KINDS[kinds], f"{owner}/{name}", revision, "/".join(path))
             case "GET" | "HEAD", owner, name, "resolve", revision, *path:
                 self._resolve("model", f"{owner}/{name}", revision, "/".join(path))
-            case "GET" | "HEAD", name, "resolve", *_:  # a model without a namespace: none of ours
+            case "GET" | "HEAD", name, "resolve", *_:  # without a namespace, so never found
                 self._readable("model", name)
             case "GET", "api", "models", name, *_:
                 self._readable("model", name)

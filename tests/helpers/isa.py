@@ -40,9 +40,9 @@ NUMERIC = (
     "puzzles/test_puzzle_solving.py", "text/test_causal_lm.py", "common/test_numerics.py", "trainer/test_optim.py",
     "puzzles/test_puzzle_trainer.py", "trainer/test_adapters.py",
 )  # fmt: skip
-ORDER = ("default", "avx2", "avx512")  # of ATen's capabilities; a processor has those up to its own
-# Where ATen has less than AVX-512, oneDNN must have less too: torch's attention in bfloat16 asks oneDNN what the
-# processor has, and then misses code of ATen's own. No processor has one without the other.
+ORDER = ("default", "avx2", "avx512")  # ATen's capabilities; a processor has its own and all before it
+# If ATen is limited to less than AVX-512, oneDNN must be, too. Otherwise, torch's bfloat16 attention finds AVX-512 in
+# oneDNN, but not its kernels in ATen. Real processors have both or neither.
 SETTINGS = {
     "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2": "plain vector code",
     "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2": "AVX2",

@@ -88,7 +88,7 @@ def test_preempted_job_is_requeued_and_resumes_with_the_same_losses(cluster, che
         SCRIPTS / "multi_node.sbatch", cwd=submit_folder, **PUZZLES, OUTPUT_DIR="runs/stopped", MAX_STEPS=STEPS
     )
     cluster.wait(job, lambda: cluster.log(job).count("'loss'") > 10, "its first steps")
-    cluster.run("scancel", "--signal=USR1", str(job))  # to the step's processes, like --signal=USR1@N
+    cluster.run("scancel", "--signal=USR1", str(job))  # signals the step's processes, like --signal=USR1@N
     cluster.start_now(job)
     record = cluster.finish(job)
     log = cluster.log(job)

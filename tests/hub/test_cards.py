@@ -122,7 +122,7 @@ def test_the_examples_of_a_card_run(name, checkpoints, monkeypatch):
     if name == "hrm_go_coder":
         pytest.importorskip("tree_sitter_go")
     folder = checkpoints[name]
-    monkeypatch.chdir(folder.parent)  # there the name in the card is the folder
+    monkeypatch.chdir(folder.parent)  # here, the card's model name is a folder
     blocks = examples(new_card_text(folder))
     assert len(blocks) == (3 if name == "hrm_go_coder" else 2)
     for block in blocks:
@@ -210,7 +210,7 @@ def test_card_states_training_data_and_its_license(checkpoint):
         "`LICENSE` in this folder: Apache-2.0",
     ):
         assert line in text
-    assert "hardware" not in text and "/home/me" not in text  # nobody recorded the one, the other is private
+    assert "hardware" not in text and "/home/me" not in text  # not recorded; private
     data = ModelCard(text).data
     assert (data.license, data.datasets, data.base_model) == ("apache-2.0", ["allenai/c4"], "someone/weights")
 
@@ -227,7 +227,7 @@ def test_card_states_recorded_hardware_puzzles_and_adapters(tmp_path):
         "| hardware | 8 x NVIDIA H200 |",
         "| puzzles seen | 123,456 |",
         "| trained weights | adapters of rank 8 (DoRA), on a base loaded in 4bit |",
-        "| precision | bfloat16 |",  # of the activations, which the config of a puzzle model sets
+        "| precision | bfloat16 |",  # dtype of the activations, from the config of the puzzle model
     ):
         assert line in text
 
@@ -273,7 +273,7 @@ def test_second_evaluation_replaces_the_first_and_keeps_edits(checkpoint):
         r"^\| books \| validation \| .*perplexity 9[ ,]", text, re.MULTILINE
     )
     assert text.count("| books | validation |") == text.count("| letters | test |") == 1  # a row each
-    assert "| seed | 7 |" in text  # how it was trained is ours, and drawn anew
+    assert "| seed | 7 |" in text  # our training section is written again
     files = {file.name: yaml.safe_load(file.read_text()) for file in (checkpoint / ".eval_results").iterdir()}
     assert set(files) == {"books.yaml", "org--letters.yaml"} and len(files["books.yaml"]) == 3
     assert files["org--letters.yaml"][0]["notes"] == "split=test, limit=10"
@@ -282,7 +282,7 @@ def test_second_evaluation_replaces_the_first_and_keeps_edits(checkpoint):
 def test_local_paths_do_not_become_hub_names(checkpoint, monkeypatch):
     monkeypatch.chdir(checkpoint.parent)
     (checkpoint.parent / "runs").mkdir()
-    recipe = {"model_name_or_path": "runs/base", "train_data": "runs/texts"}  # both are gone
+    recipe = {"model_name_or_path": "runs/base", "train_data": "runs/texts"}  # neither path exists any more
     (checkpoint / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     data = ModelCard(new_card_text(checkpoint)).data
     assert data.base_model is None and data.datasets is None

@@ -230,14 +230,14 @@ def test_folder_without_a_checkpoint_is_named(tmp_path, puzzle):
 
 def test_push_is_one_commit_of_a_complete_model(hub, puzzle):
     result = push_checkpoint(puzzle, NAME, message="first")
-    assert hub.commits(NAME)[0] == result.commit and len(hub.commits(NAME)) == 2  # after the repository's own
+    assert hub.commits(NAME)[0] == result.commit and len(hub.commits(NAME)) == 2  # follows the initial one
     files = hub.files(NAME)
     assert {*result.files, ".gitattributes"} == files.keys()
     assert files["model.safetensors"] == (puzzle / "model.safetensors").read_bytes()
     assert result.url == f"{hub.url}/{NAME}" and result.bytes == sum(map(len, files.values())) - len(
         files[".gitattributes"]
     )
-    assert push_checkpoint(puzzle, NAME).commit == result.commit  # nothing new, no new commit
+    assert push_checkpoint(puzzle, NAME).commit == result.commit  # nothing changed, so no new commit
 
 
 def test_push_deletes_old_weight_files_of_another_layout(hub, saved, puzzle):
@@ -417,7 +417,7 @@ def test_an_interrupted_download_continues_with_the_same_command(hub, puzzle, tm
     with HubServer(tmp_path / "hub", token=TOKEN) as second:
         point_at(second, monkeypatch, tmp_path)
         second.cut_after("model.safetensors", (puzzle / "model.safetensors").stat().st_size // 2)
-        # The library waits before it tries again: then nobody answers any more.
+        # huggingface_hub sleeps before it retries; the server is closed during this sleep.
         monkeypatch.setattr(file_download.time, "sleep", lambda seconds: second.__exit__())
         with pytest.raises(HubError, match=r"connection"):
             pull_checkpoint(NAME, tmp_path / "pulled")

@@ -39,7 +39,7 @@ def run(hub, home, *command, token=True):
 
 def environment(hub, home, token=True):
     home.mkdir(exist_ok=True, parents=True)
-    # The number of threads of this process: sums in another order would not be equal bit for bit.
+    # Use this process's number of threads; otherwise, sums in a different order would not be equal bit for bit.
     return {**hub.environment(home, token), "OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 

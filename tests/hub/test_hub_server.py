@@ -239,7 +239,7 @@ def test_concurrent_commits_are_atomic(hub, api):
 
 
 def test_dropped_download_resumes(hub, api, checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)  # its 10 MB: what it loses of a broken download
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)  # not 10 MB, which would all be lost
     api.upload_folder(repo_id=REPO, folder_path=checkpoint)
     hub.cut_after(WEIGHTS, 300_000)
     downloaded = api.hf_hub_download(REPO, WEIGHTS, cache_dir=tmp_path / "cache")

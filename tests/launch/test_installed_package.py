@@ -92,7 +92,7 @@ def installed(request, packages, tmp_path_factory):
     def run(program: str, *arguments: str, **more: str) -> str:
         command = [str(folder / "venv" / "bin" / program), *map(str, arguments)]
         settings = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **more}
-        settings.pop("PYTHONPATH", None)  # which may contain a checkout
+        settings.pop("PYTHONPATH", None)  # might contain a checkout
         done = subprocess.run(command, cwd=empty, env=settings, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

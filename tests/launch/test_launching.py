@@ -95,7 +95,7 @@ def test_large_models_use_checkpointing_and_small_ones_only_when_memory_is_short
 
 @pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
 def test_both_names_of_activation_checkpointing_work(name):
-    plan = plan_launch("hrm-lm-100m", [f"--{name}", "false"], [AMPERE])  # whose recipe sets true
+    plan = plan_launch("hrm-lm-100m", [f"--{name}", "false"], [AMPERE])  # its recipe sets true
     assert not plan.activation_checkpointing
     assert plan.command[plan.command.index("--activation_checkpointing") + 1] == "false"
 
@@ -143,7 +143,7 @@ def test_accelerate_and_run_clm_accept_the_command():
     flags = list(args.training_script_args)
     flags[flags.index("--bf16") + 1] = "false"  # needs a GPU
     flags += ["--use_cpu", "true"]
-    # Parsed in one process instead of four, whose batches add up to the recipe's.
+    # Four processes share the recipe's batch; this one process must accumulate it.
     flags[flags.index("--gradient_accumulation_steps") + 1] = "4"
     model, data, training = parse_recipe((ModelArguments, LmDataArguments, LmTrainingArguments), flags)
     assert model.preset == "hrm-lm-50m" and data.train_data == ["x.jsonl"]
@@ -187,7 +187,7 @@ def test_bad_usage_exits_with_two(flags):
 )
 def test_a_dry_run_rejects_unknown_flags_and_values(flags, message):
     result = invoke("--model", "hrm-lm-50m", "--gpus", "2", "--dry_run", *flags)
-    assert result.exit_code == 2 and message in " ".join(result.output.replace("│", " ").split())  # without its box
+    assert result.exit_code == 2 and message in " ".join(result.output.replace("│", " ").split())  # without the box
 
 
 def test_recipe_replaces_the_model():
@@ -233,4 +233,4 @@ def test_two_cpu_processes_train(tmp_path):
     plan = json.loads((tmp_path / "run" / "launch_plan.json").read_text())
     assert plan["effective_batch"] == 16 and plan["command_line"] in result.stdout.decode()
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["steps"] == 2 and results["tokens"] == 2 * 16 * 128  # of both processes
+    assert results["steps"] == 2 and results["tokens"] == 2 * 16 * 128  # tokens of both processes

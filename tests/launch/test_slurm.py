@@ -152,7 +152,7 @@ def test_every_job_has_its_own_output_folder(started):
     assert folder_of(started(OUTPUT_DIR="runs/mine")) == "runs/mine"
     assert folder_of(started("--output_dir", "runs/flag")) == "runs/flag"
     assert folder_of(started(EXTRA_ARGS="--seed 1 --output_dir runs/extra")) == "runs/extra"
-    assert "--output_dir" not in started(SCRIPT="training/pretrain.py")  # which has no such option
+    assert "--output_dir" not in started(SCRIPT="training/pretrain.py")  # has no such option
 
 
 def test_resuming_job_uses_the_folder_of_its_run(started):

@@ -9,7 +9,7 @@ from hrm_hf.models.hrm_lm_layers import HrmLmDecoderLayer
 from hrm_hf.models.segment_plan import SegmentSchedule
 
 
-M, VISITS = 3, 10  # of the tiny model
+M, VISITS = 3, 10  # segments and layer visits per segment of the tiny model
 
 
 @pytest.fixture

@@ -322,7 +322,7 @@ def test_prompts_without_room_are_rejected_and_outputs_are_cut_with_a_warning(ca
     model = tiny_go.writer(bias={}, max_position_embeddings=64)
     with pytest.raises(ValueError, match="64 positions"):
         model.generate(torch.full((1, 62), 100), **GREEDY)
-    ids = torch.full((1, 15), 100)  # twice in the stream, with 16 of a plan and 6 tags
+    ids = torch.full((1, 15), 100)  # the stream has the prompt twice, up to 16 plan tokens, and 6 tags
     output = model.generate(ids, do_sample=False, max_new_tokens=60, return_plan=True)
     room = 64 - (2 * 15 + len(output.plan_ids[0]) + 6)
     assert output.sequences.shape[1] - 15 == room

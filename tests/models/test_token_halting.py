@@ -64,7 +64,7 @@ def test_deep_supervision_weights_segments_and_counts_tokens_until_they_halt(sch
 
 
 def test_halting_is_correct_if_no_later_segment_gains():
-    """Known for B after 1 and C after 1 and 2, where they continued; wrong each time, as the next was better."""
+    """The target is 0 for B after 1 and C after 1 and 2: the next segment was better. Halted tokens have no target."""
     expected = -(log(1 - 0.2) + log(1 - 0.1) + log(1 - 0.3)) / 3 / 3  # by segments, by tokens
     result = three_tokens(q_target="loss_gain")
     assert result["q_halt_loss"].item() == pytest.approx(expected, rel=1e-5)
@@ -73,20 +73,20 @@ def test_halting_is_correct_if_no_later_segment_gains():
 
 
 def test_a_gain_below_the_threshold_does_not_make_halting_wrong():
-    """C gains log 2 = 0.693 from 1 to 2 and 1.386 from 2 to 3 (2.079 from 1 to 3); B gains 0.693."""
+    """From segment 1 to 2, B and C gain log 2 = 0.693 each; C gains 1.386 from 2 to 3, and 2.079 from 1 to 3."""
     expected = -(log(0.2) + log(1 - 0.1) + log(1 - 0.3)) / 9
     assert three_tokens(loss_gain_threshold=0.7)["q_halt_loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_halting_is_correct_if_the_likeliest_token_is_correct():
-    """A after 1: right. B after 1: wrong, after 2: right. C after 1 and 2: wrong, after 3: right."""
+    """A is right after segment 1; B is wrong after 1, right after 2; C is wrong after 1 and 2, right after 3."""
     expected = -(log(0.7) + log(1 - 0.2) + log(0.6) + log(1 - 0.1) + log(1 - 0.3) + log(0.9)) / 9
     assert three_tokens(q_target="correct")["q_halt_loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("q_target", "last"), [("loss_gain", 1.0), ("correct", 0.9)])
 def test_the_continue_target_is_the_better_next_value_minus_halt_step_cost(q_target, last):
-    """B after 1: max(.6, .5). C after 1: max(.3, .5); after 2: the value of halting in the last segment."""
+    """Targets: max(.6, .5) for B after 1, max(.3, .5) for C after 1, and C's halt value in segment 3 after 2."""
 
     def cross_entropy(value, target):
         return -(target * log(value) + (1 - target) * log(1 - value))
@@ -100,7 +100,7 @@ def test_the_continue_target_is_the_better_next_value_minus_halt_step_cost(q_tar
 
 
 def test_the_gate_spreads_a_probability_of_one_over_the_segments():
-    """Gates of 1/4 and 1/3 after the first two segments give 1/4, 3/4 * 1/3, and the rest."""
+    """With gates of 1/4 and 1/3 after the first two segments, the probabilities are 1/4, 3/4 * 1/3, and the rest."""
     gate = torch.tensor([0.25, 1 / 3, 0.9])
     q = torch.stack([gate.logit(), torch.zeros(3)], dim=-1)[None]
     torch.testing.assert_close(halting_distribution(q), torch.tensor([[0.25, 0.25, 0.5]]))
@@ -141,7 +141,7 @@ def test_metrics_count_tokens_segments_and_hits():
         "perplexity": (2 * 2 * 1.25) ** (1 / 3), "convergence_rate": 0.0,
     }  # fmt: skip
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
-    assert three_tokens(convergence_threshold=10.0)["metrics"]["convergence_rate"] == 1.0  # 3 of 3 further segments
+    assert three_tokens(convergence_threshold=10.0)["metrics"]["convergence_rate"] == 1.0  # 3 of 3 later segments
 
 
 def test_other_tokens_do_not_change_the_loss_of_a_token():

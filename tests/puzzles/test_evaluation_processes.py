@@ -47,7 +47,7 @@ def two_processes(started_two):
 def test_two_processes_give_bit_identical_metrics(one_process, two_processes, case):
     expected = json.loads(json.dumps(one_process[case]["figures"]))
     assert [found[case]["figures"] for found in two_processes] == [expected, expected]
-    if expected["halt"] == "q":  # rows of a batch end at different steps
+    if expected["halt"] == "q":  # then rows must halt at different steps
         assert sum(puzzles > 0 for puzzles in expected["steps_histogram"]) > 1
 
 

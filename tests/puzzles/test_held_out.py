@@ -178,7 +178,7 @@ def test_removal_of_equal_puzzles_needs_little_memory():
     _remove_equal(splits, {})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2.2 * rows.nbytes  # Python objects for each row took 2.9
+    assert peak < 2.2 * rows.nbytes  # with a Python object per row, the factor was 2.9
 
 
 def test_copies_of_test_mazes_are_removed_from_training(tmp_path):

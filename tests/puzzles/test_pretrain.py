@@ -202,7 +202,7 @@ def test_missing_data_set_error_names_the_build_command(tmp_path, monkeypatch, c
         script("pretrain.py", BASIC.split(), monkeypatch)
     command = str(stop.value).splitlines()[-1].split()
     assert command[:3] == ["hrm-hf", "data", "sudoku"] and command[-1] == "data/sudoku-extreme-small"
-    assert CliRunner().invoke(app, command[1:]).exit_code == 0  # and the command fixes it
+    assert CliRunner().invoke(app, command[1:]).exit_code == 0  # the suggested command works
     assert data_size("data/sudoku-extreme-small") == (16, 1.0, None)
     assert not Path("checkpoints").exists()
 
@@ -246,10 +246,10 @@ def test_a_command_trains_and_its_checkpoint_is_evaluated(original_folder, tmp_p
     assert json.loads((run / "results.json").read_text())["steps"] == 20
     state = json.loads((run / "checkpoint-20" / "trainer_state.json").read_text())
     assert [entry["step"] for entry in state["log_history"] if "eval_exact_accuracy" in entry] == [5, 10, 15, 20]
-    assert {int(folder.name[11:]) for folder in run.glob("checkpoint-*")} == {5, 10, 15, 20}  # one of each evaluation
+    assert {int(folder.name[11:]) for folder in run.glob("checkpoint-*")} == {5, 10, 15, 20}  # one per evaluation
     assert load_puzzle_info(yaml.safe_load((run / "recipe.yaml").read_text())["data_path"]).task == "generic"
 
-    with pytest.raises(SystemExit) as stop:  # as every command of hrm-hf ends
+    with pytest.raises(SystemExit) as stop:  # hrm-hf commands end with SystemExit
         script("evaluate.py", [f"checkpoint={run}/checkpoint-20", "--json", "--device", "cpu"], monkeypatch)
     assert stop.value.code == 0
     command, result = capsys.readouterr().out.strip().split("\n\n")

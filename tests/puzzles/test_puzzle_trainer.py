@@ -259,7 +259,7 @@ def test_puzzle_rows_have_their_own_learning_rate_on_the_same_schedule(make_trai
     assert type(sparse).__name__ == "SignSGD" and type(dense).__name__ == "AdamATan2"
     assert sparse.param_groups[0]["lr"] == pytest.approx(1e-2 * 3 / 10)  # ready for the third step
     assert dense.param_groups[0]["lr"] == pytest.approx(1e-3 * 3 / 10)
-    assert logged(trainer)[-1]["learning_rate"] == pytest.approx(1e-3 * 2 / 10, rel=0.6)  # of the weights
+    assert logged(trainer)[-1]["learning_rate"] == pytest.approx(1e-3 * 2 / 10, rel=0.6)  # rate of weights
 
 
 def test_only_rows_of_used_puzzles_move_by_sign_descent(make_trainer, sudoku):
@@ -276,7 +276,7 @@ def test_only_rows_of_used_puzzles_move_by_sign_descent(make_trainer, sudoku):
 
 
 def test_the_table_stays_the_same_tensor_when_the_model_moves(make_trainer):
-    # What accelerate does, under DDP on CPUs, to a model that already has an optimizer.
+    # Under DDP on CPUs, accelerate moves a model like this after its optimizer has been created.
     model = tiny.model("trm")
     table = model.model.puzzle_emb.weight
     model.to("cpu:0")

@@ -151,7 +151,7 @@ def test_a_run_killed_three_times_reproduces_the_losses(run, arguments, tmp_path
     out, draw = tmp_path / "killed", random.Random(0)
     moments = []
     for kill in range(3):
-        wanted = 15 * kill + draw.randrange(6, 15)  # wait for a checkpoint of this step or later, and a little more
+        wanted = 15 * kill + draw.randrange(6, 15)  # wait until this step or a later one is saved, plus a short delay
         process = started.script(SCRIPT, [*killed, *resume_arguments(out)], output=tmp_path / "killed")
         process.start()
         while process.is_alive() and not any(step_of(one) >= wanted for one in list_checkpoints(out)):
@@ -181,7 +181,7 @@ def resume_arguments(out: Path) -> list[str]:
 
 
 def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(run, arguments, puzzles, tmp_path):
-    # Of the three batches of the evaluation one process takes two.
+    # The evaluation has three batches, so one process gets two of them.
     lr = 1e-4
     options = {"weights": "plain", "puzzle_emb_lr": lr, "per_device_eval_batch_size": 3}
     run(arguments("one", per_device_train_batch_size=8, **options))
@@ -192,11 +192,11 @@ def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(run, argum
     together = torch.cat([part["carry"]["steps"] for part in parts])
     alone = torch.load(one / "checkpoint-12" / "act_state_0.pt", weights_only=True)["carry"]
     assert together.tolist() == alone["steps"].tolist() and len(set(together.tolist())) > 1
-    # 12 steps of lr 1e-3 amplify the difference to less than 1e-5.
+    # In 12 steps at a learning rate of 1e-3, rounding differences grow, but stay below 1e-5.
     assert losses(two) == pytest.approx(losses(one), abs=1e-5)
     expected, found = (load_file(folder / "model.safetensors") for folder in (one, two))
-    # Sums over rows are taken in another order. Where the gradient of a puzzle row is all but zero, its sign may
-    # differ by that, and sign descent then goes one step of lr the other way: few entries, by whole double steps.
+    # Sums over rows have a different order. If a gradient in the puzzle table is nearly zero, its sign may differ,
+    # and sign descent then steps by lr in the other direction. So few entries differ, by multiples of 2 * lr.
     table = "model.puzzle_emb.weight"
     double_steps = (found[table] - expected[table]) / (2 * lr)
     torch.testing.assert_close(double_steps, double_steps.round(), rtol=0, atol=1e-5 / (2 * lr))

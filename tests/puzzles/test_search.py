@@ -17,8 +17,8 @@ from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.tasks import search_sudoku
 
 
-# Rated boards of the Sudoku Exchange puzzle bank (public domain), with their solutions; none yields to singles. In the
-# last two, digits ascending are bad guesses: 62 and 85 of them fail.
+# Rated boards of the Sudoku Exchange puzzle bank (public domain), with their solutions. Singles solve none. For the
+# last two, guessing digits in ascending order is bad: 62 and 85 guesses fail.
 HARD = {
     "000090000090602080740010023001000800009703400300981002007000200000407000405020107":
     "528394716193672584746518923671245839289763451354981672867139245912457368435826197",

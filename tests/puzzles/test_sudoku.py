@@ -375,7 +375,7 @@ def test_an_unknown_file_type_is_rejected(tmp_path):
 
 def test_the_last_rows_become_the_test_split(tmp_path):
     grids = ["".join(map(str, grid)) for grid in sudoku_generation.all_grids_4x4()[:10].tolist()]
-    # With another number of blanks each, for a copy of a test puzzle would be left out.
+    # Each has a different number of blanks, because symmetric copies of test puzzles would be omitted.
     path = write_csv(tmp_path / "s.csv", [("." * blanks + grid[blanks:], grid) for blanks, grid in enumerate(grids)])
     splits, _ = sudoku.sudoku_from_source(path, test_size=3)
     assert [sudoku_rules.decode(ids) for ids in splits["test"]["labels"]] == grids[7:]

@@ -1,4 +1,4 @@
-"""Batched Sudoku solver, and portions of generated puzzles.
+"""Batched Sudoku solver, and puzzles that are generated in portions.
 
 Referee: the simple solver of the benchmarks, which solves one board at a time.
 """

@@ -1,7 +1,7 @@
-"""What a release and continuous integration are made by: minimum versions, the Dockerfile, workflows, release-check.
+"""Files for releases and continuous integration: minimum versions, the Dockerfile, workflows, release-check.
 
-Referees: setup.cfg, the commands of README, the Makefile's targets, and files that are there. Building and installing
-is the work of `make release-check` itself and of tests/launch/test_installed_package.py.
+Referees: setup.cfg, the commands of README, the Makefile's targets, and existing files. Building and installing are
+tested by `make release-check` itself and by tests/launch/test_installed_package.py.
 """
 
 import configparser
@@ -27,7 +27,7 @@ CONFIG.read(ROOT / "setup.cfg")
 
 
 def requirements(text: str) -> dict[str, Requirement]:
-    """Requirements, one a line, by name."""
+    """Parse requirements, one per line; return them by name."""
     found = [Requirement(line) for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return {canonicalize_name(one.name): one for one in found}
 
@@ -76,13 +76,13 @@ def test_everything_names_the_same_oldest_python():
 
 
 def dockerfile() -> list[tuple[str, str]]:
-    """Instruction and argument of each line, continued lines joined."""
+    """Return instruction and argument of each Dockerfile line, after joining continued lines."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", "")
     return [tuple(re.split(r"\s+", line.strip(), maxsplit=1)) for line in text.splitlines() if line.strip()]
 
 
 def bare(command: str) -> str:
-    """A pip command without what the image adds: no cache, and pinned versions."""
+    """Return a pip command without the options that the image adds: no cache, and pinned versions."""
     words = command.replace("--no-cache-dir", "").replace("-c constraints.txt", "").split()
     return " ".join(words)
 
@@ -191,7 +191,7 @@ def test_the_tag_of_a_release_must_be_the_version():
 def release_check():
     spec = importlib.util.spec_from_file_location("release_check", ROOT / ".ci" / "release_check.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look it up
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]

@@ -192,7 +192,7 @@ def test_impossible_boards_are_rejected(name, page):
 
 
 def test_valid_values_are_answered(page):
-    """Otherwise the rejections in this file would mean nothing."""
+    """Control: the rejections in this file are not due to requests that always fail."""
     for name, data in (("solve", SOLVE), ("write", WRITE), ("infer", INFER)):
         assert refusal(ask(page, event(page, name), data)) == "", name
 
@@ -307,7 +307,7 @@ def test_concurrent_events_are_bounded_and_cannot_bypass_the_queue(page):
 
 
 def test_no_event_accepts_an_image(page):
-    """So Pillow never unpacks a visitor's picture, which only Pillow could bound."""
+    """Otherwise, Pillow would decode visitors' images, and only Pillow itself could limit their size."""
     taken = [type(one).__name__ for fn in page[1].fns.values() for one in fn.inputs]
     assert "Image" not in taken and "UploadButton" in taken
 

@@ -192,7 +192,7 @@ def test_a_changed_file_is_named_until_its_set_is_built_again_by_one_builder(tas
         assert isinstance(result.exception, FolderInUseError) and option in str(result.exception) and not out.exists()
     assert (result := build_small(task, tmp_path, out)).exit_code == 0, result.output
     read(out)
-    if name.endswith(".parquet"):  # other files are read by their names
+    if name.endswith(".parquet"):  # only these are found by a pattern
         added = shutil.copy(out / name, out / name.replace("00000", "00001", 1))
         with pytest.raises(ValueError, match=rf"{added.name} .*{info}"):
             read(out)

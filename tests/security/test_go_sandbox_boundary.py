@@ -214,10 +214,10 @@ def test_all_skipped_tests_are_a_failure(runner):
     some = skip + 'func TestG(t *testing.T) { t.Run("x", func(t *testing.T) { t.Parallel() }) }'
     found = runner([GoProgram("func F() {}", skip), GoProgram("func F() {}", some), GoProgram(function(""), TEST)])
     assert [result.status for result in found] == ["fail", "pass", "pass"]
-    assert found[2].output == "PASS\n"  # without the harness's marker
+    assert found[2].output == "PASS\n"  # the harness's marker is removed
 
 
-# From runtime/*.go of Go 1.5 to 1.27.
+# Messages in runtime/*.go of Go 1.5 to 1.27.
 ALLOCATION_FAILURES = [
     "runtime: out of memory: cannot allocate 4194304-byte block (3833856 in use)\nfatal error: out of memory",
     "fatal error: runtime: cannot allocate memory", "fatal error: runtime: cannot map pages in arena address space",

@@ -37,7 +37,7 @@ def little_memory():
     signal.alarm(SECONDS)
     pytest.importorskip("astropy.io.fits")
     with open("/proc/self/statm") as found:
-        pages = int(found.read().split()[5])  # of data, which RLIMIT_DATA limits
+        pages = int(found.read().split()[5])  # data pages, which RLIMIT_DATA limits
     old = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + SPARE, old[1]))
     yield

@@ -1,4 +1,4 @@
-"""The boundary to a Hub, outwards: no file from outside of the folder and no secret. A Hub that lies is in
+"""Pushes upload no file from outside the folder, and no secret. Tests of a lying Hub are in
 test_hub_boundary.py.
 """
 
@@ -78,7 +78,7 @@ def test_push_rejects_links_in_a_fake_cache_folder(hub, puzzle, tmp_path):
 
 # ---- secrets ----
 
-# In two parts each, so that this file contains none.
+# Each is split into two strings, so that this file contains no complete secret.
 SECRETS = {
     "GitHub": "ghp_" + "a1B2c3D4e5F6" * 3, "GitHub, of an app": "ghs_" + "a1B2c3D4e5F6" * 3,
     "GitHub, fine-grained": "github_pat_" + "11ABCDEFG0" * 3 + "_x", "GitLab": "glpat-" + "a1B2c3D4e5F6g7H8i9J0",

@@ -299,7 +299,7 @@ def test_request_cannot_choose_its_id(server):
 
 
 def test_server_does_not_grow(server):
-    """Must run last in this file."""
+    """This test must run after those that strain the server."""
     assert psutil.Process(server[2]).memory_info().rss < 3 * 2**30
     found = post(f"http://localhost:{server[0][1]}{CHAT}", messages=HELLO, max_tokens=3)
     assert found["choices"][0]["message"]["role"] == "assistant"

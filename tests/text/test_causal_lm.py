@@ -63,7 +63,7 @@ def test_config_has_a_position_for_every_token_of_a_row():
 def test_hrm_text_gets_the_requested_layers():
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "head_dim": 16}
     overrides = ",".join(f"{name}={value}" for name, value in {**sizes, "num_hidden_layers": 2}.items())
-    found = config(overrides, 4096, model_type="hrm_text")  # the config is built a second time, with more positions
+    found = config(overrides, 4096, model_type="hrm_text")  # requires building the config again, with more positions
     direct = HrmTextConfig(**sizes, num_hidden_layers=2)
     assert found.num_layers_per_stack == direct.num_layers_per_stack == 2
     assert found.num_hidden_layers == direct.num_hidden_layers == 16 and found.max_position_embeddings == 4096
@@ -80,7 +80,7 @@ def test_a_tokenizer_for_a_fresh_model_never_pads_with_eos(tmp_path):
     assert load_tokenizer(str(tmp_path / "none")).pad_token_id == 8
     assert load_tokenizer(str(tmp_path / "eos")).pad_token_id == 8
     assert load_tokenizer(str(tmp_path / "own")).pad_token_id == 2
-    assert load_tokenizer(None, str(tmp_path / "none")).pad_token_id is None  # the weights know no other token
+    assert load_tokenizer(None, str(tmp_path / "none")).pad_token_id is None  # the weights have no row for a new token
     with pytest.raises(ValueError, match="--tokenizer_name byte"):
         load_tokenizer(None)
 

@@ -472,7 +472,7 @@ def test_compiled_run_has_the_losses_of_an_eager_run(make, architecture):
 
 @pytest.mark.parametrize("saving", [False, True])
 def test_a_recurrent_model_compiles_one_segment_whatever_number_is_drawn(make, monkeypatch, saving):
-    monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)  # "eager" needs none
+    monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)  # "eager" needs no compiler
     looped = {**LOOP, "prelude_layers": 1, "segment_sampling": "lognormal_poisson"}
     losses = []
     for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager", "activation_checkpointing": saving}):
@@ -522,7 +522,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "hrm_lm"])
-@pytest.mark.parametrize("step", [2, 3, 5])  # 5 rows of 8 rows' steps: an unfinished step, a finished epoch, the next
+@pytest.mark.parametrize("step", [2, 3, 5])  # in the middle of an epoch, at its end, in the next
 def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, uninterrupted, architecture, step):
     data = text(20, ignored=True)  # 5 batches an epoch: the third step of each has one batch
     whole = uninterrupted(architecture, architecture, train=data, **RESUMABLE)

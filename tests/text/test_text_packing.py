@@ -136,8 +136,8 @@ def test_processes_share_all_rows_without_repeats_in_as_many_steps(tmp_path, str
     if stream:
         documents = Dataset.from_dict({"input_ids": [[int(one[0])] for one in tokens]}).to_iterable_dataset()
         rows = pack_stream(documents, Packing(1, PAD))
-    # dispatch_batches=False: every process reads the stream and takes its part; with the default one process reads
-    # for all (tests/text/test_run_clm.py runs that on two processes).
+    # With dispatch_batches=False, every process reads the stream and takes its part. By default, one process reads it
+    # for all (tests/text/test_run_clm.py tests this with two processes).
     parts = shares(rows, processes=processes, dispatch_batches=False)
     assert {len(part) for part in parts} == {6}
     assert sorted(row for part in parts for batch in part for row in batch) == list(range(12 * processes))

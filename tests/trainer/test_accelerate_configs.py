@@ -32,7 +32,7 @@ TYPES = {
 }
 # as in the launcher's line of hrm_hf/launch/slurm.py
 JOB_FLAGS = ["--rdzv_backend", "static", "--deepspeed_multinode_launcher", "standard"]
-DEEPSPEED = ("deepspeed>=0.19", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")  # pip would install torch twice
+DEEPSPEED = ("deepspeed>=0.19", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo")  # --no-deps avoids a second torch
 
 
 def train(out: Path, processes: int, env: dict[str, str]) -> list[dict]:

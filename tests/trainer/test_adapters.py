@@ -68,7 +68,7 @@ def batch(architecture: str) -> dict[str, torch.Tensor]:
     if architecture in every.OF_MAPS:
         maps, amplitudes = inputs["pixel_values"], torch.linspace(0.2, 3, ROWS).view(-1, 1, 1, 1)
         if architecture in every.MASS_MAPPERS:
-            maps[:, :-1] *= amplitudes  # masks stay masks
+            maps[:, :-1] *= amplitudes  # but not the masks
         else:
             inputs["pixel_values"] = 0.5 + 2 * maps * amplitudes
         inputs["labels"] = torch.stack((torch.linspace(0.15, 0.45, ROWS), torch.linspace(0.95, 0.65, ROWS)), dim=1)

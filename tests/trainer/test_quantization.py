@@ -1,7 +1,7 @@
-"""Weights in 8 and 4 bits and 8-bit AdamW for every architecture: really quantized, right, saved, trained, resumed.
+"""8-bit and 4-bit weights, and 8-bit AdamW, for every architecture: types, outputs, saving, training, resuming.
 
-Referees: the float model with the rounded weights put in by hand, the rounding error that a scheme can make at most,
-AdamW of torch, and an uninterrupted run.
+Referees: the float model with the rounded weights copied into it, each scheme's largest possible rounding error,
+torch's AdamW, and an uninterrupted run.
 """
 
 import every
@@ -35,7 +35,7 @@ SCHEMES = {
 }
 QUANTIZED_TYPES = {"bnb-int8": "Int8Params", "bnb-nf4": "Params4bit", "torchao-int8": "Int8Tensor"}
 WITH_LINEAR_MAPS = [name for name in every.ARCHITECTURES if every.ROWS[name].quantizable]
-# Linear maps that keep their precision: output heads, and those that decide or are densities.
+# Linear layers that are not quantized: output heads, and layers that make decisions or parametrize densities.
 KEPT = {
     "hrm_puzzle": {"lm_head", "q_head"},
     "trm_puzzle": {"lm_head", "q_head"},
@@ -51,10 +51,10 @@ KEPT = {
         "posterior_head.hidden", "posterior_head.out", "halt_head", "model.readout.gains", "model.readout.errors",
     },
 }  # fmt: skip
-# Weights are rounded to a multiple of a row's largest over 127, from float16; nf4's widest gap between two values is
-# 0.304 of the largest in a block of 64.
+# Largest errors. int8 rounds float16 weights to multiples of the row's maximum / 127. The widest gap between two nf4
+# values is 0.304 times the maximum of a block of 64.
 ROUNDING = {"bnb-int8": 0.55 / 127, "bnb-nf4": 0.153, "torchao-int8": 0.55 / 127}
-# With the rounded weights in a float model: bitsandbytes' int8 rounds what is multiplied to 8 bits, too.
+# Compared with a float model with the rounded weights; bitsandbytes' int8 also rounds activations to 8 bits.
 OUTPUT_ERROR = {"bnb-int8": 0.05, "bnb-nf4": 1e-4, "torchao-int8": 1e-4}
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
@@ -88,13 +88,13 @@ def linear_maps(model) -> dict[str, nn.Module]:
 
 
 def rounded_weight(module) -> torch.Tensor:
-    """What a quantized map multiplies by, as floats."""
+    """Return the weight of a quantized layer as floats."""
     weight = module.weight
     if type(weight).__name__ == "Int8Params":
         scale = weight.SCB if weight.SCB is not None else module.state.SCB
         return weight.data.float() * scale.float().unsqueeze(1) / 127
     if type(weight).__name__ == "Params4bit":
-        state, packed = weight.quant_state, weight.data.flatten()  # two values in a byte, blocks over the rows' ends
+        state, packed = weight.quant_state, weight.data.flatten()  # two values per byte; blocks span rows
         values = state.code[torch.stack((packed >> 4, packed & 15), dim=1).flatten().long()]
         return (values.view(-1, state.blocksize) * state.absmax.unsqueeze(1)).view(tuple(state.shape))
     return weight.dequantize().float()
@@ -136,7 +136,7 @@ def test_outputs_match_the_rounded_weights(saved, architecture, scheme):
 @every_model
 def test_saved_quantized_model_reloads_unchanged(saved, architecture, scheme, tmp_path):
     model = load(architecture, saved[architecture], scheme)
-    before = logits(model, architecture)  # a product first: 4-bit weights may be packed anew by it
+    before = logits(model, architecture)  # first, because a forward may repack 4-bit weights
     model.save_pretrained(tmp_path)
     size, full = ((folder / "model.safetensors").stat().st_size for folder in (tmp_path, saved[architecture]))
     again = load(architecture, tmp_path)
@@ -192,7 +192,7 @@ def test_blocks_follow_the_activations_dtype(architecture, scheme, tmp_path):
     with torch.no_grad():
         out = model(**every.inputs(architecture)).logits
     assert out.dtype == torch.bfloat16
-    bound = 0.5 if scheme == "bnb-nf4" else 0.05  # random weights in 4 bits are coarse
+    bound = 0.5 if scheme == "bnb-nf4" else 0.05  # rounding random weights to 4 bits has large errors
     assert relative_error(out.float(), logits(plain, architecture)) < bound
 
 
@@ -223,7 +223,7 @@ def test_4_bit_layers_pass_gradients_after_an_evaluation(saved):
 
 # ---- 8-bit AdamW ----
 
-WIDER = {"hidden_size": 64, "intermediate_size": 96}  # tensors of 4096 weights and more, which 8 bits are for
+WIDER = {"hidden_size": 64, "intermediate_size": 96}  # 8 bits are used only for tensors of at least 4096 weights
 OVERRIDES = {
     **dict.fromkeys(every.CAUSAL_LMS, WIDER),
     "cosmo_cnn": {"embedding_size": 8, "hidden_sizes": [16, 32]},
@@ -232,7 +232,7 @@ OVERRIDES = {
 
 
 def trainer(folder, architecture: str, **arguments) -> HrmTrainer:
-    """Four steps on the CPU, with a checkpoint after each second."""
+    """Return a trainer of four steps on the CPU that saves a checkpoint after every second step."""
     options = {"learning_rate": 1e-3, "warmup_steps": 0, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     options |= arguments
     model = every.model(architecture, **OVERRIDES.get(architecture, {}))
@@ -241,7 +241,7 @@ def trainer(folder, architecture: str, **arguments) -> HrmTrainer:
     if architecture in every.REGRESSORS:
         return tiny_cosmo.trainer(folder, model, **options)
     if architecture in ("hrm_lm", "rlm_mhc"):
-        # All segments for all tokens: whether one halts is all or nothing, and small differences of weights decide.
+        # All tokens get all segments, because small differences in the weights could change when a token halts.
         return tiny_lm.trainer(folder, model, halt_warmup_ratio=1.0, **options)
     options |= {
         "output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1,
@@ -262,8 +262,8 @@ def losses(one: HrmTrainer) -> list[float]:
 
 
 def adamw_states(one: HrmTrainer) -> dict[str, torch.Tensor]:
-    """First moments by parameter name."""
-    optimizer = getattr(one.optimizer, "optimizer", one.optimizer)  # behind accelerate's wrapper
+    """Return AdamW's first moments by parameter name."""
+    optimizer = getattr(one.optimizer, "optimizer", one.optimizer)  # remove accelerate's wrapper
     optimizer = optimizer.optimizers[-1] if isinstance(optimizer, CompositeOptimizer) else optimizer
     assert type(optimizer).__module__.startswith("bitsandbytes")
     names = {p: name for name, p in one.model.named_parameters()}
@@ -272,7 +272,7 @@ def adamw_states(one: HrmTrainer) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def no_overrides():
-    """bitsandbytes keeps by place in the groups, for the whole process, which states have 32 bits."""
+    """Reset the list of 32-bit states, which bitsandbytes keeps per process, by position in the parameter groups."""
     bitsandbytes.optim.GlobalOptimManager.get_instance().initialize()
 
 

@@ -192,7 +192,7 @@ def test_flag_overrides_are_merged_with_those_of_the_recipe(recipe):
     assert parse_overrides(arguments.config_overrides) == {"hidden_size": 32, "halt_max_steps": 3}
     other = ["--recipe", str(path), "--model_type", "llama", "--config_overrides", "num_hidden_layers=1"]
     (arguments,) = parse_recipe([ModelArguments], other)
-    assert parse_overrides(arguments.config_overrides) == {"num_hidden_layers": 1}  # of another model
+    assert parse_overrides(arguments.config_overrides) == {"num_hidden_layers": 1}  # without the recipe's
 
 
 def test_a_fresh_config_is_preset_then_data_then_overrides():
@@ -264,7 +264,7 @@ def test_results_name_task_metrics_and_versions(tmp_path):
     assert results == {"task": "sudoku", "metrics": {"exact_accuracy": 0.5}, "train_seconds": 1.5, "parameters": 7}
 
 
-# ---- the recipes of the package ----
+# ---- the package's recipes ----
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -285,7 +285,7 @@ def test_the_data_command_of_every_recipe_is_valid(path, tmp_path):
         typer.main.get_command(data_app).commands[name].make_context(name, [*args, "--out", str(tmp_path / "out")])
 
 
-# Shows the help of each script in turn; a library that is not loaded then is None, or not there.
+# Shows the help of each script in turn, then prints the heavy libraries that have been loaded.
 HELP = """
 import contextlib, runpy, sys
 for script in sys.argv[1:]:

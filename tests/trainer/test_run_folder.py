@@ -173,7 +173,7 @@ def test_each_checkpoint_is_hashed_once_on_the_way_to_a_complete_one(tmp_path, m
 
 
 def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):
-    # As hub_strategy checkpoint names it.
+    # hub_strategy="checkpoint" uses this name.
     trainer(tmp_path).train()
     (tmp_path / "checkpoint-2").rename(tmp_path / "last-checkpoint")
     resumed = trainer(tmp_path)

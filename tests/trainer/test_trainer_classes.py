@@ -1,4 +1,4 @@
-"""The base of all trainers takes the arguments of a task only. lint-imports checks that it imports no task."""
+"""Trainers reject arguments that are not those of their task. lint-imports checks that the base imports no task."""
 
 import pytest
 import tiny_lm

@@ -39,7 +39,7 @@ class HrmLmUpstreamTest(CausalLMTests, unittest.TestCase):
 
     def check_training_gradient_checkpointing(self, gradient_checkpointing_kwargs=None):
         """Overridden: one segment. Upstream's mock recomputes every visit of a layer with the arguments of its last
-        visit, and those of a later segment hold keys back. `test_hrm_lm_gradients.py` has the test over segments."""
+        visit, which keep keys from other segments. `test_hrm_lm_gradients.py` tests several segments."""
         with patch.dict(self.model_tester.fields, {"halt_max_steps": 1}):
             super().check_training_gradient_checkpointing(gradient_checkpointing_kwargs)
 

@@ -25,7 +25,7 @@ class RlmMhcUpstreamTest(CausalLMTests, unittest.TestCase):
     tester_class = RlmMhcTester
 
     def _get_tiny_config(self):
-        """Overridden: one stream. The gradients of mHC's scalars are sums that nearly cancel, and Adam makes steps of
-        full length of their rounding: with three streams DDP and FSDP2 differ by 2e-5 where 1e-5 is allowed."""
+        """Overridden: one stream. The gradients of mHC's scalars are sums that nearly cancel, and Adam turns their
+        rounding errors into full steps: with three streams, DDP and FSDP2 differ by 2e-5, but 1e-5 is allowed."""
         with patch.dict(self.model_tester.fields, {"mhc_flows": 1}):
             return super()._get_tiny_config()

@@ -46,6 +46,8 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             "mlp_t": a SwiGLU over the position axis as in TRM, without knowledge of the rules. "units": linear maps
             of the means over the rows, columns and boxes of the board (`grid_shape`, `box_shape`). "neighbours":
             linear maps of the cells above, below, left and right (`grid_shape`). These variants are ours.
+        pooling (`str`, defaults to "mean"): with "softmax" (only for "units"), the means over units and symbols are
+            weighted by scores of the cells. Each of the `num_attention_heads` parts of a state has its own scores.
         two_states (`bool`, defaults to False): use z_H and z_L, updated as in TRM: z_L L_cycles times, then z_H once.
         intermediate_size, position_intermediate_size (`int`, *optional*): widths of the SwiGLUs over channels and over
             positions ("mlp_t"); by default given by `expansion`.
@@ -73,6 +75,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
     equivariant_symbols: bool = True
     special_symbols: bool = True
     mixing: str = "attention"
+    pooling: str = "mean"
     two_states: bool = False
     intermediate_size: int | None = bounded(None, COUNT)
     position_intermediate_size: int | None = bounded(None, COUNT)
@@ -82,6 +85,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
         "se-rrm-small": {"hidden_size": 64, "num_attention_heads": 2, "symbol_num_heads": 1, "symbol_head_dim": 32},
         "symbol-units-small": {**SUDOKU_UNITS, "hidden_size": 32, "intermediate_size": 64},
         "symbol-units": {**SUDOKU_UNITS, "hidden_size": 64, "intermediate_size": 128},
+        "symbol-pooling": {**SUDOKU_UNITS, "pooling": "softmax", "hidden_size": 64, "intermediate_size": 128},
         "symbol-mlp": {
             **SUDOKU_UNITS, "mixing": "mlp_t", "hidden_size": 24, "intermediate_size": 64,
             "position_intermediate_size": 108,
@@ -132,6 +136,9 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
     def validate_mixing(self):
         """Check that the config meets the requirements of its mixer. `@strict` calls this method."""
         self._validate_choice("mixing", ("attention", "mlp_t", "units", "neighbours"))
+        self._validate_choice("pooling", ("mean", "softmax"))
+        if self.pooling == "softmax" and self.mixing != "units":
+            raise ValueError(f"pooling='softmax', mixing={self.mixing!r}: softmax pooling needs mixing='units'")
         if self.mixing != "attention" and (self.add_tokens or self.rotary_parts):
             given = f"add_tokens={self.add_tokens}, pos_encodings={self.pos_encodings!r}"
             raise ValueError(

@@ -32,6 +32,7 @@ from .configuration_hrm_puzzle import EquilibriumConfig, HrmPuzzleConfig
 from .modeling_utils import CheckpointCodeMixin, validate_labels, validate_no_attentions
 from .puzzle_layers import (
     CastedLinear,
+    PoolingScores,
     PuzzleInputEmbedding,
     QHead,
     ReasoningLevel,
@@ -107,6 +108,9 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         if isinstance(module, QHead):
             init.zeros_(module.weight)  # initial halting is unlikely (sigmoid(-5) < 1 %) and state-independent
             init.constant_(module.bias, -5.0)
+        elif isinstance(module, PoolingScores):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             truncated_normal_(module.weight, std=module.in_features**-0.5)
         elif isinstance(module, nn.Embedding):

@@ -15,6 +15,8 @@ With `mixing` other than "attention", cheaper mixers replace both attentions, fo
 
     block: h <- RMS(h + positions(h) + W mean_v(h)); h <- RMS(h + SwiGLU(h))
 
+With pooling="softmax", the means over units and over symbols are weighted, so one decisive cell is not diluted.
+
 With `two_states`, z_H and z_L are updated as in TRM, or as in EqR if its fields are set.
 
 Difference from the original code: the halves of a head that are rotated by row and by column are contiguous, as in
@@ -33,15 +35,20 @@ from .modeling_puzzle import EquilibriumReasoner, PuzzleSolvingHead
 from .puzzle_layers import (
     MIXERS,
     CastedLinear,
+    PoolingScores,
     PuzzleAttention,
     PuzzleBlock,
     PuzzleInputEmbedding,
     ReasoningLevel,
     linear_class,
     rms_norm,
+    scaled_heads,
 )
 from .settings_puzzle import SolveSettings
 from .solving_puzzle import PuzzleSolution, StopCheck
+
+
+MAX_SCORE = 8.0  # bounds the scores of softmax pooling
 
 
 class SymbolInputEmbedding(PuzzleInputEmbedding):
@@ -123,6 +130,29 @@ class SymbolMeanBlock(SymbolBlock):
         return self.transition(rms_norm(hidden_states + of_positions + of_symbols, self.eps))
 
 
+class SymbolPoolingBlock(SymbolMeanBlock):
+    """`SymbolMeanBlock` with softmax pooling: weighted means over the row, column, box and symbols.
+
+    Each head of D / heads channels has its own scores. A weight is the exp of a score in (-8, 8), divided by the sum
+    over the unit.
+    """
+
+    def mix_positions(self, config, layer_idx):
+        super().mix_positions(config, layer_idx)
+        self.num_heads = config.num_attention_heads
+        self.scores = PoolingScores(config.hidden_size, 4 * self.num_heads)
+
+    def forward(self, hidden_states, rotary, num_queries=None):
+        V = hidden_states.shape[1]
+        scores = self.scores(hidden_states).unflatten(-1, (4, self.num_heads))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        weights = (MAX_SCORE * torch.tanh(scores / MAX_SCORE)).exp()  # [B, V, S, 4, heads]
+        of_units = self.positions(hidden_states.flatten(0, 1), weights[..., :3, :].flatten(0, 1)).unflatten(0, (-1, V))
+        share = weights[..., 3, :] / weights[..., 3, :].sum(1, keepdim=True)
+        of_symbols = self.symbols(scaled_heads(hidden_states, share).sum(1)).unsqueeze(1)
+        return self.transition(rms_norm(hidden_states + of_units + of_symbols, self.eps))
+
+
 class SeRrmPuzzleModel(EquilibriumReasoner):
     """SE-RRM without a head. Each forward pass runs one ACT step, with gradients only in the last cycle."""
 
@@ -133,7 +163,8 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
         super().__init__(config)
         if not config.two_states:
             self.L_init = None
-        block = SymbolBlock if config.mixing == "attention" else SymbolMeanBlock
+        mean_block = SymbolPoolingBlock if config.pooling == "softmax" else SymbolMeanBlock
+        block = SymbolBlock if config.mixing == "attention" else mean_block
         self.L_level = ReasoningLevel(config, config.L_layers, block)
         self.post_init()
 

@@ -70,6 +70,10 @@ class QHead(CastedLinear):
     """Q values for halting (row 0) and continuing (row 1). Initial weights are 0, initial biases -5."""
 
 
+class PoolingScores(CastedLinear):
+    """Scores of softmax pooling. Initial weights and biases are 0, so pooling starts as a mean."""
+
+
 class PuzzleAttention(nn.Module):
     """Multi-head attention over all positions, with a fused projection (rows: q, k and v heads)."""
 
@@ -308,7 +312,8 @@ class UnitMeans(nn.Module):
     """Linear maps of the means over each cell's row, column and box (its units).
 
     `members` [units, S] is 1 where a cell belongs to a unit. Matrix products with it compute the means and copy them
-    back to the cells. On a CPU, this is four times faster than means over the axes of the board.
+    back to the cells. On a CPU, this is four times faster than means over the axes of the board. With `weights`, the
+    means are weighted (softmax pooling).
     """
 
     def __init__(self, config: HrmPuzzleConfig):
@@ -328,11 +333,24 @@ class UnitMeans(nn.Module):
         units = (row, column, row // box_rows * (columns // box_columns) + column // box_columns)
         return torch.cat([F.one_hot(unit, count).T for unit, count in zip(units, self.counts)]).float()
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """Mix hidden_states [N, S, D]. `weights` [N, S, 3, heads]: weights in the row, column and box."""
         members = self.members.to(hidden_states.dtype)
-        means = (members / members.sum(1, keepdim=True)) @ hidden_states
-        parts = zip((self.row, self.column, self.box), means.split(self.counts, dim=1))
+        if weights is None:
+            means = ((members / members.sum(1, keepdim=True)) @ hidden_states).split(self.counts, dim=1)
+        else:
+            means = [
+                part.to(hidden_states.dtype) @ scaled_heads(hidden_states, weight / (part.T @ (part @ weight)))
+                for part, weight in zip(self.members.to(weights.dtype).split(self.counts), weights.unbind(2))
+            ]
+        parts = zip((self.row, self.column, self.box), means)
         return members.T @ torch.cat([linear(part) for linear, part in parts], dim=1)
+
+
+def scaled_heads(hidden_states: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Multiply each head of hidden_states [..., D] by its factor [..., heads], in the dtype of hidden_states."""
+    heads = hidden_states.unflatten(-1, (factors.shape[-1], -1))
+    return (heads * factors.to(hidden_states.dtype).unsqueeze(-1)).flatten(-2)
 
 
 class Neighbours(nn.Module):

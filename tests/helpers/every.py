@@ -46,7 +46,13 @@ VARIANTS = {
     "trm_puzzle": {"mlp": tiny.MLP},
     "se_rrm_puzzle": {
         "symbols apart": {"equivariant_symbols": False},
-        "units": {**tiny.MEANS, "mixing": "units", "special_symbols": False, "puzzle_emb_ndim": 0},
+        "units": {
+            **tiny.MEANS,
+            "mixing": "units",
+            "pooling": "softmax",
+            "special_symbols": False,
+            "puzzle_emb_ndim": 0,
+        },
         "mlp": {**tiny.MEANS, "mixing": "mlp_t", "position_intermediate_size": 24},
         "neighbours": {**tiny.MEANS, "mixing": "neighbours", "equivariant_symbols": False, "puzzle_emb_ndim": 33},
     },

@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from golden import group, variants
 from huggingface_hub.errors import StrictDataclassError
 from tolerances import assert_copied
+from torch import nn
 
+from benchmarks.puzzles.hard_sudoku import Net, package_model
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
 from hrm_hf.models.modeling_se_rrm_puzzle import canonical_symbols
-from hrm_hf.models.puzzle_layers import Neighbours, UnitMeans
+from hrm_hf.models.puzzle_layers import Neighbours, PoolingScores, UnitMeans
 from hrm_hf.puzzles.convert import se_rrm_tensors
 from hrm_hf.puzzles.sudoku_rules import SudokuShape
 
@@ -158,6 +160,7 @@ def test_presets_have_their_number_of_parameters():
         "se-rrm-small": 148_480,
         "symbol-units-small": 20_608,
         "symbol-units": 82_176,
+        "symbol-pooling": 84_256,
         "symbol-mlp": 62_952,
         "symbol-maze": 90_880,
     }
@@ -165,11 +168,17 @@ def test_presets_have_their_number_of_parameters():
 
 PRESETS = {name: SeRrmPuzzleConfig.from_preset(name) for name in SeRrmPuzzleConfig.presets()}
 EQUIVARIANT = [name for name, config in PRESETS.items() if config.equivariant_symbols]
-CHEAP = ("units", "mlp_t", "neighbours")
+CHEAP = ("units", "softmax", "mlp_t", "neighbours")
 
 
 def cheap(mixing: str, **overrides) -> SeRrmPuzzleForSolving:
-    return tiny.se_rrm(**{**tiny.MEANS, "mixing": mixing, "puzzle_emb_ndim": 0, **overrides})
+    """Return a seeded model; "softmax" is softmax pooling over units, with random scores."""
+    fields = {"mixing": "units", "pooling": "softmax"} if mixing == "softmax" else {"mixing": mixing}
+    model = tiny.se_rrm(**{**tiny.MEANS, **fields, "puzzle_emb_ndim": 0, **overrides})
+    for layer in model.modules():
+        if isinstance(layer, PoolingScores):
+            nn.init.normal_(layer.weight)
+    return model
 
 
 @pytest.mark.parametrize("preset", EQUIVARIANT)
@@ -195,24 +204,56 @@ def test_no_mixer_depends_on_the_order_of_symbols(mixing, special_symbols):
     """The forward is tested in float64, because `solve` renumbers symbols before the network sees them."""
     model = cheap(mixing, special_symbols=special_symbols).double()
     boards = tiny.batch(4, settings=model.config)["input_ids"]
-    new = torch.cat((torch.arange(2), 2 + torch.randperm(model.config.vocab_size - 2)))
+    new = torch.cat((torch.arange(2), 2 + torch.arange(model.config.vocab_size - 2).roll(1)))
     plain, renamed = model(boards).logits, model(new[boards]).logits
     assert (renamed[..., new] - plain).abs().max() < 1e-11 * plain.abs().max()
     assert (renamed - plain).abs().max() > 1e-3
 
 
-def test_units_are_the_rows_columns_and_boxes_of_the_rules():
-    """Referee: a loop over the units of Sudoku's rules."""
+@pytest.mark.parametrize("heads", [0, 4])
+def test_units_are_the_rows_columns_and_boxes_of_the_rules(heads):
+    """Referee: a loop over the units of Sudoku's rules. With heads, the means are weighted."""
     torch.manual_seed(0)
     config = SeRrmPuzzleConfig.from_preset("symbol-units-small", seq_len=36, grid_shape=[6, 6], box_shape=[2, 3])
     model = SeRrmPuzzleForSolving(config).double()
     mixer, states = model.model.L_level.layers[0].positions, torch.randn(2, 36, 32, dtype=torch.float64)
     assert isinstance(mixer, UnitMeans)
+    weights = torch.rand(2, 36, 3, heads, dtype=torch.float64) if heads else None
     expected = torch.zeros_like(states)
     for name, cells in SudokuShape(6).units:
-        weight = getattr(mixer, name.split()[0]).weight
-        expected[:, cells] += (states[:, cells].mean(1) @ weight.T).unsqueeze(1)
-    torch.testing.assert_close(mixer(states), expected, rtol=0, atol=1e-13)
+        kind = name.split()[0]
+        share = torch.ones(2, 6, 32, dtype=torch.float64)
+        if heads:
+            share = weights[:, cells, ("row", "column", "box").index(kind)].repeat_interleave(32 // heads, dim=-1)
+        mean = (share * states[:, cells]).sum(1) / share.sum(1)
+        expected[:, cells] += (mean @ getattr(mixer, kind).weight.T).unsqueeze(1)
+    torch.testing.assert_close(mixer(states, weights), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [4, 9])
+def test_softmax_pooling_equals_the_plain_network(size):
+    """Referee: `Net`, which computes sums in float32; one step multiplies their rounding by less than 100."""
+    torch.manual_seed(0)
+    net = Net(16)
+    for block in net.blocks:
+        nn.init.normal_(block.scores.weight)
+    model, boards = package_model(net, size).double(), torch.randint(0, size + 1, (3, size**2))
+    net.double()
+    x = net.embed(boards)
+    with torch.no_grad():
+        logits = net(x, *net.fresh(x))[2].transpose(1, 2)
+        torch.testing.assert_close(model(boards + 1).logits[..., 2:].float(), logits, rtol=0, atol=1e-5)
+
+
+def test_softmax_pooling_starts_as_the_mean():
+    torch.manual_seed(0)
+    pooled = SeRrmPuzzleForSolving(SeRrmPuzzleConfig.from_preset("symbol-pooling")).eval()
+    means = SeRrmPuzzleForSolving(SeRrmPuzzleConfig.from_preset("symbol-units")).eval()
+    assert set(means.load_state_dict(pooled.state_dict(), strict=False).unexpected_keys) == {
+        f"model.L_level.layers.{layer}.scores.{name}" for layer in range(2) for name in ("weight", "bias")
+    }
+    boards = torch.randint(1, 11, (2, 81))
+    torch.testing.assert_close(pooled(boards).logits, means(boards).logits, rtol=0, atol=1e-5)
 
 
 def test_neighbours_are_the_cells_above_below_left_and_right():
@@ -283,6 +324,8 @@ def test_a_position_free_mixer_loads_for_another_size(mixing, tmp_path):
     "fields, message",
     [
         ({"mixing": "rows"}, "mixing='rows'"),
+        ({"pooling": "max"}, "pooling='max'"),
+        ({"pooling": "softmax", "mixing": "mlp_t"}, "pooling='softmax', mixing='mlp_t'"),
         ({"mixing": "units", "add_tokens": 4}, "mixing='units', add_tokens=4, "),
         ({"mixing": "units", "box_shape": None}, "mixing='units'.* box_shape.*grid_shape="),
         ({"mixing": "neighbours", "grid_shape": None}, "mixing='neighbours'.* grid_shape"),

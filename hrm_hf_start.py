@@ -22,7 +22,7 @@ def start_program() -> None:
     from hrm_hf.io.messages import hide_messages
 
     if hide_messages():
-        sys.excepthook = _show_error  # for Ctrl-C during imports
+        sys.excepthook = _show_error  # prints one line after Ctrl-C during imports
         os.environ.setdefault("TQDM_DELAY", BAR_DELAY_SECONDS)
 
 
@@ -89,5 +89,5 @@ def _show_error(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 if __name__ == "__main__":
-    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # `import hrm_hf` checks for this name
+    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # tells `import hrm_hf` that this program started it
     main()

@@ -312,7 +312,7 @@ def _register() -> None:
         if row.feature_extractor:
             AutoFeatureExtractor.register(row.config, row.feature_extractor, exist_ok=True)
             row.feature_extractor.register_for_auto_class("AutoFeatureExtractor")
-    # Checkpoints ship these pipelines, so unlike the others they cannot register themselves.
+    # Registered here, because the modules of these pipelines ship with checkpoints and cannot import this package.
     for maps, pipeline in ((COSMOLOGY, CosmologyRegressionPipeline), (MASS_MAPS, MassMappingPipeline)):
         task, default = maps["pipeline"], {"model": NoDefaultModel(maps["pipeline"])}
         PIPELINE_REGISTRY.register_pipeline(task, pipeline, maps["head_auto_classes"], default, "image")

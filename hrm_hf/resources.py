@@ -21,7 +21,7 @@ def resource(name: str) -> Path:
 
 
 def existing_path(path: str | Path) -> Path:
-    """Return `path`, or the packaged resource with the same path if only that exists, as for data in recipes."""
+    """Return `path` if it exists, otherwise the file of this package at the same path if there is one."""
     path = Path(path)
     return ROOT / path if not path.exists() and (ROOT / path).exists() else path
 

@@ -289,7 +289,7 @@ def _on_hub(source: str) -> bool:
 
 
 def _without_folders(path: str | None) -> str | None:
-    """Return a Hub name unchanged, but only the last part of a path, because a card must not publish local folders."""
+    """Return a Hub name unchanged, but reduce a local path to its last part, so that cards reveal no folder names."""
     return path if not path or _on_hub(path) else Path(path).name
 
 

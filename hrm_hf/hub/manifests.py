@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
 RAW_WEIGHTS_FILE = "raw_weights.safetensors"
 CARRY_FILE = "act_state_{}.pt"  # a process's carry and data position in a puzzle run
-# Patterns of files that our trainers add to the training state of transformers; a push omits them by default.
+# Patterns for the files that our trainers add to transformers' training state; a push omits them by default.
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, CARRY_FILE.format("*"))
 
 SHARD_METADATA = ".metadata"
@@ -231,7 +231,7 @@ def resolve_checkpoint(
 
 @contextlib.contextmanager
 def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator[None]:
-    """Convert errors from reading a checkpoint in this context into a CheckpointError that names `folder` and `what`.
+    """Convert errors in a `with` block that reads a checkpoint to a CheckpointError that names `folder` and `what`.
 
     Args:
         values_too: also convert plain ValueErrors; set to False if this package may raise them with clear messages.

@@ -124,7 +124,7 @@ def pull_checkpoint(
         elif _is_new(folder, repo_id, commit):
             incoming = folder.with_name(f".{folder.name}.incoming")
             api.snapshot_download(repo_id, revision=commit, local_dir=incoming, allow_patterns=patterns)
-            for leftover in _verify(api, incoming, repo_id, commit, names):  # from an interrupted pull
+            for leftover in _verify(api, incoming, repo_id, commit, names):  # files of an interrupted pull
                 (incoming / leftover).unlink()
             shutil.rmtree(incoming / ".cache")  # metadata of huggingface_hub
             (incoming / PULL_RECORD).write_text(json.dumps({"repo_id": repo_id, "commit": commit}))
@@ -178,7 +178,7 @@ def _verify(api: HfApi, folder: Path, repo_id: str, commit: str, names: list[str
             "run the same command again"
         )
     if missing := set(names) & set(found.missing_paths):
-        raise HubError(f"{', '.join(sorted(missing))} of {repo_id} at {commit}: a folder cannot contain these names")
+        raise HubError(f"{', '.join(sorted(missing))} of {repo_id} at {commit}: no folder can contain such file names")
     return found.extra_paths
 
 
@@ -203,7 +203,7 @@ def _pull_record(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def hub_errors(action: str, repo_id: str, revision: str | None = None, token: str | None = None) -> Iterator[None]:
-    """Convert huggingface_hub errors in this context to a one-sentence `HubError` about the push or pull."""
+    """Convert huggingface_hub errors in a `with` block to one-sentence `HubError`s about the push or pull."""
     try:
         yield
     except HubError:

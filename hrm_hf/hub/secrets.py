@@ -54,7 +54,7 @@ DETECTORS = {
 NO_EXAMPLE = r"(?![xX*]{8})"
 MORE_PATTERNS = {
     "AWS Secret Key": (
-        # a name, punctuation, optionally a word as in "value: KEY", and 40 mixed characters (digests are longer)
+        # A name, punctuation, optionally "is" or "value", and a key of 40 mixed characters (digests are longer).
         r"(?i:aws|secret)[\w .-]{0,30}(?:\\n|[^\w/+]){0,12}(?:(?i:is|value)[^\w/+]{1,8})?(?<![\w/+])"
         r"(?=\S{0,39}[0-9])(?=\S{0,39}[a-z])(?=\S{0,39}[A-Z])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]{3}|=)",
         r"(?i:se(?:ssion|curity)[_ -]?token)[^\w/+]{1,12}[A-Za-z0-9/+=]{100,}",
@@ -88,7 +88,7 @@ MORE_PATTERNS = {
         r"[;?& ](?:password|pwd)=(?![$%<{])[^\s;&\"'<>{}]{3,}",
     ),
 }  # fmt: skip
-WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # a text needs one of these words
+WORDS = {"AWS Secret Key": "aws secret session", "Weights & Biases Key": "wandb"}  # only in texts with such a word
 
 
 def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 HUB_PREFIX = "hub:"
-IDENTIFIERS_FILE = "identifiers.json"  # names of the rows in a puzzle table; saved with data sets and checkpoints
+IDENTIFIERS_FILE = "identifiers.json"  # file in data sets and checkpoints with the names of the puzzle table's rows
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
 # Folders created by operating systems.
@@ -208,7 +208,7 @@ def load_split(
 def open_unpacked(path: str | Path) -> BinaryIO:
     """Open a file for reading bytes. Decompress .gz files, and convert UTF-16 with a byte-order mark to UTF-8."""
     file = gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
-    with suppress(*GZIP_ERRORS):  # reading the file raises the error again
+    with suppress(*GZIP_ERRORS):  # a corrupted file also fails when it is read
         if file.peek(2)[:2] in UTF16_MARKS:
             with file:
                 return io.BytesIO(decode_marked(file.read(), str(path)).encode())
@@ -365,7 +365,7 @@ def changed_files(info: Path, files: Iterable[Path], closed: bool = False) -> di
     content = load_json(info) if info.is_file() else {}
     known = content.get(CHECKSUMS, {}) if isinstance(content, dict) else {}
     if not isinstance(known, dict) or not all(isinstance(each, str) for each in known.values()):
-        raise ValueError(f"{info}: {CHECKSUMS} must map files to checksums, but is {shorten(known)}; build it again")
+        raise ValueError(f"{info}: {CHECKSUMS} is {shorten(known)}, not a mapping; build the data set again")
     keys, changed = {}, {}
     for file in files:
         if expected := known.get(os.path.relpath(file, info.parent)):
@@ -422,7 +422,7 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # while locked, so that waiting processes see the deletion
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so that waiting processes see it
             lock.release()
         if is_new:
             with suppress(OSError):  # rmdir fails if the folder contains the files of a finished build

@@ -34,7 +34,7 @@ OF_PEFT = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disabl
 MESSAGES = (
     *OF_IMPORTS,
     OF_PEFT,
-    # `--help` of a training script does not need torch.
+    # A training script prints its `--help` without loading torch.
     Message("transformers", r"PyTorch was not found"),
     # transformers pins memory by default, which has no effect without a GPU.
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
@@ -42,7 +42,7 @@ MESSAGES = (
     Message(UserWarning, r"This DataLoader will create \d+ worker processes in total"),
     # accelerate still passes the deprecated `broadcast_buffers` to DDP.
     Message(FutureWarning, r"`broadcast_buffers` is deprecated"),
-    # torch.compile speeds up training on a CPU as well.
+    # torch.compile also makes training on CPUs and older GPUs faster.
     Message("transformers.training_args", r"The speedups for torchdynamo mostly come with GPU Ampere or higher"),
 )
 

@@ -67,7 +67,7 @@ def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> N
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Print an error in this context as one line and exit, with status 2 for bad usage and otherwise 1.
+    """Print an error in a `with` block as one line and exit, with status 2 for bad usage and otherwise 1.
 
     Ctrl-C also prints one line, with status 130. Unexpected errors, which are bugs, keep their traceback;
     HRM_HF_DEBUG=1 shows the traceback of all errors.

@@ -128,7 +128,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """Exclude vectors and scalars from weight decay, because scales and gates must not decay to zero."""
-        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # with all tied names
+        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # includes tied names
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
@@ -284,7 +284,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         if not any(p.requires_grad for p in self.model.parameters()):
-            # Only the puzzle table, a buffer, is trained. Its optimizer syncs it. DDP needs trainable parameters.
+            # The run trains only the puzzle table. It is a buffer that its optimizer syncs, and DDP needs parameters.
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.remove_callback(WeightAverage)

@@ -54,7 +54,7 @@ class MetricAccumulator:
         """Return sums over all processes, and the steps and seconds since the last call. Then reset (collective)."""
         sums, self.sums = self.sums, {}
         found = {}
-        if sums:  # empty if every step since the last call was dropped
+        if sums:  # there are none if every step since the last call was dropped
             found = dict(zip(sums, accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()))
         steps, seconds = step - self.since_step, time.perf_counter() - self.since
         self.restart(step)
@@ -142,7 +142,7 @@ def original_names(logs: dict[str, float]) -> dict[str, float]:
 
 
 def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
-    """Return GPU memory peaks in GiB (allocated, reserved): the maximum and, of several GPUs, each (collective)."""
+    """Return peak GPU memory in GiB: the maximum over GPUs and, if there are several, each (collective)."""
     device = accelerator.device
     if device.type != "cuda":
         return {}

@@ -183,7 +183,7 @@ class WeightAverage(TrainerCallback):
     def load(self, shadow: dict[str, torch.Tensor]) -> None:
         """Restore a saved average. Raise ValueError if tensors are missing or unknown."""
         if shadow.keys() != self.shadow.keys():
-            raise ValueError(f"saved average does not fit: {sorted(shadow.keys() ^ self.shadow.keys())[:8]} differ")
+            raise ValueError(f"saved average and model differ in {sorted(shadow.keys() ^ self.shadow.keys())[:8]}")
         for name, value in shadow.items():
             self.shadow[name].copy_(value)
 
@@ -201,7 +201,7 @@ NOT_SETTINGS = ("params", "param_names", "lr", "fused", "foreach", "capturable",
 def group_settings(optimizer: Any) -> list[dict[str, Any]]:
     """Return each parameter group's settings, including `initial_lr`, which the schedule scales."""
     for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])  # some schedules do not set it
+        group.setdefault("initial_lr", group["lr"])  # which some schedules do not set
     return [{k: v for k, v in group.items() if k not in NOT_SETTINGS} for group in optimizer.param_groups]
 
 

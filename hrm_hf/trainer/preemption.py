@@ -82,7 +82,7 @@ class PreemptionCallback(TrainerCallback):
             yield
             return
         handlers = {number: signal.signal(number, self.note) for number in STOP_SIGNALS}
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # under nohup, it is ignored and stays so
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # with nohup, SIGINT stays ignored
             handlers[signal.SIGINT] = signal.signal(signal.SIGINT, self.note_interrupt)
         # SIGUSR1 is blocked below, but also needs a handler: a thread of another library may receive it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

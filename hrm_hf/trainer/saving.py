@@ -101,7 +101,7 @@ class CompleteCheckpoints:
         """
         args, is_first = self.args, self.args.process_index == 0
         resume_from_checkpoint = wanted_checkpoint(resume_from_checkpoint)
-        overwrite = getattr(args, "overwrite_output_dir", False)  # TRL's arguments may lack it
+        overwrite = getattr(args, "overwrite_output_dir", False)  # not in all arguments of TRL
         with locked_folder(args.output_dir, is_first):
             start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrite), is_first)
             checkpoint, self.run_id, self._stale = start
@@ -187,7 +187,7 @@ class CompleteCheckpoints:
         self.validate_finite_weights()
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        if self.args.should_save and folder.exists():  # do not mix files from two runs
+        if self.args.should_save and folder.exists():  # avoids a mix of two runs' files
             (folder / MANIFEST).unlink(missing_ok=True)  # deleted first, so a partial folder never counts as complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
@@ -298,7 +298,7 @@ class CompleteCheckpoints:
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """At the end of a run, save the averaged weights as the model, plus the raw weights, and push."""
-        if _internal_call:  # a checkpoint, which contains raw weights to continue from
+        if _internal_call:  # Trainer is saving a checkpoint, which has raw weights
             super().save_model(output_dir, _internal_call=True)
             return
         self._save_final(output_dir or self.args.output_dir)
@@ -364,7 +364,7 @@ class CompleteCheckpoints:
             return
         path = Path(self.args.output_dir, CARD_FILE)
         if type(self.model.config) not in ARCHITECTURES or not Path(self.args.output_dir, "config.json").exists():
-            super().create_model_card(license=license, tags=tags, **kwargs)  # another library's model, or an adapter
+            super().create_model_card(license=license, tags=tags, **kwargs)  # a foreign model or an adapter
             return
         card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(self.args.output_dir))
         card.data.license = license or card.data.license

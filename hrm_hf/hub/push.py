@@ -380,7 +380,7 @@ def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | Non
     """Add the folder's card (or a new one) with the repository's name and the license of the weights."""
     path = folder / CARD_FILE
     if not path.exists() and not ours:
-        raise ValueError(f"{folder} has no {CARD_FILE}, and hrm_hf cannot create one for this kind of model; write one")
+        raise ValueError(f"{folder} has no {CARD_FILE}, and hrm_hf cannot create one for this kind of model; add one")
     card = ModelCard(card_for_repository(folder, repo_id) if ours else path.read_text(encoding="utf-8"))
     if license:
         card.data.license = license

@@ -422,7 +422,7 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so that waiting processes see it
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # waiting processes must see this before they get the lock
             lock.release()
         if is_new:
             with suppress(OSError):  # rmdir fails if the folder contains the files of a finished build

@@ -20,7 +20,7 @@ from .modeling_utils import Float32Buffers, Float32Linear
 
 
 SCALES = (1, 2, 4, 8)  # statistics use maps averaged over squares with these side lengths in pixels
-THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # multiples of the maps' std
+THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in std of the training maps
 VARIANCE_FLOOR = 1e-3  # added to the variance of each principal component to avoid amplifying noise
 
 
@@ -179,7 +179,7 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
     """
     if not bins:
         return torch.empty(size * (size // 2 + 1), 0, device="cpu")
-    real = {"dtype": torch.float64, "device": "cpu"}  # the device of the model may be "meta"
+    real = {"dtype": torch.float64, "device": "cpu"}  # real values even if the model is created on "meta"
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
     weight = torch.full((size, size // 2 + 1), 2.0, **real)  # 2, because each mode also represents its conjugate

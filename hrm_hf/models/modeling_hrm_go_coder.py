@@ -315,7 +315,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
-    accepts_loss_kwargs = False  # Trainer then averages accumulated batches: loss terms have different divisors
+    accepts_loss_kwargs = False  # Trainer must average over batches, because loss terms have different divisors
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)

@@ -240,7 +240,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
 class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
     """Infers mass maps with uncertainties, and the posterior of cosmological parameters, from shear."""
 
-    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # transformers adds those of the base model
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # the base model's modules are added to this list
     # The base model's names start with "model.", because transformers compares name prefixes.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 

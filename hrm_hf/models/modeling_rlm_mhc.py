@@ -45,7 +45,7 @@ from .visited_attention import VisitedLayersMixin, VisitedLlamaAttention
 
 
 STREAM_DECAY = 0.6  # ratio between the initial factors of consecutive streams
-COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # fields shared by both outputs
+COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # fields of both output classes
 
 
 @dataclass

@@ -44,7 +44,7 @@ TOKEN_IDS = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
 CATEGORIES = (
     "none",  # no error
     "unexpected token",
-    "missing closing",  # brace, bracket or parenthesis, or premature end of text
+    "missing closing",  # closing brace, bracket or parenthesis, or a premature end of text
     "missing comma or newline",
     "unterminated literal",
     "missing operand or type",

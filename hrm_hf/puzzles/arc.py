@@ -81,7 +81,7 @@ class ArcTask:
 
 
 def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATED_SUBSETS) -> list[ArcTask]:
-    """Read tasks from bundles, folders and Kaggle files, and sort them by name.
+    """Read tasks from JSON files, Kaggle files and folders of either, and sort them by name.
 
     A source is one of
 

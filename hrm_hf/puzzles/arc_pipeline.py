@@ -65,7 +65,7 @@ class ArcVoting:
     def __init__(self, test_puzzles: dict[str, dict[str, Any]], identifiers: Sequence[str]):
         self.test_puzzles = test_puzzles
         self.identifiers = identifiers
-        # votes[task][question][answer] = sigmoid(q_halt) of each vote
+        # votes[task][question][answer] lists sigmoid(q_halt) of each vote
         self.votes: dict[str, dict[GridKey, dict[GridKey, list[float]]]] = {
             name: {_key(pair["input"]): {} for pair in task["test"]} for name, task in test_puzzles.items()
         }

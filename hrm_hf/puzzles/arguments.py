@@ -81,7 +81,7 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
         if self.difficulty not in DIFFICULTIES:
             raise ValueError(f"difficulty={self.difficulty!r}: must be one of {', '.join(DIFFICULTIES)}")
         if self.difficulty != "uniform" and self.difficulty_ramp == 0:
-            raise ValueError("difficulty_ramp=0: must be > 0; use --difficulty uniform to disable")
+            raise ValueError("difficulty_ramp=0: must be > 0; to start with all rows, set --difficulty uniform")
         most = self.late_start_max_steps
         if not isinstance(most, int) or most.bit_count() != 1:
             raise ValueError(f"late_start_max_steps={most}: must be a power of two (1, 2, 4, ...)")

@@ -176,7 +176,7 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
     fields = asdict(info)
-    if not info.repeated:  # omitted if empty, so that other files look like those of earlier versions
+    if not info.repeated:  # omitted if empty, as in files of earlier versions
         del fields["repeated"]
     del fields["identifiers"]  # saved in a separate file, as in the original layout
     return fields

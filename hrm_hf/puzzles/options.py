@@ -185,7 +185,7 @@ class BuildPuzzles(Options):
     """Options of both the Sudoku and the maze builder, which generate puzzles or read them from a source."""
 
     source: str = option("Source: generate, a file or folder (CSV, JSONL, Parquet), or hub:OWNER/NAME.", GENERATE)
-    out: Path = option("Folder to write.")
+    out: Path = option("Output folder.")
     num_train: int | None = option("When generating: number of training puzzles. [default: 1000]", None, min=0)
     num_test: int | None = option("When generating: number of test puzzles. [default: 1000]", None, min=0)
     test_size: int | None = option("If the source has no test split: hold out the last N rows.", None, min=1)
@@ -259,8 +259,8 @@ class BuildSudoku(BuildPuzzles):
 class BuildMaze(BuildPuzzles):
     """Options of `hrm-hf data maze`."""
 
-    height: int | None = option("Rows. [default: 30 for generate; inferred for sources of square mazes]", None, min=3)
-    width: int | None = option("Columns; same default as --height.", None, min=3)
+    height: int | None = option("Number of rows. [default: 30 for generate; inferred for square mazes]", None, min=3)
+    width: int | None = option("Number of columns; same default as --height.", None, min=3)
     openings: float | None = option(
         "When generating: share of inner walls to open. [default: 0.05]", None, min=0, max=1
     )
@@ -283,7 +283,7 @@ class BuildArc(Options):
     """Options of `hrm-hf data arc`."""
 
     sources: list[str] = option("Task or Kaggle files, or folders; PATH:SUBSET,SUBSET selects subsets.", argument=True)
-    out: Path = option("Folder to write.")
+    out: Path = option("Output folder.")
     num_aug: int = option("Number of augmentations to add for each task.", 1000, min=0)
     seed: int = option("Seed for augmentations and offsets.", 42, min=0)
     evaluate: str = option("Subsets whose test pairs form the test split, comma-separated.", "evaluation")
@@ -295,7 +295,7 @@ class ImportPuzzles(Options):
     """Options of `hrm-hf data import`."""
 
     source: Path = option("Folder in the original layout: identifiers.json, train/, test/.", argument=True)
-    out: Path = option("Folder to write.")
+    out: Path = option("Output folder.")
 
 
 @dataclass(kw_only=True)
@@ -303,7 +303,7 @@ class ExportPuzzles(Options):
     """Options of `hrm-hf data export`."""
 
     source: str = option("Puzzle data set: a folder in our layout, or a data set on the Hub.", argument=True)
-    out: Path = option("Folder to write.")
+    out: Path = option("Output folder.")
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # supported originals
@@ -325,7 +325,7 @@ class ConvertCheckpoint(Options):
         "OWNER/NAME/FILE, or a URL. With --to-original, one of our checkpoints.",
         argument=True,
     )
-    out: Path = option("Folder to write.")
+    out: Path = option("Output folder.")
     to_original: bool = option("Convert one of our checkpoints to the original layout.", False)
     config: str | None = option(
         "Configuration file of the run if it is not next to the weights, or a preset's name.", None, metavar="FILE"

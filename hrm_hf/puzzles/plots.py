@@ -111,7 +111,7 @@ class _Boards:
         rows, columns = self.shape
         is_sudoku = self.task_name == "sudoku"
         clues = self.task.given(self.puzzle)
-        size = 118 / max(rows, columns)  # of the text in points, for boards about 2.2 inches wide
+        size = 118 / max(rows, columns)  # font size in points, for a board about 2.2 inches wide
         for cell, token in enumerate(tokens.tolist()):
             row, column = divmod(cell, columns)
             color = WRONG if wrong[cell] else CHANGED if changed[cell] else CLUE_CELL if clues[cell] else "white"

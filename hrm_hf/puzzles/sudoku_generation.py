@@ -87,7 +87,7 @@ def generate_portions(
     low, high = (clues, clues) if isinstance(clues, int) else clues
     least, most = MIN_CLUES[sudoku_shape(size).size], size**2
     if not least <= low <= high <= most:
-        raise ValueError(f"clues={clues}: a {size}x{size} puzzle with one solution must have {least} to {most}")
+        raise ValueError(f"clues={clues}: a {size}x{size} puzzle with one solution has {least} to {most} clues")
     if size == 4:
         grids = all_grids_4x4() if grids is None else np.asarray(grids, dtype=np.uint8)
     stream = _Stream(size, low, high, tuple(np.atleast_1d(seed).tolist()), grids)

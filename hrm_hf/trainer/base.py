@@ -128,7 +128,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """Exclude vectors and scalars from weight decay, because scales and gates must not decay to zero."""
-        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # includes tied names
+        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # includes tied weights
         return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):

@@ -201,7 +201,7 @@ NOT_SETTINGS = ("params", "param_names", "lr", "fused", "foreach", "capturable",
 def group_settings(optimizer: Any) -> list[dict[str, Any]]:
     """Return each parameter group's settings, including `initial_lr`, which the schedule scales."""
     for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])  # which some schedules do not set
+        group.setdefault("initial_lr", group["lr"])  # some schedules do not set initial_lr
     return [{k: v for k, v in group.items() if k not in NOT_SETTINGS} for group in optimizer.param_groups]
 
 

@@ -151,7 +151,7 @@ def run_training(run: TrainingRun) -> None:
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
     resolve_base_model(model_args, tuning_args)
-    for tracker in TRACKERS.intersection(args.report_to):  # before data are loaded; Trainer checks it later
+    for tracker in TRACKERS.intersection(args.report_to):  # Trainer checks this only after loading the data
         validate_extra(tracker, f"report_to={tracker} requires {tracker}", tracker, instead="--report_to none")
     run.validate_options()
     if model_args.model_name_or_path:
@@ -160,7 +160,7 @@ def run_training(run: TrainingRun) -> None:
     if run.validation is None:
         run.skip_evaluation()
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
-    run.parameters = run.count_parameters(model)  # before the model may be sharded
+    run.parameters = run.count_parameters(model)  # before the trainer shards the model
     model = with_adapters(model, tuning_args)
     run.options = tuple(map(copy.copy, run.options))  # for recipe.yaml, because the trainer may change these objects
     if args.should_save:

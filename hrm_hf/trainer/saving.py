@@ -101,7 +101,7 @@ class CompleteCheckpoints:
         """
         args, is_first = self.args, self.args.process_index == 0
         resume_from_checkpoint = wanted_checkpoint(resume_from_checkpoint)
-        overwrite = getattr(args, "overwrite_output_dir", False)  # not in all arguments of TRL
+        overwrite = getattr(args, "overwrite_output_dir", False)  # TRL's arguments may lack this option
         with locked_folder(args.output_dir, is_first):
             start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrite), is_first)
             checkpoint, self.run_id, self._stale = start
@@ -187,7 +187,7 @@ class CompleteCheckpoints:
         self.validate_finite_weights()
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        if self.args.should_save and folder.exists():  # avoids a mix of two runs' files
+        if self.args.should_save and folder.exists():  # files of two runs must not mix
             (folder / MANIFEST).unlink(missing_ok=True)  # deleted first, so a partial folder never counts as complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()

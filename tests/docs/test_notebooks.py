@@ -23,7 +23,7 @@ SHOWN = {
     "2_train_sudoku.ipynb": r"boards right: \d% before, ([5-9]\d|100)% after",
     "3_halting.ipynb": r"letters inside a word: [1-4]\.\d\d segments",
     "4_go_coder.ipynb": r"^ +the solution after \d attempts",
-    "5_cosmology.ipynb": r"s_8: inside the interval of 68 %: [5-8]\d%",
+    "5_cosmology.ipynb": r"s_8: inside the 68 % interval: [5-8]\d%",
     "6_push_pull_adapt.ipynb": r"bits per byte of Python, from the Hub: \d",
     "7_retrofit.ipynb": r"one pass differs from the Llama by 0\.0\n",
 }

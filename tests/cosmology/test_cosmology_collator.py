@@ -60,7 +60,7 @@ def test_a_mask_is_moved_with_its_map(maps, labels, masks):
     batch = made.at_step(made(MapRows(maps, labels, masks, training=True).__getitems__([3, 7])), 5)
     plain = made.extractor.scale(torch.from_numpy(maps[[3, 7]]), torch.from_numpy(masks[[3, 7]]))
     assert not torch.equal(batch["pixel_values"], plain)
-    # The same pixels in another order, each with its own mask.
+    # The batch has the same pixels in a different order; the mask moves with them.
     for found, expected in zip(batch["pixel_values"], plain):
         order = [pixels[:, pixels[0].argsort(stable=True)] for pixels in (found.flatten(1), expected.flatten(1))]
         assert torch.equal(order[0].sort(1).values, order[1].sort(1).values)
@@ -112,7 +112,7 @@ def test_validation_maps_are_the_last_rows_and_share_no_cosmology():
     ids = np.repeat(np.arange(10), 3)
     train, held_out = split_rows(ids, None, 7)
     assert held_out.tolist() == list(range(23, 30))
-    assert train.tolist() == list(range(21))  # cosmology 7 has maps on both sides of the border
+    assert train.tolist() == list(range(21))  # drops maps of cosmology 7, which is partly held out
     assert not set(ids[train]) & set(ids[held_out])
     assert split_rows(ids, 5, 7)[0].tolist() == list(range(5))
     assert len(split_rows(ids, None, None)[1]) == 3

@@ -29,7 +29,7 @@ from hrm_hf.io import workers as worker_processes
 
 
 SMALL = MapSettings(size=16)
-COUNTS = (50, 20)  # three blocks in the largest shard, an odd one at the end
+COUNTS = (50, 20)  # three blocks in the largest shard; the last one is smaller
 FORM = {"shard_size": 20}
 
 

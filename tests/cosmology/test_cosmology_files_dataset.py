@@ -59,7 +59,7 @@ def test_rows_of_the_quijote_table_are_found_by_folder_number(table, tmp_path):
     [
         "file,omega_m,sigma_8\na/map.fits,0.3,0.8\nb/map.fits,0.4,0.7\n",
         ",file,omega_m,sigma_8\n0,a/map.fits,0.3,0.8\n1,b/map.fits,0.4,0.7\n",  # as DataFrame.to_csv writes it
-        "file\tomega_m\tsigma_8\n0\ta/map.fits\t0.3\t0.8\n1\tb/map.fits\t0.4\t0.7\n",  # index_label=False, and R
+        "file\tomega_m\tsigma_8\n0\ta/map.fits\t0.3\t0.8\n1\tb/map.fits\t0.4\t0.7\n",  # as R writes it
         ";Omega_m;Sigma8\na/map.fits;0,3;0,8\nb/map.fits;0,4;0,7\n",  # the index has the file names
         ",,omega_m,sigma_8\n0,a/map.fits,0.3,0.8\n1,b/map.fits,0.4,0.7\n",  # an index of two levels
         ",omega_m,sigma_8\n7,0.4,0.7\n0,0.3,0.8\n",  # an index of shuffled rows

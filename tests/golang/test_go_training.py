@@ -275,7 +275,7 @@ class Grouped(nn.Module):
 def test_a_tensor_in_two_groups_or_in_none_is_an_error(tmp_path, group_of, tied, message):
     made = trainer(tmp_path)
     grouped = Grouped(group_of, tied)
-    grouped.config = made.model.config  # tells the trainer what the model can do
+    grouped.config = made.model.config  # the trainer reads the model's abilities from it
     made.model = grouped
     with pytest.raises(ValueError, match=message):
         made.create_optimizer()

@@ -25,7 +25,7 @@ def test_code_of_a_go_coder_stream_is_the_text_between_its_tags():
         "a</PLAN><CODE>func A() {}": 0,  # no end
         "a</PLAN><CODE></CODE>": 0,  # empty code parses, too
         "a</PLAN><CODE>// nothing</CODE>": 0,
-        "func A() {}": 0,  # in the plan
+        "func A() {}": 0,  # code in the plan
     }
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in cases]
     prompts = ["<PROBLEM>a</PROBLEM><PLAN>"] * len(cases)

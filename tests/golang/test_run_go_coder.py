@@ -208,7 +208,7 @@ def test_resuming_a_killed_run_reproduces_its_losses(run, data, tmp_path):
     alone, _ = run("alone", **options)
     out = tmp_path / "killed"
     path = recipe(data, out, "hrm_go_coder", **options)
-    for wanted in (6, 15):  # in the warmup in epoch 1, and in epoch 2
+    for wanted in (6, 15):  # kill during the warm-up in epoch 1, then in epoch 2
         process = started.process(train, str(path))
         process.start()
         while process.is_alive() and not any(int(one.name[11:]) >= wanted for one in list_checkpoints(out)):

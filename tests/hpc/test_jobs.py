@@ -107,7 +107,7 @@ def test_a_job_that_is_requeued_before_any_checkpoint_starts_from_the_beginning(
         SCRIPTS / "single_gpu.sbatch", cwd=submit_folder, **PUZZLES, OUTPUT_DIR="runs/early", MAX_STEPS=3
     )
     cluster.wait(job, lambda: "arguments" in cluster.log(job), "its start")
-    cluster.run("scontrol", "requeue", str(job))  # what Slurm does when a node fails
+    cluster.run("scontrol", "requeue", str(job))  # as Slurm does when a node fails
     cluster.start_now(job)
     record = cluster.finish(job)
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "1"), cluster.log(job)[-5000:]

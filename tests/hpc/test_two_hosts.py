@@ -105,7 +105,7 @@ def test_two_hosts_connect_and_add_their_ranks(hosts, tmp_path, line, variables)
     assert {one["node"] for one in found} == set(hosts)
 
 
-@pytest.mark.slow  # takes until torch's timeout
+@pytest.mark.slow  # waits for torch's timeout
 def test_without_is_host_both_hosts_wait_for_the_other(hosts, tmp_path):
     flag = '--rdzv_conf "is_host=$((SLURM_NODEID == 0))"'
     assert flag in TORCHRUN

@@ -86,7 +86,7 @@ def test_missing_interface_fails_and_lists_the_others(variable, monkeypatch):
 
 
 def test_unwritable_folder_fails():
-    (check,) = output_folder(Path("/proc/nowhere/runs"))  # not even for root
+    (check,) = output_folder(Path("/proc/nowhere/runs"))  # unwritable even for root
     assert check.status == "fail" and "cannot write to /proc" in check.found and "--out" in check.fix
 
 

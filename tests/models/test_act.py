@@ -24,7 +24,7 @@ def test_only_halted_slots_take_new_data_and_start_at_step_0():
     assert steps.tolist() == [0, 2, 0]
     assert data["input_ids"].tolist() == [[1, 1], [0, 0], [1, 1]]
     assert data["puzzle_identifiers"].tolist() == [5, 0, 7] and data["puzzle_identifiers"].dtype == torch.int32
-    assert old.current_data["input_ids"].sum() == 0  # the old carry is left as it was
+    assert old.current_data["input_ids"].sum() == 0  # the old carry is unchanged
 
 
 def test_a_carry_survives_saving():
@@ -42,7 +42,7 @@ def test_exploration_draws_min_steps_of_2_to_halt_max_steps_for_some_slots():
     always = act.exploration_min_steps(steps, 4, 1.0)
     assert always.unique().tolist() == [2, 3, 4]
     drawn = act.exploration_min_steps(steps, 4, 0.3)
-    assert abs((drawn > 0).float().mean() - 0.3) < 0.02  # six standard deviations
+    assert abs((drawn > 0).float().mean() - 0.3) < 0.02  # within six standard deviations
     assert drawn.dtype == torch.int32
 
 

@@ -80,7 +80,7 @@ def test_a_layer_in_two_processes_matches_torch_on_all_maps(two_processes, dtype
     layer, maps = layer_and_maps(nn.BatchNorm2d, dtype)
     expected = train_layer(layer.double(), maps.double(), slice(None))
     joined = {name: torch.cat([one[name] for one in found]) for name in ("normed", "maps")}
-    joined |= {name: found[0][name] + found[1][name] for name in ("weight", "bias")}  # added up, as in DDP
+    joined |= {name: found[0][name] + found[1][name] for name in ("weight", "bias")}  # gradients add up, as in DDP
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(found[0][name], found[1][name])
         joined[name] = found[0][name]

@@ -173,7 +173,7 @@ def hidden_log_probabilities(model, output, row: int) -> torch.Tensor:
 def test_transition_scores_are_the_log_probabilities_of_the_hidden_stream(choice, fields):
     model, batch = tiny_go.writer(bias={"</PLAN>": 1.5, "</CODE>": 4.0}, **fields), encoded(PROMPTS)
     output = model.generate(**batch, **GREEDY | choice, **SCORED)
-    assert (output.streams == TOKEN_IDS["</CODE>"]).any()  # shown as </s>, which has another score
+    assert (output.streams == TOKEN_IDS["</CODE>"]).any()  # output as </s>, whose score differs
     found = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
     width = batch["input_ids"].shape[1]
     assert found.shape == output.sequences[:, width:].shape and len(output.plan_ids) == len(found)

@@ -40,7 +40,7 @@ def test_outputs_have_the_documented_shapes():
     assert output.scale_tril.shape == (3, 2, 2, 2)
     assert output.halt_logits.shape == (3, 2) and output.segment_means.shape == (3, 2, 3)
     assert output.steps.tolist() == [2, 2, 2]
-    tokens = 1 + 2 + 16  # CLS, summaries, map
+    tokens = 1 + 2 + 16  # CLS, summary and map tokens
     assert [state.shape for state in output.hidden_states] == [(3, tokens, 16)] * 2
     assert set(output.metrics) == {"mse_omega_m", "mse_sigma_8", "mse_s_8", "z_squared", "steps"}
     assert model.sample_posterior(output, 7).shape == (3, 7, 3)
@@ -97,7 +97,7 @@ def statistics_of(**fields) -> MapStatistics:
 
 def test_the_power_spectrum_matches_the_data_module():
     statistics, (maps, _) = statistics_of(num_ps_bins=5, use_histogram=False), batch()
-    _, power = map_power_spectrum(maps[:, 0].double().numpy(), side_rad=16.0, bins=5)  # pixels of side 1
+    _, power = map_power_spectrum(maps[:, 0].double().numpy(), side_rad=16.0, bins=5)  # pixels of unit side
     assert torch.allclose(statistics.features(maps), torch.from_numpy(power).float().log() / 2, atol=1e-4)
 
 

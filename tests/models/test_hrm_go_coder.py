@@ -196,7 +196,7 @@ def test_a_decision_without_a_plan_or_feedback_is_finite():
 @each_variant
 @pytest.mark.parametrize("opener", ["<CODE>", "<PLAN>", None], ids=["code", "plan", "text"])
 def test_no_token_changes_a_logit_before_it(fields, opener, monkeypatch):
-    # Run on all positions: other numbers of code positions mean other shapes, which round differently.
+    # Run the generator on all positions, because the number of code positions changes the shapes and so the rounding.
     monkeypatch.setattr(HrmGoCoderModel, "_code_positions", lambda *_: None)
     model, ids = tiny_go.model(awake=True, **fields), torch.tensor([tiny_go.stream(REPAIRED)])
     with torch.no_grad():

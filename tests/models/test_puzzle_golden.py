@@ -142,7 +142,7 @@ INPUTS = {"batch_A", "batch_B", "batch_C"}  # inputs, which are compared as `cur
 
 
 def tolerance(name: str) -> float:
-    """Return the maximum absolute difference for a floating-point tensor, named case/group/name."""
+    """Return the allowed absolute difference for a floating-point tensor, named case/group/name."""
     _, group, rest = name.split("/", 2)
     if name in SENSITIVE:
         return SENSITIVE_BOUND

@@ -88,7 +88,7 @@ def test_restarts_are_runs_and_the_most_confident_one_wins(name):
     torch.manual_seed(3)
     runs = [model.solve(**data, max_steps=6, return_trajectory=True)]
     rows = {key: value.repeat(3, *[1] * (value.dim() - 1)) for key, value in data.items()}
-    noisy = model.solve(**rows, noise=0.5, max_steps=6, return_trajectory=True)  # the three go together
+    noisy = model.solve(**rows, noise=0.5, max_steps=6, return_trajectory=True)  # as one batch
     runs += [noisy.select(torch.arange(8) + 8 * number) for number in range(3)]
     best = torch.stack([run.q_halt for run in runs]).argmax(0)
     assert len(best.unique()) > 1, "different runs have to win, or this test shows nothing"

@@ -328,7 +328,7 @@ def test_recorded_maps_are_those_of_the_sites_in_order():
         found = model.model.layers[layer].attn_hc.get_connection_matrix(before[visit])
         assert torch.equal(output.mhc_matrices[2 * visit], found)
     assert model(ids).mhc_matrices is None
-    assert len(model.get_mhc_metrics(ids)) == 8  # a pair for each visit of a layer
+    assert len(model.get_mhc_metrics(ids)) == 8  # one entry for each layer visit
 
 
 @pytest.mark.slow

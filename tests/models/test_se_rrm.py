@@ -19,7 +19,7 @@ from hrm_hf.puzzles.sudoku_rules import SudokuShape
 
 VARIANTS = variants("se_rrm_tiny")
 ROWS = 3
-# As the golden file suggests.
+# Tolerances that the golden file suggests.
 FIRST_STEP, LATER_STEPS, GRADIENTS = 1e-4, 2e-3, 5e-4
 
 

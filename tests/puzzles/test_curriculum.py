@@ -147,7 +147,7 @@ def test_late_rows_have_the_states_after_that_many_steps(architecture):
             states = walked[step] = model.model.reason(x, rotary, *states)
     for slot, steps in ((0, 2), (3, 1)):
         for found, expected in zip((after.z_H, after.z_L), walked[steps]):
-            torch.testing.assert_close(found[slot], expected[slot], rtol=0, atol=1e-5)  # another batch size
+            torch.testing.assert_close(found[slot], expected[slot], rtol=0, atol=1e-5)  # different batch size
         assert not after.halted[slot] and after.steps[slot] == 0
         for name, value in after.current_data.items():
             assert torch.equal(value[slot], batch[name][slot])

@@ -160,7 +160,7 @@ def test_each_epoch_and_seed_has_its_own_order():
 
 
 def test_the_order_is_the_same_in_every_process_and_on_every_machine():
-    # Recorded from another process; Philox and lexsort guarantee that it never changes.
+    # PINNED was recorded in another process; Philox and lexsort guarantee that the order never changes.
     order = PuzzleOrder(PuzzleRows(dataset(AUGMENTED)), seed=3)
     assert [order.row(i) for i in range(30)] == PINNED
 

@@ -86,7 +86,7 @@ def test_command_under_torchrun_writes_the_same_results_once(started_two, comman
     assert alone.exit_code == 0, alone.output
     results = []
     for out, stdout in (started_two, (tmp_path / "one", alone.stdout)):
-        printed = json.loads(stdout)  # one result, not two
+        printed = json.loads(stdout)  # only rank 0 prints a result
         written = json.loads((out / "results.json").read_text())
         assert written["metrics"] == printed["metrics"] and (out / "evaluation.png").exists()
         assert written["metrics"].pop("puzzles_per_second") > 0

@@ -194,7 +194,7 @@ def test_copies_of_test_mazes_are_removed_from_training(tmp_path):
 
 def test_split_by_share_depends_only_on_the_puzzles(tmp_path):
     boards, solutions = puzzles(9, 200)
-    boards, solutions = copies(boards, solutions, 2)  # two copies of each
+    boards, solutions = copies(boards, solutions, 2)  # two copies per puzzle
     ratings = np.arange(400)
     found = []
     for seed, share in ((0, 0.2), (1, 0.2), (2, 0.4)):
@@ -206,7 +206,7 @@ def test_split_by_share_depends_only_on_the_puzzles(tmp_path):
         found.append({int(rating) for rating in splits["test"]["rating"]})
         assert len(splits["train"]) + len(found[-1]) == 400
     assert found[0] == found[1] < found[2]
-    assert 40 < len(found[0]) < 120  # two copies of about 40, 3 standard deviations
+    assert 40 < len(found[0]) < 120  # two copies of about 40 puzzles, within 3 standard deviations
 
 
 def test_a_form_and_its_place_never_change():

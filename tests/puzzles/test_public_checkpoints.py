@@ -27,7 +27,7 @@ from hrm_hf.puzzles.convert import convert_original, convert_to_original, origin
 
 EQR = Case("eqr_tiny", "rope2d/", "eqr")
 SE_RRM = [Case("se_rrm_tiny", f"{name}/", "se_rrm") for name in ("puzzle_emb", "not_equivariant")]
-FIRST_STEP = 1e-4  # as the golden files suggest
+FIRST_STEP = 1e-4  # tolerance that the golden files suggest
 IDENTIFIERS = json.dumps(["<blank>"] + ["a"] * 7).encode()
 
 
@@ -339,7 +339,7 @@ def test_invalid_model_names_exit_with_status_2_without_requests(source, revisio
 
 
 def test_unknown_model_name_is_reported(hub, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # has no folder `runs`
+    monkeypatch.chdir(tmp_path)  # a folder without `runs`
     said = call("convert", "hrm", "runs/typo", "--out", tmp_path / "ours", status=2).stderr
     assert "runs/typo" in said and "private" in said
 

@@ -179,7 +179,7 @@ def test_rules_choose_restarts_only_for_tasks_with_rules(data):
     model = Second(HrmPuzzleConfig(**CONFIG)).eval()
     for choose, expected in (("q", 0), ("rules", 1)):
         assert evaluate_puzzles(model, *data, restarts=2, choose=choose)["exact_accuracy"] == expected
-    model.config.task = "generic"  # falls back to q
+    model.config.task = "generic"  # has no rules, so q chooses
     assert evaluate_puzzles(model, *data, restarts=2, choose="rules")["exact_accuracy"] == 0
 
 

@@ -273,7 +273,7 @@ def test_augmented_puzzles_stay_valid_and_uniquely_solvable(size, clues):
 
 
 def test_augmentation_transposes_about_half_of_the_square_boards():
-    # Marked cells fill row 1; in the copy they fill a row, or a column if it was transposed.
+    # The marked cells fill row 1. In a copy, they fill one row or, if the copy is transposed, one column.
     solution = next(sudoku_generation.generate(9, 1, 40))[1]
     marked = np.where(np.arange(81) < 9, solution, 0)
     boards, _ = sudoku.augment(marked, solution, 400, np.random.default_rng(0))

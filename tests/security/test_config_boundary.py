@@ -72,7 +72,7 @@ def test_a_checkpoint_with_an_impossible_config_is_rejected(name, tmp_path):
 @pytest.mark.parametrize("override", ["H_layers=-1", "rms_norm_eps=.nan", "num_heads=0", "H_cycles=true"])
 def test_invalid_config_overrides_are_rejected_by_field_name(override):
     name = override.partition("=")[0].replace("num_heads", "num_attention_heads")
-    with pytest.raises(ValueError, match=rf"config_overrides=.*\}}: .*\b{name}\b"):  # not the list of overrides
+    with pytest.raises(ValueError, match=rf"config_overrides=.*\}}: .*\b{name}\b"):  # after the list of overrides
         build_config(ModelArguments(model_type="hrm_puzzle", config_overrides=override), seq_len=16)
 
 

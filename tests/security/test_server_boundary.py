@@ -143,7 +143,7 @@ def test_body_without_a_length_is_rejected(server):
 
 
 @pytest.mark.parametrize("head", [
-    b"/health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**17,  # it does not end
+    b"/health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**17,  # a header without an end
     b"/health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**15 + b"\r\n\r\n",
     b"/health HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 5000 + b"\r\n",
     b"/health?" + b"a" * 2**15 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -172,7 +172,7 @@ def test_connections_without_a_request_are_closed(monkeypatch):
     head = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     for wire, begun in zip(wires, (b"", b"GET / HT", head + b"\r\n", head + b"Content-Length: 99\r\n\r\n")):
         wire.sendall(begun)
-    thread.start()  # now, so that a slow client does not look idle
+    thread.start()  # started after sending, so that a slow client does not look idle
     received = [b"".join(iter(functools.partial(wire.recv, 4096), b"")) for wire in wires]
     monkeypatch.setattr(serving, "CONNECTIONS", 0)
     with contextlib.suppress(ConnectionResetError), socket.create_connection(listener.getsockname(), 30) as wire:
@@ -266,7 +266,7 @@ def streamed(address):
 
 def test_requests_above_the_number_at_once_get_429(server):
     with contextlib.ExitStack() as stack:
-        wires = [stack.enter_context(streamed(server[0])) for _ in range(MOST)]  # the server has read these first
+        wires = [stack.enter_context(streamed(server[0])) for _ in range(MOST)]  # the server reads these first
         status, headers, content = ask(server[0], TEXT, {"prompt": "a", "max_tokens": 1})
         assert ask(server[0], "/health", None, "GET")[0] == 200
         assert all(b" 200 " in wire.recv(4096).split(b"\r\n")[0] for wire in wires)

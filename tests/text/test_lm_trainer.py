@@ -62,7 +62,7 @@ def optimizer_of(trainer):
 
 @pytest.mark.parametrize("architecture", ["llama", "hrm_lm"])
 def test_log_is_the_mean_over_all_labeled_tokens_since_the_last_log(make, architecture):
-    # Weights that do not move: three steps of two micro-batches are one pass over the data.
+    # The learning rate is 0, so the log of three steps of two micro-batches must equal one pass over the data.
     model = tiny_lm.model(architecture, **(DETERMINISTIC if architecture == "hrm_lm" else {}))
     data = text(24, ignored=True)
     steps = {"gradient_accumulation_steps": 2, "max_steps": 3, "logging_steps": 3, "halt_warmup_ratio": 0.0}
@@ -222,7 +222,7 @@ def test_a_resumed_run_remembers_the_skipped_steps(make):
 
 def test_weight_decay_skips_vectors_and_scalars(make):
     model = tiny_lm.model("llama")
-    model.model.gate = torch.nn.Parameter(torch.ones(3))  # a name that the library would decay
+    model.model.gate = torch.nn.Parameter(torch.ones(3))  # transformers would decay this name
     model.model.temperature = torch.nn.Parameter(torch.ones(()))
     trainer = make(model)
     assert {"model.gate", "model.temperature"} <= set(Trainer.get_decay_parameter_names(trainer, model))
@@ -524,7 +524,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize("architecture", ["gpt2", "hrm_lm"])
 @pytest.mark.parametrize("step", [2, 3, 5])  # in the middle of an epoch, at its end, in the next
 def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, uninterrupted, architecture, step):
-    data = text(20, ignored=True)  # 5 batches an epoch: the third step of each has one batch
+    data = text(20, ignored=True)  # 5 batches per epoch: the third step of each epoch has one batch
     whole = uninterrupted(architecture, architecture, train=data, **RESUMABLE)
     resumed = make(tiny_lm.model(architecture, seed=3), train=data, **RESUMABLE)
     resumed.train(f"{whole.args.output_dir}/checkpoint-{step}")
@@ -537,7 +537,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, uninterrupted
 @pytest.mark.parametrize("step", [4, 5, 8])  # within the first epoch, at its end, in the second
 def test_data_without_a_length_resume_at_their_position(make, uninterrupted, step):
     def stream():
-        return text(22, ignored=True).to_iterable_dataset().shuffle(seed=4, buffer_size=8)  # 5 steps and a rest
+        return text(22, ignored=True).to_iterable_dataset().shuffle(seed=4, buffer_size=8)  # 5.5 steps per epoch
 
     options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 20}
     whole = uninterrupted("stream", "gpt2", train=stream(), **options)

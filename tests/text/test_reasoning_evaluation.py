@@ -78,7 +78,7 @@ def test_batched_metrics_match_rows_evaluated_one_by_one(name):
     is_deep = name == "hrm_lm"
     rows = draw_rows(TASKS["pointers"](size=4), np.arange(30) % 3 + 1, np.random.default_rng(0))
     rng, asked = np.random.default_rng(1), rows["labels"] != -100
-    for row, ids in enumerate(rows["input_ids"]):  # the model is right, where nobody says that it is wrong
+    for row, ids in enumerate(rows["input_ids"]):  # labels: mostly the model's own answers, some wrong
         words, _ = said(model, ids)
         for place in np.flatnonzero(asked[row]):
             wrong = rng.random() > 0.8
@@ -101,7 +101,7 @@ def test_batched_metrics_match_rows_evaluated_one_by_one(name):
             assert not is_deep or found["average_steps"] == pytest.approx(mean(some, "used"))
         if passes is None:
             assert metrics["test_cell_accuracy"] == pytest.approx(mean(cells, "right"))
-            assert 0.5 < metrics["test_cell_accuracy"] < 1  # some answers are right and some are wrong
+            assert 0.5 < metrics["test_cell_accuracy"] < 1  # not all answers are right or wrong
     assert not is_deep or metrics["test_average_steps"] not in (1, 2, 3)
 
 

@@ -58,7 +58,7 @@ def test_fine_tuning_teaches_the_answers(architecture, tmp_path):
     losses = logged(trainer, "loss")
     assert losses[-1] < 0.2 * losses[0]
     tokenizer, model = trainer.processing_class, trainer.model.eval()
-    assert model.config.use_cache is False  # the library turns it off for training; see below for the saved config
+    assert model.config.use_cache is False  # TRL turns it off for training; the saved config, tested below, has it on
     for number, (prompt, said) in enumerate(PAIRS[architecture]):
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         written = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=tokenizer.pad_token_id)

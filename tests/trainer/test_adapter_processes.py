@@ -36,7 +36,7 @@ TERMS = ("loss", "_loss", "grad_norm", "kl", "rewards/margins", "logps/chosen")
 def runs(tmp_path_factory):
     """Return scripts and options by name, with the batch size of the complete step."""
     data = tmp_path_factory.mktemp("data")
-    quiet = {"halt_exploration_prob": 0.0}  # each process draws its own exploration
+    quiet = {"halt_exploration_prob": 0.0}  # otherwise, each process explores differently
     for short in ("hrm", "trm"):
         built = tiny.model(short, task="sudoku", box_shape=[2, 2], **quiet)
         built.save_pretrained(data / f"{short}_puzzle")
@@ -161,7 +161,7 @@ def test_all_runs_are_of_two_processes(together):
 @pytest.mark.parametrize("name", EQUAL)
 def test_two_processes_train_as_one_with_twice_the_batch(together, alone, name):
     assert_same_run(together[0] / name, alone / name)
-    assert names(together[0] / name) == names(alone / name)  # once, without output of the second process
+    assert names(together[0] / name) == names(alone / name)  # process 1 writes no files
 
 
 @pytest.mark.parametrize("name", RESUMED)

@@ -308,7 +308,7 @@ def test_the_best_adapter_is_loaded_at_the_end(bases, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["hrm_puzzle", "hrm_lm", "hrm_go_coder"])
 def test_dora_magnitudes_have_no_weight_decay(architecture, bases, tmp_path):
-    """With a learning rate of zero for them but for the decay, AdamW and AdamATan2 would still shrink them."""
+    """With weight decay, AdamW and AdamATan2 would shrink the magnitudes even where their gradients are zero."""
     model = with_adapters(load_base(architecture, bases[architecture]), tuning("dora"))
     optimizer = make_trainer(architecture, model, tmp_path).create_optimizer()
     decays = {p: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
@@ -379,7 +379,7 @@ def test_transformers_adds_and_loads_adapters_itself(architecture, bases, tmp_pa
     again.load_adapter(str(tmp_path))
     assert_equal_but_for_rounding(logits(architecture, again), logits(architecture, model))
     again.disable_adapters()
-    assert torch.equal(logits(architecture, again), plain)  # the same weights in the same place as before
+    assert torch.equal(logits(architecture, again), plain)  # same weights at the same addresses
 
 
 # ---- quantized weights ----
@@ -398,7 +398,7 @@ def test_adapter_learns_on_quantized_weights(architecture, load_in, bases, tmp_p
     kind = bitsandbytes.nn.Linear4bit if load_in == "4bit" else bitsandbytes.nn.Linear8bitLt
     quantized = {name for name, module in base.named_modules() if isinstance(module, kind)}
     linear = {name for name in adaptable_modules(base) if not isinstance(base.get_submodule(name), nn.Conv2d)}
-    assert quantized == linear  # all layers of the body, but no head
+    assert quantized == linear  # all layers of the base model, but not the heads
     model = with_adapters(base, arguments)
     below = {name: p.detach().clone() for name, p in model.named_parameters() if name.endswith("base_layer.weight")}
     data = batch(architecture)
@@ -408,7 +408,7 @@ def test_adapter_learns_on_quantized_weights(architecture, load_in, bases, tmp_p
     assert loss_on(model, data) < start
     assert all(torch.equal(p, below[name]) for name, p in model.named_parameters() if name in below)
     trainer.save_model()
-    again = PeftModel.from_pretrained(load_base(architecture, bases[architecture]), tmp_path)  # on unquantized weights
+    again = PeftModel.from_pretrained(load_base(architecture, bases[architecture]), tmp_path)  # not quantized
     assert loss_on(again, data) < start
 
 
@@ -477,7 +477,7 @@ def test_hyper_connections_stay_frozen_unless_named(bases):
         load_base("rlm_mhc", bases["rlm_mhc"]), tuning("lora", lora_modules_to_save="attn_hc,ffn_hc")
     )
     trained = [name for name, p in named.named_parameters() if p.requires_grad and "_hc" in name]
-    assert len(trained) == 2 * 2 * 3  # blocks, connections of each, parameters of each
+    assert len(trained) == 2 * 2 * 3  # blocks, connections per block, parameters per connection
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)

@@ -30,7 +30,7 @@ def tracked_run(folder: str) -> None:
     )  # fmt: skip
     trainer.add_callback(MhcMonitorCallback(trainer))
     trainer.train()
-    wandb.teardown()  # it does this at the end of a process, but not of a forked one
+    wandb.teardown()  # wandb does this at exit, but not in a forked process
 
 
 def test_values_with_a_group_and_the_learning_rate_are_repeated():
@@ -40,7 +40,7 @@ def test_values_with_a_group_and_the_learning_rate_are_repeated():
 
 def test_a_line_of_progress_tells_the_time_that_is_left(capsys):
     line = LogLineCallback({"loss": "loss {:.1f}"})
-    with tqdm(total=2):  # of an evaluation; the lines are written above it
+    with tqdm(total=2):  # an evaluation's progress bar; lines appear above it
         for step in (10, 20):
             line.on_log(None, TrainerState(global_step=step, max_steps=20), None, {"loss": 2, "steps_per_second": 0.5})
     first, last = (said := capsys.readouterr()).out.splitlines()

@@ -87,7 +87,7 @@ def test_a_learning_rate_of_0_is_legal_and_moves_nothing():
     set_gradients(params, 0)
     optimizer.step()
     assert all(torch.equal(p, before) for p, before in zip(params, parameters()))
-    assert optimizer.state[params[0]]["exp_avg"].abs().sum() > 0  # but there are moments now
+    assert optimizer.state[params[0]]["exp_avg"].abs().sum() > 0  # the moments are updated
 
 
 def test_parameters_without_gradient_neither_move_nor_decay():
@@ -126,7 +126,7 @@ def test_rows_of_the_batch_move_by_the_sign_and_absent_rows_stay():
     SignSGD([table], lr=0.1, weight_decay=0.5).step()
     signs = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]])
     torch.testing.assert_close(table[[0, 2]], before[[0, 2]] * (1 - 0.1 * 0.5) - 0.1 * signs)
-    assert torch.equal(table[[1, 3]], before[[1, 3]])  # not even decayed
+    assert torch.equal(table[[1, 3]], before[[1, 3]])  # rows without a gradient do not decay
     assert table.grad is None  # used up
 
 

@@ -92,7 +92,7 @@ def test_a_run_that_fails_leaves_no_handler_behind(tmp_path, signals):
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_signal_pending_before_training_stops_after_the_first_step(number, tmp_path):
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    signal.raise_signal(number)  # to this thread, because other threads have not blocked it
+    signal.raise_signal(number)  # signals this thread only, as others do not block it
     trainer = make("lm", tmp_path)
     trainer.train()
     assert trainer.preemption.preempted and trainer.state.global_step == 1
@@ -155,7 +155,7 @@ def test_run_stopped_in_its_last_step_is_complete_when_resumed(kind, tmp_path):
 
 
 def test_interrupt_saves_after_the_step_and_names_the_checkpoint(tmp_path):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     with pytest.raises(KeyboardInterrupt, match=f"step {STOPPED_AT} of {STEPS}, saved in {tmp_path}/checkpoint-"):
         stopped_run("lm", tmp_path, signal.SIGINT)
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
@@ -185,7 +185,7 @@ def test_training_outside_the_main_thread_warns_and_continues(tmp_path):
 
 
 def test_last_complete_starts_a_new_run_without_checkpoints(tmp_path, capsys):
-    (tmp_path / "checkpoint-2").mkdir()  # without a manifest: killed during its first save
+    (tmp_path / "checkpoint-2").mkdir()  # no manifest: the run was killed during its first save
     trainer = make("lm", tmp_path, max_steps=1)
     trainer.train("last-complete")
     assert trainer.state.global_step == 1
@@ -251,7 +251,7 @@ def send(process: int, number: int) -> None:
 
 
 def test_training_keeps_the_workers_of_its_data_through_signals_to_all_processes(tmp_path):
-    others = psutil.Process().children()  # from earlier tests
+    others = psutil.Process().children()  # started by earlier tests
 
     class ToAll(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):

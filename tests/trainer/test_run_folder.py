@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):
 @pytest.mark.parametrize("age", [-60, 60])
 def test_new_checkpoint_survives_rotation_among_later_ones(tmp_path, age):
     trainer(tmp_path, steps=8).train()
-    for folder in list_checkpoints(tmp_path):  # as after copying
+    for folder in list_checkpoints(tmp_path):  # a copy can have such times
         os.utime(folder, (time.time() - age, time.time() - age))
     trainer(tmp_path, steps=6, save_total_limit=1).train(str(tmp_path / "checkpoint-4"))
     assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-6"]
@@ -266,7 +266,7 @@ def test_run_without_file_locks_warns_and_continues(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing")  # the default of TRL
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing")  # set by TRL by default
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("run_*.py")), ids=lambda path: path.stem)
 def test_every_script_fails_in_one_line_before_it_writes_anything(script, tmp_path, monkeypatch, capsys):
     fake(tmp_path, 2)

@@ -53,7 +53,7 @@ def main() -> None:
     )
     parser.add_argument("--two_steps", type=Path, help="output folder of a two_steps.py run")
     parser.add_argument("--limit", type=int, help="number of test maps; all by default")
-    parser.add_argument("--train", type=int, default=1000, help="number of training maps in the average spectrum")
+    parser.add_argument("--train", type=int, default=1000, help="number of training maps for the mean spectrum")
     parser.add_argument(
         "--floor", type=int, default=100, help="number of test maps whose exact posterior is sampled; 0 to disable"
     )

@@ -4,8 +4,8 @@
 
 There are four walks, each in a fresh process: a Sudoku string through `hrm-hf solve`, one batch through
 `PuzzleTrainer`, one token through `hrm_lm`, and one Go record through `training/run_go_coder.py`. A file counts if one
-of its functions is called; imports do not count. A climb is a call from a file in a lower layer to a file in a higher
-layer, for example through a callback. The script works on any commit that has these commands.
+of its functions is called; imports do not count. An upward call is a call from a file in a lower layer to a file in a
+higher layer, for example through a callback. The script works on any commit that has these commands.
 """
 
 import argparse

@@ -36,7 +36,7 @@ from ..report import machine, make_parser, write_report
 HEADS, CYCLES = 4, 2
 KINDS = ("row", "column", "box", "symbols")
 RATED_SHARE, LATE_SHARE, LEAVE_PROBABILITY = 0.6, 0.3, 0.3
-MIN_STEPS = 4  # of a solved board that leaves early
+MIN_STEPS = 4  # minimum number of steps before a solved board may leave early
 REPORT_SECONDS = 45
 
 
@@ -92,7 +92,7 @@ class Net(nn.Module):
         self.H_init, self.L_init = (nn.Buffer(torch.randn(width)) for _ in range(2))
 
     def embed(self, boards: torch.Tensor) -> torch.Tensor:
-        """Embed boards [B, S], 0 for a blank: every digit of a cell is unknown, different, or given."""
+        """Embed boards [B, S] of digits (0: blank). For each digit, a cell is blank, has another digit, or has it."""
         size = math.isqrt(boards.shape[1])
         digits = torch.arange(1, size + 1, device=boards.device)
         given = (boards[:, None] == digits[:, None]).long() + (boards[:, None] > 0)
@@ -145,13 +145,13 @@ def package_model(net: Net, size: int = 9) -> SeRrmPuzzleForSolving:
 
 @dataclass
 class Boards:
-    """Training boards, uint8 [N, 2, S] of digits: a board and its solution."""
+    """Training pairs of a board and its solution, as digits: uint8 [N, 2, S]."""
 
     rated: torch.Tensor
     generated: torch.Tensor
 
     def draw(self, count: int) -> torch.Tensor:
-        """Draw boards and give each a random symmetry; return int64 [count, 2, S]."""
+        """Draw pairs, apply a random symmetry to each, and return them as int64 [count, 2, S]."""
         device = self.rated.device
         rated = torch.rand(count, device=device) < RATED_SHARE
         picks = [part[torch.randint(len(part), (count,), device=device)] for part in (self.rated, self.generated)]
@@ -159,7 +159,7 @@ class Boards:
 
 
 def transformed(pairs: torch.Tensor) -> torch.Tensor:
-    """Permute digits, bands, and the lines in bands of each pair [B, 2, S]; transpose half of the pairs."""
+    """For each pair [B, 2, S], permute digits, bands, and lines within bands; transpose half of the pairs."""
     B, _, S = pairs.shape
     size, box, device = math.isqrt(S), math.isqrt(math.isqrt(S)), pairs.device
 
@@ -183,9 +183,9 @@ def step_limits(count: int, device: torch.device) -> torch.Tensor:
 
 def main() -> None:
     parser = make_parser(__doc__, quick="check that it runs: boards of 4 x 4, narrow, a few steps on the CPU")
-    parser.add_argument("data", nargs="?", help="folder of a data set built as above")
+    parser.add_argument("data", nargs="?", help="folder of a puzzle data set, built as above")
     parser.add_argument("--split", default="test_mixed", help="held-out split to evaluate")
-    parser.add_argument("--seconds", type=float, default=225, help="training time without compiling")
+    parser.add_argument("--seconds", type=float, default=225, help="training time in seconds, without compilation")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
@@ -217,7 +217,7 @@ def read_boards(args: argparse.Namespace) -> tuple[Boards, torch.Tensor]:
         train_rows, test_rows, num_generated = splits["train"], splits["test"], 25
     else:
         train_rows, test_rows = (load_puzzle_dataset(args.data, name) for name in ("train", args.split))
-        num_generated = load_puzzle_info(args.data).options["num_train"]  # the rated boards follow
+        num_generated = load_puzzle_info(args.data).options["num_train"]  # rated boards come after these
     train_pairs, test_pairs = (
         torch.stack([torch.tensor(rows[name][:]) for name in ("input_ids", "labels")], dim=1).sub(1).to(args.device)
         for rows in (train_rows, test_rows)

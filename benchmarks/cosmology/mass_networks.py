@@ -127,7 +127,7 @@ def ratio(first: np.ndarray, second: np.ndarray) -> dict:
 
 
 def flops(model, extractor, rows: MapSet) -> int:
-    """Return the floating-point operations per map; a multiply-add counts as two."""
+    """Return a model's floating-point operations per map; a multiply-add counts as two."""
     inputs = extractor(rows.maps[:1], mask=rows.masks[:1])["pixel_values"]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(inputs)

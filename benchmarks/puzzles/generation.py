@@ -29,7 +29,7 @@ def main() -> None:
 
     parser = make_parser(__doc__, quick="one range, few puzzles")
     parser.add_argument("--puzzles", type=int, default=6800, help="number of puzzles per clue range")
-    parser.add_argument("--peer", type=int, default=100, help="puzzles to generate one at a time per clue range")
+    parser.add_argument("--peer", type=int, default=100, help="puzzles per clue range for the plain generator")
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     ranges = RANGES[:1] if args.quick else RANGES

@@ -118,7 +118,7 @@ def _in_own_process(task: str, name: str, batch: int, device: str) -> int:
     process.start()
     process.join()
     if process.exitcode:
-        raise RuntimeError(f"{name} at batch {batch} exited with status {process.exitcode}, perhaps out of memory")
+        raise RuntimeError(f"{name}, batch {batch}: exit status {process.exitcode}; it may have run out of memory")
     return results.get()
 
 

@@ -157,7 +157,7 @@ def hazards_of(histogram: list[float]) -> list[float]:
 
 
 def around(average: float, M: int) -> list[float]:
-    """Return the histogram over 1..M segments with the given average that uses only the two nearest integers."""
+    """Return a histogram over 1..M segments that has this average and uses only the two integers nearest to it."""
     low = min(int(average), M - 1)
     histogram = [0.0] * M
     histogram[low - 1], histogram[low] = 1 - (average - low), average - low

@@ -275,7 +275,7 @@ def interleaved(sides: dict, args, warm_up: int = 1) -> dict[str, tuple[float, f
 
 
 def synchronize(device: str) -> None:
-    """Wait for the GPU."""
+    """Wait until a GPU has finished its queued work."""
     if device != "cpu":
         torch.cuda.synchronize()
 

@@ -256,7 +256,7 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
         # Initial states are stored in forward_dtype. float32 holds them exactly, and the forward pass casts them back.
         model.load_state_dict({name: value.float().contiguous() for name, value in ours.items()}, assign=True)
     except (RuntimeError, IndexError) as error:  # IndexError: a tensor has too few dimensions
-        raise ValueError(f"{files} do not match: {error}") from error
+        raise ValueError(f"{files} do not fit together: {error}") from error
     return model
 
 

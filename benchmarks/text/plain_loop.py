@@ -48,6 +48,35 @@ ARMS: dict[str, dict] = {
     "loop_theta100": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
     "loop_12_passes": {"halt_max_steps": 12},
     "loop_beta95": {"betas": (0.9, 0.95)},
+    "loop_llama": {
+        "tie_word_embeddings": False,
+        "embedding_scale": 1.0,
+        "initializer_range": 0.02,
+        "attention_gate": False,
+        "norm_affine": True,
+    },
+    "loop_std077": {"initializer_range": 0.077},
+    "loop_std04": {"initializer_range": 0.04},
+    "loop_8_heads": {"num_attention_heads": 8, "head_dim": 8},
+    "loop_old": {
+        "initializer_range": 0.077,
+        "tie_word_embeddings": False,
+        "num_attention_heads": 4,
+        "attention_gate": False,
+        "norm_affine": True,
+        "halt_max_steps": 6,
+    },
+    "loop_learned_state": {"initial_state": "learned"},
+    "loop_mhc": {"mhc_flows": 2},
+    "nested": {
+        "preset": "hrm-lm-25m",
+        "num_h_layers": 1,
+        "num_l_layers": 1,
+        "H_cycles": 2,
+        "L_cycles": 3,
+        "halt_max_steps": 1,
+        "bp_steps": 8,
+    },
 }
 
 
@@ -61,21 +90,34 @@ def draw(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Ten
     return ids, torch.cat([torch.full_like(cells, -100), cells], dim=1)
 
 
-def train(fields: dict, seed: int, steps: int) -> dict:
-    """Train one model and return its curve, parameters and seconds."""
+def build(fields: dict, seed: int) -> tuple[HrmLmForCausalLM, dict]:
+    """Return an arm's model and the options of its optimizer."""
     torch.manual_seed(seed)
     fields = dict(fields)
-    lr, betas = fields.pop("lr", 2e-3), fields.pop("betas", (0.9, 0.999))
+    options = {"lr": fields.pop("lr", 2e-3), "betas": fields.pop("betas", (0.9, 0.999))}
     preset = fields.pop("preset", "hrm-lm-loop-25m")
     loop = {"prelude_layers": 1, "num_l_layers": 1, "coda_layers": 1, "halt_max_steps": 8} if "loop" in preset else {}
     config = HrmLmConfig.from_preset(preset, **{**WIDTHS, "max_position_embeddings": 64, **loop, **fields})
-    model = HrmLmForCausalLM(config)
-    rows, held_out = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(10**6 + seed)
+    return HrmLmForCausalLM(config), options
+
+
+def factor(n: int, steps: int) -> float:
+    """Return the learning rate of step n, counted from 0, as a fraction of its maximum."""
+    return min(1, (n + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * n / steps))
+
+
+def generators(seed: int) -> tuple[torch.Generator, torch.Generator]:
+    """Return the generators of the training rows and of the held-out rows."""
+    return torch.Generator().manual_seed(seed), torch.Generator().manual_seed(10**6 + seed)
+
+
+def train(fields: dict, seed: int, steps: int) -> dict:
+    """Train one model and return its curve, parameters and seconds."""
+    model, options = build(fields, seed)
+    rows, held_out = generators(seed)
     tested = draw(TESTED, held_out)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda n: min(1, (n + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * n / steps))
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: factor(n, steps))
     curve, started = {}, time.perf_counter()
     for step in range(1, steps + 1):
         ids, labels = draw(ROWS, rows)
@@ -94,6 +136,83 @@ def train(fields: dict, seed: int, steps: int) -> dict:
     }
 
 
+class GraphedRun:
+    """One run on a GPU, whose training step is a CUDA graph on a stream of its own, so that many runs share the GPU.
+
+    The rows, their order and the optimizer are those of `train`; the losses differ by rounding.
+    """
+
+    def __init__(self, fields: dict, seed: int, steps: int):
+        self.model, options = build(fields, seed)
+        self.model.to("cuda").train()
+        rows, held_out = generators(seed)
+        drawn = [draw(ROWS, rows) for _ in range(steps)]
+        self.ids, self.labels = (torch.stack(some).to("cuda") for some in zip(*drawn))
+        self.tested = [some.to("cuda") for some in draw(TESTED, held_out)]
+        self.rates = options["lr"] * torch.tensor([factor(n, steps) for n in range(steps)], device="cuda")
+        self.lr, self.step = torch.zeros((), device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda")
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), **options | {"lr": self.lr}, capturable=True)
+        self.curve, self.stream, self.graph = {}, torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        self.capture()
+
+    def train_step(self) -> None:
+        """Do one optimizer step. `model(labels=...)` selects the labeled tokens, which a graph cannot record."""
+        ids, labels = self.ids[self.step].squeeze(0), self.labels[self.step].squeeze(0)
+        logits = self.model(input_ids=ids, use_cache=False).logits[:, BITS:]
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, BITS:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.lr.copy_(self.rates[self.step].squeeze(0))
+        self.optimizer.step()
+        self.step.add_(1)
+
+    def capture(self) -> None:
+        """Record a training step, and restore the state from before the warm-up that recording needs."""
+        initial = [weight.detach().clone() for weight in self.model.parameters()]
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(3):
+                self.optimizer.zero_grad(set_to_none=True)
+                self.train_step()
+        torch.cuda.synchronize()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self.train_step()
+        with torch.no_grad():
+            for weight, start in zip(self.model.parameters(), initial):
+                weight.copy_(start)
+                for value in self.optimizer.state[weight].values():
+                    value.zero_()
+            self.step.zero_()
+        torch.cuda.synchronize()
+
+    def replay(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+
+def train_together(arms: dict[str, dict], seeds: list[int], steps: int, save) -> None:
+    """Train all arms and seeds at the same time on one GPU. Calls `save(key, run)` after each evaluation."""
+    started, runs = time.perf_counter(), {}
+    for name in arms:
+        for seed in seeds:
+            runs[f"{name} seed {seed}"] = GraphedRun(arms[name], seed, steps)
+    print(f"{len(runs)} runs recorded after {time.perf_counter() - started:.0f} s", flush=True)
+    for step in range(1, steps + 1):
+        for run in runs.values():
+            run.replay()
+        if step % 500 and step != steps:
+            continue
+        torch.cuda.synchronize()
+        seconds = round(time.perf_counter() - started)
+        for key, run in runs.items():
+            run.curve[step] = score(run.model, *run.tested)
+            fields = arms[key.partition(" seed ")[0]]
+            save(key, {"fields": fields, "curve": run.curve, "parameters": run.model.num_parameters(),
+                       "seconds_of_all": seconds})  # fmt: skip
+        best = sorted(((run.curve[step], key) for key, run in runs.items()), reverse=True)
+        print(f"step {step}, {seconds} s:", *(f"{key} {found[0]:.3f}" for found, key in best), sep="\n  ", flush=True)
+
+
 @torch.no_grad()
 def score(model: HrmLmForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
     """Return the fractions of correct cells and of correct rows."""
@@ -105,26 +224,45 @@ def score(model: HrmLmForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> t
 
 def main() -> None:
     parser = make_parser(__doc__, quick="three steps of one arm")
-    parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated names")
+    parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated names; +FIELD=VALUE changes a field")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=STEPS_OF_TRAINING, help="training steps")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda trains all runs at once")
+    parser.add_argument("--name", default=NAME, help="name of the report")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    path = args.out / f"{NAME}{'_quick' if args.quick else ''}.json"
-    runs = json.loads(path.read_text())["runs"] if path.exists() else {}
+    path = args.out / f"{args.name}{'_quick' if args.quick else ''}.json"
+    runs = json.loads(path.read_text())["runs"] if path.exists() and not args.quick else {}
+    arms = {name: arm_fields(name) for name in args.arms.split(",")[: 1 if args.quick else None]}
+
+    def save(key: str, run: dict) -> None:
+        runs[key] = run
+        by_arm: dict[str, list[float]] = {}
+        for name, found in runs.items():
+            by_arm.setdefault(name.partition(" seed ")[0], []).append(list(found["curve"].values())[-1][0])
+        cells = {name: interval(values) for name, values in by_arm.items()}
+        write_report(args, args.name, {"cells": cells, "runs": runs, "machine": machine()})
+
+    steps = 3 if args.quick else args.steps
+    if args.device == "cuda":
+        train_together(arms, args.seeds, steps, save)
+        return
     for seed in args.seeds:
-        for arm in args.arms.split(",")[: 1 if args.quick else None]:
-            key = f"{arm} seed {seed}"
-            if key in runs and not args.quick:
-                continue
-            print(key, ARMS[arm], flush=True)
-            runs[key] = {"fields": ARMS[arm], **train(ARMS[arm], seed, 3 if args.quick else args.steps)}
-            by_arm: dict[str, list[float]] = {}
-            for name, run in runs.items():
-                by_arm.setdefault(name.partition(" seed ")[0], []).append(list(run["curve"].values())[-1][0])
-            cells = {name: interval(values) for name, values in by_arm.items()}
-            write_report(args, NAME, {"cells": cells, "runs": runs, "machine": machine()})
+        for name, fields in arms.items():
+            key = f"{name} seed {seed}"
+            if key not in runs:
+                print(key, fields, flush=True)
+                save(key, {"fields": fields, **train(fields, seed, steps)})
+
+
+def arm_fields(name: str) -> dict:
+    """Return the fields of an arm named NAME or NAME+FIELD=VALUE+..., with values in JSON."""
+    arm, *changes = name.split("+")
+    found = dict(ARMS[arm])
+    for change in changes:
+        found |= ARMS[change] if change in ARMS else {change.partition("=")[0]: json.loads(change.partition("=")[2])}
+    return found
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ LOOP = {
 NANBEIGE = {"input_injection": "none", "attention_gate": False, "norm_affine": True}
 HRM_TEXT = {"coda_input": "state+input"}  # such a model also needs a coda as deep as the loop, and no prelude
 
+# Additional fields of a loop for tasks of many steps, chosen with benchmarks/text/plain_loop.py
+TASKS = {"norm_position": "sandwich", "qk_norm": True, "embedding_scale": 1.0, "halt_max_steps": 6}
+
 
 def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
     """Return a preset's fields. The layer counts are (high, low), or (prelude, loop, coda) for a flat loop."""
@@ -30,6 +33,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "hrm-lm-100m": sizes(768, 12, 2048, (4, 4)),
     "hrm-lm-350m": sizes(1024, 16, 2816, (11, 11), max_position_embeddings=2048),
     "hrm-lm-1b": sizes(1536, 12, 4096, (16, 16), max_position_embeddings=4096),
+    "hrm-lm-loop-100k-tasks": sizes(56, 4, 112, (1, 1, 1), vocab_size=64, max_position_embeddings=256, **TASKS),
     "hrm-lm-loop-10m-byte": sizes(384, 6, 1024, (2, 2, 2), vocab_size=264),
     "hrm-lm-loop-25m": sizes(384, 6, 1024, (1, 2, 1), max_position_embeddings=512),
     "hrm-lm-loop-50m": sizes(512, 8, 1792, (2, 2, 2)),

@@ -17,7 +17,7 @@ HELPERS = {
     "text.models",
 }
 # Not run: scripts that need a trained model or a data set.
-NEED_INPUT = {"cosmology.mass_networks", "cosmology.two_steps", "golang.rewards"}
+NEED_INPUT = {"cosmology.mass_networks", "cosmology.two_steps", "golang.rewards", "text.pretrained_loop"}
 
 
 def main() -> None:

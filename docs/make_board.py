@@ -20,7 +20,7 @@ def draw(path: Path = PICTURE) -> dict:
     solver = pipeline("puzzle-solving")
     answer = solver(BOARD, return_trajectory=True)
     (clues,) = solver.read_puzzle(BOARD).questions
-    plot_trajectory(clues, answer["trajectory"], solver.model.config, path, confidences=answer["confidences"])
+    plot_trajectory(clues, answer["trajectory"], solver.puzzle_task, path, confidences=answer["confidences"])
     return answer
 
 

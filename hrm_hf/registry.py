@@ -81,7 +81,7 @@ PUZZLES = {
     "modules_to_save": ("q_head", "puzzle_emb"),
     "app_tabs": (("Puzzle", "hrm_hf.app.puzzle_tab:puzzle_tab"),),
     "exporter": "hrm_hf.export.graphs:PuzzleExporter",
-    "card_context": "hrm_hf.puzzles.arc:card_context",
+    "card_context": "hrm_hf.puzzles.task_registry:card_context",
 }
 LANGUAGE = {
     "head_auto_classes": (AutoModelForCausalLM,),

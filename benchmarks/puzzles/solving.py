@@ -23,11 +23,11 @@ import torch
 from hrm_hf import AutoModelForPuzzleSolving, TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.models.pipeline_batches import seeded
 from hrm_hf.models.settings_puzzle import SolveSettings
-from hrm_hf.puzzles.arc_pipeline import puzzle_task
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import correct_cells, evaluate_puzzles, wilson_interval
 from hrm_hf.puzzles.options import BoardOptions
 from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.puzzles.task_registry import puzzle_task
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report

@@ -24,7 +24,6 @@ from ..registry import ARCHITECTURES, architecture_of, load_function
 from .limits import CACHE_SECONDS, PAGE_EVENT
 
 
-PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 MAX_DATA_WORDS = 300  # characters
 # Two random tensors differ in mean or spread by at most this many standard errors, except one pair in a million.
 SAMPLING_ERRORS = 5.0
@@ -78,11 +77,11 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> l
         served = load_network(name, AutoModelForCausalLM).to(device), tokenizer
     else:
         served = (pipeline(row.pipeline, model=name, device=device),)
-    task = getattr(config, "task", None)
+    task = getattr(served[0], "puzzle_task", None)
     about = model_html(name, short, served[0] if isinstance(served[0], PreTrainedModel) else served[0].model)
     states = []
     for title, function in row.app_tabs:
-        with gr.Tab(f"{PUZZLE_NAMES.get(task, task) or title} · {short}") as tab:
+        with gr.Tab(f"{task.title if task else title} · {short}") as tab:
             shown = gr.State(False)
             gr.HTML(about)
             load_function(function)(*served, shown=shown)

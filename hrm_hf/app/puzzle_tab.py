@@ -1,6 +1,6 @@
 """Tab for a puzzle model: an editable board, the answer after each step, and the model's confidence.
 
-Visitors type a Sudoku into cells, a maze as rows, an ARC task as JSON, and any other puzzle as token ids.
+The task of the model determines how visitors type a puzzle and how boards look.
 """
 
 import functools
@@ -15,12 +15,10 @@ import gradio as gr
 import numpy as np
 
 from ..models.settings_puzzle import DEFAULT_NOISE
-from ..puzzles import maze, sudoku_generation
 from ..puzzles.options import SolveOptions
 from ..puzzles.pipeline import PuzzleSolvingPipeline
-from ..puzzles.plots import ARC_COLORS, MAZE_COLORS, changed_cells, used_window, wrong_cells
-from ..puzzles.sudoku_rules import BLANK, DIGIT_OFFSET
-from ..puzzles.tasks import PuzzleTask, SudokuTask
+from ..puzzles.plots import changed_cells
+from ..puzzles.tasks import PuzzleTask
 from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, PAGE_EVENT, ask
 
 
@@ -28,14 +26,11 @@ OPTIONS = {  # fields of `SolveOptions` that get a control: a slider's (minimum,
     "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
     "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
 }  # fmt: skip
-# Legend of a board: the CSS style of each swatch and its meaning. Tasks that are not in LEGENDS use SYMBOLS.
+# Legends of boards without and with a palette: the CSS style of each swatch and its meaning.
 SYMBOLS = {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
            "background: #ffe08a": "changed in this step", "background: #f6b3ab": "breaks a rule"}  # fmt: skip
 RINGS = {"box-shadow: inset 0 0 0 2px #f5c518": "changed in this step",
          "box-shadow: inset 0 0 0 2px #e0201b": "breaks a rule"}  # fmt: skip
-MAZE_WORDS = ("wall", "open", "S, the start", "G, the goal", "path of the model")  # meanings of MAZE_COLORS[1:]
-MAZE_LEGEND = {f"background: {color}": words for color, words in zip(MAZE_COLORS[1:], MAZE_WORDS)}
-LEGENDS = {"maze": MAZE_LEGEND | RINGS, "arc": RINGS}
 BOARD_PIXELS = 324  # maximum width and height of a board
 MAX_CELL = 44
 MAX_PROBLEMS = 3  # maximum number of rule violations listed in a caption; the caption counts the rest
@@ -47,28 +42,11 @@ PLAY, STOP = f"() => [0, {json.dumps(ACTIVE)}]", f"() => ({json.dumps(STILL)})"
 ADVANCE = f"(step, last) => step < last ? [step + 1, undefined] : [undefined, {json.dumps(STILL)}]"
 # Events that draw a board run one at a time. Otherwise, an event could draw a board that another event has replaced.
 BOARD_EVENT: dict[str, Any] = {**PAGE_EVENT, "concurrency_limit": 1, "concurrency_id": "boards"}
-SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31
-# ARC task made up for this page: replace color 1 with color 2.
-ARC_EXAMPLE = {
-    "name": "recolor",
-    "train": [
-        {"input": [[0, 1, 0], [1, 1, 0], [0, 0, 1]], "output": [[0, 2, 0], [2, 2, 0], [0, 0, 2]]},
-        {"input": [[1, 0, 0, 0], [0, 1, 1, 0]], "output": [[2, 0, 0, 0], [0, 2, 2, 0]]},
-    ],
-    "test": [{"input": [[0, 0, 1], [1, 0, 1], [1, 1, 1]]}],
-}
 ABOUT = "The model fills in the complete puzzle at once, then revises its answer in each step until it is confident."
 INVITATION = "<p>Solve a puzzle to see the answer take shape, step by step.</p>"
-HINTS = {
-    "maze": "Rows of '#' (wall) and ' ' (open), with one S (start) and one G (goal).",
-    "arc": 'A task as JSON: {"name": ..., "train": [{"input", "output"}, ...], "test": [{"input"}, ...]}. '
-    "Tasks that the model was not trained on have no row in its puzzle table; expect wrong answers.",
-    "generic": "Token ids, separated by spaces.",
-}
-SUDOKU_HINT = '<div class="hrm-legend">Type digits (arrow keys move), or paste a complete puzzle into a cell.</div>'
 # The template does not depend on the value, so a cell keeps the focus when the server updates the value.
-SUDOKU_SCRIPT = """
+CELLS_SCRIPT = """
 const inputs = [...element.querySelectorAll('input')];
 const size = Math.round(Math.sqrt(inputs.length));
 const show = () => inputs.forEach((input, i) => { input.value = props.value[i] ?? ''; });
@@ -122,10 +100,8 @@ def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
     """
     tokens = board.states[step]
     given, changed = task.given(board.puzzle), changed_cells(task, board.states, step)
-    wrong = wrong_cells(task, board.puzzle, tokens) if step else np.zeros(len(tokens), dtype=bool)
-    rows, columns = task.grid_shape
-    if task.name == "arc":
-        rows, columns = used_window(board.states, task.grid_shape)
+    wrong = task.wrong_cells(board.puzzle, tokens) if step else np.zeros(len(tokens), dtype=bool)
+    rows, columns = task.window(board.states)
     cells = []
     for cell in range(len(tokens)):
         row, column = divmod(cell, task.grid_shape[1])
@@ -136,9 +112,9 @@ def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
         classes += box_edges(task, row, column)
         place = f"row {row + 1}, column {column + 1}"
         cells.append(f'<span class="{" ".join(classes)}" style="{style}" title="{place}">{text}</span>')
-    kind = "colors" if task.name in LEGENDS else "symbols"
+    kind = "colors" if task.palette else "symbols"
     grid = f'<div class="hrm-board {kind}" style="{board_size(rows, columns)}">{"".join(cells)}</div>'
-    return f'<div data-step="{step}">{grid}{_legend(task.name)}</div>'
+    return f'<div data-step="{step}">{grid}{_legend(task)}</div>'
 
 
 def board_size(rows: int, columns: int) -> str:
@@ -147,10 +123,10 @@ def board_size(rows: int, columns: int) -> str:
 
 
 def box_edges(task: PuzzleTask, row: int, column: int) -> list[str]:
-    """Return the CSS classes of a cell that borders another Sudoku box to its right or below it."""
-    if task.name != "sudoku":
+    """Return the CSS classes of a cell that borders another box to its right or below it."""
+    if task.box_shape is None:
         return []
-    (box_rows, box_columns), (rows, columns) = task.board.box_shape, task.grid_shape
+    (box_rows, box_columns), (rows, columns) = task.box_shape, task.grid_shape
     right = (column + 1) % box_columns == 0 and column + 1 < columns
     bottom = (row + 1) % box_rows == 0 and row + 1 < rows
     return ["box-right"] * right + ["box-bottom"] * bottom
@@ -158,19 +134,16 @@ def box_edges(task: PuzzleTask, row: int, column: int) -> list[str]:
 
 def _cell(task: PuzzleTask, given: bool, token: int) -> tuple[str, str, list[str]]:
     """Return the text, CSS style and CSS classes of a cell."""
-    if task.name == "maze":
-        letter = {maze.START: "S", maze.GOAL: "G"}.get(token, "")
-        return letter, f"background: {MAZE_COLORS[min(token, maze.VOCAB_SIZE - 1)]}", []
-    if task.name == "arc":
-        return "", f"background: {ARC_COLORS[token if token < len(ARC_COLORS) else 0]}", []
-    if task.name == "sudoku":
-        digit = str(token - DIGIT_OFFSET) if BLANK < token < task.board.vocab_size else ""
-        return digit, "", ["given" if given else "filled"]
-    return str(token), "", ["filled"]
+    text = html.escape(task.label(token))
+    if task.palette:
+        ink = f"; color: {task.ink(token)}" if text else ""
+        return text, f"background: {task.color(token)}{ink}", []
+    return text, "", ["given" if given else "filled"]
 
 
-def _legend(task_name: str) -> str:
-    marks = LEGENDS.get(task_name, SYMBOLS)
+def _legend(task: PuzzleTask) -> str:
+    colors = {f"background: {color}": words for color, words in task.legend.items()}
+    marks = colors | RINGS if task.palette else SYMBOLS
     items = "".join(f'<span><i style="{style}"></i>{words}</span>' for style, words in marks.items())
     return f'<div class="hrm-legend">{items}</div>'
 
@@ -182,7 +155,7 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
     parts = [f"**Step {step} of {board.last_step}**", f"confidence {board.confidences[step - 1]:.3f}"]
     problems = task.violations(board.puzzle, board.states[step])
     if task.has_rules and not problems:
-        parts.append("a valid grid" if task.name == "arc" else "obeys the rules")
+        parts.append(task.praise)
     if step == board.last_step:
         votes = board.result["votes"]
         parts += [f"{votes['agree']} of {votes['of']} votes"] if votes["of"] > 1 else []
@@ -224,45 +197,22 @@ def confidence_chart(confidences: Sequence[float], step: int) -> str:
 
 
 def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
-    """Convert typed text to the pipeline's input format. A Sudoku is a list of cells or one string."""
-    name = solver.puzzle_task.name
-    if name == "sudoku" and isinstance(value, str):
+    """Convert typed text, or a list with the text of each cell, to the pipeline's input format."""
+    task = solver.puzzle_task
+    if not task.typed_by_cell:
+        return task.read_typed(value)
+    if isinstance(value, str):
         if len(value) > MAX_PUZZLE_TEXT:
             raise ValueError(f"the board has {len(value):,} characters; the limit is {MAX_PUZZLE_TEXT:,}")
         return value
-    if name == "sudoku":
-        cells = solver.puzzle_task.seq_len
-        if not isinstance(value, list) or len(value) != cells or not all(isinstance(cell, str) for cell in value):
-            raise ValueError(
-                f"the board must be a string, or a list of {cells} strings (one per cell), not {type(value).__name__}"
-            )
-        if (longest := max(map(len, value))) > MAX_CELL_TEXT:
-            raise ValueError(f"a cell of the board has {longest:,} characters; expected a digit")
-        return [_digit(cell, solver.puzzle_task.board.name(index)) for index, cell in enumerate(value)]
-    if name == "maze":
-        return value
-    if name == "arc":
-        try:
-            return json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the task is not valid JSON: {error.msg} at line {error.lineno}") from error
-        except RecursionError as error:
-            raise ValueError("the task is not an ARC task: its lists are nested too deeply") from error
-    words = value.split()
-    for word in words:
-        if not word.isdecimal():
-            raise ValueError(f"{word!r:.40} is not a token id; expected {solver.puzzle_task.seq_len} numbers")
-    return [int(word) for word in words]
-
-
-def _digit(cell: str, place: str) -> int | str:
-    """Convert a cell to an int if it is a number, since the pipeline reads a string of several digits as a row."""
-    cell = cell.strip() or "."
-    if cell.isascii() and cell.isdigit():
-        return int(cell)
-    if len(cell) > 1:
-        raise ValueError(f"{place}: {cell!r:.40} is not a digit")
-    return cell
+    if not isinstance(value, list) or len(value) != task.seq_len or not all(isinstance(cell, str) for cell in value):
+        raise ValueError(
+            f"the board must be a string, or a list of {task.seq_len} strings (one per cell), not "
+            f"{type(value).__name__}"
+        )
+    if (longest := max(map(len, value))) > MAX_CELL_TEXT:
+        raise ValueError(f"a cell of the board has {longest:,} characters; expected a symbol")
+    return [task.read_cell(text, cell) for cell, text in enumerate(value)]
 
 
 def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options: Any) -> list[SolvedBoard]:
@@ -280,41 +230,18 @@ def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options
     ]
 
 
-def answer_text(task_name: str, result: dict[str, Any]) -> str:
-    """Return the answer as text, in the same format as a typed puzzle."""
-    if task_name == "sudoku":
-        return "\n".join("".join(map(str, row)) for row in result["grid"])
-    return result["text"]
-
-
-def typed_value(solver: PuzzleSolvingPipeline, tokens: np.ndarray) -> list[str] | str:
-    """Convert tokens [S] to typed text. This is the inverse of `read_board` for all tasks except ARC."""
-    task = solver.puzzle_task
-    if task.name == "sudoku":
-        return [str(digit) if digit else "" for row in task.grid(tokens) for digit in row]
-    return task.text(tokens)
-
-
 def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] | str:
-    """Return an example puzzle generated from a seed. Level 0 is easy, level 2 is hard."""
+    """Return an example puzzle as typed text, determined by the seed. Level 0 is the easiest."""
     task = solver.puzzle_task
-    if task.name == "arc":
-        return json.dumps(ARC_EXAMPLE)
-    if task.name == "sudoku":
-        clues = SUDOKU_CLUES[task.board.size][level]
-        board, _ = next(sudoku_generation.generate(task.board.size, 1, clues, seed))
-        return ["" if digit == 0 else str(digit) for digit in board.tolist()]
-    if task.name == "maze":
-        rows, columns = task.grid_shape
-        length = (rows + columns) * level // 4 + 1
-        board, _ = next(maze.generate(rows, columns, 1, seed, min_path_length=length))
-        return typed_value(solver, board.reshape(-1))
-    return typed_value(solver, np.random.default_rng(seed).integers(0, task.vocab_size, task.seq_len))
+    found = task.example(level, seed)
+    if isinstance(found, str):
+        return found
+    return [task.label(token) for token in found.tolist()] if task.typed_by_cell else task.text(found)
 
 
 def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
     """Of three examples, return the hardest one that the model answers validly, or the easiest if there is none."""
-    for level in (2, 1):
+    for level in range(solver.puzzle_task.levels - 1, 0, -1):
         if not solver.puzzle_task.has_rules:
             break
         value = example(solver, level, 0)
@@ -344,7 +271,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
             with gr.Row():
                 examples = [
                     (gr.Button(name, size="sm", min_width=90), functools.partial(_any_example, solver, level), board)
-                    for level, name in enumerate(["Example"] if task.name in ("arc", "generic") else names)
+                    for level, name in enumerate(names if task.levels > 1 else ["Example"])
                 ]
             options = solve_controls(solver.model.config)
         with gr.Column(scale=6, min_width=420):
@@ -378,7 +305,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
     others = [solve.click, clear.click, step.input, which.input, *(button.click for button, _, _ in examples)]
     gr.on(others, None, None, timer, js=STOP, **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **BOARD_EVENT)
-    empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
+    empty = f"() => Array({task.seq_len}).fill('')" if task.typed_by_cell else "() => ''"
     clear.click(None, None, board, js=empty, **PAGE_EVENT)  # clears in the browser at once, before anybody types
     clear.click(_no_answer, None, everything, **BOARD_EVENT)
 
@@ -396,7 +323,7 @@ def _opened(task, found: Sequence[SolvedBoard], name: str = "1") -> list:
         gr.Slider(maximum=last, value=last, visible=True),
         gr.Button(visible=last > 1),
         gr.Radio(choices=names, value=names[index], visible=len(found) > 1),
-        gr.Textbox(answer_text(task.name, found[index].result), visible=True),
+        gr.Textbox(task.answer_text(found[index].result), visible=True),
         *show_step(task, found[index], last),
         last,
     ]
@@ -413,10 +340,10 @@ def _any_example(solver: PuzzleSolvingPipeline, level: int) -> list[str] | str:
 def _board_input(solver: PuzzleSolvingPipeline):
     task = solver.puzzle_task
     first = first_example(solver)
-    if task.name == "sudoku":
-        return sudoku_input(task, first, elem_classes="sudoku-input")
+    if task.typed_by_cell:
+        return cells_input(task, first, elem_classes="sudoku-input")
     return gr.Textbox(
-        first, label="Puzzle", info=HINTS[task.name], lines=10, max_lines=MOST_LINES, max_length=MAX_PUZZLE_TEXT,
+        first, label="Puzzle", info=task.input_hint, lines=10, max_lines=MOST_LINES, max_length=MAX_PUZZLE_TEXT,
         elem_classes="puzzle-text hrm-mono",
     )  # fmt: skip
 
@@ -450,8 +377,8 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
     return options | {"exit_when_still": options["exit_when_still"] or None}
 
 
-def sudoku_input(task: SudokuTask, value: list[str], **options) -> gr.HTML:
-    """Return an editable Sudoku board with arrow-key navigation. Pasting a complete puzzle fills all cells.
+def cells_input(task: PuzzleTask, value: list[str], **options) -> gr.HTML:
+    """Return an editable board with arrow-key navigation. Pasting a complete puzzle fills all cells.
 
     The board's value is a list with the text of each cell, row by row, and "" for a blank. The board is a `gr.HTML`
     instance because Gradio would write a stub file next to the module of a subclass.
@@ -463,5 +390,6 @@ def sudoku_input(task: SudokuTask, value: list[str], **options) -> gr.HTML:
         for row in range(rows)
         for column in range(columns)
     )
-    template = f'<div class="hrm-board symbols" style="{board_size(rows, columns)}">{inputs}</div>{SUDOKU_HINT}'
-    return gr.HTML(value, html_template=template, js_on_load=SUDOKU_SCRIPT, apply_default_css=False, **options)
+    hint = f'<div class="hrm-legend">{html.escape(task.input_hint)}</div>'
+    template = f'<div class="hrm-board symbols" style="{board_size(rows, columns)}">{inputs}</div>{hint}'
+    return gr.HTML(value, html_template=template, js_on_load=CELLS_SCRIPT, apply_default_css=False, **options)

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +37,16 @@ def solve(options: SolvePuzzles, as_json: bool):
     """
     validate_model(options.model, "PUZZLE_SOLVER")
     _spare_cpu(options.model)
-    from ..puzzles.solve import solve_puzzles, text_board
+    from ..puzzles.solve import solve_puzzles
 
-    results, config = solve_puzzles(options)
+    results, task = solve_puzzles(options)
     if options.out and not options.plot:
         write_json(results, options.out)
     if as_json:
         typer.echo(json.dumps(results))
         return
 
-    typer.echo("\n\n".join(_puzzle_text(partial(text_board, config=config), result) for result in results))
+    typer.echo("\n\n".join(_puzzle_text(task.board_text, result) for result in results))
     if len(results) > 1:
         typer.echo(_summary(results))
     if options.out:

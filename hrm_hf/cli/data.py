@@ -7,7 +7,7 @@ import typer
 from ..cosmology.options import BuildCosmology, BuildFromFiles
 from ..golang.options import BuildGo, BuildGoPrompts, BuildGoTokenizer
 from ..io.files import CHECKSUMS
-from ..puzzles.options import BuildArc, BuildMaze, BuildSudoku, ExportPuzzles, ImportPuzzles
+from ..puzzles.options import BuildArc, BuildMaze, BuildPuzzle, BuildSudoku, ExportPuzzles, ImportPuzzles
 from ..text.options import BuildReasoning
 from .command import report, takes
 
@@ -65,6 +65,18 @@ def sudoku(options: BuildSudoku, as_json: bool):
     Example: hrm-hf data sudoku --clues 22-50 --num-train 100000 --mix rated.csv.gz --test-share 0.1 --out data/mixed
     """
     _build_puzzles("sudoku", options, as_json)
+
+
+@app.command()
+@takes(BuildPuzzle)
+def puzzle(options: BuildPuzzle, as_json: bool):
+    """Build a data set of your own puzzle: with its task's generator, or from pairs of puzzles and solutions.
+
+    Example: hrm-hf data puzzle queens.py:Queens --num-train 2000 --num-test 200 --out data/queens
+
+    Example: hrm-hf data puzzle generic --source pairs.csv --test-share 0.1 --out data/pairs
+    """
+    _build_puzzles("puzzle", options, as_json)
 
 
 @app.command()

@@ -18,6 +18,7 @@ class AppOptions(Options):
     models: list[str] = option(
         "Checkpoint folders or models on the Hub. [default: the packaged puzzle solvers]", [], argument=True
     )
+    task: str | None = option("Task of a model, if hrm_hf does not ship it: FILE.py:CLASS or MODULE:CLASS.", None)
     host: str = option("Address to listen on; 0.0.0.0 for all interfaces.", "127.0.0.1")
     port: int = option("Port to listen on.", 7860, min=1, max=65535)
     share: bool = option("Also create a public link through Gradio's servers.", False)
@@ -33,9 +34,10 @@ def show(options: AppOptions):
 
     Example: hrm-hf app runs/sudoku_demo runs/hrm_lm --open
     """
-    from ..puzzles.options import SHIPPED, shipped_model
+    from ..puzzles.options import SHIPPED, import_task, shipped_model
 
     models = options.models or [shipped_model(task) for task in SHIPPED]
+    import_task(options.task)
     for name in models:
         validate_model(name)
     from ..app import build_app, launch, validate_gradio

@@ -37,9 +37,11 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         loss_type (`str`, defaults to "stablemax"): "stablemax" or "softmax".
         forward_dtype (`str`, *optional*): dtype of activations and matrix products, to which weights are cast on use;
             None for the dtype of the weights. The original code trains with "bfloat16".
-        task (`str`, defaults to "generic"): "sudoku", "maze", "arc" or "generic"; decides how answers are decoded and
-            checked.
+        task (`str`, defaults to "generic"): name of a task; decides how answers are decoded and checked.
+        symbols (`list[str]`, *optional*): text of each token, from token 0, padding; None for tasks that know it.
         grid_shape, box_shape (`list[int]`, *optional*): rows and columns of the board and of a Sudoku box.
+        units (`list[list[list[int]]]`, *optional*): cells of each unit of each kind, for models that mix by units;
+            None for rows, columns and boxes.
     """
 
     model_type = "hrm_puzzle"
@@ -71,8 +73,10 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     loss_type: str = "stablemax"
     forward_dtype: str | None = None
     task: str = "generic"
+    symbols: list[str] | None = None
     grid_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
     box_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
+    units: list[list[list[int]]] | None = bounded(None, whole(0, 2**20, lists=(1, 2**16)))
 
     # Presets define only the architecture; training hyperparameters are in training/recipes.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -104,6 +108,11 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             raise ValueError("pos_encodings='rope2d': set grid_shape to the rows and columns of the board")
         self._validate_choice("loss_type", ("stablemax", "softmax"))
         self._validate_choice("forward_dtype", (None, "float32", "bfloat16", "float16"))
+        cells = (cell for kind in self.units or () for unit in kind for cell in unit)
+        if (last := max(cells, default=0)) >= self.seq_len:
+            raise ValueError(f"units: has cell {last}; cells must be < seq_len={self.seq_len}")
+        if self.symbols is not None and len(self.symbols) > self.vocab_size:
+            raise ValueError(f"symbols={self.symbols}: must be at most vocab_size={self.vocab_size} strings")
         self.validate_puzzle_row()
         if self.grid_shape is not None and self.grid_shape[0] * self.grid_shape[1] != self.seq_len:
             raise ValueError(f"grid_shape={self.grid_shape}: must have seq_len={self.seq_len} cells")

@@ -44,8 +44,9 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
         mixing (`str`, defaults to "attention"): how information is mixed. "attention" attends over positions and over
             symbols, as published. All others mix symbols by a linear map of their mean, and positions as follows.
             "mlp_t": a SwiGLU over the position axis as in TRM, without knowledge of the rules. "units": linear maps
-            of the means over the rows, columns and boxes of the board (`grid_shape`, `box_shape`). "neighbours":
-            linear maps of the cells above, below, left and right (`grid_shape`). These variants are ours.
+            of the means over the rows, columns and boxes of the board (`grid_shape`, `box_shape`), or over `units`.
+            "neighbours": linear maps of the cells above, below, left and right (`grid_shape`). These variants are
+            ours.
         pooling (`str`, defaults to "mean"): with "softmax" (only for "units"), the means over units and symbols are
             weighted by scores of the cells. Each of the `num_attention_heads` parts of a state has its own scores.
         two_states (`bool`, defaults to False): use z_H and z_L, updated as in TRM: z_L L_cycles times, then z_H once.
@@ -144,11 +145,10 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             raise ValueError(
                 f"mixing={self.mixing!r}, {given}: needs add_tokens=0 and pos_encodings='none' or 'learned'"
             )
-        if self.mixing in ("units", "neighbours") and self.grid_shape is None:
+        by_units = self.mixing == "units" and self.units is None
+        if (by_units or self.mixing == "neighbours") and self.grid_shape is None:
             raise ValueError(f"mixing={self.mixing!r}: set grid_shape to the rows and columns of the board")
-        if self.mixing == "units" and (
-            self.box_shape is None or any(n % box for n, box in zip(self.grid_shape, self.box_shape))
-        ):
+        if by_units and (self.box_shape is None or any(n % box for n, box in zip(self.grid_shape, self.box_shape))):
             raise ValueError(
                 f"mixing='units', box_shape={self.box_shape}: box_shape must divide grid_shape={self.grid_shape}"
             )

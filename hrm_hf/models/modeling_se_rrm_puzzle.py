@@ -131,7 +131,7 @@ class SymbolMeanBlock(SymbolBlock):
 
 
 class SymbolPoolingBlock(SymbolMeanBlock):
-    """`SymbolMeanBlock` with softmax pooling: weighted means over the row, column, box and symbols.
+    """`SymbolMeanBlock` with softmax pooling: weighted means over units and symbols.
 
     Each head of D / heads channels has its own scores. A weight is the exp of a score in (-8, 8), divided by the sum
     over the unit.
@@ -140,15 +140,18 @@ class SymbolPoolingBlock(SymbolMeanBlock):
     def mix_positions(self, config, layer_idx):
         super().mix_positions(config, layer_idx)
         self.num_heads = config.num_attention_heads
-        self.scores = PoolingScores(config.hidden_size, 4 * self.num_heads)
+        self.kinds = len(self.positions.counts) + 1  # of units, and the symbols
+        self.scores = PoolingScores(config.hidden_size, self.kinds * self.num_heads)
 
     def forward(self, hidden_states, rotary, num_queries=None):
         V = hidden_states.shape[1]
-        scores = self.scores(hidden_states).unflatten(-1, (4, self.num_heads))
+        scores = self.scores(hidden_states).unflatten(-1, (self.kinds, self.num_heads))
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        weights = (MAX_SCORE * torch.tanh(scores / MAX_SCORE)).exp()  # [B, V, S, 4, heads]
-        of_units = self.positions(hidden_states.flatten(0, 1), weights[..., :3, :].flatten(0, 1)).unflatten(0, (-1, V))
-        share = weights[..., 3, :] / weights[..., 3, :].sum(1, keepdim=True)
+        weights = (MAX_SCORE * torch.tanh(scores / MAX_SCORE)).exp()  # [B, V, S, kinds, heads]
+        of_units = self.positions(hidden_states.flatten(0, 1), weights[..., :-1, :].flatten(0, 1)).unflatten(
+            0, (-1, V)
+        )
+        share = weights[..., -1, :] / weights[..., -1, :].sum(1, keepdim=True)
         of_symbols = self.symbols(scaled_heads(hidden_states, share).sum(1)).unsqueeze(1)
         return self.transition(rms_norm(hidden_states + of_units + of_symbols, self.eps))
 

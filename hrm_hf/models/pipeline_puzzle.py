@@ -30,7 +30,8 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
 
     A puzzle is a string (Sudoku: `.` or `0` for a blank; maze: `#`, space, `S`, `G`, with or without line breaks), a
     list of rows, a flat list of cells, or a dict `{"puzzle": ..., "puzzle_identifier": row of the puzzle table}`. The
-    cells of tasks other than "sudoku" and "maze" are token ids. A list of puzzles gives a list of results.
+    cells of other tasks are the symbols in `config.symbols`, or token ids if it is None. A list of puzzles gives a
+    list of results.
 
     Parameters of the constructor and of every call:
         max_steps, halt, restarts and the other fields of `SolveSettings`.
@@ -57,6 +58,9 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         elif config.task == "maze":
             self.tokens |= {cell: token for token, cell in enumerate(MAZE) if token}
             self.cells, shape = MAZE, (side, config.seq_len // side)
+        elif config.symbols:
+            self.tokens, self.cells = {cell: i for i, cell in enumerate(config.symbols) if i}, config.symbols
+        self.separator = "" if self.cells and max(len(str(cell)) for cell in self.cells) == 1 else " "
         self.grid_shape = tuple(config.grid_shape or shape)
 
     def _sanitize_parameters(self, seed: int | None = None, **given: Any) -> tuple[dict, dict, dict]:
@@ -88,6 +92,8 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
                 f"{max(1, config.num_puzzle_identifiers) - 1}], and exactly one of {list(NAMES)} must hold the board"
             )
         cells = self._flat(*item.values())
+        if config.symbols:
+            cells = [str(cell) for cell in cells]
         if len(cells) != config.seq_len:
             raise ValueError(f"the puzzle has {len(cells)} cells; expected {config.seq_len}")
         for place, cell in enumerate(cells, start=1):
@@ -98,8 +104,10 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
 
     def _flat(self, item: Any) -> list:
         """Flatten a board, or part of a board, into a list of cells."""
+        if isinstance(item, str) and self.separator and self.cells:
+            return item.split()  # symbols of several characters
         if isinstance(item, str):  # in a maze, spaces are open cells
-            return list(item.replace("\n", "") if self.model.config.task == "maze" else "".join(item.split()))
+            return list(item.replace("\n", "") if " " in self.tokens else "".join(item.split()))
         if isinstance(item, (list, tuple)):
             return [cell for part in item for cell in self._flat(part)]
         return [item]
@@ -123,6 +131,6 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         if self.model.config.task == "sudoku":
             text = "".join(str(cell or ".") for row in grid for cell in row)
         else:
-            text = "\n".join(("" if self.cells else " ").join(map(str, row)) for row in grid)
+            text = "\n".join(self.separator.join(map(str, row)) for row in grid)
         steps, confidence = int(model_outputs["steps"]), model_outputs["q_halt"].sigmoid().item()
         return {"grid": grid, "text": text, "steps": steps, "confidence": confidence}

@@ -40,7 +40,6 @@ from .arc_grids import (
 )
 from .dataset import (
     BLANK_IDENTIFIER,
-    IDENTIFIERS_FILE,
     IGNORE_LABEL,
     PAD_ID,
     ROW_COLUMNS,
@@ -453,13 +452,3 @@ def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int,
     corners = rng.integers(0, largest + 1)
     corners[fixed] = 0
     return [(int(row), int(column)) for row, column in corners]
-
-
-# Model cards
-
-
-def card_context(config: Any, folder: Path) -> dict[str, str]:
-    """Return `known_task` for an ARC model's card: the name of one task in the puzzle table."""
-    file = folder / IDENTIFIERS_FILE
-    names = json.loads(file.read_text(encoding="utf-8")) if config.task == "arc" and file.exists() else []
-    return {"known_task": parse_identifier(names[1])[0] if len(names) > 1 else "task"}

@@ -5,6 +5,7 @@ the puzzle table*. A task that the model was not trained on has no row. It gets 
 answer is unlikely to be correct.
 """
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,23 +18,44 @@ import numpy as np
 from ..io.files import load_json, validate_unchanged
 from .arc import TEST_PUZZLES_FILE, augmentations, encode_task, parse_task, task_identifiers
 from .arc_grids import (
+    COLOR_OFFSET,
+    EOS_ID,
     FRAME,
+    NUM_COLORS,
+    NUM_DIHEDRAL,
     SEQ_LEN,
     VOCAB_SIZE,
     apply_augmentation,
     crop_prediction,
+    dihedral,
     encode_grid,
+    encode_pair,
     parse_identifier,
     undo_augmentation,
 )
+from .candidates import Ballot, Candidate, Puzzle, ballots, sigmoid
 from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, INFO_FILE, PAD_ID
-from .tasks import Ballot, Candidate, MazeTask, Puzzle, PuzzleTask, SudokuTask, ballots, sigmoid
+from .tasks import Grids, PuzzleTask
 
 
 logger = logging.getLogger(__name__)
 
 PASS_AT = (1, 2, 5, 10, 100, 1000)
 ATTEMPTS = 2
+# Colors for padding and end of grid, then the palette of the ARC interface.
+COLORS = (
+    "#ffffff", "#e9edf0", "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00",
+    "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
+)  # fmt: skip
+# ARC task made up as an example: replace color 1 with color 2.
+EXAMPLE = {
+    "name": "recolor",
+    "train": [
+        {"input": [[0, 1, 0], [1, 1, 0], [0, 0, 1]], "output": [[0, 2, 0], [2, 2, 0], [0, 0, 2]]},
+        {"input": [[1, 0, 0, 0], [0, 1, 1, 0]], "output": [[2, 0, 0, 0], [0, 2, 2, 0]]},
+    ],
+    "test": [{"input": [[0, 0, 1], [1, 0, 1], [1, 1, 1]]}],
+}
 
 GridKey = tuple[tuple[int, ...], bytes]
 
@@ -192,10 +214,19 @@ class ArcTaskSolving(PuzzleTask):
     """Task "arc": puzzles are dicts `{"train": [...], "test": [...], "name": ...}` or paths of JSON files."""
 
     name = "arc"
-    has_rules = True  # the only rule is that the answer is a grid
+    title, plural = "ARC", "ARC-AGI tasks"
+    reports_valid = False  # the only rule, that the answer is a grid, is not informative
+    named_puzzles = True
+    original_board = (SEQ_LEN, VOCAB_SIZE, None)
+    palette = COLORS
+    praise = "a valid grid"
+    input_hint = (
+        'A task as JSON: {"name": ..., "train": [{"input", "output"}, ...], "test": [{"input"}, ...]}. '
+        "Tasks that the model was not trained on have no row in its puzzle table; expect wrong answers."
+    )
 
     def __init__(self, config, identifiers: Sequence[str] | None = None):
-        super().__init__(config)
+        super().__init__(config, identifiers)
         self.grid_shape = (FRAME, FRAME)
         if config.seq_len != SEQ_LEN or config.vocab_size < VOCAB_SIZE:
             raise ValueError(
@@ -207,7 +238,6 @@ class ArcTaskSolving(PuzzleTask):
                 f"{IDENTIFIERS_FILE} has {len(identifiers)} names, but the model's puzzle table has "
                 f"{config.num_puzzle_identifiers} rows; use the file of the data set that the model was trained on"
             )
-        self.identifiers = identifiers
 
     def is_single(self, item: Any) -> bool:
         return not isinstance(item, (list, tuple))
@@ -225,6 +255,43 @@ class ArcTaskSolving(PuzzleTask):
         solutions = [None if row is None else np.where(row == IGNORE_LABEL, PAD_ID, row) for row in known]
         return Puzzle(tests["input_ids"], solutions, name=name, source=task)
 
+    def puzzles_of_json(self, content: Any) -> list[Any]:
+        if isinstance(content, dict) and "test" not in content:
+            return [{"name": name, **arc_task} for name, arc_task in content.items()]
+        return super().puzzles_of_json(content)
+
+    def named_by_file(self, content: Any) -> bool:
+        return isinstance(content, dict) and "test" in content
+
+    def read_typed(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the task is not valid JSON: {error.msg} at line {error.lineno}") from error
+        except RecursionError as error:
+            raise ValueError("the task is not an ARC task: its lists are nested too deeply") from error
+
+    def card(self) -> dict[str, str]:
+        known = parse_identifier(self.identifiers[1])[0] if len(self.identifiers or ()) > 1 else "task"
+        train, test = '[{"input": [[1, 2]], "output": [[2, 1]]}]', '[{"input": [[4, 5]]}]'
+        example = f'{{"train": {train}, "test": {test}, "name": {json.dumps(known)}}}'
+        ids = "token for token in [6, 7, 1] + [0] * 27 + [1, 1, 1] + [0] * 867"
+        return {"example": example, "ids": ids, "meaning": "0 outside, 1 the border of the grid, c + 2 the color c"}
+
+    def example(self, level: int, seed: int) -> str:
+        return json.dumps(EXAMPLE)
+
+    def label(self, token: int) -> str:
+        return ""
+
+    def window(self, states: np.ndarray) -> tuple[int, int]:
+        """Return the rows and columns used by any state. Boards are cropped to them, which enlarges the grids."""
+        used = ((states != PAD_ID) & (states != EOS_ID) & (states < COLOR_OFFSET + NUM_COLORS)).any(axis=0)
+        if not used.any():
+            return self.grid_shape
+        used = used.reshape(self.grid_shape)
+        return tuple(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0))
+
     def grid(self, tokens: np.ndarray) -> list[list]:
         return crop_prediction(tokens).tolist()
 
@@ -233,6 +300,23 @@ class ArcTaskSolving(PuzzleTask):
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
         return [] if self.grid(answer) else ["the answer is not a grid: its top left cell has no color"]
+
+    def voting(self, data: str, names: Sequence[str]) -> ArcVoting | None:
+        return ArcVoting(load_test_puzzles(data), names) if Path(data, TEST_PUZZLES_FILE).exists() else None
+
+    def symmetry_keys(self) -> int:
+        if self.config.puzzle_emb_ndim:
+            raise ValueError(
+                "augment=true: a model with a puzzle table needs an identifier for each augmented ARC task; build the "
+                "data with hrm-hf data arc --num-aug N and use --augment false, or set puzzle_emb_ndim=0"
+            )
+        return NUM_COLORS
+
+    def symmetric_copies(self, grids: Grids, keys: np.ndarray) -> Grids:
+        colors = np.concatenate([np.zeros((len(keys), 1), dtype=int), keys[:, 1:].argsort(axis=1) + 1], axis=1)
+        transforms = (keys[:, 0] % np.uint64(NUM_DIHEDRAL)).astype(int)
+        pairs = [_symmetric_pair(*row) for row in zip(*grids, transforms.tolist(), colors)]
+        return tuple(np.stack(part).astype(np.int32) for part in zip(*pairs))
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[ArcView]:
         known = task_identifiers(puzzle.name, self.identifiers or [])
@@ -276,15 +360,20 @@ class ArcTaskSolving(PuzzleTask):
         return result
 
 
-def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
-    """Create the task named in a config. For ARC, `identifiers` are the names of the puzzle table's rows.
+def _symmetric_pair(inputs: np.ndarray, labels: np.ndarray, transform: int, colors: np.ndarray) -> Grids:
+    """Transform and recolor two grids (tokens [900]), and move them only if they would not fit at their offset."""
+    found = [_arc_grid(tokens) for tokens in (inputs, labels)]
+    views = [None if grid is None else dihedral(colors[grid], transform) for grid, _ in found]
+    sides = np.max([view.shape for view in views if view is not None], axis=0)
+    top, left = (min(place, FRAME - side) for place, side in zip(found[0][1], sides.tolist()))
+    return encode_pair(views[0], views[1], (top, left))
 
-    Raises:
-        ValueError: If the task is unknown, or the config's sizes do not fit the task.
-    """
-    if config.task == "arc":
-        return ArcTaskSolving(config, identifiers)
-    tasks = {task.name: task for task in (PuzzleTask, SudokuTask, MazeTask)}
-    if config.task not in tasks:
-        raise ValueError(f"task={config.task!r}: must be one of {sorted([*tasks, 'arc'])}; correct the config")
-    return tasks[config.task](config)
+
+def _arc_grid(tokens: np.ndarray) -> tuple[np.ndarray | None, tuple[int, int]]:
+    """Return the colors (None if there is no grid) and the top left corner of the grid in a frame."""
+    frame = tokens.reshape(FRAME, FRAME)
+    rows, columns = np.nonzero(frame >= COLOR_OFFSET)
+    if not len(rows):
+        return None, (0, 0)
+    top, left = int(rows.min()), int(columns.min())
+    return frame[top : rows.max() + 1, left : columns.max() + 1] - COLOR_OFFSET, (top, left)

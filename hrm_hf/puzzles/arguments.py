@@ -18,6 +18,9 @@ class PuzzleDataArguments:
     build_data: str | None = HfArg(
         default=None, help="Arguments of `hrm-hf data` that build data_path if it does not exist."
     )
+    task: str | None = HfArg(
+        default=None, help="The data's task, if hrm_hf does not ship it: FILE.py:CLASS or MODULE:CLASS."
+    )
     train_split: str = HfArg(default="train", help="Split to train on.")
     eval_split: str | None = HfArg(default="test", help="Split to evaluate on; leave empty to disable evaluation.")
     max_train_samples: int | None = HfArg(default=None, help="Train on only the first N rows.")

@@ -1,4 +1,4 @@
-"""Commands `hrm-hf data sudoku`, `maze`, `arc`, `import` and `export`, also used by `build_data`."""
+"""Commands `hrm-hf data puzzle`, `sudoku`, `maze`, `arc`, `import` and `export`, also used by `build_data`."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from ..io.options import Options, parse_command
 from ..io.usage import UsageError, as_usage_errors
 from ..io.workers import usable_cores
 from .dataset import INFO_FILE, PuzzleInfo, load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset
-from .options import BuildArc, BuildMaze, BuildPuzzles, BuildSudoku, ExportPuzzles, ImportPuzzles
+from .options import BuildArc, BuildMaze, BuildPuzzle, BuildPuzzles, BuildSudoku, ExportPuzzles, ImportPuzzles
 
 
 def ensure_built(path: str | None, command: str | None) -> None:
@@ -92,6 +92,27 @@ def build_sudoku(options: BuildSudoku) -> dict[str, Any]:
 
 
 @one_at_a_time
+def build_puzzle(options: BuildPuzzle) -> dict[str, Any]:
+    """Build a data set of any task: with the task's generator, or from pairs of puzzles and solutions."""
+    from .any_puzzle import describe, generated_puzzles, puzzles_from_source
+    from .task_registry import task_class
+
+    kind = as_usage_errors(lambda: task_class(options.task))
+    shape = None if options.height is None else (options.height, options.width)
+
+    def generate():
+        info, task = describe(kind, shape)
+        return generated_puzzles(task, options.num_train, options.num_test, options.seed), info
+
+    def read():
+        return puzzles_from_source(
+            kind, options.source, shape, test_size=options.test_size, test_share=options.test_share
+        )
+
+    return _build(options.replace(task=kind.name), generate if options.generates else read)
+
+
+@one_at_a_time
 def build_maze(options: BuildMaze) -> dict[str, Any]:
     """Build a maze data set: generate mazes with a unique shortest path, or read them from a source."""
     from .maze import generated_mazes, mazes_from_source
@@ -106,10 +127,12 @@ def build_maze(options: BuildMaze) -> dict[str, Any]:
 
 
 BUILDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "sudoku": build_sudoku, "maze": build_maze, "arc": build_arc, "import": import_npy, "export": export_npy,
+    "puzzle": build_puzzle, "sudoku": build_sudoku, "maze": build_maze, "arc": build_arc, "import": import_npy,
+    "export": export_npy,
 }  # fmt: skip
 OPTIONS: dict[str, type[Options]] = {
-    "sudoku": BuildSudoku, "maze": BuildMaze, "arc": BuildArc, "import": ImportPuzzles, "export": ExportPuzzles,
+    "puzzle": BuildPuzzle, "sudoku": BuildSudoku, "maze": BuildMaze, "arc": BuildArc, "import": ImportPuzzles,
+    "export": ExportPuzzles,
 }  # fmt: skip
 
 
@@ -120,7 +143,7 @@ def _validate_place(out: Path, options: dict[str, Any]) -> None:
 
 
 def _build(options: BuildPuzzles, builder: Callable) -> dict[str, Any]:
-    """Run a Sudoku or maze builder and save its data set."""
+    """Run a builder and save its data set."""
     started = time.perf_counter()
     _validate_place(options.out, options.recorded())
     try:

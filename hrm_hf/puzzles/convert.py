@@ -33,7 +33,7 @@ from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from . import original_config as original
 from .dataset import IDENTIFIERS_FILE
 from .options import WITH_WAY_BACK
-from .tasks import guess_task
+from .task_registry import guess_task
 
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .arc_grids import COLOR_OFFSET, FRAME, NUM_COLORS, NUM_DIHEDRAL, box_symmetries, dihedral, encode_pair
 from .dataset import IGNORE_LABEL
-from .sudoku import moved_cells
-from .sudoku_rules import DIGIT_OFFSET
+from .tasks import PuzzleTask
 
 
 class PuzzleRows:
@@ -239,7 +237,6 @@ def _scalar_column(dataset: Any, name: str, dtype: type = np.int64) -> np.ndarra
 
 # ---- symmetries ----
 
-Grids = tuple[np.ndarray, np.ndarray]
 SYMMETRY, LATE_START = range(2)  # purposes of random keys; each has its own random stream
 
 
@@ -264,116 +261,20 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class RandomSymmetries:
-    """Callable that applies a random symmetry to the inputs and labels of each row in a batch.
+    """Callable that applies a random symmetry of the task to the inputs and labels of each row in a batch.
 
-    Sudoku: permutations of digits, bands, rows within a band, stacks and columns within a stack, and transposition.
-    Mazes: rotations and reflections. ARC: the same, and permutations of the colors 1..9, for models without a puzzle
-    table. The symmetry depends only on the seed and the row's position in the training order, so it does not change
-    with the number of processes or when a run resumes.
+    The symmetry depends only on the seed and the row's position in the training order, so it does not change with the
+    number of processes or when a run resumes.
     """
 
-    def __init__(self, board: Any, seed: int):
-        makers = {"sudoku": _sudoku_symmetries, "maze": _maze_symmetries, "arc": _arc_symmetries}
-        if board.task not in makers:
-            raise ValueError(
-                f"augment=true: task {board.task!r} has no known symmetries; use --augment false, or correct the "
-                f"config's task if it should be one of {', '.join(makers)}"
-            )
-        self.seed = seed
-        self.num_keys, self._apply = makers[board.task](board)
+    def __init__(self, task: PuzzleTask, seed: int):
+        self.task, self.seed, self.num_keys = task, seed, task.symmetry_keys()
 
     def __call__(self, batch: dict[str, torch.Tensor], positions: np.ndarray) -> dict[str, torch.Tensor]:
         """Apply the symmetries drawn for `positions` [B] to the rows of `batch` [B, S]."""
         keys = random_keys(self.seed, SYMMETRY, positions, self.num_keys)
-        drawn = self._apply((batch["input_ids"].numpy(), batch["labels"].numpy()), keys)
+        drawn = self.task.symmetric_copies((batch["input_ids"].numpy(), batch["labels"].numpy()), keys)
         return {**batch, **{name: torch.from_numpy(grids) for name, grids in zip(("input_ids", "labels"), drawn)}}
-
-
-Maker = tuple[int, Callable[[Grids, np.ndarray], Grids]]  # random keys needed per row, and the function that uses them
-
-
-def _sudoku_symmetries(board: Any) -> Maker:
-    if board.box_shape is None:
-        raise ValueError("augment=true: Sudoku needs box_shape to find bands and stacks; set it in the model's config")
-    n, (box_rows, box_columns) = board.grid_shape[0], board.box_shape
-    bands, stacks = n // box_rows, n // box_columns
-    lengths = (n, bands, n, stacks, n, 1)  # keys for digits, bands, rows, stacks, columns and transposition
-
-    def apply(grids: Grids, keys: np.ndarray) -> Grids:
-        digits, band, row, stack, column, turn = np.split(keys, np.cumsum(lengths)[:-1], axis=1)
-        tokens = np.tile(np.arange(board.vocab_size, dtype=np.int32), (len(keys), 1))
-        first = 1 + DIGIT_OFFSET  # token of digit 1
-        tokens[:, first : first + n] = digits.argsort(axis=1) + first
-        square = box_rows == box_columns
-        transposed = (turn[:, 0] >> np.uint64(63)).astype(bool) & square
-        cells = moved_cells(_lines(band, row, box_rows), _lines(stack, column, box_columns), transposed)
-        return tuple(_map_tokens(_take(grid, cells), tokens) for grid in grids)
-
-    return sum(lengths), apply
-
-
-def _lines(blocks: np.ndarray, lines: np.ndarray, size: int) -> np.ndarray:
-    """Order lines by their random keys, int [B, n], keeping each block of `size` lines together."""
-    within = lines.reshape(*blocks.shape, size).argsort(axis=2)
-    return (blocks.argsort(axis=1)[:, :, None] * size + within).reshape(lines.shape)
-
-
-def _map_tokens(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Look up the tokens of grids [B, S] in each row's table [B, V], leaving ignored labels unchanged."""
-    ignored = grids == IGNORE_LABEL
-    return np.where(ignored, grids, _take(tokens, np.where(ignored, 0, grids)))
-
-
-def _take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return the same as `np.take_along_axis(values, index, axis=1)`, in half the time."""
-    return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]
-
-
-def _maze_symmetries(board: Any) -> Maker:
-    rows, columns = board.grid_shape
-    cells = np.arange(rows * columns).reshape(rows, columns)
-    views = np.stack([dihedral(cells, one).reshape(-1) for one in box_symmetries((rows, columns))])
-
-    def apply(grids: Grids, keys: np.ndarray) -> Grids:
-        drawn = views[(keys[:, 0] % np.uint64(len(views))).astype(np.intp)]
-        return tuple(_take(grid, drawn) for grid in grids)
-
-    return 1, apply
-
-
-def _arc_symmetries(board: Any) -> Maker:
-    if board.puzzle_emb_ndim:
-        raise ValueError(
-            "augment=true: a model with a puzzle table needs an identifier for each augmented ARC task; build the "
-            "data with hrm-hf data arc --num-aug N and use --augment false, or set puzzle_emb_ndim=0"
-        )
-
-    def apply(grids: Grids, keys: np.ndarray) -> Grids:
-        colors = np.concatenate([np.zeros((len(keys), 1), dtype=int), keys[:, 1:].argsort(axis=1) + 1], axis=1)
-        transforms = (keys[:, 0] % np.uint64(NUM_DIHEDRAL)).astype(int)
-        pairs = [_arc_view(*row) for row in zip(*grids, transforms.tolist(), colors)]
-        return tuple(np.stack(part).astype(np.int32) for part in zip(*pairs))
-
-    return NUM_COLORS, apply
-
-
-def _arc_view(inputs: np.ndarray, labels: np.ndarray, transform: int, colors: np.ndarray) -> Grids:
-    """Transform and recolor two grids (tokens [900]), and move them only if they would not fit at their offset."""
-    found = [_arc_grid(tokens) for tokens in (inputs, labels)]
-    views = [None if grid is None else dihedral(colors[grid], transform) for grid, _ in found]
-    sides = np.max([view.shape for view in views if view is not None], axis=0)
-    top, left = (min(place, FRAME - side) for place, side in zip(found[0][1], sides.tolist()))
-    return encode_pair(views[0], views[1], (top, left))
-
-
-def _arc_grid(tokens: np.ndarray) -> tuple[np.ndarray | None, tuple[int, int]]:
-    """Return the colors (None if there is no grid) and the top left corner of the grid in a frame."""
-    frame = tokens.reshape(FRAME, FRAME)
-    rows, columns = np.nonzero(frame >= COLOR_OFFSET)
-    if not len(rows):
-        return None, (0, 0)
-    top, left = int(rows.min()), int(columns.min())
-    return frame[top : rows.max() + 1, left : columns.max() + 1] - COLOR_OFFSET, (top, left)
 
 
 # ---- curriculum ----

@@ -42,6 +42,8 @@ class PuzzleInfo:
         grid_shape: Rows and columns of the board; `seq_len` is their product.
         vocab_size: Number of token ids, padding (id 0) included.
         box_shape: Rows and columns of a Sudoku box; None for other tasks.
+        units: Cells of each unit of each kind, for models that mix by units; None for rows, columns and boxes.
+        symbols: Text of each token, from token 0, padding; None for tasks that know it.
         identifiers: Name of each puzzle identifier; entry 0 is "<blank>".
         options: Options of the build (source, seed, counts), for the data card.
         repeated: Number of removed source rows, by reason.
@@ -51,6 +53,8 @@ class PuzzleInfo:
     grid_shape: tuple[int, int]
     vocab_size: int
     box_shape: tuple[int, int] | None = None
+    symbols: list[str] | None = None
+    units: list[list[list[int]]] | None = None
     identifiers: list[str] = field(default_factory=lambda: [BLANK_IDENTIFIER])
     options: dict[str, Any] = field(default_factory=dict)
     repeated: dict[str, int] = field(default_factory=dict)
@@ -79,6 +83,8 @@ class PuzzleInfo:
             "task": self.task,
             "grid_shape": list(self.grid_shape),
             "box_shape": list(self.box_shape) if self.box_shape else None,
+            "symbols": self.symbols,
+            "units": self.units,
             "seq_len": self.seq_len,
             "vocab_size": self.vocab_size,
             "num_puzzle_identifiers": self.num_puzzle_identifiers,
@@ -176,8 +182,9 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
     fields = asdict(info)
-    if not info.repeated:  # omitted if empty, as in files of earlier versions
-        del fields["repeated"]
+    for name in ("repeated", "symbols", "units"):  # omitted if empty, as in files of earlier versions
+        if not fields[name]:
+            del fields[name]
     del fields["identifiers"]  # saved in a separate file, as in the original layout
     return fields
 

@@ -30,7 +30,7 @@ from ..registry import AutoModelForPuzzleSolving
 from ..trainer.logging import wilson_interval
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
-from .arc_pipeline import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles, puzzle_task
+from .candidates import sigmoid
 from .dataloader import PuzzleRows
 from .dataset import (
     IGNORE_LABEL,
@@ -42,8 +42,8 @@ from .dataset import (
 )
 from .npy_layout import is_original, read_original
 from .options import BoardOptions, EvaluatePuzzles, values_of
-from .sudoku_rules import BLANK
-from .tasks import PuzzleTask, search_sudoku, sigmoid, validate_searchable
+from .task_registry import puzzle_task
+from .tasks import PuzzleTask
 
 
 DIFFICULTY_COLUMNS = ("rating", "path_length")
@@ -89,7 +89,7 @@ def evaluate_puzzles(
         q_halt_accuracy: fraction of puzzles for which q_halt >= 0 correctly tells whether the answer is correct;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
         with restarts: average_steps_of_all_runs;
-        for Sudoku and mazes: valid_fraction, the fraction of answers that obey the rules;
+        for tasks with rules: valid_fraction, the fraction of answers that obey the rules;
         with search: search_exact_accuracy, and the mean and maximum number of nodes with and without the model;
         puzzles_per_second (only the time for solving, over all processes); by_difficulty, a table from
         `accuracy_by_difficulty` for each measure; and the halting settings, and other settings that are not defaults.
@@ -103,11 +103,10 @@ def evaluate_puzzles(
     options = BoardOptions(**options)
     if options.max_steps is None:
         options = options.replace(max_steps=model.config.halt_max_steps)
+    task = puzzle_task(model.config)
     if options.search:
-        validate_searchable(model.config.task)
+        task.validate_searchable()
     arrays = _validate_arrays(model.config, input_ids, labels, puzzle_identifiers)
-    # Check rules only for Sudoku and mazes. ARC's only rule, that the answer is a grid, is not informative.
-    task = (puzzle_task if model.config.task in ("sudoku", "maze") else PuzzleTask)(model.config)
     batch_size = batch_size or model.boards_per_call
     starts = range(0, len(arrays[0]), batch_size)
     state = PartialState() if shared else None
@@ -153,20 +152,22 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
         "steps_of_all_runs": solution.steps_of_all_runs,
     }
     columns = {name: value.cpu().numpy() for name, value in columns.items() if value is not None}
-    if task.has_rules:
+    if task.has_rules and task.reports_valid:
         columns["valid"] = task.obeys(batch.numpy(), predictions.numpy())
     if options.search:
         scores = solution.logits.float().softmax(-1).cpu().numpy()
         boards = zip(batch.numpy(), labels.numpy(), scores)
-        columns["search"] = np.array([_search_both(*each) for each in boards])
+        columns["search"] = np.array([_search_both(task, *each) for each in boards])
     return columns
 
 
-def _search_both(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
+def _search_both(
+    task: PuzzleTask, question: np.ndarray, labels: np.ndarray, scores: np.ndarray
+) -> tuple[bool, int, int]:
     """Search with and without `scores`. Return whether the first is right, and both numbers of nodes."""
     if (labels == IGNORE_LABEL).all():
         return False, 0, 0
-    found, plain = search_sudoku(question, scores), search_sudoku(question)
+    found, plain = task.search(question, scores), task.search(question)
     right = found.tokens is not None and bool(((labels == IGNORE_LABEL) | (found.tokens == labels)).all())
     return right, found.nodes, plain.nodes
 
@@ -334,10 +335,9 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
         _validate_arrays(config, rows.input_ids, rows.labels, identifiers)
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
-    difficulty = _difficulty(dataset, rows, info, place) if options.by_difficulty else None
-    voting = None
-    if info.task == "arc" and Path(options.data, TEST_PUZZLES_FILE).exists():
-        voting = ArcVoting(load_test_puzzles(options.data), names)
+    task = puzzle_task(config)
+    difficulty = _difficulty(task, dataset, rows, place) if options.by_difficulty else None
+    voting = task.voting(options.data, names)
     with _process_group(device, shared) as (device, is_first):
         network = load_network(options.model, AutoModelForPuzzleSolving).to(device)
         metrics = evaluate_puzzles(
@@ -436,17 +436,16 @@ def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
     return info, splits[split]
 
 
-def _difficulty(dataset, rows: PuzzleRows, info: PuzzleInfo, place: str) -> dict[str, Any]:
+def _difficulty(task: PuzzleTask, dataset, rows: PuzzleRows, place: str) -> dict[str, Any]:
     """Return the columns that measure each row's difficulty, or raise UsageError if there are none."""
     found = {name: np.asarray(dataset[name][:]) for name in DIFFICULTY_COLUMNS if name in dataset.column_names}
-    if info.task == "sudoku":
-        found["clues"] = (rows.input_ids > BLANK).sum(axis=1)
+    found |= task.difficulty(rows.input_ids)
     if not found:
-        text = f"{place}: by_difficulty needs a column {' or '.join(DIFFICULTY_COLUMNS)} for task {info.task!r}"
+        text = f"{place}: by_difficulty needs a column {' or '.join(DIFFICULTY_COLUMNS)} for task {task.name!r}"
         raise UsageError(f"{text}; add one, or remove the option", "--by-difficulty")
     return found
 
 
-def _vote(voting: ArcVoting, input_ids, puzzle_identifiers, solution: PuzzleSolution) -> None:
+def _vote(voting: Any, input_ids, puzzle_identifiers, solution: PuzzleSolution) -> None:
     predictions, q_halt = solution.predictions.cpu().numpy(), solution.q_halt.float().cpu().numpy()
     voting.update(input_ids.numpy(), puzzle_identifiers.numpy(), predictions, q_halt)

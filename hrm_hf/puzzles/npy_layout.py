@@ -21,7 +21,7 @@ import numpy as np
 from ..io.files import load_json
 from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, INFO_FILE, PAD_ID, ROW_COLUMNS, PuzzleInfo
 from .readers import make_split
-from .tasks import guess_task
+from .task_registry import guess_task
 
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ..hub.kinds import PUZZLE_SOLVER, validate_kind
 from ..io.evaluation import EvaluationOptions, validate_data
 from ..io.model_names import find_model
 from ..io.options import Options, option
-from ..io.usage import UsageError
+from ..io.usage import UsageError, as_usage_errors
 from ..models.settings_puzzle import SolveSettings
 from ..resources import ROOT
 
@@ -31,13 +31,13 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx")
 class BoardOptions(Options, SolveSettings):
     """Options for solving boards: the settings of `model.solve`, and options that use the task's rules."""
 
-    search: bool = option("Sudoku only: backtracking search that tries digits in the order the model prefers.", False)
+    search: bool = option("Search with backtracking that guesses in the order the model prefers (Sudoku).", False)
     seed: int = option("Seed for the noise and the symmetric views.", 0, min=0)
 
     def solve_arguments(self, task: Any, prefer_valid: bool = False) -> dict[str, Any]:
         """Return the keyword arguments of `model.solve` for solving boards of a `PuzzleTask`.
 
-        choose="rules" needs a task in which every valid answer is correct (Sudoku, mazes); other tasks fall back to
+        choose="rules" needs a task in which every valid answer is correct (`rules_prove`); other tasks fall back to
         "q". With `prefer_valid`, answers that obey the rules rank above all others.
         """
         arguments = values_of(self, SolveSettings)
@@ -86,18 +86,38 @@ def is_puzzle(word: str) -> bool:
     """Check whether an argument of `hrm-hf solve` is a puzzle, a file of puzzles or `-`, not a model."""
     if word == "-" or PUZZLE_FILE.search(word) or (os.path.isfile(word) and not word.endswith(WEIGHTS)):
         return True
-    cells = FRAME.sub("", word)
-    is_sudoku = len(cells) >= 16 and sum(cell in "0123456789." for cell in cells) > 0.6 * len(cells)
-    return not is_file_name(word) and not os.path.isdir(word) and (is_sudoku or is_maze(word))
+    return not is_file_name(word) and not os.path.isdir(word) and (shipped_task(word) is not None)
 
 
-def is_maze(text: str) -> bool:
-    """Check whether a text consists mostly of cells of a maze."""
-    return len(text) >= 9 and "#" in text and sum(cell in "#SGo \n\r" for cell in text) > 0.6 * len(text)
+def shipped_task(text: str) -> str | None:
+    """Return the task with a shipped model whose boards a text resembles. Tasks would import numpy, which is slow."""
+    cells = FRAME.sub("", text)
+    if len(text) >= 9 and "#" in text and sum(cell in "#SGo \n\r" for cell in text) > 0.6 * len(text):
+        return "maze"
+    return "sudoku" if len(cells) >= 16 and sum(cell in "0123456789." for cell in cells) > 0.6 * len(cells) else None
 
 
 @dataclass(kw_only=True)
-class SolvePuzzles(SolveOptions):
+class TaskOptions(Options):
+    """Option that imports a task, so that it can be found by its name."""
+
+    task: str | None = option("The model's task, if hrm_hf does not ship it: FILE.py:CLASS or MODULE:CLASS.", None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        import_task(self.task)
+
+
+def import_task(task: str | None) -> None:
+    """Import a task given on the command line, or raise UsageError."""
+    if task is not None:
+        from .task_registry import task_class  # imports numpy, which is slow
+
+        as_usage_errors(lambda: task_class(task))
+
+
+@dataclass(kw_only=True)
+class SolvePuzzles(TaskOptions, SolveOptions):
     """Options of `hrm-hf solve` and `solve_puzzles`."""
 
     words: list[str] | None = option(
@@ -139,7 +159,7 @@ class SolvePuzzles(SolveOptions):
         if os.path.isfile(first) and Path(first).suffix != ".gz":
             with open(first, encoding="utf-8", errors="replace") as file:
                 first = file.read(4096)
-        return shipped_model("maze" if is_maze(first) else "sudoku")
+        return shipped_model(shipped_task(first) or "sudoku")
 
     @property
     def puzzles(self) -> list[str]:
@@ -149,7 +169,7 @@ class SolvePuzzles(SolveOptions):
 
 
 @dataclass(kw_only=True)
-class EvaluatePuzzles(EvaluationOptions, BoardOptions):
+class EvaluatePuzzles(TaskOptions, EvaluationOptions, BoardOptions):
     """Options of `hrm-hf eval puzzles` and `evaluate_checkpoint`."""
 
     data: str = option("Puzzle data set: a folder in our layout or the original one, or OWNER/NAME.", argument=True)
@@ -276,6 +296,23 @@ class BuildMaze(BuildPuzzles):
             self.openings = 0.05 if self.openings is None else self.openings
         if (self.height is None) != (self.width is None):
             raise UsageError("--height and --width must be set together; pass both, or neither for square mazes")
+
+
+@dataclass(kw_only=True)
+class BuildPuzzle(BuildPuzzles):
+    """Options of `hrm-hf data puzzle`."""
+
+    task: str = option(
+        "Task: FILE.py:CLASS, MODULE:CLASS or a name; generic for pairs of puzzles and solutions without a task.",
+        argument=True,
+    )
+    height: int | None = option("Rows. [default: the task's; inferred for sources]", None, min=1)
+    width: int | None = option("Columns; same default as --height.", None, min=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.height is None) != (self.width is None):
+            raise UsageError("--height and --width must be set together; pass both or neither")
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from ..models.modeling_hrm_puzzle import HrmPuzzleForSolving
 from ..models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving
 from ..models.modeling_trm_puzzle import TrmPuzzleForSolving
 from .npy_layout import FOLDERS, META_FILE
-from .tasks import TASKS
+from .task_registry import original_boards
 
 
 logger = logging.getLogger(__name__)
@@ -258,7 +258,8 @@ def find_sizes(
     place, seq_len = next((each for each in cells if each[1]), ("", None))
     if seq_len and vocab_size:
         return seq_len, vocab_size, place
-    fitting = [task for task, (s, v) in TASKS.items() if seq_len in (None, s) and vocab_size in (None, v)]
+    known = original_boards()
+    fitting = [task for task, (s, v, _) in known.items() if seq_len in (None, s) and vocab_size in (None, v)]
     named = [task for task in fitting if any(task in folder.name.lower() for folder in data)]
     if len(named or fitting) != 1:
         raise ValueError(
@@ -266,7 +267,7 @@ def find_sizes(
             f"{'--seq-len N' if vocab_size else '--vocab-size N (including padding and empty)'}"
         )
     task = (named or fitting)[0]
-    cells, tokens = TASKS[task]
+    cells, tokens, _ = known[task]
     if not named:
         text = "vocab_size=%s matches %s, so seq_len=%d is a guess; for other puzzles convert with --seq-len N"
         logger.warning(text, tokens, task, cells)

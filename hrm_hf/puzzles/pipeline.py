@@ -26,11 +26,12 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from ..io.files import decode_marked, json_object, load_json, numbered_lines, read_lines
 from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
-from .arc_pipeline import puzzle_task
+from .candidates import Candidate, Puzzle
 from .dataset import load_identifiers
 from .options import SolveOptions, is_file_name, shipped_model
 from .readers import csv_dicts
-from .tasks import QUESTION_NAMES, Candidate, Puzzle, PuzzleTask, search_answer, validate_searchable
+from .task_registry import puzzle_task, task_class
+from .tasks import QUESTION_NAMES, PuzzleTask
 
 
 FILE_KINDS = ".csv or .jsonl with a puzzle column, .json, or text with boards (optionally with .gz)"
@@ -77,7 +78,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         super().__init__(model, *args, **kwargs)
         if isinstance(identifiers, (str, Path)):
             identifiers = load_json(identifiers)
-        if identifiers is None and model.config.task == "arc":
+        if identifiers is None and task_class(model.config.task).named_puzzles:
             identifiers = load_identifiers(model.name_or_path)
         self.puzzle_task = puzzle_task(model.config, identifiers)
 
@@ -123,7 +124,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         with_trajectory = params.pop("return_trajectory", False)
         options = SolveOptions(**params)
         if options.search:
-            validate_searchable(self.puzzle_task.name)
+            self.puzzle_task.validate_searchable()
         arguments = options.solve_arguments(self.puzzle_task, options.prefer_valid)
         arguments |= {"return_trajectory": with_trajectory, "with_probabilities": options.search}
         names = ("input_ids", "puzzle_identifiers")
@@ -207,9 +208,9 @@ def read_puzzle_file(path: str | Path, task: PuzzleTask | None = None) -> list[A
         rows = [json_object(line, place) for place, line in numbered_lines(path)]
     elif kind == ".json":
         content = load_json(path)
-        if task.name == "arc" and isinstance(content, dict) and "test" in content:
-            return None  # so that the task is named after the file
-        rows = _puzzles_of_json(content, task)
+        if task.named_by_file(content):
+            return None
+        rows = task.puzzles_of_json(content)
     else:
         rows = puzzles_of_text(b"".join(line for _, line in read_lines(path)), task, str(path))
     if not rows:
@@ -228,7 +229,7 @@ def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
     if not re.match(r"\s*(\{|\[\s*[\[{\"\d\]])", text):
         return task.split(text)
     try:
-        return _puzzles_of_json(json.loads(text), task)
+        return task.puzzles_of_json(json.loads(text))
     except (ValueError, RecursionError) as error:
         if '"' not in text:  # an array as printed by numpy, Python or C
             return task.split(text)
@@ -238,11 +239,22 @@ def puzzles_of_text(content: bytes, task: PuzzleTask, place: str) -> list[Any]:
         raise ValueError(f"{place} is not valid JSON: {error}") from error
 
 
-def _puzzles_of_json(content: Any, task: PuzzleTask) -> list[Any]:
-    """Return the puzzles in a JSON value, which is a list, a single puzzle, or ARC tasks by name."""
-    if isinstance(content, dict) and task.name == "arc" and "test" not in content:
-        return [{"name": name, **arc_task} for name, arc_task in content.items()]
-    return [content] if task.is_single(content) else content
+def search_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
+    """Search with the model's probabilities [S, V]. Return the entries to update in the pipeline's result."""
+    question, solution = puzzle.questions[0], puzzle.solutions[0]
+    found, plain = task.search(question, scores), task.search(question)
+    report = {
+        "solved": found.tokens is not None,
+        "complete": found.complete,
+        "nodes": found.nodes,
+        "nodes_without_model": plain.nodes,
+    }
+    if found.tokens is None:  # keep the model's answer and its violations
+        return {"search": report}
+    answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
+    if solution is not None:
+        answer["correct"] = bool((found.tokens == solution).all())
+    return {**answer, "search": report}
 
 
 PIPELINE_REGISTRY.register_pipeline(

@@ -1,6 +1,6 @@
 """Plot a board over the ACT steps: `.png` shows one board per step, `.gif` is an animation.
 
-Sudoku boards show their boxes, with clues in bold; mazes and ARC grids are colored. Amber marks a cell that changed in
+Boards show symbols, with given cells in bold, or the colors of the task's palette. Amber marks a cell that changed in
 this step; given cells are never amber. Red marks a cell that differs from the solution; without a solution, it marks
 changed clues and cells that conflict with another cell of their unit.
 """
@@ -12,20 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from . import maze
-from .arc_grids import COLOR_OFFSET, EOS_ID, NUM_COLORS
-from .arc_pipeline import puzzle_task
-from .sudoku_rules import BLANK, DIGIT_OFFSET, SudokuShape
 from .tasks import PuzzleTask
 
 
 CHANGED, WRONG, INK, PREDICTED, CLUE_CELL = "#ffe08a", "#f6b3ab", "#1f2933", "#2563a8", "#eef1f4"
-MAZE_COLORS = ("#9aa5b1", "#2f3b47", "#ffffff", "#2a9d4a", "#c8372d", "#5aa9e6")  # PAD # space S G o
-# Colors for padding and end of grid, then the palette of the ARC interface.
-ARC_COLORS = (
-    "#ffffff", "#e9edf0", "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00",
-    "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
-)  # fmt: skip
 MAX_PANELS = 16
 PANELS_PER_ROW = 4
 FRAME_MS, LAST_FRAME_MS = 600, 2500
@@ -34,7 +24,7 @@ FRAME_MS, LAST_FRAME_MS = 600, 2500
 def plot_trajectory(
     puzzle: Sequence[int] | np.ndarray,
     trajectory: Sequence[Sequence[int]] | np.ndarray,
-    config,
+    task: PuzzleTask,
     path: str | Path,
     *,
     confidences: Sequence[float] | None = None,
@@ -46,7 +36,7 @@ def plot_trajectory(
     Args:
         puzzle: Tokens [S].
         trajectory: Tokens [steps, S], such as `PuzzleSolution.trajectory[:, row]` or the pipeline's "trajectory".
-        config: Config of the model; its task and grid_shape determine the drawing. Task "generic" shows token ids.
+        task: Task of the model, such as `puzzle_task(model.config)` or the `puzzle_task` of a pipeline.
         path: `.png` (the puzzle and at most 15 evenly spaced steps, including the last) or `.gif` (all steps).
         confidences: sigmoid(q_halt) [steps], shown in the titles.
         solution: Correct answer, tokens [S]; -100 if unknown.
@@ -57,7 +47,7 @@ def plot_trajectory(
     puzzle, trajectory = np.asarray(puzzle, dtype=np.int64), np.asarray(trajectory, dtype=np.int64)
     if puzzle.ndim != 1 or trajectory.ndim != 2 or not len(trajectory) or trajectory.shape[1:] != puzzle.shape:
         raise ValueError(f"puzzle has shape {puzzle.shape}, trajectory {trajectory.shape}; expected [S], [steps, S]")
-    boards = _Boards(puzzle, trajectory, config, None if solution is None else np.asarray(solution), confidences)
+    boards = _Boards(puzzle, trajectory, task, None if solution is None else np.asarray(solution), confidences)
     (_save_panels if path.suffix == ".png" else _save_animation)(boards, path, title)
     return path
 
@@ -65,13 +55,12 @@ def plot_trajectory(
 class _Boards:
     """Plotter that draws the steps of a trajectory on matplotlib axes, with the puzzle as step 0."""
 
-    def __init__(self, puzzle, trajectory, config, solution, confidences):
+    def __init__(self, puzzle, trajectory, task, solution, confidences):
         self.puzzle, self.solution, self.confidences = puzzle, solution, confidences
-        self.task_name = config.task
-        self.task = puzzle_task(config)
+        self.task = task
         self.states = np.concatenate((puzzle[None], trajectory))
         self.shape = self.task.grid_shape
-        self.window = used_window(self.states, self.shape) if config.task == "arc" else self.shape
+        self.window = task.window(self.states)
 
     @property
     def last_step(self) -> int:
@@ -81,7 +70,7 @@ class _Boards:
         tokens = self.states[step]
         changed = changed_cells(self.task, self.states, step)
         wrong = self._wrong(tokens) if step else np.zeros(len(tokens), dtype=bool)
-        if self.task_name in ("maze", "arc"):
+        if self.task.palette:
             self._draw_colors(axes, tokens, changed, wrong)
         else:
             self._draw_symbols(axes, tokens, changed, wrong)
@@ -103,25 +92,22 @@ class _Boards:
     def _wrong(self, tokens: np.ndarray) -> np.ndarray:
         if self.solution is not None:
             return (tokens != self.solution) & (self.solution >= 0)
-        return wrong_cells(self.task, self.puzzle, tokens)
+        return self.task.wrong_cells(self.puzzle, tokens)
 
     def _draw_symbols(self, axes, tokens, changed, wrong) -> None:
         from matplotlib.patches import Rectangle
 
         rows, columns = self.shape
-        is_sudoku = self.task_name == "sudoku"
         clues = self.task.given(self.puzzle)
         size = 118 / max(rows, columns)  # font size in points, for a board about 2.2 inches wide
         for cell, token in enumerate(tokens.tolist()):
             row, column = divmod(cell, columns)
             color = WRONG if wrong[cell] else CHANGED if changed[cell] else CLUE_CELL if clues[cell] else "white"
             axes.add_patch(Rectangle((column, row), 1, 1, facecolor=color, edgecolor="#c3ccd5", linewidth=0.5))
-            text = str(token - DIGIT_OFFSET) if is_sudoku else str(token)
-            if is_sudoku and not BLANK < token < self.task.board.vocab_size:
-                text = ""
             style = {"weight": "bold", "color": INK} if clues[cell] else {"color": PREDICTED}
+            text = self.task.label(token)
             axes.text(column + 0.5, row + 0.53, text, ha="center", va="center", fontsize=size, **style)
-        box_rows, box_columns = self.task.board.box_shape if is_sudoku else self.shape
+        box_rows, box_columns = self.task.box_shape or self.shape
         axes.hlines(range(0, rows + 1, box_rows), 0, columns, color=INK, linewidth=1.4, zorder=3)
         axes.vlines(range(0, columns + 1, box_columns), 0, rows, color=INK, linewidth=1.4, zorder=3)
 
@@ -130,10 +116,10 @@ class _Boards:
         from matplotlib.patches import Rectangle
 
         rows, columns = self.window
-        palette = np.array([to_rgb(c) for c in (MAZE_COLORS if self.task_name == "maze" else ARC_COLORS)])
+        palette = np.array([to_rgb(color) for color in self.task.palette])
         grid = np.where(tokens < len(palette), tokens, 0).reshape(self.shape)[:rows, :columns]
         axes.imshow(palette[grid], extent=(0, columns, rows, 0), interpolation="nearest")
-        if self.task_name == "arc":
+        if self.task.grid_lines:
             lines = {"color": "#555555", "linewidth": 0.4, "alpha": 0.6}
             axes.hlines(range(rows + 1), 0, columns, **lines)
             axes.vlines(range(columns + 1), 0, rows, **lines)
@@ -144,11 +130,10 @@ class _Boards:
                 axes.add_patch(
                     Rectangle((column + 0.1, row + 0.1), 0.8, 0.8, fill=False, edgecolor=color, linewidth=1.0)
                 )
-        if self.task_name == "maze":
-            for name, token in (("S", maze.START), ("G", maze.GOAL)):
-                for row, column in np.argwhere(grid == token):
-                    style = {"color": "white", "weight": "bold", "fontsize": 110 / max(rows, columns)}
-                    axes.text(column + 0.5, row + 0.53, name, ha="center", va="center", **style)
+        for (row, column), token in np.ndenumerate(grid):
+            if text := self.task.label(int(token)):
+                style = {"color": self.task.ink(int(token)), "weight": "bold", "fontsize": 110 / max(rows, columns)}
+                axes.text(column + 0.5, row + 0.53, text, ha="center", va="center", **style)
 
 
 def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray:
@@ -159,34 +144,6 @@ def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray
     if step < 2:
         return np.zeros(states.shape[1], dtype=bool)
     return (states[step] != states[step - 1]) & ~task.given(states[0])
-
-
-def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Return the cells of an answer (tokens [S]) that violate the task's rules, bool [S]."""
-    if task.name == "sudoku":
-        return _clashes(tokens, puzzle, task.board)
-    if task.name == "maze":
-        return (tokens != puzzle) & ~((puzzle == maze.OPEN) & (tokens == maze.PATH))
-    return np.zeros(len(tokens), dtype=bool)
-
-
-def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.ndarray:
-    """Return the cells that change a clue, have no digit, or repeat a digit in their unit, bool [S]."""
-    clue = puzzle > BLANK
-    wrong = (clue & (tokens != puzzle)) | (tokens <= BLANK) | (tokens >= board.vocab_size)
-    for _, cells in board.units:
-        values = tokens[cells]
-        repeated = (values[:, None] == values[None, :]).sum(axis=1) > 1
-        wrong[cells] |= repeated & ~(clue & (tokens == puzzle))[cells]
-    return wrong
-
-
-def used_window(states: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the rows and columns used by any state. Plots are cropped to them, which enlarges ARC grids."""
-    used = ((states != 0) & (states != EOS_ID) & (states < COLOR_OFFSET + NUM_COLORS)).any(axis=0).reshape(shape)
-    if not used.any():
-        return shape
-    return tuple(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0))
 
 
 def _figure(rows: int, columns: int, title: str, aspect: float) -> tuple[Any, Any]:

@@ -377,9 +377,12 @@ def _table(name: str, rows: Iterable[tuple[int | None, dict[str, Any]]]) -> Puzz
         if number == 0:
             table.columns, rated = _find_columns(list(row), table.place(0)), RATING_COLUMN in row
         for column, texts in zip(table.columns, (table.questions, table.answers)):
-            if not isinstance(row.get(column), str):
-                raise ValueError(f"{table.place(number, column)}: {shorten(row.get(column))}; expected a string")
-            texts.append(row[column])
+            board = row.get(column)
+            if isinstance(board, list):
+                board = _board_text(board)
+            if not isinstance(board, str):
+                raise ValueError(f"{table.place(number, column)}: {shorten(board)}; expected a string")
+            texts.append(board)
         if rated:
             rating = row.get(RATING_COLUMN)
             try:
@@ -389,3 +392,11 @@ def _table(name: str, rows: Iterable[tuple[int | None, dict[str, Any]]]) -> Puzz
     if not len(table):
         raise ValueError(f"{name} has no rows; expected at least one puzzle")
     return replace(table, ratings=np.array(ratings, dtype=np.float32)) if rated else table
+
+
+def _board_text(board: list) -> str:
+    """Return a board, given as a list of rows or of cells, as text with a line for each row."""
+    rows = board if any(isinstance(row, list) for row in board) else [board]
+    rows = [[str(cell) for cell in row] if isinstance(row, list) else [str(row)] for row in rows]
+    separator = " " if all(cell.strip() for row in rows for cell in row) else ""  # a cell may be a space
+    return "\n".join(map(separator.join, rows))

@@ -20,11 +20,11 @@ from .options import RunDemo, SolveOptions, SolvePuzzles, values_of
 
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from .tasks import PuzzleTask
 
 
-def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrainedConfig]:
-    """Solve puzzles with the pipeline "puzzle-solving", and return the results and the model's config.
+def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PuzzleTask]:
+    """Solve puzzles with the pipeline "puzzle-solving", and return the results and the task.
 
     Raises:
         UsageError: If there are several puzzles to plot.
@@ -44,16 +44,15 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
         raise UsageError(f"out={options.plot}: can plot only one puzzle, but got {len(inputs)}", "--out")
     given = values_of(options, SolveOptions)
     results = solver(inputs, return_trajectory=options.plot is not None, batch_size=options.batch_size, **given)
-    config = solver.model.config
     if options.plot:
         from .plots import plot_trajectory
 
         puzzle, result = inputs[0], results[0]
         plot_trajectory(
-            puzzle.questions[0], result["trajectory"], config, options.plot, confidences=result["confidences"],
-            solution=puzzle.solutions[0],
+            puzzle.questions[0], result["trajectory"], solver.puzzle_task, options.plot,
+            confidences=result["confidences"], solution=puzzle.solutions[0],
         )  # fmt: skip
-    return results, config
+    return results, solver.puzzle_task
 
 
 def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
@@ -70,26 +69,6 @@ def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
     if not inputs:
         raise ValueError("no puzzle given, or stdin is empty; pass PUZZLE arguments, - for stdin, or --file")
     return inputs
-
-
-def text_board(grid: list[list], config) -> str:
-    """Format a board as text: Sudoku with box lines, mazes and ARC as plain grids, other tokens in columns."""
-    if config.task != "sudoku":
-        width = max((len(str(cell)) for row in grid for cell in row), default=1)
-        separator = "" if config.task == "maze" else " "
-        return "\n".join(separator.join(str(cell).rjust(width) for cell in row) for row in grid) or "(no grid)"
-    from .sudoku_rules import sudoku_shape
-
-    size = len(grid)
-    box_rows, box_columns = sudoku_shape(size).box_shape
-    rule = "+" + "+".join(["-" * (2 * box_columns + 1)] * (size // box_columns)) + "+"
-    lines = [rule]
-    for i, row in enumerate(grid):
-        cells = [str(digit) if digit else "." for digit in row]
-        boxes = [" ".join(cells[start : start + box_columns]) for start in range(0, size, box_columns)]
-        lines.append("| " + " | ".join(boxes) + " |")
-        lines += [rule] if (i + 1) % box_rows == 0 else []
-    return "\n".join(lines)
 
 
 def run_demo(options: RunDemo, stream: TextIO | None = None) -> dict[str, Any]:

@@ -1,128 +1,106 @@
-"""Tasks of puzzle models: how to read puzzles, format answers, check rules and apply symmetries.
+"""What a puzzle task is: its symbols, text form, rules, symmetries, search and colors.
 
-ARC and `puzzle_task(config)` are in `arc_pipeline.py`. This module handles only tokens, not models. In shapes, S is
-the number of cells, V the vocabulary size, and Q the number of questions.
-
-A *view* is a symmetric copy of a puzzle. Undoing the symmetry maps an answer to the view to an answer to the puzzle.
+A task is a subclass of `PuzzleTask`. Data builders, trainer, pipeline, app and plots know a task only through this
+class. `task_registry.py` finds it by its name. This module handles only tokens, not models. In shapes, S is the number
+of cells, V the vocabulary size, and Q the number of questions.
 """
 
-import math
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
-from . import maze, sudoku, sudoku_rules
 from .arc_grids import box_symmetries, dihedral
-from .board_text import split_boards
-from .dataset import PAD_ID
+from .backtracking import SearchResult, dig, find
+from .candidates import Ballot, Candidate, Puzzle, View, ballots, sigmoid
+from .dataset import IGNORE_LABEL, PAD_ID
 from .readers import COLUMN_NAMES
-from .sudoku_rules import BLANK, DIGIT_OFFSET, decode, to_board
-from .sudoku_solver import search
 
 
 QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
-# seq_len and vocab_size of each task in the original repositories.
-TASKS = {"sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
+SHIPPED_TASKS = {  # modules of this package
+    "sudoku": "sudoku_task", "maze": "maze_task", "arc": "arc_pipeline", "light_up": "light_up",
+    "coloring": "coloring",
+}  # fmt: skip
+MAX_NODES = 100_000  # a Sudoku search with this many nodes takes a few minutes
 
-
-def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
-    """Guess the task, grid shape and box shape. A "generic" board is square if possible, else 1 x seq_len."""
-    task = next((task for task, sizes in TASKS.items() if sizes == (seq_len, vocab_size)), "generic")
-    side = math.isqrt(seq_len)
-    return task, (side, side) if side * side == seq_len else (1, seq_len), (3, 3) if task == "sudoku" else None
-
-
-@dataclass(frozen=True)
-class View:
-    """Symmetry that maps a board to `symbols[board[cells]]`, with cells int [S] and symbols int [V]."""
-
-    cells: np.ndarray
-    symbols: np.ndarray
-    identifier: int = 0
-
-    def show(self, tokens: np.ndarray) -> np.ndarray:
-        """Map tokens [..., S] of the puzzle to this view."""
-        return self.symbols[tokens[..., self.cells]]
-
-    def undo(self, tokens: np.ndarray) -> np.ndarray:
-        """Map tokens [..., S] of this view back to the puzzle."""
-        original = np.empty_like(tokens)
-        original[..., self.cells] = np.argsort(self.symbols)[tokens]
-        return original
-
-    def undo_scores(self, scores: np.ndarray) -> np.ndarray:
-        """Map scores [S, V] of this view's tokens back to the puzzle."""
-        original = np.empty_like(scores)
-        original[self.cells] = scores[:, self.symbols]
-        return original
-
-
-@dataclass
-class Puzzle:
-    """Puzzle encoded as tokens. It has one question (Q = 1), except for ARC tasks with several test inputs.
-
-    Attributes:
-        questions: Tokens, int64 [Q, S]. solutions: Tokens [S] for each question, or None if unknown.
-        identifier: Row of the model's puzzle table. name, source: For ARC, the task's name and parsed content.
-    """
-
-    questions: np.ndarray
-    solutions: list[np.ndarray | None]
-    identifier: int = 0
-    name: str | None = None
-    source: Any = None
-
-
-@dataclass
-class Candidate:
-    """Candidate answer to a question, in the puzzle's original orientation.
-
-    Attributes:
-        tokens: int [S]. steps: ACT steps used. q_halt: Logit for the answer being correct.
-        trajectory: Tokens [steps, S] after each step, if requested. q_trajectory: q_halt [steps], if requested.
-        probabilities: Probabilities of the tokens [S, V], if a search needs them.
-    """
-
-    tokens: np.ndarray
-    steps: int
-    q_halt: float
-    trajectory: np.ndarray | None = None
-    q_trajectory: np.ndarray | None = None
-    probabilities: np.ndarray | None = None
-
-    @property
-    def confidence(self) -> float:
-        return float(sigmoid(self.q_halt))
-
-
-@dataclass
-class Ballot:
-    """Group of candidates with the same answer, weighted by the sum of their confidences."""
-
-    members: list[Candidate] = field(default_factory=list)
-
-    @property
-    def weight(self) -> float:
-        return sum(member.confidence for member in self.members)
-
-    @property
-    def best(self) -> Candidate:
-        return max(self.members, key=lambda member: member.confidence)
+Grids = tuple[np.ndarray, np.ndarray]  # inputs and labels [B, S]
 
 
 class PuzzleTask:
-    """Task "generic" (token lists without rules or symmetries) and base class of the other tasks."""
+    """Task "generic" (token lists without rules or symmetries) and base class of the other tasks.
+
+    A subclass states what differs. Everything but `name` is optional:
+
+    Attributes:
+        name: Value of `config.task`. A class with a name can be found by `task_class` once its module is imported.
+        title, plural: Name to display, and its plural in sentences.
+        symbols: Text of each token, from token 0, padding. Empty if boards are token ids, or if `config.symbols` has
+            them.
+        blank: Token of a cell to fill in, if there is one. Larger tokens may be filled in.
+        default_shape: Rows and columns of generated boards.
+        rules_prove: True if every answer that obeys the rules is correct.
+        reports_valid: Whether evaluations report the fraction of answers that obey the rules.
+        named_puzzles: True if puzzles have names in `identifiers.json`.
+        original_board: seq_len, vocab_size and box shape in the original repositories.
+        palette: Color of each token; without one, boards show symbols on white cells.
+        grid_lines: Whether plots with a palette separate the cells by lines.
+        legend: Meaning of the colors of the palette, for the app.
+        typed_by_cell: True if the app has an input for each cell.
+        levels: Number of difficulties of `example`.
+        praise: What the app says of an answer that obeys the rules.
+    """
 
     name = "generic"
-    has_rules = False
-    rules_prove = False  # True if every answer that obeys the rules is correct
+    title = "Puzzle"
+    plural = "puzzles"
+    symbols: ClassVar[Sequence[str]] = ()
+    blank: ClassVar[int | None] = None
+    default_shape: ClassVar[tuple[int, int] | None] = None
+    rules_prove = False
+    reports_valid = True
+    named_puzzles = False
+    original_board: ClassVar[tuple | None] = None
+    palette: ClassVar[Sequence[str]] = ()
+    grid_lines = True
+    legend: ClassVar[dict[str, str]] = {}
+    typed_by_cell = False
+    levels = 1
+    praise = "obeys the rules"
+    search_hint = ""
 
-    def __init__(self, config):
-        self.config = config
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            _register(cls)
+
+    def __init__(self, config, identifiers: Sequence[str] | None = None):
+        self.config, self.identifiers = config, identifiers
         self.seq_len, self.vocab_size = config.seq_len, config.vocab_size
         self.grid_shape = tuple(config.grid_shape) if config.grid_shape else (1, config.seq_len)
+        self.box_shape = tuple(config.box_shape) if config.box_shape else None
+        self.symbols = tuple(type(self).symbols or config.symbols or ())
+        if len(self.symbols) > self.vocab_size:
+            raise ValueError(f"vocab_size={self.vocab_size}: task={self.name!r} has {len(self.symbols)} symbols")
+
+    @property
+    def has_rules(self) -> bool:
+        return self._overrides("allowed", "violations")
+
+    @property
+    def searchable(self) -> bool:
+        return self._overrides("allowed", "search")
+
+    def _overrides(self, *names: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(PuzzleTask, name) for name in names)
+
+    @property
+    def input_hint(self) -> str:
+        """Return how to type a puzzle in the app."""
+        return f"Rows of {' '.join(self.symbols[1:])}" if self.symbols else "Token ids, separated by spaces."
 
     # reading
 
@@ -161,8 +139,18 @@ class PuzzleTask:
                 block = []
         return blocks
 
+    def puzzles_of_json(self, content: Any) -> list[Any]:
+        """Return the puzzles in a JSON value, which is a list or a single puzzle."""
+        return [content] if self.is_single(content) else content
+
+    def named_by_file(self, content: Any) -> bool:
+        """Check whether the JSON content of a file is one puzzle that takes its name from the file."""
+        return False
+
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
         """Encode the cells of a board as tokens, int64 [S]."""
+        if self.symbols:
+            return self._encode_symbols(cells)
         if isinstance(cells, str):
             text = f'task="generic" needs token ids, not the string {cells!r:.60}'
             raise ValueError(f"{text}; set config.task if the model was trained on Sudoku, mazes or ARC")
@@ -173,35 +161,254 @@ class PuzzleTask:
             raise ValueError(f"token {value} is outside the vocabulary; expected 0 to {self.vocab_size - 1}")
         return tokens.reshape(-1).astype(np.int64)
 
+    def _encode_symbols(self, cells: Any) -> np.ndarray:
+        known = {symbol: token for token, symbol in enumerate(self.symbols) if token}
+        found = cells_of(cells, self.symbols)
+        if len(found) != self.seq_len:
+            raise ValueError(f"the puzzle has {len(found)} cells; expected {self.seq_len}")
+        for place, cell in enumerate(found):
+            if cell not in known:
+                row, column = divmod(place, self.grid_shape[1])
+                where = f"row {row + 1}, column {column + 1}"
+                raise ValueError(f"{where}: {cell!r:.40} is not a symbol; expected one of {' '.join(known)!r}")
+        return np.array([known[cell] for cell in found], dtype=np.int64)
+
     # showing
 
     def grid(self, tokens: np.ndarray) -> list[list]:
-        """Return the board as a list of rows."""
+        """Return the board as a list of rows, of symbols or token ids. Tokens without a symbol show as padding."""
+        if self.symbols:
+            tokens = np.array(self.symbols)[self.legal(tokens)]
         return tokens.reshape(self.grid_shape).tolist()
+
+    @cached_property
+    def separator(self) -> str:
+        return "" if self.symbols and max(map(len, self.symbols)) == 1 else " "
 
     def text(self, tokens: np.ndarray) -> str:
         """Return the board as a string, in a form that `encode` accepts (except for task "generic")."""
-        return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
+        return "\n".join(self.separator.join(map(str, row)) for row in self.grid(tokens))
+
+    def board_text(self, grid: list[list]) -> str:
+        """Format a board, given as `grid` returns it, for a terminal."""
+        width = max((len(str(cell)) for row in grid for cell in row), default=1)
+        return "\n".join(self.separator.join(str(cell).rjust(width) for cell in row) for row in grid) or "(no grid)"
+
+    def label(self, token: int) -> str:
+        """Return the text of a cell in plots and in the app."""
+        if not self.symbols:
+            return str(token)
+        return "" if token == self.blank or token >= len(self.symbols) else self.symbols[token]
+
+    def color(self, token: int) -> str:
+        """Return the color of a cell, if the task has a palette. Tokens without a color show as padding."""
+        return self.palette[token if token < len(self.palette) else PAD_ID]
+
+    def ink(self, token: int) -> str:
+        """Return the color of a label on the color of its cell: white on dark colors, otherwise dark."""
+        red, green, blue = (int(self.color(token)[at : at + 2], 16) for at in (1, 3, 5))
+        return "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 160 else "#1f2933"
+
+    def window(self, states: np.ndarray) -> tuple[int, int]:
+        """Return the number of rows and columns to show of boards [N, S]."""
+        return self.grid_shape
+
+    def read_typed(self, text: str) -> Any:
+        """Convert text typed in the app to a form that `read` accepts."""
+        if self.symbols:
+            return text
+        words = text.split()
+        for word in words:
+            if not word.isdecimal():
+                raise ValueError(f"{word!r:.40} is not a token id; expected {self.seq_len} numbers")
+        return [int(word) for word in words]
+
+    def read_cell(self, text: str, cell: int) -> Any:
+        """Convert the text typed into one cell, if the app has an input for each cell."""
+        return text
+
+    def answer_text(self, result: dict[str, Any]) -> str:
+        """Return the answer in a result as text to copy from the app."""
+        return result["text"]
+
+    def example(self, level: int, seed: int) -> np.ndarray | str:
+        """Return an example, tokens [S] or typed text, determined by the seed. Level 0 is the easiest."""
+        rng = np.random.default_rng(seed)
+        if self.generates:
+            return self.generate(level / 2, rng)[0]
+        return rng.integers(1 if self.symbols else 0, len(self.symbols) or self.vocab_size, self.seq_len)
+
+    def card(self) -> dict[str, str]:
+        """Return values for the model card: an example puzzle and its token ids in Python, and what tokens mean."""
+        if not self.symbols:
+            meaning = f"0 to {self.vocab_size - 1}, as in training"
+            return {"example": f"[1] * {self.seq_len}", "ids": "token for token in puzzle", "meaning": meaning}
+        cells = self.example(0, 0) if self.generates else np.ones(self.seq_len, dtype=int)
+        example = json.dumps([self.symbols[cell] for cell in cells], ensure_ascii=False)
+        meaning = ", ".join(f"{token} is {symbol!r}" for token, symbol in enumerate(self.symbols) if token)
+        return {"example": example, "ids": f"{list(self.symbols)}.index(cell) for cell in puzzle", "meaning": meaning}
+
+    # rules
 
     def given(self, question: np.ndarray) -> np.ndarray:
         """Return a bool mask [S] of the cells in `question` that an answer must keep (clues, walls)."""
-        return np.zeros(len(question), dtype=bool)
+        return np.zeros(len(question), dtype=bool) if self.blank is None else question != self.blank
+
+    def fillable(self, board: np.ndarray) -> np.ndarray:
+        """Return a bool mask [S] of the cells that a puzzle may leave blank; walls, for example, are always given."""
+        return np.ones(len(board), dtype=bool)
+
+    def units(self) -> dict[str, list[list[int]]]:
+        """Return the cells of each unit by kind, such as {"row": ..., "column": ...}, for models that mix by units."""
+        return {}
+
+    def neighbours(self, marked: np.ndarray) -> np.ndarray:
+        """Count the `marked` cells, bool [S], that share a unit with each cell, once for each shared unit, int [S]."""
+        members = self._members
+        return (members.T @ (members @ marked) - members.sum(axis=0) * marked).astype(int)
+
+    @cached_property
+    def _members(self) -> np.ndarray:
+        """Return a table [units, S] that is 1 where a cell belongs to a unit."""
+        units = [unit for kind in self.units().values() for unit in kind]
+        members = np.zeros((len(units), self.seq_len), dtype=np.float32)
+        for row, unit in zip(members, units):
+            row[unit] = 1
+        return members
+
+    def allowed(self, board: np.ndarray) -> np.ndarray:
+        """Return which tokens each cell may have, given all other filled cells of `board` [S], bool [S, V].
+
+        This states the rules once: answers are checked, searched and generated with it.
+        """
+        raise NotImplementedError
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
         """List the rules that `answer` to `question` violates (both tokens [S])."""
-        return []
+        if not self._overrides("allowed"):
+            return []
+        problems, legal = [], self.legal(answer)
+        for cell in np.flatnonzero(self.wrong_cells(question, answer)):
+            row, column = divmod(int(cell), self.grid_shape[1])
+            what = "is blank" if legal[cell] <= self.blank else f"{self.symbols[legal[cell]]!r} breaks a rule"
+            changed = self.given(question)[cell] and answer[cell] != question[cell]
+            problems.append(f"row {row + 1}, column {column + 1}: {'a given cell was changed' if changed else what}")
+        return problems
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
         """Check which `answers` to `questions` (both tokens [N, S]) obey all rules, bool [N]."""
         return np.array([not self.violations(*pair) for pair in zip(questions, answers)], dtype=bool)
 
+    def wrong_cells(self, question: np.ndarray, answer: np.ndarray) -> np.ndarray:
+        """Return the cells of `answer` that violate the rules, bool [S], for plots and the app."""
+        if not self._overrides("allowed"):
+            return np.zeros(len(answer), dtype=bool)
+        legal = self.legal(answer)
+        possible = self.allowed(np.where(legal <= self.blank, self.blank, legal))
+        changed = self.given(question) & (answer != question)
+        return changed | (legal <= self.blank) | ~possible[np.arange(len(legal)), legal]
+
+    def difficulty(self, questions: np.ndarray) -> dict[str, np.ndarray]:
+        """Return measures of difficulty by name, with a number for each question [N, S]."""
+        return {}
+
+    def search(
+        self, question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES
+    ) -> SearchResult:
+        """Find the first solution of a question, tokens [S], by search. The model only orders the guesses.
+
+        The search tries the tokens of a cell in descending order of `scores` [S, V], or in ascending order if None.
+        Scores change only the number of nodes. Compare the number with and without scores to judge the model.
+        """
+        found = find(self, question, scores, max_nodes=max_nodes)
+        return SearchResult(found.boards[0] if found.boards else None, found.nodes, found.complete)
+
+    def validate_searchable(self) -> None:
+        """Raise ValueError if the task has no search."""
+        if not self.searchable:
+            raise ValueError(f"search=True: the task {self.name!r} of this model has no search{self.search_hint}")
+
+    # generation
+
+    @property
+    def generates(self) -> bool:
+        return self._overrides("allowed", "generate")
+
+    def generate(self, level: float, rng: np.random.Generator) -> Grids:
+        """Draw a puzzle with a unique solution, as tokens [S] each. Level 0 is the easiest, level 1 the hardest.
+
+        By default, a solution is found by a search that guesses at random, and cells are emptied while the solution
+        stays unique.
+        """
+        blank = np.full(self.seq_len, self.blank)
+        solution = find(self, blank, rng.random((self.seq_len, self.vocab_size))).boards[0]
+        return dig(self, solution, level, rng), solution
+
+    def canonical_form(self, board: np.ndarray) -> bytes:
+        """Return a key that identifies a board up to its symmetries."""
+        return min(view.show(board).astype(np.int8).tobytes() for view in self.symmetries())
+
+    # symmetries
+
+    def symmetries(self) -> list[View]:
+        """Return the symmetries of the board as views, with the identity first."""
+        return [View(np.arange(self.seq_len), np.arange(self.vocab_size))]
+
+    def reflections(self) -> list[View]:
+        """Return the rotations and reflections of the board: eight if it is square, otherwise four."""
+        cells, symbols = np.arange(self.seq_len).reshape(self.grid_shape), np.arange(self.vocab_size)
+        return [View(dihedral(cells, one).reshape(-1), symbols) for one in box_symmetries(self.grid_shape)]
+
+    def symmetry_keys(self) -> int:
+        """Return how many random keys `symmetric_copies` needs per row, or raise ValueError without symmetries."""
+        if len(self.symmetries()) < 2:
+            raise ValueError(
+                f"augment=true: task {self.name!r} has no known symmetries; use --augment false, or correct the "
+                f"config's task if it should be one of {', '.join(SHIPPED_TASKS)}"
+            )
+        return 1
+
+    def random_symmetries(self, keys: np.ndarray) -> Grids:
+        """Return the cells [B, S] and symbols [B, V] of views chosen by random keys, uint64 [B, symmetry_keys()].
+
+        Override this method and `symmetry_keys` if there are too many symmetries to list.
+        """
+        cells, symbols = self._tables
+        chosen = (keys[:, 0] % np.uint64(len(cells))).astype(np.intp)
+        return cells[chosen], symbols[chosen]
+
+    def symmetric_copies(self, grids: Grids, keys: np.ndarray) -> Grids:
+        """Apply the symmetries of `random_symmetries` to the grids of each row."""
+        cells, symbols = self.random_symmetries(keys)
+        return tuple(map_tokens(take(grid, cells), symbols) for grid in grids)
+
+    @cached_property
+    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+        views = self.symmetries()
+        return np.stack([view.cells for view in views]), np.stack([view.symbols for view in views]).astype(np.int32)
+
     # voting
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
         """Return `votes` views of the puzzle. The first view is the puzzle itself."""
-        if votes > 1:
+        views = self.symmetries()
+        if self._overrides("random_symmetries"):
+            drawn = self.random_symmetries(
+                rng.integers(2**63, size=(votes - 1, self.symmetry_keys()), dtype=np.uint64)
+            )
+            views += [View(*pair) for pair in zip(*drawn)]
+        if votes > 1 == len(views):
             raise ValueError(f'votes={votes}: task="{self.name}" has no known symmetries; use restarts instead')
-        return [View(np.arange(self.seq_len), np.arange(self.vocab_size), puzzle.identifier)]
+        if votes > len(views):
+            raise ValueError(
+                f"votes={votes}: task={self.name!r} on boards of {self.grid_shape[0]} x {self.grid_shape[1]} has only "
+                f"{len(views)} symmetries; use votes={len(views)}, and increase restarts for more candidates"
+            )
+        return [replace(view, identifier=puzzle.identifier) for view in views[:votes]]
+
+    def voting(self, data: str, names: Sequence[str]) -> Any:
+        """Return a vote counter for the rows of a data set, such as `ArcVoting`, or None."""
+        return None
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
         """Group equal answers and sort the groups by descending sum of confidences, then by their first view."""
@@ -237,129 +444,35 @@ class PuzzleTask:
     def _extend(self, result: dict[str, Any], ranked: list[Ballot], solution: np.ndarray | None) -> dict[str, Any]:
         return result
 
-    def _legal(self, tokens: np.ndarray) -> np.ndarray:
-        """Replace tokens that the task does not use with padding, if the model's vocabulary is larger."""
-        return np.where(tokens < self.num_tokens, tokens, PAD_ID)
+    def legal(self, tokens: np.ndarray) -> np.ndarray:
+        """Replace tokens that have no symbol with padding, if the model's vocabulary is larger."""
+        return np.where(tokens < (len(self.symbols) or self.vocab_size), tokens, PAD_ID)
 
 
-class SudokuTask(PuzzleTask):
-    """Task "sudoku" of size 4, 6 or 9, with views that permute digits, rows, columns, bands and stacks."""
-
-    name = "sudoku"
-    has_rules = rules_prove = True
-
-    def __init__(self, config):
-        super().__init__(config)
-        side = round(config.seq_len**0.5)
-        self.board = sudoku_rules.sudoku_shape(side)
-        self.grid_shape = (side, side)
-        if self.board.cells != config.seq_len or config.vocab_size < self.board.vocab_size:
-            raise ValueError(
-                f"seq_len={config.seq_len}, vocab_size={config.vocab_size}: task='sudoku' of {side} x {side} needs "
-                f"seq_len={self.board.cells}, vocab_size={self.board.vocab_size}"
-            )
-        if config.box_shape and tuple(config.box_shape) != self.board.box_shape:
-            raise ValueError(f"box_shape={config.box_shape}: must be {list(self.board.box_shape)}; correct the config")
-
-    def split(self, text: str) -> list[Any]:
-        return split_boards(text, self.board.size)
-
-    def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
-        return sudoku_rules.encode(cells, self.board.size).astype(np.int64)
-
-    def grid(self, tokens: np.ndarray) -> list[list]:
-        return sudoku_rules.to_board(self.text(tokens)).reshape(self.grid_shape).tolist()
-
-    def text(self, tokens: np.ndarray) -> str:
-        return sudoku_rules.decode(self._legal(tokens))
-
-    def given(self, question: np.ndarray) -> np.ndarray:
-        return question > BLANK
-
-    def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        return sudoku_rules.validate_solution(self.text(question), self.text(answer))
-
-    def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Check the same rules as `violations`, but fast enough to call after each ACT step."""
-        return sudoku_rules.obey_rules(questions.astype(int) - DIGIT_OFFSET, answers.astype(int) - DIGIT_OFFSET)
-
-    def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
-        unchanged = super().views(puzzle, 1, rng)
-        drawn = zip(*sudoku.random_symmetries(self.board, votes - 1, rng))
-        symbols = np.arange(self.vocab_size)
-        first = 1 + DIGIT_OFFSET  # the token of digit 1
-        others = symbols[first + self.board.size :]
-        return unchanged + [
-            View(cells, np.concatenate([symbols[:first], digits[1:] + DIGIT_OFFSET, others]), puzzle.identifier)
-            for digits, cells in drawn
-        ]
-
-    @property
-    def num_tokens(self) -> int:
-        return self.board.vocab_size
+REGISTERED: dict[str, type[PuzzleTask]] = {PuzzleTask.name: PuzzleTask}  # see task_registry.py
 
 
-class MazeTask(PuzzleTask):
-    """Task "maze", with the eight symmetries of a square or the four of a rectangle as views."""
-
-    name = "maze"
-    has_rules = rules_prove = True
-    num_tokens = maze.VOCAB_SIZE
-
-    def __init__(self, config):
-        super().__init__(config)
-        if config.vocab_size < maze.VOCAB_SIZE:
-            raise ValueError(f"vocab_size={config.vocab_size}: must be >= {maze.VOCAB_SIZE} for task='maze'")
-        if not config.grid_shape:
-            side = round(config.seq_len**0.5)
-            if side**2 != config.seq_len:
-                raise ValueError(f"seq_len={config.seq_len}: not a square maze; set grid_shape in the config")
-            self.grid_shape = (side, side)
-
-    def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
-        tokens = maze.encode(cells, self.grid_shape)
-        if not is_solution:
-            maze.endpoints(tokens)
-            if np.isin(tokens, (maze.PAD, maze.PATH)).any():
-                raise ValueError("the maze has 'o' or padding; a puzzle has only walls '#', open cells ' ', S and G")
-        return tokens.reshape(-1).astype(np.int64)
-
-    def grid(self, tokens: np.ndarray) -> list[list]:
-        text = maze.decode(self._legal(tokens))
-        return [list(text[start : start + self.grid_shape[1]]) for start in range(0, len(text), self.grid_shape[1])]
-
-    def text(self, tokens: np.ndarray) -> str:
-        return "\n".join("".join(row) for row in self.grid(tokens))
-
-    def given(self, question: np.ndarray) -> np.ndarray:
-        return question != maze.OPEN
-
-    def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        return maze.validate_solution(question, self._legal(answer), self.grid_shape)
-
-    def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
-        transforms = box_symmetries(self.grid_shape)
-        if votes > len(transforms):
-            raise ValueError(
-                f"votes={votes}: a maze of {self.grid_shape[0]} x {self.grid_shape[1]} has only {len(transforms)} "
-                f"symmetries; use votes={len(transforms)}, and increase restarts for more candidates"
-            )
-        cells = np.arange(self.seq_len).reshape(self.grid_shape)
-        symbols = np.arange(self.vocab_size)
-        return [View(dihedral(cells, t).reshape(-1), symbols, puzzle.identifier) for t in transforms[:votes]]
+def _register(task: type[PuzzleTask]) -> None:
+    """Register a named task. A task may replace one of the same name, as in a notebook, but not a shipped one."""
+    shipped = SHIPPED_TASKS.get(task.name)
+    if task.name == PuzzleTask.name or (shipped and task.__module__ != f"{__package__}.{shipped}"):
+        raise ValueError(f"name={task.name!r}: hrm_hf has a task with this name; use another name for {task.__name__}")
+    REGISTERED[task.name] = task
 
 
-def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:
-    """Group equal answers, keyed by the bytes of their tokens as int64."""
-    groups: dict[bytes, Ballot] = {}
-    for candidate in candidates:
-        groups.setdefault(candidate.tokens.astype(np.int64).tobytes(), Ballot()).members.append(candidate)
-    return groups
+def cells_of(board: Any, symbols: Sequence[str] = ()) -> list[str]:
+    """Split a board, given as text or nested lists, into the text of its cells.
 
-
-def sigmoid(logits: np.ndarray | float) -> np.ndarray:
-    """Compute 1 / (1 + exp(-x)) in float64 without overflow."""
-    return np.exp(-np.logaddexp(0.0, -np.asarray(logits, dtype=np.float64)))
+    A text has cells of one character, or words if a symbol is longer. Spaces between one-character cells are skipped
+    unless a space is a symbol.
+    """
+    if isinstance(board, (list, tuple, np.ndarray)):
+        return [cell for part in board for cell in cells_of(part, symbols)]
+    if not isinstance(board, str) or board in symbols:
+        return [str(board)]
+    if any(len(symbol) > 1 for symbol in symbols):
+        return board.split()
+    return [cell for cell in board if cell not in "\r\n" and (cell != " " or " " in symbols)]
 
 
 def _length(part: Any) -> int:
@@ -369,52 +482,12 @@ def _length(part: Any) -> int:
     return len(part) if isinstance(part, str) else 1
 
 
-MAX_NODES = 100_000  # a search with this many nodes takes a few minutes
+def map_tokens(grids: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Look up the tokens of grids [B, S] in each row's table [B, V], leaving ignored labels unchanged."""
+    ignored = grids == IGNORE_LABEL
+    return np.where(ignored, grids, take(tokens, np.where(ignored, 0, grids)))
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """Result of a search: solution (int64 [S] or None), boards visited, and whether the search was complete."""
-
-    tokens: np.ndarray | None
-    nodes: int
-    complete: bool
-
-
-def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES) -> SearchResult:
-    """Find the first solution of a Sudoku, tokens [S], by search. The model only orders the guesses.
-
-    The search tries the digits of a cell in descending order of `scores` [S, V], or in ascending order if None. Scores
-    change only the number of nodes. Compare the number with and without scores to judge the model.
-    """
-    board = to_board(decode(question))
-    first = 1 + DIGIT_OFFSET  # the token of digit 1
-    digits = None if scores is None else scores[None, :, first : first + round(len(board) ** 0.5)]
-    found = search(board[None], scores=digits, max_nodes=max_nodes)
-    tokens = found.solutions[0, 0].astype(np.int64) + DIGIT_OFFSET if found.counts[0] else None
-    return SearchResult(tokens, int(found.nodes[0]), bool(found.complete[0]))
-
-
-def validate_searchable(task_name: str) -> None:
-    """Raise ValueError if `search_sudoku` cannot solve the task."""
-    if task_name != "sudoku":
-        hint = "; use hrm_hf.puzzles.maze.mark_shortest_path" if task_name == "maze" else ""
-        raise ValueError(f"search works only for Sudoku, but this model's task is {task_name!r}{hint}")
-
-
-def search_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
-    """Search with the model's probabilities [S, V]. Return the entries to update in the pipeline's result."""
-    question, solution = puzzle.questions[0], puzzle.solutions[0]
-    found, plain = search_sudoku(question, scores), search_sudoku(question)
-    report = {
-        "solved": found.tokens is not None,
-        "complete": found.complete,
-        "nodes": found.nodes,
-        "nodes_without_model": plain.nodes,
-    }
-    if found.tokens is None:  # keep the model's answer and its violations
-        return {"search": report}
-    answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
-    if solution is not None:
-        answer["correct"] = bool((found.tokens == solution).all())
-    return {**answer, "search": report}
+def take(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Return the same as `np.take_along_axis(values, index, axis=1)`, in half the time."""
+    return values.reshape(-1)[index + (np.arange(len(values)) * values.shape[1])[:, None]]

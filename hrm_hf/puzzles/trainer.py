@@ -29,6 +29,8 @@ from .build import ensure_built
 from .dataloader import CarryDataLoader, DifficultyPool, LateStarts, PuzzleRows, RandomSymmetries
 from .dataset import IDENTIFIERS_FILE, load_identifiers, load_puzzle_dataset, load_puzzle_info, match_identifiers
 from .evaluation import evaluate_puzzles, with_bounds
+from .options import import_task
+from .task_registry import puzzle_task
 
 
 class PuzzleTrainer(HrmTrainer):
@@ -112,7 +114,7 @@ class PuzzleTrainer(HrmTrainer):
             rank=args.process_index,
             world_size=args.world_size,
             drop_unplaced_rows=args.drop_unplaced_rows,
-            symmetries=RandomSymmetries(self.model.config, seed) if args.augment else None,
+            symmetries=RandomSymmetries(puzzle_task(self.model.config), seed) if args.augment else None,
             pool=DifficultyPool(rows, args.difficulty_ramp) if args.difficulty == "hard_first" else None,
             late_starts=LateStarts(seed, args.late_starts, args.late_start_max_steps) if args.late_starts else None,
         )
@@ -281,6 +283,7 @@ class PuzzleRun(TrainingRun):
             raise ValueError("freeze_weights=True: trains only the puzzle table, no adapters; remove it or lora_rank")
 
     def load_data(self) -> None:
+        import_task(self.data_args.task)
         with self.args.main_process_first(desc="building the data set"):
             ensure_built(self.data_args.data_path, self.data_args.build_data)
         self.info = load_puzzle_info(self.data_args.data_path)

@@ -18,7 +18,6 @@ from hrm_hf.app.limits import MAX_PUZZLE_TEXT, checked
 from hrm_hf.app.maps_tab import infer, map_image, posterior_image, posterior_rows, read_map, sample_map, true_values
 from hrm_hf.app.puzzle_tab import (
     SolvedBoard,
-    answer_text,
     board_html,
     caption,
     confidence_chart,
@@ -46,8 +45,7 @@ from hrm_hf.models.processing_hrm_go_coder import Feedback
 from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
 from hrm_hf.puzzles import maze, sudoku_rules
 from hrm_hf.puzzles.options import shipped_model
-from hrm_hf.puzzles.plots import wrong_cells
-from hrm_hf.puzzles.tasks import MazeTask, SudokuTask
+from hrm_hf.puzzles.task_registry import puzzle_task
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 from hrm_hf.text.options import WriteText
 
@@ -84,7 +82,7 @@ def test_a_typed_board_is_answered_as_the_pipeline_answers_it(solver):
     (board,) = solve_board(solver, typed, votes=2, seed=3)
     expected = solver("1.....3..4.....2", votes=2, seed=3)
     assert board.result["grid"] == expected["grid"]
-    assert answer_text("sudoku", board.result).replace("\n", "") == expected["text"].replace(".", "0")
+    assert solver.puzzle_task.answer_text(board.result).replace("\n", "") == expected["text"].replace(".", "0")
     assert board.last_step == expected["steps"]
     assert solver.puzzle_task.text(board.states[-1]) == expected["text"]
     assert solve_board(solver, "1.....3..4.....2", votes=2, seed=3)[0].result == board.result  # a string, not a list
@@ -114,7 +112,7 @@ def test_the_rendered_board_marks_given_changed_and_wrong_cells(solver):
         tokens = board.states[step]
         assert len(classes) == 16
         assert [("given" in found) for found in classes] == [True, *[False] * 15]
-        wrong = wrong_cells(task, board.puzzle, tokens) if step else np.zeros(16, bool)
+        wrong = task.wrong_cells(board.puzzle, tokens) if step else np.zeros(16, bool)
         changed = (tokens != board.states[step - 1]) & ~wrong if step > 1 else np.zeros(16, bool)
         changed[0] = False  # the clue
         assert [("wrong" in found) for found in classes] == wrong.tolist()
@@ -125,12 +123,12 @@ def test_the_rendered_board_marks_given_changed_and_wrong_cells(solver):
 
 def test_a_given_cell_is_never_marked_as_changed():
     """A clue that the model overwrites is shown as wrong, and once it is restored, as given, not as changed."""
-    sudoku_task = SudokuTask(every.model("hrm_puzzle", task="sudoku").config)
+    sudoku_task = puzzle_task(every.model("hrm_puzzle", task="sudoku").config)
     given, other = sudoku_task.encode("1" + "." * 15), sudoku_task.encode("21" + "." * 14)
     board = SolvedBoard(np.array([given, other, given, other]), [0.5] * 3, {})
     marks = [re.findall(r'<span class="([^"]*)"', board_html(sudoku_task, board, step))[:2] for step in (2, 3)]
     assert marks == [["given", "filled wrong box-right"], ["given wrong", "filled changed box-right"]]
-    maze_task = MazeTask(every.model("trm_puzzle", task="maze", seq_len=30, grid_shape=[5, 6], vocab_size=6).config)
+    maze_task = puzzle_task(every.model("trm_puzzle", task="maze", seq_len=30, grid_shape=[5, 6], vocab_size=6).config)
     walls = maze_task.encode("S ####" + "\n######" * 3 + "\n#####G")
     opened = np.where(np.arange(30) == 2, maze.OPEN, walls)
     board = SolvedBoard(np.array([walls, opened, walls]), [0.5] * 2, {})

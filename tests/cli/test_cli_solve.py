@@ -16,11 +16,10 @@ from hrm_hf.cli import app, ask
 from hrm_hf.hub.cards import END, START, new_card_text, record_evaluation
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import build_arc, parse_task, save_arc_dataset
-from hrm_hf.puzzles.arc_pipeline import puzzle_task
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, save_puzzle_dataset
 from hrm_hf.puzzles.options import SolvePuzzles, shipped_model
 from hrm_hf.puzzles.pipeline import puzzles_of_text
-from hrm_hf.puzzles.solve import text_board
+from hrm_hf.puzzles.task_registry import puzzle_task
 
 
 TINY = {
@@ -171,10 +170,11 @@ def test_blank_rows_of_a_maze_on_stdin_do_not_end_it():
 
 def test_boards_are_drawn_with_box_lines():
     grid = (np.arange(36).reshape(6, 6) % 7).tolist()
-    lines = text_board(grid, HrmPuzzleConfig(task="sudoku", seq_len=36, vocab_size=8)).splitlines()
+    lines = puzzle_task(HrmPuzzleConfig(task="sudoku", seq_len=36, vocab_size=8)).board_text(grid).splitlines()
     assert lines[:2] == ["+-------+-------+", "| . 1 2 | 3 4 5 |"] and len(lines) == 10
     maze_grid = [list(maze.decode(row)) for row in next(iter(maze.generate(5, 5, 1)))[0]]
-    assert text_board(maze_grid, HrmPuzzleConfig(task="maze", seq_len=25)).splitlines()[0] == "".join(maze_grid[0])
+    task = puzzle_task(HrmPuzzleConfig(task="maze", seq_len=25))
+    assert task.board_text(maze_grid).splitlines()[0] == "".join(maze_grid[0])
 
 
 def test_eval_writes_results_and_a_plot(model, data, tmp_path):

@@ -75,6 +75,7 @@ def checkpoints(tmp_path_factory) -> Path:
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     every.model("hrm_lm", **ids).save_pretrained(folder / "runs" / "hrm_lm_shakespeare")
     tokenizer.save_pretrained(folder / "runs" / "hrm_lm_shakespeare")
+    (folder / "queens.py").write_text(docs_pages.blocks("docs/your_own_puzzle.md", "python")[0].text)
     (folder / "input.txt").write_text("To be, or not to be: that is the question.\n" * 200)
     fits = pytest.importorskip("astropy.io.fits")
     fits.writeto(folder / "map.fits", np.random.default_rng(0).normal(0, 1, (16, 16)).astype(np.float32))
@@ -179,6 +180,20 @@ def test_the_commands_of_the_retrofit_guide_run_in_order_in_fresh_processes(chec
     download, *commands = docs_pages.shell_commands(block.replace("HuggingFaceTB/SmolLM2-135M", "models/llama"))
     commands[1] += ("--max_steps", "2")
     assert download[0] == "curl" and "modeling_hrm_lm.py" in run_commands(commands, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_puzzle_guide_run_in_order_in_fresh_processes(checkpoints, tmp_path):
+    """From the task's file, or pairs, to a push; only training and data are shortened."""
+    page = "docs/your_own_puzzle.md"
+    shutil.copy(checkpoints / "queens.py", tmp_path)
+    (tmp_path / "queens.yaml").write_text(docs_pages.blocks(page, "yaml")[0].text)
+    write_pairs = docs_pages.blocks(page, "python")[-1].text
+    for block, first in zip(docs_pages.blocks(page, "bash"), ([], [("python", "-c", write_pairs)])):
+        text = block.text.replace(" training/", f" {ROOT}/training/").replace("--num-train 4000", "--num-train 40")
+        commands = docs_pages.shell_commands(text.replace("--num-test 400", "--num-test 20"))
+        commands[1] += ("--max_steps", "2", "--warmup_steps", "1", "--torch_compile", "false")
+        assert "modeling_se_rrm_puzzle.py" in run_commands([*first, *commands], tmp_path)
 
 
 def test_every_recipe_is_named_in_some_page():

@@ -5,13 +5,13 @@ import pytest
 from PIL import Image
 
 from hrm_hf import HrmPuzzleConfig
-from hrm_hf.puzzles import maze, sudoku_generation, sudoku_rules
+from hrm_hf.puzzles import maze, sudoku_generation
 from hrm_hf.puzzles.arc_grids import encode_grid
-from hrm_hf.puzzles.arc_pipeline import puzzle_task
-from hrm_hf.puzzles.plots import MAX_PANELS, _Boards, _clashes, changed_cells, plot_trajectory
+from hrm_hf.puzzles.plots import MAX_PANELS, _Boards, changed_cells, plot_trajectory
+from hrm_hf.puzzles.task_registry import puzzle_task
 
 
-SUDOKU = HrmPuzzleConfig(task="sudoku", grid_shape=[4, 4], seq_len=16, vocab_size=6)
+SUDOKU = puzzle_task(HrmPuzzleConfig(task="sudoku", grid_shape=[4, 4], seq_len=16, vocab_size=6))
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +47,14 @@ def test_long_trajectories_are_thinned_but_keep_the_last_step(board, tmp_path, m
 
 def test_without_a_solution_clashes_and_changed_clues_are_wrong(board):
     puzzle, solution = board
-    shape = sudoku_rules.sudoku_shape(4)
-    assert not _clashes(solution, puzzle, shape).any()
+    assert not SUDOKU.wrong_cells(puzzle, solution).any()
     clue, free = np.flatnonzero(puzzle > 1)[0], np.flatnonzero(puzzle == 1)[0]
     changed = solution.copy()
     changed[clue] = solution[clue] % 4 + 2
-    assert _clashes(changed, puzzle, shape)[clue]
+    assert SUDOKU.wrong_cells(puzzle, changed)[clue]
     blank = solution.copy()
     blank[free] = 1
-    assert np.flatnonzero(_clashes(blank, puzzle, shape)).tolist() == [free]
+    assert np.flatnonzero(SUDOKU.wrong_cells(puzzle, blank)).tolist() == [free]
 
 
 def test_a_clue_that_is_put_back_is_not_marked_as_changed(board):
@@ -63,9 +62,9 @@ def test_a_clue_that_is_put_back_is_not_marked_as_changed(board):
     clue, free = np.flatnonzero(puzzle > 1)[0], np.flatnonzero(puzzle == 1)[0]
     overwritten = solution.copy()
     overwritten[[clue, free]] = solution[[clue, free]] % 4 + 2
-    states, task = np.stack([puzzle, overwritten, solution]), puzzle_task(SUDOKU)
-    assert np.flatnonzero(changed_cells(task, states, 2)).tolist() == [free]
-    assert not changed_cells(task, states, 1).any()
+    states = np.stack([puzzle, overwritten, solution])
+    assert np.flatnonzero(changed_cells(SUDOKU, states, 2)).tolist() == [free]
+    assert not changed_cells(SUDOKU, states, 1).any()
 
 
 def test_with_a_solution_cells_that_differ_are_wrong(board):
@@ -89,7 +88,7 @@ def test_other_tasks_are_drawn(task, tmp_path):
     else:
         puzzle, solution = np.arange(6), np.arange(6)[::-1]
         config = HrmPuzzleConfig(grid_shape=[2, 3], seq_len=6)
-    path = plot_trajectory(puzzle, np.stack([puzzle, solution]), config, tmp_path / "a.png", title=task)
+    path = plot_trajectory(puzzle, np.stack([puzzle, solution]), puzzle_task(config), tmp_path / "a.png", title=task)
     with Image.open(path) as image:
         assert image.format == "PNG"
 

@@ -14,7 +14,7 @@ from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, PuzzleSolvingPipeline, TrmPuzzleForSolving
 from hrm_hf.puzzles import maze, sudoku_generation, sudoku_rules
 from hrm_hf.puzzles.arc_grids import FRAME, SEQ_LEN, crop_prediction, encode_grid
-from hrm_hf.puzzles.arc_pipeline import puzzle_task
+from hrm_hf.puzzles.task_registry import puzzle_task
 
 
 PUZZLE_9 = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"

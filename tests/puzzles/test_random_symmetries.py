@@ -3,6 +3,7 @@
 Referees: the Sudoku rules, `dihedral` for mazes, the ARC encoder, and counts.
 """
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from hrm_hf.puzzles.dataset import IGNORE_LABEL
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.sudoku_generation import generate
 from hrm_hf.puzzles.sudoku_rules import BOX_SHAPES, DIGIT_OFFSET, validate_solution
+from hrm_hf.puzzles.task_registry import puzzle_task
 
 
 PINNED = [[3370201870272828264, 3563684007782942589], [17261686997450993842, 8053421937255753335]]
@@ -26,7 +28,8 @@ def board(task="sudoku", size=9, **fields) -> SimpleNamespace:
     defaults = {"task": task, "grid_shape": [size, size], "box_shape": None, "vocab_size": 6, "puzzle_emb_ndim": 0}
     if task == "sudoku":
         defaults |= {"box_shape": list(BOX_SHAPES[size]), "vocab_size": size + 2}
-    return SimpleNamespace(**{**defaults, **fields})
+    fields = {**defaults, **fields}
+    return SimpleNamespace(seq_len=math.prod(fields["grid_shape"]), num_puzzle_identifiers=1, symbols=None, **fields)
 
 
 def drawn(config, inputs, labels=None, positions=None, seed=0) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +39,7 @@ def drawn(config, inputs, labels=None, positions=None, seed=0) -> tuple[np.ndarr
     rows = {
         name: torch.from_numpy(np.tile(grid, (len(positions), 1)).astype(np.int32)) for name, grid in grids.items()
     }
-    made = RandomSymmetries(config, seed)(rows, positions)
+    made = RandomSymmetries(puzzle_task(config), seed)(rows, positions)
     assert {tensor.dtype for tensor in made.values()} == {torch.int32}
     return made["input_ids"].numpy(), made["labels"].numpy()
 
@@ -85,7 +88,8 @@ def test_each_row_has_its_own_symmetry_and_ignored_labels_stay():
         "input_ids": torch.from_numpy(puzzles.astype(np.int32)),
         "labels": torch.from_numpy(labels.astype(np.int32)),
     }
-    made = RandomSymmetries(config, 0)({**rows, "puzzle_identifiers": torch.tensor([4, 7])}, np.array([8, 3]))
+    rows["puzzle_identifiers"] = torch.tensor([4, 7])
+    made = RandomSymmetries(puzzle_task(config), 0)(rows, np.array([8, 3]))
     for row, position in enumerate((8, 3)):
         alone = drawn(config, puzzles[row], labels[row], np.array([position]))
         assert made["input_ids"][row].tolist() == alone[0][0].tolist()
@@ -152,14 +156,16 @@ def test_an_arc_pair_without_an_answer_stays_without_one():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (board("arc", puzzle_emb_ndim=8), "ARC .*--num-aug N.*puzzle_emb_ndim=0"),
+        (
+            board("arc", grid_shape=[FRAME, FRAME], vocab_size=12, puzzle_emb_ndim=8),
+            "ARC .*--num-aug N.*puzzle_emb_ndim=0",
+        ),
         (board("generic"), "'generic' .*--augment false.*sudoku, maze, arc"),
-        (board(box_shape=None), "augment=true: .*box_shape"),
     ],
 )
 def test_boards_without_known_symmetries_are_rejected(config, message):
     with pytest.raises(ValueError, match=message):
-        RandomSymmetries(config, 0)
+        RandomSymmetries(puzzle_task(config), 0)
 
 
 # ---- random draws ----
@@ -175,7 +181,7 @@ def test_keys_are_machine_independent_and_depend_on_every_argument():
 
 def stream(slots=4, seed=0, **options) -> CarryDataLoader:
     splits, _ = generated_sudoku(4, num_train=12, num_test=1)
-    symmetries = RandomSymmetries(board(size=4), seed)
+    symmetries = RandomSymmetries(puzzle_task(board(size=4)), seed)
     return CarryDataLoader(PuzzleRows(splits["train"]), slots, seed, symmetries=symmetries, **options)
 
 

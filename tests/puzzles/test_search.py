@@ -14,7 +14,7 @@ from hrm_hf.cli import app
 from hrm_hf.puzzles import maze, sudoku, sudoku_rules
 from hrm_hf.puzzles.dataset import save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
-from hrm_hf.puzzles.tasks import search_sudoku
+from hrm_hf.puzzles.task_registry import puzzle_task
 
 
 # Rated boards of the Sudoku Exchange puzzle bank (public domain), with their solutions. Singles solve none. For the
@@ -36,6 +36,13 @@ def model_for(task, rows, columns, vocab_size):
     shape = {"task": task, "grid_shape": [rows, columns], "seq_len": rows * columns, "vocab_size": vocab_size}
     torch.manual_seed(0)
     return HrmPuzzleForSolving(HrmPuzzleConfig(**TINY, puzzle_emb_ndim=8, **shape))
+
+
+def search_sudoku(question, scores=None, **options):
+    side = round(len(question) ** 0.5)
+    return puzzle_task(HrmPuzzleConfig(task="sudoku", seq_len=len(question), vocab_size=side + 2)).search(
+        question, scores, **options
+    )
 
 
 def tokens(board):
@@ -134,12 +141,12 @@ def test_a_board_without_a_solution_keeps_the_models_answer_and_violations():
 
 def test_search_is_rejected_for_mazes_and_generic_tokens():
     task, _ = next(iter(maze.generate(7, 7, 1)))
-    with pytest.raises(ValueError, match=r"search .*'maze'.*mark_shortest_path"):
+    with pytest.raises(ValueError, match=r"search=True: .*'maze'.*mark_shortest_path"):
         PuzzleSolvingPipeline(model_for("maze", 7, 7, 6))([maze.decode(row) for row in task], search=True)
     generic = model_for("generic", 2, 3, 5)
-    with pytest.raises(ValueError, match=r"search .*'generic'"):
+    with pytest.raises(ValueError, match=r"search=True: .*'generic'"):
         PuzzleSolvingPipeline(generic)([0, 1, 2, 3, 4, 0], search=True)
-    with pytest.raises(ValueError, match=r"search .*'generic'"):
+    with pytest.raises(ValueError, match=r"search=True: .*'generic'"):
         evaluate_puzzles(generic, [[0] * 6], [[0] * 6], search=True)
 
 

@@ -198,13 +198,11 @@ def test_valid_values_are_answered(page):
 
 
 def test_deeply_nested_task_is_rejected():
-    from types import SimpleNamespace
+    from hrm_hf import HrmPuzzleConfig
+    from hrm_hf.puzzles.tasks import puzzle_task
 
-    from hrm_hf.app.puzzle_tab import read_board
-
-    solver = SimpleNamespace(puzzle_task=SimpleNamespace(name="arc"))
     with pytest.raises(ValueError, match="nested too deep"):
-        read_board(solver, "[" * 90_000 + "]" * 90_000)
+        puzzle_task(HrmPuzzleConfig(task="arc", seq_len=900, vocab_size=12)).read_typed("[" * 90_000 + "]" * 90_000)
 
 
 # ---- bodies and files ----

@@ -1,9 +1,8 @@
 """Runs in one or two processes that a signal stops, and that resume; for tests/trainer/test_preemption.py.
 
-    torchrun --nproc_per_node 2 tests/helpers/preemption_worker.py FOLDER
+    torchrun --nproc_per_node 1 tests/helpers/preemption_worker.py FOLDER
 
-writes the results of each process to FOLDER/RANK.json, and exits like a training script that was stopped. Only the
-last process gets the signal.
+exits like a training script that was stopped.
 """
 
 import json
@@ -74,7 +73,7 @@ def logged(trainer: HrmTrainer) -> list[dict]:
 
 
 def main(folder: str) -> None:
-    torch.set_num_threads(1)
+    """Write the results of this process of a group to FOLDER/RANK.json. Only the last process gets the signal."""
     found = {}
     for kind in ("puzzle", "lm"):
         alone = make(kind, Path(folder, kind, "alone"))
@@ -93,9 +92,12 @@ def main(folder: str) -> None:
             "log": logged(resumed),
         }
     Path(folder, f"{stopped.args.process_index}.json").write_text(json.dumps(found))
-    exit_if_preempted(stopped)
 
 
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
-    main(sys.argv[1])
+    torch.set_num_threads(1)
+    trainer = make("lm", sys.argv[1])
+    trainer.add_callback(Signal(signal.SIGUSR1))
+    trainer.train()
+    exit_if_preempted(trainer)

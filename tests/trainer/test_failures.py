@@ -10,6 +10,7 @@ from hrm_hf.io.usage import UsageError, one_line_errors
 
 SCRIPT = """
 import os
+import hrm_hf_start
 from hrm_hf.io.usage import one_line_errors
 
 with one_line_errors():
@@ -19,11 +20,11 @@ with one_line_errors():
 
 def test_torchrun_reports_the_reason_below_its_own_message(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    torchrun = ["torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    torchrun = ["torch.distributed.run", "--nproc_per_node", "1", "--standalone"]
     command = [sys.executable, "-m", *torchrun, str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "error: the reason, of process " in done.stderr.partition("FAILED")[2]
+    assert "error: the reason, of process 0" in done.stderr.partition("FAILED")[2]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pathlib import Path
 import preemption_worker
 import psutil
 import pytest
+import started
 from datasets import Dataset
 from preemption_worker import STEPS, STOPPED_AT, Signal, logged, make
 from script_runs import ENVIRONMENT, PUZZLE_RECIPE, SCRIPTS, puzzle_boards, puzzle_weights, recipe_arguments
@@ -340,27 +341,27 @@ def test_script_signaled_during_imports_saves_after_its_first_step(tmp_path):
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    """Run torchrun once, and return the results of two processes, the status and the output folder."""
+    """Return the results of each of two processes."""
     out = tmp_path_factory.mktemp("two")
-    ignoring = ["sh", "-c", 'trap \'\' USR1; exec "$0" "$@"']  # as job scripts do
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    result = subprocess.run(
-        [*ignoring, *torchrun, preemption_worker.__file__, str(out)], capture_output=True, text=True, timeout=300,
-        env={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(out / "stopped")},
-    )  # fmt: skip
-    found = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
-    return found, result, out
+    result = started.run(preemption_worker.main, str(out), processes=2)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("kind", ["puzzle", "lm"])
 def test_signal_to_one_process_stops_both_at_the_same_step_and_they_resume(two_processes, kind):
-    for one in (process[kind] for process in two_processes[0]):
+    for one in (process[kind] for process in two_processes):
         assert one["stopped"] == [True, STOPPED_AT] and one["resumed"] == [False, STEPS]
         assert one["log"] == one["alone"]
     assert len(one["alone"]) == STEPS
 
 
-def test_stopped_file_reports_the_preemption_that_the_launcher_hides(two_processes):
-    _, result, out = two_processes
-    assert result.returncode == 1 and (out / "stopped").exists()
+def test_stopped_file_reports_the_preemption_that_the_launcher_hides(tmp_path):
+    ignoring = ["sh", "-c", 'trap \'\' USR1; exec "$0" "$@"']  # as job scripts do
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1", "--standalone"]
+    result = subprocess.run(
+        [*ignoring, *torchrun, preemption_worker.__file__, str(tmp_path)], capture_output=True, text=True, timeout=300,
+        env={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(tmp_path / "stopped")},
+    )  # fmt: skip
+    assert result.returncode == 1 and (tmp_path / "stopped").exists()
     assert "exitcode  : 85" in result.stderr

@@ -42,7 +42,7 @@ def finished(tmp_path_factory):
     """The folder in which the page's steps ran, and the files that they pushed to the Hub."""
     folder = tmp_path_factory.mktemp("page")
     package = folder / "hrm_hf"
-    shutil.copytree(Path(hrm_hf.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(hrm_hf.__file__).parent, package)
     shutil.copytree(docs_pages.ROOT / "model_cards", folder / "model_cards")
     parts = blocks()
     for reason, text in parts.items():

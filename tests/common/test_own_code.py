@@ -20,7 +20,7 @@ from hrm_hf.models.retrofit_hrm_lm import DECODER
 
 # Runs where `import hrm_hf` fails; argv: a folder of checkpoints, each with expected.pt.
 SCRIPT = """
-import sys
+import json, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 import torch, transformers
@@ -30,10 +30,10 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     expected = torch.load(folder / "expected.pt", weights_only=True)
     source, found = folder, {}
     for target in (folder / "again", folder / "and again"):
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=True)
         base = transformers.AutoModel.from_pretrained(source, trust_remote_code=True)
         model = getattr(transformers, expected["auto_class"]).from_pretrained(source, trust_remote_code=True)
-        assert all(type(one).__module__.startswith("transformers_modules") for one in (config, base, model)), folder
+        classes = [type(one).__module__ for one in (model.config, base, model)]
+        assert all(name.startswith("transformers_modules") for name in classes), classes
         with torch.no_grad():
             loss = model(**expected["inputs"], **expected["targets"]).loss
         found[target.name] = {
@@ -41,6 +41,15 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
         }
         model.save_pretrained(target)
         source = target
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    bounded = ("halt_max_steps", "num_loops", "planner_cycles", "embedding_size", "num_error_rings")
+    name = next(each for each in bounded if each in fields)
+    file.write_text(json.dumps({**fields, name: -1}))
+    try:
+        transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    except Exception as error:
+        found[f"{name}=-1"] = str(error)
     torch.save(found, folder / "found.pt")
 """
 
@@ -80,12 +89,18 @@ def without_the_package(tmp_path_factory):
 @pytest.mark.parametrize("variant", [*every.ARCHITECTURES, *OTHERS])
 def test_a_process_without_the_package_computes_the_same_and_saves_it_again(variant, without_the_package):
     expected, found = without_the_package[variant]
-    assert found.keys() == {"again", "and again"}
-    for copy in found.values():
+    for copy in (found["again"], found["and again"]):
         assert copy.keys() == expected.keys() and len(expected) >= 4
         for name, value in expected.items():
             pair = (one.float() if one.is_floating_point() else one for one in (copy[name], value))
             assert_equal_but_for_rounding(*pair, msg=name)
+
+
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_checkpoint_code_rejects_an_impossible_config(architecture, without_the_package):
+    _, found = without_the_package[architecture]
+    ((value, error),) = (each for each in found.items() if each[0] not in ("again", "and again"))
+    assert value in error
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)

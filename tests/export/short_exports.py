@@ -6,7 +6,7 @@ import torch
 
 # Config fields that reduce repetition, because the time for an export depends on the number of operators.
 SHORTER = {
-    "hrm_puzzle": {"H_cycles": 1},
+    "hrm_puzzle": {"H_cycles": 1, "L_cycles": 1},
     "trm_puzzle": {"L_cycles": 1},
     "se_rrm_puzzle": {"H_cycles": 1, "L_cycles": 1},
     "hrm_lm": {"H_cycles": 1, "L_cycles": 1, "halt_max_steps": 2, "bp_steps": 2},

@@ -134,9 +134,9 @@ def test_the_adaptive_loop_equals_solve(exported, architecture, options):
 
 
 def test_identifiers_are_optional_and_rows_are_independent(exported):
-    model, folder = exported("trm_puzzle")
+    model, folder = exported("hrm_puzzle")
     solver = OnnxPuzzleSolver(folder / "model.onnx")
-    boards = every.inputs("trm_puzzle", rows=5)["input_ids"]
+    boards = every.inputs("hrm_puzzle", rows=5)["input_ids"]
 
     together = solver.solve(boards.numpy())
     alone = [solver.solve(board[None].numpy()) for board in boards]
@@ -284,7 +284,7 @@ def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
     ],
 )
 def test_solver_names_the_invalid_input(exported, change, message):
-    _, folder = exported("trm_puzzle")
+    _, folder = exported("hrm_puzzle")
     with pytest.raises(ValueError, match=message):
         OnnxPuzzleSolver(folder).solve(**{"input_ids": np.zeros((2, 16), int), **change})
 

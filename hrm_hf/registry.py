@@ -115,7 +115,7 @@ ABILITIES = {
     "parameter_groups": ("parameter_group",),  # parts of the model can have different learning rates
     "refinement": ("generate_with_refinement",),  # generates code, validates it, and repairs it
     "hyper_connections": ("get_detailed_mhc_metrics",),  # reports how much the residual streams amplify signals
-    "statistics": ("fit_statistics",),  # reads summary statistics of maps, scaled to the training data
+    "statistics": ("fit_statistics",),  # reads summary statistics of maps, whitened with those of the training data
 }
 
 
@@ -293,7 +293,7 @@ class NoDefaultModel:
 
 
 def _complete_push(folder: str, repo_id: str) -> None:
-    load_function("hrm_hf.hub:complete_push")(folder, repo_id)  # imported only when something is pushed
+    load_function("hrm_hf.hub:complete_push")(folder, repo_id)  # import hrm_hf.hub only for a push
 
 
 def _register() -> None:

@@ -310,7 +310,7 @@ def misspelt(architecture: str) -> None:
         except TypeError as error:
             assert "lables" in str(error), error
         else:
-            raise AssertionError(f"{type(one).__name__} accepted the misspelled argument lables= silently")
+            raise AssertionError(f"{type(one).__name__} silently accepted the misspelled argument lables=")
 
 
 @check("output_attentions gives weights or raises")

@@ -217,7 +217,7 @@ def read_boards(args: argparse.Namespace) -> tuple[Boards, torch.Tensor]:
         train_rows, test_rows, num_generated = splits["train"], splits["test"], 25
     else:
         train_rows, test_rows = (load_puzzle_dataset(args.data, name) for name in ("train", args.split))
-        num_generated = load_puzzle_info(args.data).options["num_train"]  # rated boards come after these
+        num_generated = load_puzzle_info(args.data).options["num_train"]  # generated rows come before rated ones
     train_pairs, test_pairs = (
         torch.stack([torch.tensor(rows[name][:]) for name in ("input_ids", "labels")], dim=1).sub(1).to(args.device)
         for rows in (train_rows, test_rows)

@@ -84,7 +84,7 @@ def parse() -> argparse.Namespace:
     if not args.checkpoints and not args.quick:
         parser.error("pass one or more folders of hrm_lm checkpoints, or --quick")
     if unknown := [name for name in args.exits.split(",") if name not in SWEPT]:
-        parser.error(f"--exits: {', '.join(unknown)} has no threshold; choose from {', '.join(SWEPT)}")
+        parser.error(f"--exits: no threshold for {', '.join(unknown)}; choose from {', '.join(SWEPT)}")
     if args.quick:
         args.points, args.block_size, args.bytes = 4, 64, 8192
     return args

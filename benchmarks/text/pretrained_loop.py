@@ -89,7 +89,7 @@ def difference(ours: torch.Tensor, base: torch.Tensor) -> dict:
 
 
 def damp_every_pass(model, factor: float) -> None:
-    """Let each pass p through the loop, the first included, give z + factor * (loop(z) - z)."""
+    """Make every pass through the loop, including the first, return z + factor * (loop(z) - z)."""
     loop_input = model.model.loop_input
     read, first = loop_input.forward, {}
 
@@ -163,7 +163,7 @@ def add_lora(model, seed: int):
 
 
 def build(arm: dict, source, seed: int):
-    """Return an arm's model on the source's weights, which it copies."""
+    """Return the model for an arm, initialized with a copy of the source model's weights."""
     total, (start, stop) = source.config.num_hidden_layers, LOOP
     if total < stop:  # a small model for --quick
         start, stop = 1, 2
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder or Hub name of a decoder")
     parser.add_argument("--gguf_file", help="GGUF file in that folder")
     parser.add_argument(
-        "--text", type=Path, nargs=2, required=True, help="training and validation text, or .npy files"
+        "--text", type=Path, nargs=2, required=True, help="training file and validation file: text or .npy"
     )
     parser.add_argument("--characters", type=int, default=12_000_000, help="characters to read from a text file")
     parser.add_argument("--only", nargs="+", choices=["table", "adapters", "full"], default=["table", "adapters"])

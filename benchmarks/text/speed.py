@@ -118,7 +118,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
     """
     if args.device != "cpu":
         return {name: cuda_peak(config, args, make_step) for name, config in configs.items()}
-    context = multiprocessing.get_context("forkserver")  # imports torch once; forks every measured process
+    context = multiprocessing.get_context("forkserver")  # a server that imports torch once and forks
     context.set_forkserver_preload(["torch", "transformers", "hrm_hf"])
     peaks = {}
     for name, config in configs.items():
@@ -132,7 +132,7 @@ def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
 
 
 def resident_peak(config, args, make_step, sender) -> None:
-    """Build a model, train it for three steps, and send the growth of this process's peak resident memory in MiB."""
+    """Build a model, train it for three steps, and send by how many MiB the peak resident memory grew."""
     torch.set_num_threads(args.threads)
     count_parameters(config)  # import the model's code first, so that its memory is not counted
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -25,7 +25,7 @@ from .limits import CACHE_SECONDS, PAGE_EVENT
 
 
 MAX_DATA_WORDS = 300  # characters
-# Two random tensors differ in mean or spread by at most this many standard errors, except one pair in a million.
+# Two random tensors differ in mean or spread by at most this many standard errors, except for one pair in a million.
 SAMPLING_ERRORS = 5.0
 ROUNDING = 1e-6
 UNTRAINED = '<span class="hrm-badge bad">untrained</span> Its weights are random, so its answers are meaningless.'

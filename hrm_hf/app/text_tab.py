@@ -226,7 +226,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
 
 
 def gain_rows(sites: list[dict]) -> list[list[Any]]:
-    """Return one row per layer (columns: COLUMNS): its gains, and the gains of the product of all maps so far."""
+    """Return one row per layer (columns: COLUMNS): its gains, and those of the product of all maps up to it."""
     rows = []
     for attention, feed_forward in zip(sites[::2], sites[1::2]):
         own = [max(site["forward"], site["backward"]) for site in (attention, feed_forward)]

@@ -81,7 +81,7 @@ def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
     if not force and out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"out={out}: is not empty; choose another name, or pass --force (force=True)")
     unfinished = out.with_name(f"unfinished-{out.name}")
-    if unfinished.exists():  # a killed export left it
+    if unfinished.exists():  # left behind by a killed export
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     try:

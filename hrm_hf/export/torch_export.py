@@ -64,8 +64,8 @@ def _where(condition: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -
 
 REPLACED = {
     torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # so that loading the file does not require this package
-    torch.ops.aten.cummax.default: _running_maximum,  # not in ONNX
-    torch.ops.aten.where.self: _where,  # not in ONNX Runtime for booleans
+    torch.ops.aten.cummax.default: _running_maximum,  # not an ONNX operator
+    torch.ops.aten.where.self: _where,  # ONNX Runtime does not implement it for booleans
 }
 
 

@@ -81,7 +81,7 @@ class EvaluateGo(EvaluationOptions, SamplingOptions):
         "NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz; repeat for more.", None
     )
     limit: int | None = option("Use at most N records, N trajectories, and N tasks per test set.", None, min=1)
-    max_iterations: int = option("Maximum refinement attempts; the baseline draws as many samples.", 3, min=1, max=5)
+    max_iterations: int = option("Maximum refinement attempts, and the baseline's number of samples.", 3, min=1, max=5)
     temperature: float = option("Sampling temperature.", 0.8, min=0.01)
     samples: int = option("Samples per benchmark task; 1 uses greedy decoding.", 1, min=1)
     batch_size: int = option("Sequences per batch.", 8, min=1)
@@ -130,7 +130,7 @@ class BuildGo(Options):
     deduplicate: Literal["none", "exact", "near"] = option("Duplicates to remove; near requires datasketch.", "exact")
     near_threshold: float = option("Minimum Jaccard similarity of near duplicates.", 0.85, min=0.1, max=1)
     exclude_eval: list[Path] | None = option(
-        "Evaluation file (JSON Lines); drops records that share 20 consecutive tokens with it.", None
+        "Evaluation file (JSON Lines); records that share 20 consecutive tokens with it are dropped.", None
     )
     trajectories: int = option("Number of refinement trajectories per record, labeled by a validator.", 0, min=0)
     validator: GoValidator = option("Validator for trajectories; auto uses parser if Go is installed.", "auto")

@@ -111,7 +111,7 @@ def read_manifest(folder: str | Path) -> Manifest:
 def _parsed(text: str) -> Manifest:
     content = json.loads(text)
     if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
-        raise CheckpointError(f"{MANIFEST} contains {json.dumps(content)[:40]}; expected an object with files")
+        raise CheckpointError(f"{MANIFEST} contains {json.dumps(content)[:40]}; expected an object {{files: ...}}")
     if content.pop("sha256", None) != _own_checksum(content):
         raise CheckpointError(f"{MANIFEST} was modified: its own checksum differs")
     files = {}

@@ -208,7 +208,7 @@ def load_split(
 def open_unpacked(path: str | Path) -> BinaryIO:
     """Open a file for reading bytes. Decompress .gz files, and convert UTF-16 with a byte-order mark to UTF-8."""
     file = gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
-    with suppress(*GZIP_ERRORS):  # a corrupted file also fails when it is read
+    with suppress(*GZIP_ERRORS):  # if the file is corrupted, the caller gets the error when reading it
         if file.peek(2)[:2] in UTF16_MARKS:
             with file:
                 return io.BytesIO(decode_marked(file.read(), str(path)).encode())
@@ -422,7 +422,7 @@ def building(out: Path, option: str = "--out") -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            (out / BUILD_LOCK).unlink(missing_ok=True)  # waiting processes must see this before they get the lock
+            (out / BUILD_LOCK).unlink(missing_ok=True)  # before the release, so that waiting processes see it
             lock.release()
         if is_new:
             with suppress(OSError):  # rmdir fails if the folder contains the files of a finished build

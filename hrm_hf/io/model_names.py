@@ -73,8 +73,8 @@ def _find_on_hub(name: str) -> None:
         raise ModelError(f"{name!r} is neither a local folder nor a valid name on the Hub; {EXPECTED}") from error
     except errors.RepositoryNotFoundError as error:
         raise ModelError(
-            f"{name} is not a local folder, and it does not exist on the Hub or is private (`hf auth login`, or "
-            f"set HF_TOKEN); {EXPECTED}"
+            f"{name} is not a local folder, and it does not exist on the Hub; if it is private, run `hf auth login` "
+            f"or set HF_TOKEN; {EXPECTED}"
         ) from error
     except (errors.HTTPError, OSError) as error:
         said = " ".join(str(error).split())[:120]

@@ -102,19 +102,19 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
 
 
 def llama_shape(config: LlamaConfig) -> dict[str, Any]:
-    """Return the shape of a plain stack of Llama layers."""
+    """Return the fields of `ModelShape` for a plain stack of Llama layers."""
     layers = config.num_hidden_layers
     return {"saved_bytes": LLAMA_LAYER, "trained_visits": layers, "visits": layers}
 
 
 def gpt2_shape(config: GPT2Config) -> dict[str, Any]:
-    """Return the shape of a plain stack of GPT-2 layers."""
+    """Return the fields of `ModelShape` for a plain stack of GPT-2 layers."""
     inner = config.n_inner or 4 * config.n_embd
     return llama_shape(config) | {"saved_bytes": GPT2_LAYER, "intermediate_size": inner}
 
 
 def hrm_text_shape(config: HrmTextConfig) -> dict[str, Any]:
-    """Return the shape of HRM-Text: two stacks, applied repeatedly, with gradients only in the last passes."""
+    """Return the fields of `ModelShape` for HRM-Text: only the last passes through its stacks have gradients."""
     return {
         "saved_bytes": HRM_TEXT_LAYER,
         "key_width": config.num_attention_heads * config.head_dim,
@@ -124,14 +124,14 @@ def hrm_text_shape(config: HrmTextConfig) -> dict[str, Any]:
 
 
 def streams_shape(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the shape of `rlm_mhc`: Llama layers over residual streams, the middle layers in a loop."""
+    """Return the fields of `ModelShape` for `rlm_mhc`: Llama layers over residual streams, some in a loop."""
     visits = config.num_hidden_layers
     mhc = {"streams": config.mhc_flows, "sinkhorn_iters": config.mhc_sinkhorn_iters} if config.mhc_enabled else {}
     return {"saved_bytes": LLAMA_LAYER, "trained_visits": visits, "visits": visits, **mhc}
 
 
 def segments_shape(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the shape of `hrm_lm`, which trains only the last stack passes of each segment."""
+    """Return the fields of `ModelShape` for `hrm_lm`: only the last stack passes of a segment have gradients."""
     h_passes = 0 if config.flat_loop else min(config.H_cycles, config.bp_steps - 1)
     l_passes = config.bp_steps - h_passes
     M = config.halt_max_steps
@@ -160,7 +160,7 @@ def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool 
         return 4 * shape.streams * shape.hidden_size * (inputs + shape.once_visits + shape.once_passes)
     widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)
     visit = sum(a * b for a, b in zip(shape.saved_bytes["bfloat16" if bf16 else "float32"], widths))
-    if shape.sinkhorn_iters:  # each layer's two hyper-connections save n streams, branch output and maps in float32
+    if shape.sinkhorn_iters:  # each of a layer's two hyper-connections saves n streams, a branch output and maps
         n = shape.streams
         visit += 2 * 4 * ((n + 1) * shape.hidden_size + (2 * shape.sinkhorn_iters - 1) * n + 4 * n * n + 6 * n + 1)
     stack_exit = STACK_EXIT_BYTES * shape.hidden_size

@@ -349,7 +349,7 @@ def _model_flags(recipe: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 
 def _checkpointing(recipe, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
-    """Decide on activation checkpointing: as in the flags or recipe, else for large models or to save memory.
+    """Return whether to checkpoint activations: as set, or else for large models or if memory is too small.
 
     TrainingArguments accepts the old name as an alias; a flag with either name overrides the recipe.
     """

@@ -99,7 +99,7 @@ OTHER_NAMES = {
     "num_layers": "num_hidden_layers",
 }  # fmt: skip
 MISSPELLED = 0.8  # minimum difflib similarity for a name to count as misspelled
-# Stricter where tokenizer options are also valid: vocab_file and vocab_size have a similarity of 0.8.
+# Higher minimum where tokenizer options are also valid: vocab_file and vocab_size have a similarity of 0.8.
 MISSPELLED_FIELD = 0.86
 
 

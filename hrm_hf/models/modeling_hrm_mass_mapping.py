@@ -46,7 +46,7 @@ from .puzzle_layers import ReasoningLevel, rms_norm
 from .shear_operator import adjoint_shear, shear_from_convergence
 
 
-FIRST_GAIN = 0.3  # initial gain of b, the residual shear as a map
+FIRST_GAIN = 0.3  # initial gain of b, the maps of the residual shear (see above)
 PROPOSAL_GAIN = 0.1  # initial gain of the maps that the low level proposes
 LOG_STD_SCALE = 0.1  # small, so that the initial std is nearly the same in all pixels
 
@@ -85,7 +85,7 @@ class MapBlock(GradientCheckpointingLayer):
 
 
 class MapLevel(nn.Module):
-    """Low level. It adds an injection to the cell states [B, C, h, w] and refines the sum."""
+    """Low-level module, which adds an injection to the cell states [B, C, h, w] and refines the sum."""
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import datasets
 
 MAX_TRIES = 2000  # draws in a row without a new puzzle before there are considered to be no more
-PADDING = "_-~^"  # how padding is shown: the first that is no symbol
+PADDING = "_-~^"  # characters that can represent padding; the first one that is not a symbol of the task is used
 MOST_SYMBOLS = 126  # tokens are saved as int8
 
 
@@ -59,7 +59,7 @@ def generated_puzzles(
     wanted = {"train": num_train, "test": num_test}
     share = num_test / max(num_train + num_test, 1)
     if 0 < share < 1:
-        share = np.clip(share, 0.1, 0.9)  # of the solutions, which may be few
+        share = np.clip(share, 0.1, 0.9)  # tasks with few solutions need a fair part in each split
     found: dict[str, dict[bytes, tuple]] = {"train": {}, "test": {}}
     number = misses = 0
     with tqdm(desc="puzzles", total=num_train + num_test, disable=None) as bar:

@@ -14,7 +14,7 @@ _BLANKS = "_?xX·□*-"  # symbols for a blank in texts that use neither `.` nor
 _SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
 _NOTHING = re.compile(r"\b(null|None|nan)\b")  # blanks in JSON and Python
-_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # removed from .sdk files
+_PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # .sdk sections to skip
 
 
 def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str]]:

@@ -39,7 +39,7 @@ from .task_registry import guess_task
 logger = logging.getLogger(__name__)
 
 STEP = re.compile(r"step_(\d+)")
-WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # names of weights files
+WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # names of weight files
 ORIGINAL_PREFIX = "model.inner."  # added to tensor names by the loss head and the ACT wrapper
 # Prefixes that these two modules, torch.compile (also on a submodule) and DDP add to the names of tensors.
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")

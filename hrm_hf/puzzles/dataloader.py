@@ -107,7 +107,7 @@ class PuzzleOrder:
         self._rows, self._start, self._next = np.empty(0, dtype=np.int64), 0, 0
 
     def row(self, position: int) -> int:
-        """Return the row at a position, which must not be freed yet. Draw further epochs as needed."""
+        """Return the row at `position`, which must not have been freed yet. Draw further epochs as needed."""
         while position >= self._start + len(self._rows):
             self._rows = np.concatenate((self._rows, self._epoch(self._next)))
             self._next += 1

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 SCRIPT = ROOT / "training" / "run_puzzle.py"
 ARCH_NAME = original.ARCHITECTURES["hrm"].original_name
-# None means the hidden size (puzzle_emb_ndim), or bfloat16 if the machine supports it (forward_dtype).
+# None for puzzle_emb_ndim means the hidden size; for forward_dtype, bfloat16 if the machine supports it.
 ARCH = original.REQUIRED | original.OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None, "name": ARCH_NAME}
 ARCH |= {"rope_theta": 10000.0, "loss.name": original.LOSS_NAME, "loss.loss_type": original.DEFAULT_LOSS}
 DEFAULTS = {name: default for name, (default, _) in original.RUN_KEYS.items()}
@@ -43,7 +43,7 @@ POSITIVE = ("global_batch_size", "epochs", "eval_interval", "lr", "puzzle_emb_lr
 # Options of run_puzzle.py that are set by original keys.
 DECIDED_BY_KEY = {"output_dir": "checkpoint_path", "data_path": "data_path", "recipe": "the keys themselves"}
 
-# Arguments that build the data sets named in the original guides. "small" has 16 hard Sudokus made by us.
+# Arguments that build the data sets named in the original guides. "small" is our own set of 16 hard Sudokus.
 BUILDERS = {
     "sudoku-extreme-small": "sudoku --source {root}training/recipes/data/sudoku_hard_small.csv --test-size 500",
     "sudoku-extreme-1k-aug-1000": "sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000",
@@ -60,7 +60,7 @@ class DataSize(NamedTuple):
 
     groups: int
     mean_examples: float  # per puzzle
-    fingerprint: str | None = None  # hash of path and time in the original layout; None in ours
+    fingerprint: str | None = None  # hash of the data's path and time stamp in the original layout; None in our layout
 
 
 def arguments(recipe: dict[str, Any]) -> list[str]:

@@ -229,7 +229,7 @@ def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> N
     for index, name in enumerate(names):
         inside = part_of_row == index
         within_split = part_of_first[inside] == index
-        for same in dict.fromkeys(within_split.tolist()):  # in row order
+        for same in dict.fromkeys(within_split.tolist()):  # a set that keeps the order of the rows
             reason = f"equal to another in {name}" if same else "in train and equal to one in test"
             repeated[f"{reason}, left out"] = int((within_split == same).sum())
         if inside.any():

@@ -25,7 +25,7 @@ MAX_TRIES = 1000  # attempts without a new puzzle before the number of clues is 
 # Attempts in each of the first portions. They are small to yield a few puzzles quickly; larger ones are faster.
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
-POOL_PAYS = 2 * PORTION  # expected attempts above which it pays to start processes, which takes seconds
+POOL_PAYS = 2 * PORTION  # with more expected attempts than this, worker processes repay their start-up of seconds
 
 
 class Puzzles(NamedTuple):
@@ -230,7 +230,7 @@ class _Pairs(NamedTuple):
     """
 
     codes: np.ndarray  # code of each row pair, int64 [pairs], ascending: `permutation @ powers`
-    kinds: np.ndarray  # kind of each row pair [pairs]: equal for symmetric pairs, ordered by their smallest second row
+    kinds: np.ndarray  # [pairs]; symmetric row pairs share a kind, and kinds are numbered by their smallest second row
     starts: np.ndarray  # first column order of each row pair, as an index in `orders` [pairs]
     counts: np.ndarray  # number of column orders of each row pair [pairs]
     orders: np.ndarray  # column orders of all row pairs [entries, size]
@@ -248,7 +248,7 @@ def _pairs_of_rows(size: int) -> _Pairs:
     powers = size ** np.arange(size - 1, -1, -1, dtype=np.int64)
     found: set[int] = set()
     codes, kinds, entries = [], [], []
-    for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # each digit is in two different stacks
+    for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no digit repeats in a box
         if int(smallest @ powers) in found:
             continue
         # Find all pairs symmetric to `smallest`. It is the smallest, because permutations are in ascending order.

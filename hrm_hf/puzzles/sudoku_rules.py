@@ -122,7 +122,7 @@ def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
 
 
 def obey_rules(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-    """Check which `solutions` obey the rules and the clues in `boards` (digits [rows, cells]), bool [rows].
+    """Return bool [rows]: whether `solutions` obey the rules and the clues in `boards` (both digits [rows, cells]).
 
     Numbers that are not digits count as blanks.
     """

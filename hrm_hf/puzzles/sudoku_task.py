@@ -102,7 +102,7 @@ class SudokuTask(PuzzleTask):
         return sudoku_rules.obey_rules(questions.astype(int) - DIGIT_OFFSET, answers.astype(int) - DIGIT_OFFSET)
 
     def wrong_cells(self, question: np.ndarray, answer: np.ndarray) -> np.ndarray:
-        """Return the cells that change a clue, have no digit, or repeat a digit in their unit, bool [S]."""
+        """Return bool [S], True for cells that change a clue, have no digit, or repeat a digit in their unit."""
         clue = question > BLANK
         wrong = (clue & (answer != question)) | (answer <= BLANK) | (answer >= self.board.vocab_size)
         for _, cells in self.board.units:

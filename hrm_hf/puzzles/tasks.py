@@ -205,12 +205,12 @@ class PuzzleTask:
         return self.palette[token if token < len(self.palette) else PAD_ID]
 
     def ink(self, token: int) -> str:
-        """Return the color of a label on the color of its cell: white on dark colors, otherwise dark."""
+        """Return a label color that is readable on the cell's color: white on dark cells, dark on all others."""
         red, green, blue = (int(self.color(token)[at : at + 2], 16) for at in (1, 3, 5))
         return "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 160 else "#1f2933"
 
     def window(self, states: np.ndarray) -> tuple[int, int]:
-        """Return the number of rows and columns to show of boards [N, S]."""
+        """Return how many rows and columns of the boards [N, S] to show."""
         return self.grid_shape
 
     def read_typed(self, text: str) -> Any:
@@ -449,7 +449,7 @@ class PuzzleTask:
         return np.where(tokens < (len(self.symbols) or self.vocab_size), tokens, PAD_ID)
 
 
-REGISTERED: dict[str, type[PuzzleTask]] = {PuzzleTask.name: PuzzleTask}  # see task_registry.py
+REGISTERED: dict[str, type[PuzzleTask]] = {PuzzleTask.name: PuzzleTask}  # tasks by name, searched by task_registry.py
 
 
 def _register(task: type[PuzzleTask]) -> None:

@@ -47,7 +47,7 @@ class MetricAccumulator:
         self.sums, self.pending = _plus(self.sums, self.pending), {}
 
     def drop(self) -> None:
-        """Drop the pending step."""
+        """Discard the values of the pending step."""
         self.pending = {}
 
     def drain(self, accelerator, step: int) -> tuple[dict[str, float], int, float]:

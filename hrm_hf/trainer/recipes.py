@@ -290,7 +290,7 @@ class RecipeParser(HfArgumentParser):
             action.type = {str: expand_home, string_to_bool: _switch}.get(action.type, action.type)
 
     def given(self, flags: Sequence[str]) -> dict[str, Any]:
-        """Return only the options set by flags. This removes the parser's defaults."""
+        """Return only the options set by flags, without the parser's defaults."""
         for action in self._actions:
             action.default, action.required = SUPPRESS, False
         given, unknown = self.parse_known_args(flags)

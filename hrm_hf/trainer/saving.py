@@ -115,7 +115,7 @@ class CompleteCheckpoints:
                 if not self.state.global_step:
                     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "dataloader_drop_last")
                     options = ", ".join(f"{name}={getattr(args, name)}" for name in names)
-                    raise ValueError(f"{options}: the data do not fill one step; lower the batch size, or add data")
+                    raise ValueError(f"{options}: not enough data for one step; lower the batch size, or add data")
                 self.validate_finite_weights()
         return result
 

@@ -195,7 +195,7 @@ class FileSettings(SurveySettings):
     def __post_init__(self):
         super().__post_init__()
         if self.observable == "shear" and not (self.side_deg and 0 < self.side_deg < np.inf):
-            raise ValueError(f"side_deg={self.side_deg}: must be positive, because noise and masks of shear need it")
+            raise ValueError(f"side_deg={self.side_deg}: must be positive; shear needs it for noise and masks")
 
     @property
     def planes(self) -> int:

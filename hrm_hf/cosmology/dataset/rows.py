@@ -277,7 +277,7 @@ def finish_folder(out: Path, info: CosmologyInfo | FilesInfo) -> None:
     shards = (file.relative_to(out).as_posix() for split in SPLITS for file in (out / split).glob("*.parquet"))
     write_text(out / INFO_FILE, json.dumps(asdict(info) | checksums_in(out, shards), indent=1))
     (out / UNFINISHED).unlink(missing_ok=True)
-    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # temporary files that a killed process left
+    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # temporary files left behind by a killed process
         leftover.unlink(missing_ok=True)
 
 

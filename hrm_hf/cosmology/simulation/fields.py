@@ -223,7 +223,7 @@ def lognormal_convergence(
 def gaussian_under_lognormal(
     cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...] = (1.0,)
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Describe the Gaussian field g that `lognormal_convergence` exponentiates.
+    """Compute the statistics of the Gaussian field g that `lognormal_convergence` exponentiates.
 
     Returns:
         The shifts [bins], the spectra of g on the modes [bins, bins, size, size // 2 + 1] in steradians, and the
@@ -258,7 +258,7 @@ def map_power_spectrum(
     """
     size = field.shape[-1]
     ell = multipole_grid(size, side_rad)
-    weight = np.full(ell.shape, 2.0)  # also counts each mode's conjugate, which rfft2 omits
+    weight = np.full(ell.shape, 2.0)  # 2 for a mode and its conjugate, which rfft2 omits
     weight[:, 0] = 1
     if size % 2 == 0:
         weight[:, -1] = 1

@@ -40,7 +40,7 @@ EDGE_ROUGHNESS = 0.1  # rms deviation of the edge from a straight line, in units
 # Constants of the legacy kinds:
 H = 0.7
 SPECTRAL_INDEX = 0.965
-DES_ARCMIN2 = 8  # galaxies per arcmin^2 and per pixel, because a pixel covers 1 arcmin^2
+DES_ARCMIN2 = 8  # galaxies per arcmin^2; also per pixel, because a pixel covers 1 arcmin^2
 DES_ELLIPTICITY = 0.26
 DES_BLUR = 10.0  # pixels
 
@@ -281,7 +281,7 @@ def _standardized(field: np.ndarray) -> np.ndarray:
 
 
 def _stretch(field: np.ndarray) -> np.ndarray:
-    """Scale the minimum to 0 and the maximum to 1, float32 [1, size, size]."""
+    """Rescale a map to the range 0 to 1 and return it as float32 [1, size, size]."""
     field = field - field.min()
     return (field / field.max()).astype(np.float32)[None]
 

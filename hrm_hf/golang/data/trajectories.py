@@ -60,7 +60,7 @@ class TrajectoryCounts:
 
 @dataclass
 class _Source:
-    """A record with the verdict on its solution, and failed candidates with verdicts, grouped by kind."""
+    """A record, the verdict on its solution, and {kind: (code, verdict) of candidates that failed}."""
 
     record: dict[str, Any]
     feedback: Feedback
@@ -238,7 +238,7 @@ class Body(NamedTuple):
 
 
 def go_tokens(code: str) -> list[Token]:
-    """Return the tokens of Go code in order, without comments and automatic semicolons."""
+    """Return the tokens of Go code in order, without comments or automatic semicolons."""
     tokens: list[Token] = []
     stack: list[tuple[Node, str]] = [(parse(code).root_node, "")]
     while stack:

@@ -235,8 +235,8 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
         # bubblewrap reads its arguments from a file, because the program can see the command line of PID 1.
         reach(path["bwrap"]), "--args", file("".join(f"{argument}\0" for argument in arguments).encode()),
     ]  # fmt: skip
-    # RLIMIT_NPROC counts all processes of the user in the user namespace around bubblewrap's. With one more namespace
-    # in between, it counts only the processes of this sandbox.
+    # RLIMIT_NPROC counts all of the user's processes in the user namespace that encloses bubblewrap's. With an extra
+    # namespace in between, it counts only this sandbox's processes.
     user = [path["unshare"], "--user", "--map-root-user"]
     tmpfs = f"size={limits.disk},nr_inodes={limits.files + 64},mode=755"
     stage = [path["sh"], "-c", _STAGE, "sh", tmpfs, *staged, "--"]

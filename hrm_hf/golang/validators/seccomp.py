@@ -76,7 +76,7 @@ def seccomp_filter(machine: str, processes: bool = False) -> bytes:
     column = list(ARCHITECTURES).index(machine)
     # seccomp_data: number at 0, architecture at 4, low half of argument i at 16 + 8 i.
     program = [_step(_LOAD, 4), _step(_EQUAL, ARCHITECTURES[machine], 1), _step(_GIVE, _KILL), _step(_LOAD, 0)]
-    if machine == "x86_64":  # reject x32 calls, which have other numbers
+    if machine == "x86_64":  # reject x32 system calls, which use different numbers
         program += [_step(_AT_LEAST, 0x40000000, 0, 1), _step(_GIVE, _EPERM)]
     program += [_step(_AT_LEAST, FIRST_UNKNOWN, 0, 1), _step(_GIVE, _ENOSYS)]
     program += _call(CLONE3, _step(_GIVE, _ENOSYS))  # clone3's flags are in memory, which a filter cannot read

@@ -242,7 +242,7 @@ def _ends_statement(code: bytes) -> bool:
 
 
 def _misplaced(root: "Node") -> SyntaxFault | None:
-    """Find a top-level node out of order. The order is package clause, imports, then declarations."""
+    """Find a top-level node that is out of order: the package clause comes first, then imports, then declarations."""
     allowed = {"package_clause", "import_declaration"} | DECLARATIONS
     for node in root.children:
         if node.type == "comment" or node.type == ";" or node.start_byte == node.end_byte:

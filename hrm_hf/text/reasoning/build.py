@@ -104,7 +104,7 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
         raise UsageError(f"answers={answers!r}: must be {expected} for {options.task}", "--answers")
     most = kind(size=size, answers=answers).max_difficulty
     possible = f"{size} {kind.size_unit} allow at most {most} {kind.difficulty_unit}"
-    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # small sizes cannot reach the default range
+    low, high = min(kind.trained[0], most), min(kind.trained[1], most)  # small sizes allow less than the default
     if options.difficulty:
         low, high = _span(options.difficulty, "--difficulty", most, possible)
     beyond = (high + 1, min(2 * high, most)) if high < most else None

@@ -1,10 +1,12 @@
 """The benchmarks compare models of equal size and equal compute. Referee: FLOPs as counted by torch."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.text import decoding, halting, models, quality
+from benchmarks.text import decoding, halting, models, quality, retrofit_arms
 
 
 EQUAL_SIZE = ("hrm_lm_m4", "hrm_text", "llama", "rlm_mhc", "rlm_mhc_off")
@@ -71,3 +73,41 @@ def test_random_halting_has_the_requested_average():
     steps += thinking
     assert steps.mean().item() == pytest.approx(2.3, abs=0.02)
     assert set(np.unique(steps)) == {2.0, 3.0}
+
+
+def retrofit_args(**changes):
+    given = {"layers": "1,2,1", "width": 32, "rows": 4, "pretrain_steps": 4, "arm_steps": 40, "device": "cpu"}
+    return SimpleNamespace(**given | {"learning_rate": 1e-3, "pretrain_rate": 1e-3} | changes)
+
+
+def test_retrofit_questions_have_the_answer_of_their_rearrangements():
+    ids, labels = retrofit_arms.task_rows(3, torch.Generator().manual_seed(0))
+    for row, answers in zip(ids, labels):
+        text = bytes((row - models.FIRST_BYTE).tolist()).decode()
+        wanted = ""
+        for question in filter(None, text.split("\n")):
+            steps, moves = ord(question[1]) - ord("0"), question[3:].split(">")[0].rstrip(".")
+            items = "01234"
+            for move in moves:
+                place = "abcd".find(move)
+                items = items[-1] + items[:-1] if move == "e" else (
+                    items[:place] + items[place + 1] + items[place] + items[place + 2 :]
+                )  # fmt: skip
+            assert len(moves) == steps and question.endswith(f">{items}")
+            wanted += items
+        found = answers[answers != -100]
+        assert bytes((found - models.FIRST_BYTE).tolist()).decode() == wanted
+
+
+def test_retrofit_arms_start_as_the_pretrained_model_and_spend_equal_flops(tmp_path):
+    args = retrofit_args(runs=tmp_path)
+    llama = retrofit_arms.make_llama(args, "0", 4).eval()
+    torch.save(llama.state_dict(), tmp_path / "pretrained_seed0.pt")
+    ids = torch.randint(8, 200, (2, 16))
+    for arm in ("deeper", "loop4", "one_pass"):
+        model = retrofit_arms.make_model(args, arm, "0").eval()
+        options = {} if arm == "deeper" else {"num_segments": 1}
+        assert torch.equal(model(ids, **options).logits, llama(ids).logits)
+        passes, spent = retrofit_arms.drawn_passes(args, arm, "0", model, 1e12)
+        assert spent == pytest.approx(1e12, rel=0.005)
+        assert arm != "one_pass" or passes.count(1) > len(passes) / 5

@@ -475,7 +475,8 @@ def state_norms(run: Run):
 
 def summary(args) -> dict:
     """Collect all finished runs. Compare each arm with `plain` of the same seeds."""
-    runs = [json.loads(path.read_text()) for path in sorted(args.runs.glob("*_seed*.json"))]
+    paths = sorted(args.runs.glob("*_seed*.json"))
+    runs = [json.loads(path.read_text(), parse_float=lambda value: round(float(value), 4)) for path in paths]
     report = {"settings": {name: getattr(args, name) for name in (*SHARED, "arm_steps", "train_bytes")}}
     report |= {"machine": machine(), "versions": library_versions(), "arms": {}, "runs": runs}
     plain = {run["seed"]: at_depth(run) for run in runs if run["arm"] == "plain"}

@@ -104,10 +104,10 @@ def test_retrofit_arms_start_as_the_pretrained_model_and_spend_equal_flops(tmp_p
     llama = retrofit_arms.make_llama(args, "0", 4).eval()
     torch.save(llama.state_dict(), tmp_path / "pretrained_seed0.pt")
     ids = torch.randint(8, 200, (2, 16))
-    for arm in ("deeper", "loop4", "one_pass"):
+    for arm in ("deeper", "one_pass"):
         model = retrofit_arms.make_model(args, arm, "0").eval()
         options = {} if arm == "deeper" else {"num_segments": 1}
         assert torch.equal(model(ids, **options).logits, llama(ids).logits)
-        passes, spent = retrofit_arms.drawn_passes(args, arm, "0", model, 1e12)
-        assert spent == pytest.approx(1e12, rel=0.005)
+        passes, spent = retrofit_arms.drawn_passes(args, arm, "0", model, 1e11)
+        assert spent == pytest.approx(1e11, rel=0.005)
         assert arm != "one_pass" or passes.count(1) > len(passes) / 5

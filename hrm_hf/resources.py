@@ -21,7 +21,7 @@ def resource(name: str) -> Path:
 
 
 def existing_path(path: str | Path) -> Path:
-    """Return `path` if it exists, otherwise the file of this package at the same path if there is one."""
+    """Return `path`, or the package's file with this relative path if only that file exists."""
     path = Path(path)
     return ROOT / path if not path.exists() and (ROOT / path).exists() else path
 

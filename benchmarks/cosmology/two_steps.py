@@ -73,7 +73,7 @@ class TwoStepRun(RegressionRun):
 
 
 def observed_anew(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
-    """Compute the shear of the same convergence, with new noise and the periodically shifted mask of another row."""
+    """Return new observations of the rows' convergence: new shear noise, and shifted masks of random rows."""
     count, size = len(rows.kappa), rows.kappa.shape[-1]
     masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]
     masks = shifted(masks, *torch.randint(size, (2, count), generator=generator))

@@ -293,7 +293,7 @@ def told(found: dict) -> str:
 
 
 def print_table(report: dict) -> None:
-    """Print each exit criterion's average over checkpoints."""
+    """Print the results of each exit criterion, averaged over checkpoints."""
     print(
         f"\n{len(report['calibrated'])} checkpoint(s), {report['segments']} segments, thresholds chosen on other text"
     )

@@ -119,7 +119,7 @@ def factor(n: int, steps: int) -> float:
 
 
 def generators(seed: int) -> tuple[torch.Generator, torch.Generator]:
-    """Return the generators of the training rows and of the held-out rows."""
+    """Return random generators for the training rows and for the held-out rows."""
     return torch.Generator().manual_seed(seed), torch.Generator().manual_seed(10**6 + seed)
 
 
@@ -149,7 +149,7 @@ def train(fields: dict, seed: int, steps: int) -> dict:
 
 
 class GraphedRun:
-    """One run on a GPU, whose training step is a CUDA graph on a stream of its own, so that many runs share the GPU.
+    """Training run on a GPU. Its steps replay a CUDA graph on its own stream, so that many runs share the GPU.
 
     The rows, their order and the optimizer are those of `train`; the losses differ by rounding.
     """
@@ -178,7 +178,7 @@ class GraphedRun:
         self.step.add_(1)
 
     def capture(self) -> None:
-        """Record a training step, and restore the state from before the warm-up that recording needs."""
+        """Record a training step as a CUDA graph, which needs warm-up steps. Then restore the initial state."""
         initial = [weight.detach().clone() for weight in self.model.parameters()]
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):

@@ -39,7 +39,7 @@ WINDOWS = [(4, 7), (8, 11), (10, 13), (12, 16), (13, 15), (13, 16), (18, 21), (2
 STEPS = [("replace", 2), ("later", 2), ("all", 2), ("replace", 3), ("later", 3), ("all", 3), ("later", 4), ("all", 4)]
 LOOP = (12, 16)  # the four middle layers of SmolLM2
 RANK = 16
-EVALUATED_AT = (0.0, 0.25, 0.5, 1.0)  # fractions of a training run
+EVALUATED_AT = (0.0, 0.25, 0.5, 1.0)  # evaluate at these fractions of a training run
 
 
 def load(args):
@@ -105,7 +105,7 @@ def damp_every_pass(model, factor: float) -> None:
 
 
 def untrained(args, source, documents: torch.Tensor, report: dict, save) -> None:
-    """Fill the table of windows, passes and steps."""
+    """Measure how loops without training change the loss, for each window, step and number of passes."""
     total = source.config.num_hidden_layers
     base = losses(source, documents)
     table = report["table"] = {"base": base.mean().item(), "tokens": documents.numel(), "rows": []}

@@ -113,7 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=10.0, help="train for the FLOPs that hrm_lm spends in this many minutes"
     )
-    parser.add_argument("--train_tokens", type=float, help="train every model on this many bytes, not for equal FLOPs")
+    parser.add_argument("--train_tokens", type=float, help="train each model on N bytes instead of for equal FLOPs")
     parser.add_argument("--train_bytes", type=int, help="use only the first N bytes of the training text")
     parser.add_argument("--train_file")
     parser.add_argument("--valid_file")

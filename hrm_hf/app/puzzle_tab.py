@@ -45,7 +45,7 @@ BOARD_EVENT: dict[str, Any] = {**PAGE_EVENT, "concurrency_limit": 1, "concurrenc
 MAX_EXAMPLE_SEED = 2**31
 ABOUT = "The model fills in the complete puzzle at once, then revises its answer in each step until it is confident."
 INVITATION = "<p>Solve a puzzle to see the answer take shape, step by step.</p>"
-# The template does not depend on the value, so a cell keeps the focus when the server updates the value.
+# The template does not depend on the value, so a cell keeps focus when the server updates the value.
 CELLS_SCRIPT = """
 const inputs = [...element.querySelectorAll('input')];
 const size = Math.round(Math.sqrt(inputs.length));
@@ -306,7 +306,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
     gr.on(others, None, None, timer, js=STOP, **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **BOARD_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.typed_by_cell else "() => ''"
-    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # clears in the browser at once, before anybody types
+    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # empties the board before the user can type
     clear.click(_no_answer, None, everything, **BOARD_EVENT)
 
 

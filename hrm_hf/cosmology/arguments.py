@@ -49,7 +49,7 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
         default=1e-3, help="Weight decay for matrices and filters; biases, norms and scales have none."
     )
     adam_beta2: float = HfArg(default=0.999, help="Second beta of AdamW (or of the optimizer in --optim).")
-    warmup_steps: float = HfArg(default=0.05, help="Linear warmup steps, or a fraction of all steps if below 1.")
+    warmup_steps: float = HfArg(default=0.05, help="Linear warm-up steps, or a fraction of all steps if below 1.")
     lr_min_ratio: float | None = HfArg(
         default=0.0, help="Fraction of the peak learning rate at which cosine decay ends; 1 disables the decay."
     )

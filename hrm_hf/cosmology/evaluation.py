@@ -58,7 +58,7 @@ class CosmologyPredictions:
             if len(bad):
                 raise ValueError(f"{name}: {len(bad)} values are NaN or infinite, the first for map {bad[0][0]}")
         if (self.std <= 0).any():
-            raise ValueError(f"std: must be positive, but is not for map {np.argwhere(self.std <= 0)[0][0]}")
+            raise ValueError(f"std: must be > 0; map {np.argwhere(self.std <= 0)[0][0]} has values <= 0")
 
     @property
     def free_names(self) -> list[str]:

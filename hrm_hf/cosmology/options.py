@@ -242,7 +242,7 @@ class EvaluateMassMaps(EvaluateMaps):
         "Wiener filters: number of error draws for pixel uncertainties; 0 omits them. [default: 0]", None, min=0
     )
     batch_size: int | None = option("Number of maps per batch. [default: 50 for MODEL, 100 for a method]", None, min=1)
-    device: str | None = option("MODEL: cpu, cuda, mps, ... [default: the best available]", None)
+    device: str | None = option("MODEL: device, e.g. cpu, cuda or mps. [default: the best available]", None)
     update_card: bool = option("MODEL: write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:

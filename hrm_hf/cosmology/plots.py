@@ -32,7 +32,7 @@ def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int 
 
 
 def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mapping[str, float]]]) -> Any:
-    """Plot histograms and regions of the draws [S, R] of each posterior, and the true values if known."""
+    """Plot each posterior's draws [S, R] as histograms and credible regions, with true values if known."""
     figure, axes = _panels(len(names), len(names), 2.3)
     for row, column in np.ndindex(len(names), len(names)):
         panel, first, second = axes[row, column], names[column], names[row]

@@ -136,7 +136,7 @@ def load_regressor(
         model_type = model_args.model_type
         if model_type in CONFIG_MAPPING and not kind.takes(CONFIG_MAPPING[model_type]):
             known = " or ".join(row.model_type for row in ARCHITECTURES.values() if kind.has(row))
-            raise ValueError(f"model_type={model_type!r}: must be {kind.title}; choose {known}")
+            raise ValueError(f"model_type={model_type!r}: must be {kind.title}; use {known}")
         config = build_config(model_args, **fields)
         return auto_class.from_config(config, **options), CosmoMapFeatureExtractor.from_config(config)
     path, maps = model_args.model_name_or_path, f"the maps of {data_args.data_path}"

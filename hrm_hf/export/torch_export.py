@@ -58,7 +58,7 @@ def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torc
 
 def _where(condition: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if chosen.dtype != torch.bool:
-        return NotImplemented  # keep the original operator
+        return NotImplemented  # tells torch to keep the original operator
     return (condition & chosen) | (~condition & other)
 
 

@@ -110,7 +110,7 @@ def _flags(options: DemoGo, steps: int, evaluated: int) -> list[Any]:
         "logging_steps": max(1, min(10, steps // 10)),
         # One evaluation halfway if there is time; another follows at the end.
         "eval_steps": steps // 2 + 1 if options.minutes >= QUICK else steps + 1,
-        "validation_frequency": 0,  # the demo itself shows code at the end
+        "validation_frequency": 0,  # the demo generates code only after training
         "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,
         "output_dir": out,
     }

@@ -30,7 +30,7 @@ OF_IMPORTS = (
 )
 # TRL and PEFT use the old name for activation checkpointing, which still works.
 OF_PEFT = Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated")
-# Our commands and scripts also hide these messages.
+# Messages that our commands and scripts hide. Importing the package hides only OF_IMPORTS.
 MESSAGES = (
     *OF_IMPORTS,
     OF_PEFT,

@@ -155,7 +155,7 @@ SHAPES = {LlamaConfig: llama_shape, GPT2Config: gpt2_shape, HrmTextConfig: hrm_t
 
 def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool = False) -> int:
     """Return the number of bytes saved per token for the backward pass, excluding logits."""
-    if checkpointing:  # only the inputs of visits and passes are saved
+    if checkpointing:  # it saves only the inputs of layer visits and passes
         inputs = (shape.trained_visits + shape.trained_passes) * shape.trained_segments
         return 4 * shape.streams * shape.hidden_size * (inputs + shape.once_visits + shape.once_passes)
     widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)
@@ -187,7 +187,7 @@ def training_memory(
     tokens, P = batch * sequence_length, shape.parameters
     sharded = strategy in ("fsdp2", "deepspeed_zero3")
     value_bytes = 2 if bf16 else 4
-    # Without checkpointing, the saved activations already include the keys and values of trained visits.
+    # Without checkpointing, the activations saved for visits with gradients already include the keys and values.
     extra_visits = shape.visits - (0 if checkpointing else shape.trained_visits)
     terms = {
         "weights": 4 * P // (processes if sharded else 1),

@@ -105,7 +105,7 @@ class RlmMhcConfig(PresetsMixin, LlamaModulesMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __new__(cls, *args, **kwargs):
-        # A field given under two names is only visible here: afterwards, a default looks like a given value.
+        # Look for fields given under two names here, because later a default looks like a given value.
         for alias, name in cls.attribute_map.items():
             if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
                 raise ValueError(

@@ -226,7 +226,7 @@ def segment_losses(
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
         loss = values if plan.gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
-    elif outputs.q_logits is not None:  # DDP expects gradients for the gate too
+    elif outputs.q_logits is not None:  # DDP expects a gradient for every parameter
         loss = loss + 0 * outputs.q_logits.sum()
     loss = loss if plan.training else terms["lm_loss"].clone()  # clone, because Trainer may scale the loss in place
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
@@ -255,7 +255,7 @@ def halting_value_losses(
         value = torch.sigmoid(q)
         best = value.amax(-1)
         if M == config.halt_max_steps:  # a token must halt after the last segment
-            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # the value of halting there
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # halting value of that segment
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {

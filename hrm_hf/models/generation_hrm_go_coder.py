@@ -37,7 +37,7 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # arguments after generation_config
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # generate's arguments from the third
 LEAST_CODE = 16  # another attempt starts only if at least this many tokens are left for code
 LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary types whose frequencies depend on the batch's longest row
 SHORTEST_STATIC = 128  # minimum length of a static cache; longer caches use the next power of two
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GoCoderGenerateOutput(GenerateBeamDecoderOnlyOutput):
-    """Output of `generate` for the code, plus the plan and the hidden stream.
+    """Output of `generate`: the code, the plan, and the hidden stream that contains both.
 
     `sequences` [B, S] contain prompt and code, with </s> instead of </CODE>. `scores` and `logits` have one entry per
     code token, with the value of </CODE> stored at </s>. Attentions and hidden states are those of the hidden stream.

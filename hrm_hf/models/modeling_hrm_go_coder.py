@@ -137,7 +137,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             self.generator = HrmGoCoderGenerator(config)
             self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
             self.refinement_head = HrmGoCoderRefinementHead(config)
-            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # these are not quantized either
+            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # also excluded from quantization
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -390,7 +390,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         return targets, how
 
     def _losses(self, states, logits, targets, outputs, labels=None, scale: float = 1.0) -> dict[str, Any]:
-        """Compute losses for targets [B, T] and decision labels [B, K]. `scale` is for the refinement loss."""
+        """Compute losses for targets [B, T] and decision labels [B, K]. `scale` multiplies the refinement loss."""
         config = self.config
         learned = targets != IGNORED
         targets, code = targets[learned], outputs.phases[learned]

@@ -159,7 +159,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     _keep_in_fp32_modules_strict = [
         "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
     ]  # fmt: skip
-    # Names here are also excluded from quantization. ".*" is needed because no name may be in both lists.
+    # Excluded from quantization too. ".*" makes the names differ from those above, as transformers requires.
     _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
@@ -199,7 +199,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         rest = shear - shear_from_convergence(kappa * units, mask)
         maps = torch.cat((adjoint_shear(rest, mask) / units, kappa, change), dim=1)
         powers = self.likelihood.log_power(maps[:, : 2 * self.config.num_planes]).flatten(1)
-        spectra = self.spectra_in(powers.to(x.dtype))  # CLS reads the spectra of b and kappa
+        spectra = self.spectra_in(powers.to(x.dtype))  # CLS reads the spectra of the residual b and of kappa
         z_H, z_L = self._reason(x, self._cells(maps, mask), spectra, z_H, z_L)
         change, log_std, log_power = self.readout(z_H, z_L, maps)
         states = (z_L, z_H) if wants_hidden_states(self.config, output_hidden_states) else None

@@ -140,7 +140,7 @@ class SymbolPoolingBlock(SymbolMeanBlock):
     def mix_positions(self, config, layer_idx):
         super().mix_positions(config, layer_idx)
         self.num_heads = config.num_attention_heads
-        self.kinds = len(self.positions.counts) + 1  # of units, and the symbols
+        self.kinds = len(self.positions.counts) + 1  # kinds of units, plus one for symbols
         self.scores = PoolingScores(config.hidden_size, self.kinds * self.num_heads)
 
     def forward(self, hidden_states, rotary, num_queries=None):

@@ -124,7 +124,7 @@ class PromptsMixin:
         return super().generate(inputs, *args, **kwargs)
 
 
-@lru_cache  # cached because serving engines pass the same names at every token
+@lru_cache  # cached, because serving engines pass the same names for every token
 def _closest_argument(name: str, model_class: type) -> str | None:
     """Return the forward argument with the most similar name. If none is similar, return None."""
     recorded = [f"output_{one}" for one in model_class._can_record_outputs or ()]

@@ -105,7 +105,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
     def _flat(self, item: Any) -> list:
         """Flatten a board, or part of a board, into a list of cells."""
         if isinstance(item, str) and self.separator and self.cells:
-            return item.split()  # symbols of several characters
+            return item.split()  # some symbols have several characters
         if isinstance(item, str):  # in a maze, spaces are open cells
             return list(item.replace("\n", "") if " " in self.tokens else "".join(item.split()))
         if isinstance(item, (list, tuple)):

@@ -71,7 +71,7 @@ class QHead(CastedLinear):
 
 
 class PoolingScores(CastedLinear):
-    """Scores of softmax pooling. Initial weights and biases are 0, so pooling starts as a mean."""
+    """Layer that computes softmax-pooling scores. It is initialized to 0, so pooling starts as a mean."""
 
 
 class PuzzleAttention(nn.Module):
@@ -309,7 +309,7 @@ class PuzzleInputEmbedding(nn.Module):
 
 
 GRID_KINDS = ("row", "column", "box")
-TINY = 1e-30  # stands for the total weight in the unit of a cell that is in none of its kind
+TINY = 1e-30  # minimum total weight, to avoid dividing by 0 for cells that no unit contains
 
 
 def grid_units(grid_shape: list[int], box_shape: list[int]) -> list[list[list[int]]]:

@@ -33,7 +33,7 @@ class LayerCacheView:
 
 
 def layer_cache_view(cache: Cache | None, slot: int) -> LayerCacheView | None:
-    """Return a view for one visit, or None without a cache."""
+    """Return a view of the cache for one visit of a layer, or None without a cache."""
     return None if cache is None else LayerCacheView(cache, slot)
 
 

@@ -19,7 +19,7 @@ from .settings_puzzle import SolveSettings
 
 RESIDUAL_WINDOW = 3  # number of last steps over which residuals are averaged
 CACHED_BYTES = 4 * 2**20  # maximum bytes of latent states per call on a CPU, to keep them in its cache
-TOKENS_PER_CALL = 65_536  # cells per call on other devices; large puzzles with restarts fit into memory
+TOKENS_PER_CALL = 65_536  # maximum cells per call on other devices, to fit large puzzles with restarts into memory
 
 # Function that takes boards and answers (token ids [N, S]) and returns which answers obey the rules, bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -161,7 +161,7 @@ def _pad_trajectory(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """Return a copy of `found` in which `change(value, row axis, *others' values)` replaces each field."""
+    """Return a copy of `found` with each field replaced by `change(value, row axis, *values in others)`."""
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:

@@ -1,4 +1,4 @@
-"""Build data sets of any task, from its generator or from pairs of puzzles and solutions in a source.
+"""Build data sets for any task, from its generator or from pairs of puzzles and solutions in a source.
 
     info, task = describe(task_class("queens.py:Queens"))
     splits = generated_puzzles(task, num_train=2000, num_test=200)
@@ -31,7 +31,7 @@ MOST_SYMBOLS = 126  # tokens are saved as int8
 def describe(
     kind: type[PuzzleTask], shape: tuple[int, int] | None = None, symbols: list[str] | None = None
 ) -> tuple[PuzzleInfo, PuzzleTask]:
-    """Return the description of a data set and its task. `symbols` are those of a task without its own."""
+    """Return a data set's description and its task. Tasks that define no symbols use `symbols`."""
     shape, symbols = shape or kind.default_shape, list(kind.symbols) or symbols
     if shape is None:
         raise ValueError(f"height=None, width=None: task {kind.name!r} has no default size; pass --height and --width")
@@ -112,7 +112,7 @@ def puzzles_from_source(
 
 
 def _symbols_of(boards: list[str]) -> list[str]:
-    """Return the symbols of boards, after padding. Cells are words if all lines have equally many, else characters."""
+    """Return padding and the boards' symbols. Cells are words if all lines have equally many, else characters."""
     counts = {len(line.split()) for board in boards for line in board.splitlines()}
     split = str.split if len(counts) == 1 and counts != {1} else lambda board: cells_of(board, (" ",))
     symbols = sorted({cell for board in boards for cell in split(board)}, key=lambda symbol: (len(symbol), symbol))

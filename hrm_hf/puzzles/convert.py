@@ -231,7 +231,7 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 
 def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
     seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
-    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # all values above 0 mean the same in the original
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # the original code treats all values above 0 alike
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     board = (arch.get("board_height"), arch.get("board_width"))
@@ -260,7 +260,7 @@ def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture:
     return model
 
 
-# Ours to original
+# Conversion of our checkpoints to the original format
 
 
 def convert_to_original(src: str | Path, out: str | Path, step: int | None = None, architecture: str | None = None):

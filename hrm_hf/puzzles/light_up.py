@@ -13,7 +13,7 @@ from .tasks import Grids, PuzzleTask, View
 
 OPEN, DARK, BULB, WALL, NUMBER = range(1, 6)  # DARK: a cell without a bulb; NUMBER + n: a wall with the number n
 WALL_SHARE = (0.2, 0.35)  # least and greatest fraction of walls in generated puzzles
-MAX_NODES = 500  # of a search in a puzzle under construction; puzzles that need more are dropped
+MAX_NODES = 500  # limit of a search while a puzzle is generated; puzzles that need more are dropped
 
 
 class LightUpTask(PuzzleTask):
@@ -35,11 +35,11 @@ class LightUpTask(PuzzleTask):
     def allowed(self, board: np.ndarray) -> np.ndarray:
         walls, bulbs, numbers = board >= WALL, board == BULB, board - NUMBER
         sees, beside = _structure(walls.tobytes(), self.grid_shape)
-        lit = sees @ bulbs > 0  # by another cell
+        lit = sees @ bulbs > 0  # cells lit by a bulb in another cell
         could = (board == OPEN) & ~lit  # open cells that could get a bulb
-        count, most = beside @ bulbs, beside @ (bulbs | could)  # bulbs beside each wall, now and at most
+        count, most = beside @ bulbs, beside @ (bulbs | could)  # number of bulbs beside each wall: current, maximum
 
-        def near(wrong):  # cells beside a number that would be wrong
+        def near(wrong):  # cells beside a numbered wall in `wrong`
             return beside.T @ (wrong & (numbers >= 0)) > 0
 
         result = np.zeros((self.seq_len, self.vocab_size), dtype=bool)

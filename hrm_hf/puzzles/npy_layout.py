@@ -33,7 +33,7 @@ DEFAULT_SET = "all"
 # Names and dtypes of the arrays that the original builders write.
 ARRAYS = {"inputs": "uint8", "labels": "uint8", "puzzle_identifiers": "int32", "puzzle_indices": "int32",
           "group_indices": "int32"}  # fmt: skip
-MAX_TOKEN = 127  # because our layout stores tokens as int8
+MAX_TOKEN = 127  # maximum of int8, in which our layout stores tokens
 
 
 def is_original(path: str | Path) -> bool:

@@ -90,7 +90,7 @@ def is_puzzle(word: str) -> bool:
 
 
 def shipped_task(text: str) -> str | None:
-    """Return the task with a shipped model whose boards a text resembles. Tasks would import numpy, which is slow."""
+    """Guess a board's task, among those with a shipped model, without the slow import of numpy."""
     cells = FRAME.sub("", text)
     if len(text) >= 9 and "#" in text and sum(cell in "#SGo \n\r" for cell in text) > 0.6 * len(text):
         return "maze"

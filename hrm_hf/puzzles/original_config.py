@@ -301,7 +301,7 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         ValueError: If the original code cannot express a field.
     """
     family = ARCHITECTURES[architecture]
-    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # only EqR allows other values
+    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # fixed in the original HRM and TRM
     obstacles = [name for name, value in plain.items() if getattr(config, name, value) != value]
     if config.rope_parameters.get("rope_type", "default") != "default":
         obstacles.append("rope_parameters")

@@ -15,8 +15,8 @@ from .sudoku_solver import search
 from .tasks import MAX_NODES, Grids, PuzzleTask
 
 
-PUBLISHED = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"  # a well-known example
-EXAMPLE_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}  # of the examples in the app, by size and level
+PUBLISHED = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"  # a well-known Sudoku
+EXAMPLE_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}  # clues in the app's examples, by size and level
 
 
 class SudokuTask(PuzzleTask):
@@ -117,7 +117,7 @@ class SudokuTask(PuzzleTask):
     def search(
         self, question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES
     ) -> SearchResult:
-        board, first = sudoku_rules.to_board(self.text(question)), 1 + DIGIT_OFFSET  # first: token of digit 1
+        board, first = sudoku_rules.to_board(self.text(question)), 1 + DIGIT_OFFSET  # first is the token of digit 1
         digits = None if scores is None else scores[None, :, first : first + self.board.size]
         found = search(board[None], scores=digits, max_nodes=max_nodes)
         tokens = found.solutions[0, 0].astype(np.int64) + DIGIT_OFFSET if found.counts[0] else None

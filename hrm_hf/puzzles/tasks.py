@@ -263,7 +263,7 @@ class PuzzleTask:
         return {}
 
     def neighbours(self, marked: np.ndarray) -> np.ndarray:
-        """Count the `marked` cells, bool [S], that share a unit with each cell, once for each shared unit, int [S]."""
+        """Count, for each cell, the other `marked` cells [S] in its units, once per shared unit. Returns int [S]."""
         members = self._members
         return (members.T @ (members @ marked) - members.sum(axis=0) * marked).astype(int)
 

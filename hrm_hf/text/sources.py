@@ -113,7 +113,7 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
         )
     except DatasetGenerationError as error:  # its cause is the error from our reader
         raise (error.__cause__ or error) from None
-    except ValueError as error:  # if there are no rows, the message of `datasets` does not name the file
+    except ValueError as error:  # the error that `datasets` raises for an empty file does not name it
         if next(iter(reader(**options)), None) is not None:
             raise
         raise ValueError(f"{path} contains no text") from error

@@ -208,7 +208,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
     # ---- logging and evaluation ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Also log loss components, metrics, speed, GPU memory and the number of skipped steps."""
+        """Add loss components, metrics, speed, GPU memory and the number of skipped steps to the log."""
         if "loss" in logs:
             sums, steps, seconds = self.train_metrics.drain(self.accelerator, self.state.global_step)
             logs |= self._training_logs(sums, steps, seconds) | gpu_memory(self.accelerator)
@@ -284,7 +284,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         if not any(p.requires_grad for p in self.model.parameters()):
-            # The run trains only the puzzle table. It is a buffer that its optimizer syncs, and DDP needs parameters.
+            # The run trains only the puzzle table, a buffer that its optimizer syncs. DDP rejects such models.
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.remove_callback(WeightAverage)

@@ -110,7 +110,7 @@ class CompositeOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizers: list[torch.optim.Optimizer]):
         self.optimizers = optimizers
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
-        # These are the same dict objects, so a scheduler that sets `lr` here sets it in the individual optimizers.
+        # Share the optimizers' dict objects, so that a scheduler that sets `lr` here also sets it in each optimizer.
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 
     def step(self, closure: None = None) -> None:

@@ -74,7 +74,7 @@ REPLACED = {
 
 
 def validate_minimum(options: Any, low: int, *names: str) -> None:
-    """Raise ValueError for the first of these options that is below `low`. An option may be None."""
+    """Raise ValueError for the first option in `names` that is below `low`. Options may be None."""
     for name in names:
         if getattr(options, name) is not None and getattr(options, name) < low:
             raise ValueError(f"{name}={getattr(options, name)}: must be >= {low}")
@@ -168,7 +168,7 @@ class CarrylessTrainingArguments(HrmTrainingArguments):
     best_metric: ClassVar[str] = "eval_loss"  # default metric for early stopping and for the best model
 
     max_grad_norm: float = HfArg(default=1.0, help="Maximum gradient norm; 0 disables clipping.")
-    # Trainer's default would also include shift_labels.
+    # If this were None, Trainer would add shift_labels.
     label_names: list[str] | None = HfArg(default_factory=lambda: ["labels"], help="Names of the labels in a batch.")
     early_stopping_patience: int | None = HfArg(default=None, help="Stop after N evaluations without improvement.")
     early_stopping_threshold: float = HfArg(default=0.0, help="Minimum change that counts as an improvement.")

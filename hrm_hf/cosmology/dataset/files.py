@@ -222,7 +222,7 @@ def _has_pixel_numbers(table: Any) -> bool:
     """Check whether the first column contains pixel indices, as in a partial-sky map."""
     names, scheme = table.columns.names, _header_word(table, "INDXSCHM")
     if len(names) > 1 and names[0].upper().startswith(PIXEL_NAMES):
-        return True  # the column's name decides, regardless of the header
+        return True  # the column's name takes precedence over the header
     return scheme == "EXPLICIT" or (scheme != "IMPLICIT" and _header_word(table, "OBJECT") == "PARTIAL")
 
 

@@ -68,7 +68,7 @@ def hub_records(
     path, kind, columns, dropped = Path(source).expanduser(), "", {}, dropped or Dropped()
     rows = _local_rows(path, on_bad_line, dropped) if path.exists() else _hub_rows(source, config)
     for number, (place, row) in enumerate(rows):
-        # JSON lines may omit keys, so keep the columns of earlier rows unless a row has none of them.
+        # A JSON object may omit keys, so use the columns found in an earlier row until a row has none of them.
         if not set(columns.values()) & set(row):
             kind, columns = _recognize(list(row), place)
         parts = {part: _text(row.get(columns.get(part))) for part in COLUMNS[kind]}

@@ -210,7 +210,7 @@ class GoStreamBuilder:
         tail.span = start + given, start + len(ids)
 
     def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:
-        """Append to the tail the verdict on its last attempt and the decision that follows."""
+        """Append the verdict on the last attempt, and the decision that follows it, to `tail`."""
         decision = DECISIONS.index(attempt["decision"])
         feedback = attempt.get("feedback")
         found = None if feedback is None else Feedback.of_record(feedback)

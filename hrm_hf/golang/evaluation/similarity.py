@@ -26,7 +26,7 @@ KEPT_SHARE = 0.8  # minimum fraction of statements to keep; code that keeps less
 FUNCTIONS = ("function_declaration", "method_declaration")
 DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
 NOTHING = ("empty_statement", "labeled_statement")  # node types not counted; the statement after a label counts
-# Where tree-sitter cannot parse the code, only the keyword of a statement remains in the tree.
+# Keywords that mark a statement. If tree-sitter cannot parse a statement, only its keyword remains in the tree.
 WORDS = frozenset("break continue defer fallthrough for go goto if return select switch".split())
 
 

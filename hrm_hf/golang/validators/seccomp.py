@@ -50,7 +50,7 @@ CHECKED_CALLS = _numbers(
 CLONE3 = 435
 FIRST_UNKNOWN = 471  # number of the last system call in Linux 6.19, plus 1
 
-# CLONE_VM, FS, FILES, SIGHAND, THREAD: a thread with its own file table would escape the limit on open files
+# CLONE_VM, FS, FILES, SIGHAND, THREAD. A thread with its own file table would escape the limit on open files.
 _CLONE_THREAD = 0x10F00
 _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _PROT_WRITE = 2

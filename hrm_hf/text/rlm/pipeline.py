@@ -37,7 +37,7 @@ PLAIN_STOP = "\nUser:"
 
 @dataclass
 class RlmResult:
-    """Result of a run.
+    """Result of running a recursive language model.
 
     Attributes:
         answer: the answer; "" if there is none.

@@ -133,7 +133,7 @@ def _size(value: Any, most: int, of_text: bool = False) -> int:
     total, parts = 0, [value]
     while parts and total <= most:
         part = parts.pop()
-        part = getattr(part, "attributes", part)  # instances of classes defined in the REPL have `attributes`
+        part = getattr(part, "attributes", part)  # the REPL's classes store fields in `attributes`
         total += len(part) if of_text and isinstance(part, str) else 1
         if isinstance(part, dict):
             parts += [*part.keys(), *part.values()]

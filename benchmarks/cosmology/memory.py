@@ -45,7 +45,7 @@ def main() -> None:
         return
     maps, size, turns = (100, 16, 1) if args.quick else (args.maps, args.size, args.turns)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # inherited by the child processes
+        os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"  # child processes inherit it
         data = args.data or Path(folder) / "maps"
         if args.data is None:
             settings = MapSettings(kind="gaussian", size=size, observable="shear", sigma_e=0.26, mask_fraction=0.3)

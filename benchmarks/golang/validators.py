@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def sample_files(source: Path, count: int, generator: random.Random) -> list[str]:
-    """Return the texts of up to `count` random Go files of 1 to 40 kB, without tests and test data."""
+    """Return the texts of up to `count` random Go files of 1 to 40 kB, excluding tests and test data."""
     skipped = ("testdata", "vendor")
     found = [
         path for path in sorted(Path(os.path.realpath(source)).rglob("*.go"))

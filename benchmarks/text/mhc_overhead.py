@@ -91,7 +91,7 @@ def training_step(model, batch, compiled: bool):
 
 
 def activation_bytes(model, batch, checkpointing: bool = False) -> int:
-    """Return the bytes that autograd saves for the backward pass, without weights and buffers."""
+    """Return the bytes that autograd saves for the backward pass, excluding weights and buffers."""
     own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, torch.UntypedStorage] = {}
 

@@ -35,7 +35,7 @@ from ..report import interval, machine, make_parser, write_report
 
 NAME = "lm_pretrained_loop"
 WINDOWS = [(4, 7), (8, 11), (10, 13), (12, 16), (13, 15), (13, 16), (18, 21), (24, 27), (27, 30), (10, 19)]
-# Name, passes, and the step of `LoopInput`; "all" also damps the first pass.
+# Tested variants: which passes are damped ("all", "later" than the first, or none with "replace"), and their number.
 STEPS = [("replace", 2), ("later", 2), ("all", 2), ("replace", 3), ("later", 3), ("all", 3), ("later", 4), ("all", 4)]
 LOOP = (12, 16)  # the four middle layers of SmolLM2
 RANK = 16
@@ -176,7 +176,7 @@ def build(arm: dict, source, seed: int):
         passes=arm["passes"],
         pass_lora_rank=RANK if arm["trained"] == "second pass" else 0,
     )
-    weights = {name: value.clone() for name, value in made.state_dict().items()}  # from_llama shares the weights
+    weights = {name: value.clone() for name, value in made.state_dict().items()}  # `made` shares the source's weights
     model = HrmLmForCausalLM(made.config)
     model.load_state_dict(weights)
     model.to(source.device)
@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=300, help="steps of the plain arm")
     parser.add_argument("--rows", type=int, default=8, help="rows per batch")
-    parser.add_argument("--length", type=int, default=512, help="tokens per row and document")
+    parser.add_argument("--length", type=int, default=512, help="tokens per row or document")
     parser.add_argument("--documents", type=int, default=64, help="validation documents")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count())

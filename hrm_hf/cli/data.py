@@ -188,7 +188,7 @@ def go_prompts(options: BuildGoPrompts, as_json: bool):
 
 
 def _report_go(result: dict[str, Any], as_json: bool) -> None:
-    """Print the complete report with --json, else one line per entry, without options and checksums."""
+    """Print the complete report with --json, else one line per entry, without options or checksums."""
     lines = {key: value for key, value in result.items() if key not in ("options", CHECKSUMS)}
     for key, value in lines.items():
         if key in ("not_read", "left_out"):

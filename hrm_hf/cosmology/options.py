@@ -58,7 +58,7 @@ class SurveyOptions(Options):
     galaxies: float | None = option("Sources per arcmin^2, summed over channels. [default: 10; des: 5.59]", None)
     mask_fraction: float | None = option("des, shear: fraction of pixels hidden by a random mask. [default: 0]", None)
     mask_edge_share: float | None = option(
-        "Fraction of hidden pixels beyond the survey's edge; the rest are in holes around stars. [default: 0.5]", None
+        "Fraction of hidden pixels that are beyond the survey's edge; the rest are in star holes. [default: 0.5]", None
     )
     hole_arcmin: str | None = option("Smallest and largest radius of star holes in arcmin. [default: 2,12]", None)
     omega_m: str | None = option("Prior bounds of omega_m: LOW,HIGH. [default: 0.1,0.5; files: from --labels]", None)

@@ -81,7 +81,7 @@ class RegressionTrainer(HrmTrainer):
         logs = {"maps_per_second": maps / seconds}
         if maps:
             logs |= _means(sums, maps)
-            del logs["loss"]  # transformers already logs it, as a mean over steps
+            del logs["loss"]  # Trainer already logs the loss, as a mean over steps
         return logs
 
     # ---- evaluation ----

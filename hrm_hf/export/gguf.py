@@ -356,7 +356,7 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
         raise ValueError("eos_token=None: llama.cpp would stop at token id 11 instead; set tokenizer.eos_token")
     add_bos, add_eos = _added_around(tokenizer)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in backend["model"]["merges"]]
-    merges = merges or [NO_MERGE]  # llama.cpp rejects an empty list
+    merges = merges or [NO_MERGE]  # llama.cpp rejects an empty list of merges
     return {
         "tokens": [tokens_by_id.get(index, f"[UNUSED{index}]") for index in range(vocab_size)],
         "types": [int(types_by_id.get(index, TokenType.UNUSED)) for index in range(vocab_size)],

@@ -163,7 +163,7 @@ class OnnxCosmoRegressor:
         settings = self.meta["settings"]
         max_steps = settings["halt_max_steps"] if max_steps is None else max_steps
         if max_steps < 1 or halt not in ("fixed", "adaptive"):
-            raise ValueError(f"max_steps={max_steps}, halt={halt!r}: max_steps must be >= 1, halt fixed or adaptive")
+            raise ValueError(f"max_steps={max_steps}, halt={halt!r}: needs max_steps >= 1, halt='fixed' or 'adaptive'")
         pixel_values = np.asarray(pixel_values, dtype=np.float32)
         expected = self.stem.get_inputs()[0].shape[1:]
         if pixel_values.ndim != 4 or list(pixel_values.shape[1:]) != expected or not len(pixel_values):

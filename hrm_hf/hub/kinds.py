@@ -106,7 +106,7 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
         validate_kind(name, wanted)
     from .. import register
 
-    register()  # slow (seconds), so the fast checks come first
+    register()  # takes seconds, so the fast checks come first
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 

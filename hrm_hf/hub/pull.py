@@ -124,9 +124,9 @@ def pull_checkpoint(
         elif _is_new(folder, repo_id, commit):
             incoming = folder.with_name(f".{folder.name}.incoming")
             api.snapshot_download(repo_id, revision=commit, local_dir=incoming, allow_patterns=patterns)
-            for leftover in _verify(api, incoming, repo_id, commit, names):  # files of an interrupted pull
+            for leftover in _verify(api, incoming, repo_id, commit, names):  # from an interrupted pull
                 (incoming / leftover).unlink()
-            shutil.rmtree(incoming / ".cache")  # metadata of huggingface_hub
+            shutil.rmtree(incoming / ".cache")  # created by huggingface_hub for its metadata
             (incoming / PULL_RECORD).write_text(json.dumps({"repo_id": repo_id, "commit": commit}))
             if folder.exists():
                 folder.rmdir()

@@ -42,7 +42,7 @@ MESSAGES = (
     Message(UserWarning, r"This DataLoader will create \d+ worker processes in total"),
     # accelerate still passes the deprecated `broadcast_buffers` to DDP.
     Message(FutureWarning, r"`broadcast_buffers` is deprecated"),
-    # torch.compile also makes training on CPUs and older GPUs faster.
+    # The message is misleading: torch.compile makes training on CPUs and older GPUs faster, too.
     Message("transformers.training_args", r"The speedups for torchdynamo mostly come with GPU Ampere or higher"),
 )
 

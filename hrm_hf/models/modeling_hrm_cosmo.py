@@ -28,7 +28,7 @@ from .puzzle_layers import ReasoningLevel, one_step_gradient
 if TYPE_CHECKING:
     from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - saved with checkpoints
 
-GAIN_LIMITS = (-1.0, 3.0)  # of the gain in nats, so that no single map dominates the halting loss
+GAIN_LIMITS = (-1.0, 3.0)  # the gain in nats is clamped, so that no single map dominates the halting loss
 
 
 @dataclass

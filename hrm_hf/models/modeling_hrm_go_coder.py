@@ -322,7 +322,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
         self.model = HrmGoCoderModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # This also excludes the heads from quantization. Quantizers compare name prefixes, hence "model.".
+        # Quantizers skip these modules, too. They compare prefixes of full names, hence "model.".
         self._keep_in_fp32_modules = [f"model.{name}" for name in self.model._keep_in_fp32_modules]
         self.post_init()
 
@@ -374,7 +374,7 @@ class HrmGoCoderForCausalLM(PromptsMixin, HrmGoCoderPreTrainedModel, GoCoderRefi
 
     def _targets(self, labels, decision_positions, planner_only, kwargs) -> tuple[torch.Tensor | None, dict[str, Any]]:
         """Pop the loss arguments from `kwargs`. Return shifted labels and keyword arguments for `_losses`."""
-        # As named arguments, they would make Trainer compute losses only for batches that contain all of them.
+        # If forward named these arguments, Trainer would compute losses only for batches that contain all of them.
         targets = kwargs.pop("shift_labels", None)
         how = {"labels": kwargs.pop("decision_labels", None), "scale": kwargs.pop("refinement_scale", 1.0)}
         validate_call(self, kwargs)

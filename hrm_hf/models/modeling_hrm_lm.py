@@ -320,7 +320,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
     def leave(
         self, states: list[torch.Tensor], x: torch.Tensor, cache: Cache | None, passes: dict[str, Any]
     ) -> list[torch.Tensor]:
-        """Apply the coda to each segment's states. The cache keeps the coda's keys and values from the last one."""
+        """Apply the coda to each segment's states. The coda's keys and values in the cache are the last segment's."""
         if self.coda is None:
             return states
         key_values = OnceCache(cache, self.config.num_hidden_layers - self.config.coda_layers)

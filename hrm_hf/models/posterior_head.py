@@ -106,7 +106,7 @@ class PosteriorHead(Float32Buffers):
         init.zeros_(self.hidden.bias)
         init.normal_(self.out.weight, std=std or 0.1 * self.out.in_features**-0.5)
         bias = torch.zeros(*self.shape[:1], self.out.out_features // self.shape[0])
-        if self.shape[0] > 1:  # identical Gaussians would stay identical
+        if self.shape[0] > 1:  # Gaussians that start identical would stay identical
             bias[:, 1 : 1 + self.shape[1]] = torch.linspace(-0.5, 0.5, self.shape[0]).unsqueeze(-1)
         init.copy_(self.out.bias, bias.flatten())
         init.copy_(self.points, normal_points(NUM_POINTS, self.shape[1]))

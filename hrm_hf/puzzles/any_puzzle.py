@@ -23,7 +23,7 @@ from .tasks import PuzzleTask, cells_of
 if TYPE_CHECKING:
     import datasets
 
-MAX_TRIES = 2000  # draws in a row without a new puzzle before there are considered to be no more
+MAX_TRIES = 2000  # consecutive draws without a new puzzle after which the supply counts as exhausted
 PADDING = "_-~^"  # characters that can represent padding; the first one that is not a symbol of the task is used
 MOST_SYMBOLS = 126  # tokens are saved as int8
 

@@ -47,7 +47,7 @@ COLORS = (
     "#ffffff", "#e9edf0", "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00",
     "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
 )  # fmt: skip
-# ARC task made up as an example: replace color 1 with color 2.
+# Example of an ARC task: replace color 1 with color 2.
 EXAMPLE = {
     "name": "recolor",
     "train": [
@@ -215,7 +215,7 @@ class ArcTaskSolving(PuzzleTask):
 
     name = "arc"
     title, plural = "ARC", "ARC-AGI tasks"
-    reports_valid = False  # the only rule, that the answer is a grid, is not informative
+    reports_valid = False  # the only rule is that an answer must be a grid, which says little
     named_puzzles = True
     original_board = (SEQ_LEN, VOCAB_SIZE, None)
     palette = COLORS

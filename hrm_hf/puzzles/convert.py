@@ -93,7 +93,7 @@ def se_rrm_tensors(state: dict[str, torch.Tensor], num_heads: int, pos_encodings
     return ours
 
 
-# Original to ours
+# ---- from the original layout to ours ----
 
 
 def convert_original(

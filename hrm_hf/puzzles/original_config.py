@@ -291,7 +291,7 @@ def _sizes_of_weights(state: State, fields: dict[str, Any], architecture: str) -
     return positions and positions - prefix, size("embed_tokens.embedding_weight", 0), name
 
 
-# Ours to original
+# ---- from our configs to the original ones ----
 
 
 def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -342,6 +342,6 @@ def _run_of_recipe(recipe: dict[str, Any], state: dict[str, Any]) -> dict[str, A
     if steps > 0 and run["step"] > 0:
         between = recipe.get("eval_steps") if recipe.get("eval_strategy") == "steps" else None
         evaluations = max(1, round(steps / between)) if between and between >= 1 else 1
-        run["eval_interval"] = max(1, round(steps / run["step"] * state["epoch"] / evaluations))  # must divide epochs
+        run["eval_interval"] = max(1, round(steps / run["step"] * state["epoch"] / evaluations))  # divides epochs
         run["epochs"] = run["eval_interval"] * evaluations
     return run

@@ -94,7 +94,7 @@ def generate_portions(
     excluded, seen = set(exclude), set()
 
     def is_new(board: np.ndarray, solution: np.ndarray, form: np.ndarray) -> bool:
-        key = (board if size == 4 else solution).tobytes()  # only 4x4 puzzles may share a solution
+        key = (board if size == 4 else solution).tobytes()  # 4x4 boards have few solutions, so puzzles may share one
         if solution.tobytes() in excluded or key in seen or form.tobytes() in exclude_forms:
             return False
         if not share[0] <= place_of_form(form.tobytes()) < share[1]:

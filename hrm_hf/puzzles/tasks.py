@@ -277,7 +277,7 @@ class PuzzleTask:
         return members
 
     def allowed(self, board: np.ndarray) -> np.ndarray:
-        """Return which tokens each cell may have, given all other filled cells of `board` [S], bool [S, V].
+        """Return bool [S, V]: which tokens each cell may have, given all other filled cells of `board` [S].
 
         This states the rules once: answers are checked, searched and generated with it.
         """
@@ -315,7 +315,7 @@ class PuzzleTask:
     def search(
         self, question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES
     ) -> SearchResult:
-        """Find the first solution of a question, tokens [S], by search. The model only orders the guesses.
+        """Search for the first solution of `question` [S]. The model only orders the guesses.
 
         The search tries the tokens of a cell in descending order of `scores` [S, V], or in ascending order if None.
         Scores change only the number of nodes. Compare the number with and without scores to judge the model.

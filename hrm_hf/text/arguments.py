@@ -15,7 +15,7 @@ LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared":
 
 @dataclass
 class AnswerDataArguments:
-    """Options that select training and evaluation rows (formats in `text/answers.py`)."""
+    """Options that select training and evaluation rows. `text/answers.py` lists their formats."""
 
     train_data: list[str] = HfArg(
         default_factory=list, help="Training data: comma-separated files, folders or Hub data sets OWNER/NAME:CONFIG."
@@ -39,7 +39,7 @@ class AnswerDataArguments:
 
 @dataclass
 class LmDataArguments(AnswerDataArguments):
-    """Options that select text and pack it into rows of tokens (file formats in `text/sources.py`)."""
+    """Options that select text and pack it into rows of tokens. `text/sources.py` lists the file formats."""
 
     validation_split_percentage: float = HfArg(
         default=5.0, help="Percentage of each source to hold out from its end if --eval_data is not set; 0 to disable."

@@ -111,7 +111,7 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
             fingerprint=key,
             writer_batch_size=WRITTEN_AT_ONCE,
         )
-    except DatasetGenerationError as error:  # its cause is the error from our reader
+    except DatasetGenerationError as error:  # raised by `datasets` for an error in our reader
         raise (error.__cause__ or error) from None
     except ValueError as error:  # the error that `datasets` raises for an empty file does not name it
         if next(iter(reader(**options)), None) is not None:
@@ -171,7 +171,7 @@ def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Itera
 def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
     text = "".join(lines)
     text = text.strip("\r\n") if strip else text
-    if text:  # empty between two consecutive separators
+    if text:  # two consecutive separators enclose no text
         yield {"text": text, "error": None}
 
 

@@ -298,7 +298,7 @@ class HrmTrainer(CompleteCheckpoints, Trainer):
         return prepared
 
     def _load_own_state(self, folder: Path) -> None:
-        """Restore the training state that Trainer does not restore."""
+        """Restore our part of the training state, such as the weight average, from a checkpoint."""
         if not any(folder.glob("rng_state*.pth")):
             raise ValueError(
                 f"{folder} contains only weights (save_only_model), so it cannot be resumed; start a new run from "

@@ -160,7 +160,7 @@ def run_training(run: TrainingRun) -> None:
     if run.validation is None:
         run.skip_evaluation()
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
-    run.parameters = run.count_parameters(model)  # before the trainer shards the model
+    run.parameters = run.count_parameters(model)  # counted before the trainer shards the model
     model = with_adapters(model, tuning_args)
     run.options = tuple(map(copy.copy, run.options))  # copies for recipe.yaml, since the trainer may change these
     if args.should_save:

@@ -188,7 +188,7 @@ class CompleteCheckpoints:
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         if self.args.should_save and folder.exists():  # files of two runs must not mix
-            (folder / MANIFEST).unlink(missing_ok=True)  # deleted first, so a partial folder never counts as complete
+            (folder / MANIFEST).unlink(missing_ok=True)  # delete first, so a partial folder never counts as complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         self.state.stateful_callbacks[OPTIMIZATION] = optimization_record(self.args, self.optimizer, self.lr_scheduler)

@@ -16,7 +16,7 @@ import numpy as np
 
 
 ARCMIN = np.pi / 180 / 60  # radians
-LOGNORMAL_SHIFT = 0.4  # as a fraction of |empty-beam convergence|; reproduces the skewness of ray-traced maps
+LOGNORMAL_SHIFT = 0.4  # fraction of |empty-beam convergence| that reproduces the skewness of ray-traced maps
 HUBBLE_DISTANCE = 2997.92458  # c / H0 in Mpc/h
 CMB_TEMPERATURE = 2.7255  # K
 PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}  # default bounds of the flat prior

@@ -179,7 +179,7 @@ def text_of(node: "Node") -> str:
 
 
 def receiver_type(node: "Node") -> str:
-    """Return the type name of a method's receiver without pointer and type parameters, or "" if none."""
+    """Return the type name of a method's receiver without `*` or type parameters, or "" for a function."""
     receiver = node.child_by_field_name("receiver")
     if receiver is None:
         return ""

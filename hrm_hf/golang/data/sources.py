@@ -90,7 +90,7 @@ def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
                 dropped.add(reason, str(Path(folder, name).relative_to(root)))
         waiting += [os.path.join(folder, name) for name, reason in reversed(problems.items()) if not reason]
         for name in sorted(names):
-            if name.endswith(".go") and name[0] in "._":  # the go command ignores such files too
+            if name.endswith(".go") and name[0] in "._":  # ignored by the go command
                 dropped.add("hidden file", str(Path(folder, name).relative_to(root)))
             elif name.endswith("_test.go"):
                 dropped.add("test file", str(Path(folder, name).relative_to(root)))

@@ -68,7 +68,7 @@ class _Tail:
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
-    decisions: list[tuple[int, int, list[int]]] = field(default_factory=list)  # each (position, label, feedback ids)
+    decisions: list[tuple[int, int, list[int]]] = field(default_factory=list)  # (position, label, feedback ids)
     span: tuple[int, int] = (0, 0)
     code_bytes: int = 0
 
@@ -173,7 +173,7 @@ class GoStreamBuilder:
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
         if len(problem) > limit - 1 < LEAST_TEXT + 2:
             left = f"only {limit} of {self.max_length} tokens for the problem"
-            raise TooLongError("stream", f"record {record['id']!r}: plan and code leave {left}; raise max_length")
+            raise TooLongError("stream", f"record {record['id']!r}: plan and code leave {left}; increase max_length")
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
         return fit_task(problem, context, self.problem_budget, self.context_budget, limit)
@@ -235,7 +235,7 @@ class GoStreamBuilder:
 
 @dataclass
 class GoStreams:
-    """Rows built from record files, with their records and counts.
+    """Rows built from record files, with the record of each row and counts of what was read and kept.
 
     Attributes:
         rows: the columns of `GoStreamBuilder.build`; without `code_*` for training, without `plain_*` for evaluation.
@@ -323,7 +323,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
         how = {"gen_kwargs": options, "cache_dir": cache_dir, "fingerprint": key, "writer_batch_size": WRITTEN_AT_ONCE}
         try:
             part = Dataset.from_generator(read_records, features=record_features(), **how)
-        except DatasetGenerationError as error:  # its cause is the error from `read_records`
+        except DatasetGenerationError as error:  # raised by `datasets` for an error in `read_records`
             raise (error.__cause__ or error) from None
         parts.append(part)
         if on_bad_line == "skip":

@@ -46,7 +46,7 @@ def exact_matches(samples: Sequence[str], references: Sequence[str]) -> tuple[li
 
 
 def code_tokens(code: str) -> tuple[str, ...] | None:
-    """Return the tokens of a sample without comments and line ends, or None if it does not parse."""
+    """Return the tokens of a sample, except comments and line ends, or None if it does not parse."""
     root = parse(code).root_node
     if root.has_error:
         return None

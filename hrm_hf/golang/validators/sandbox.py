@@ -38,7 +38,7 @@ MIB = 1 << 20
 INSTALL_LINE = "`apt-get install bubblewrap util-linux mount` (dnf and pacman: bubblewrap, util-linux)"
 MAX_OUTPUT = 64 * MIB  # maximum bytes of output; a program that writes more is killed
 ADDRESS_SPACE = 4096 * MIB  # Go reserves address space that it does not use: over 1 GiB in newer versions
-UNUSED_UID = 1_997_770_001  # from a range of uids that systemd's documentation marks as unused
+UNUSED_UID = 1_997_770_001  # systemd's documentation marks the range of this uid as unused
 NOBODY = 65534
 START_SECONDS = END_SECONDS = 30.0  # time limit for the kernel to set up or tear down a sandbox
 REFUSAL = "refusing to run code outside of a sandbox: "

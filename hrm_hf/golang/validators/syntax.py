@@ -108,7 +108,7 @@ def leaves(root: "Node") -> list["Node"]:
 
 
 def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
-    """Return (kind, child count, leaf text) of each node in preorder, without comments and semicolons."""
+    """Return (kind, child count, leaf text) of each node in preorder, except comments and semicolons."""
     shape, stack = [], [parse(code).root_node]
     while stack:
         node = stack.pop()

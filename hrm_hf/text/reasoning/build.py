@@ -148,7 +148,7 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
 
     task, every = info.make_task(), list(info.difficulties(split))
     mixed = split in ("train", "validation")
-    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # each (part of the seed, difficulties)
+    parts = [(0, every)] if mixed else [(one, [one]) for one in every]  # (number in the seed, difficulties)
     count = info.rows[split if mixed else "test"]
     numbers = [(*part, number) for part in parts for number in range(-(-count // BLOCK))]
     blocks = []

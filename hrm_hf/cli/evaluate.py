@@ -73,7 +73,7 @@ def reasoning(options: EvaluateReasoning, as_json: bool):
 @app.command()
 @takes(EvaluateCosmo)
 def cosmo(options: EvaluateCosmo, as_json: bool):
-    """Evaluate a regressor: accuracy, also by segment, and the posteriors' calibration and contour area.
+    """Evaluate a regressor: accuracy after each segment, and the posteriors' calibration and contour area.
 
     Example: hrm-hf eval cosmo runs/cosmo --data data/lognormal --baseline runs/gp --out runs/cosmo/eval
     """

@@ -36,7 +36,7 @@ class WriteGo(SamplingOptions):
     prefix: list[str] | None = option("Beginning of the code, e.g. a signature; one per prompt.", None)
     records: Path | None = option("Read the prompts from this file of records instead.", None)
     limit: int = option("Number of records to use, evenly spaced over the file.", 3, min=1)
-    validator: Literal[GoValidator, "none"] = option("Validator; auto is parser or, without Go, tree-sitter.", "auto")
+    validator: Literal[GoValidator, "none"] = option("Validator; auto: parser, or tree-sitter without Go.", "auto")
     max_iterations: int | None = option("Maximum attempts; defaults to the model's setting.", None, min=1, max=5)
     threshold: float | None = option("Minimum P(DONE) to stop; defaults to the model's setting.", None, min=0, max=1)
     max_new_tokens: int | None = option("Maximum new tokens per attempt; defaults to the model's budget.", None, min=1)

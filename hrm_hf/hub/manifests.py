@@ -113,7 +113,7 @@ def _parsed(text: str) -> Manifest:
     if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
         raise CheckpointError(f"{MANIFEST} contains {json.dumps(content)[:40]}; expected an object {{files: ...}}")
     if content.pop("sha256", None) != _own_checksum(content):
-        raise CheckpointError(f"{MANIFEST} was modified: its own checksum differs")
+        raise CheckpointError(f"{MANIFEST} was modified: it does not match its own checksum")
     files = {}
     for name, entry in content["files"].items():
         path = PurePosixPath(name)

@@ -159,7 +159,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
 
 
 class ReasoningLevel(nn.Module):
-    """Stack of blocks that adds the other state to a latent state and refines the sum."""
+    """Stack of blocks that adds another state or input to a latent state and refines the sum."""
 
     def __init__(self, config: HrmPuzzleConfig, num_layers: int, block: type[PuzzleBlock] = PuzzleBlock):
         super().__init__()

@@ -285,7 +285,7 @@ def low_rank_update(name: str, known: str, config: HrmLmConfig, weights: dict) -
 
 
 def validate_names(missing: Iterable[str], unexpected: Iterable[str]) -> None:
-    """Raise ValueError for missing or unexpected weights, except those that only looped models have."""
+    """Raise ValueError for missing or unexpected weights, except for weights that only looped models have."""
     missing, unexpected = (sorted(n for n in names if not NEW_WEIGHTS.fullmatch(n)) for names in (missing, unexpected))
     if missing or unexpected:
         raise ValueError(f"model: its weights do not match its config; missing {missing}, unexpected {unexpected}")

@@ -57,7 +57,7 @@ class PuzzleTable:
         return len(self.questions)
 
     def place(self, row: int, column: int | str | None = None) -> str:
-        """Describe the location of a row (line number in a text file, otherwise 0-based index) and column."""
+        """Return the place of a row (line number in a text file, otherwise 0-based index) and column as text."""
         where = f"{self.name}, row {row}" if self.lines[row] is None else f"{self.name}, line {self.lines[row]}"
         column = self.columns[column] if isinstance(column, int) else column
         return where if column is None else f"{where}, column {column!r}"

@@ -111,7 +111,7 @@ class PuzzleTask:
         return all(not isinstance(part, (dict, Puzzle)) and _length(part) < max(2, self.seq_len) for part in item)
 
     def read(self, item: Any) -> Puzzle:
-        """Read a puzzle, given as cells in a form that `encode` accepts or a dict with puzzle and solution."""
+        """Read a puzzle, given as cells in a form that `encode` accepts, or as a dict with puzzle and solution."""
         if not isinstance(item, dict):
             return Puzzle(self.encode(item)[None], [None])
         question = [item[name] for name in QUESTION_NAMES if name in item]

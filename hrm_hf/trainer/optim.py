@@ -183,7 +183,7 @@ class WeightAverage(TrainerCallback):
     def load(self, shadow: dict[str, torch.Tensor]) -> None:
         """Restore a saved average. Raise ValueError if tensors are missing or unknown."""
         if shadow.keys() != self.shadow.keys():
-            raise ValueError(f"saved average and model differ in {sorted(shadow.keys() ^ self.shadow.keys())[:8]}")
+            raise ValueError(f"tensors of average and model differ: {sorted(shadow.keys() ^ self.shadow.keys())[:8]}")
         for name, value in shadow.items():
             self.shadow[name].copy_(value)
 

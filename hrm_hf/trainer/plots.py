@@ -62,7 +62,7 @@ def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") 
 
 
 def _draw_accuracies(axes, rows: list[dict[str, Any]], places, name: str) -> None:
-    """Draw the accuracy in each row's field `name`, with its confidence interval."""
+    """Plot the accuracy `name` of each row, with its confidence interval `<name>_interval`."""
     ends = [row[f"{name}_interval"] for row in rows]
     axes.vlines(places, [low for low, _ in ends], [high for _, high in ends], color=ACCENT, linewidth=1, alpha=0.6)
     axes.plot(places, [row[name] for row in rows], color=ACCENT, marker="o", markersize=4, linestyle="")

@@ -464,7 +464,7 @@ def write_results(folder: str | Path, task: str, metrics: dict[str, Any], **extr
 
 
 def hardware_of(args: Any) -> str:
-    """Describe the devices of a run: `NVIDIA H200`, `8 x NVIDIA H200` or `CPU, 2 threads`."""
+    """Return the devices of a run as text: `NVIDIA H200`, `8 x NVIDIA H200` or `CPU, 2 threads`."""
     import torch
 
     cuda = args.device.type == "cuda"

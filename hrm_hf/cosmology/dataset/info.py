@@ -131,7 +131,7 @@ class CosmologyPlan:
         for name, (low, high) in self.prior.items():
             if not low < high:
                 raise ValueError(f"prior of {name}={low},{high}: the lower bound must be below the upper bound")
-        for end in (0, 1):  # if both bounds are valid, so are all values between them
+        for end in (0, 1):  # raises ValueError for invalid bounds
             Cosmology(self.prior["omega_m"][end], self.prior["sigma_8"][end])
         if self.settings.kind == "2lpt":
             widest = Cosmology(self.prior["omega_m"][0], self.prior["sigma_8"][0])

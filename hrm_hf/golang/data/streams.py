@@ -206,7 +206,7 @@ class GoStreamBuilder:
         tail.code_bytes = len(body.encode())
         start = len(tail.ids)
         tail.add(ids, given if what == "code" else len(ids))
-        tail.labels[start] = ids[0]  # never masked, because the model writes <CODE> after a plan or a decision
+        tail.labels[start] = ids[0]  # <CODE> always has a label, because the model writes it
         tail.span = start + given, start + len(ids)
 
     def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:

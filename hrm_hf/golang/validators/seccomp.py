@@ -20,7 +20,7 @@ def _numbers(calls: str) -> dict[str, tuple[int, int | None]]:
     return {name: (int(x), int(a) if a else None) for name, x, a in re.findall(r"(\w+)=(\d+)/(\d*)", calls)}
 
 
-# Calls for files, memory, signals, time, the process itself and threads; bubblewrap starts the program with execve.
+# System calls for files, memory, signals, time, processes and threads; bubblewrap starts programs with execve.
 CALLS = _numbers("""
 read=0/63 write=1/64 open=2/ close=3/57 stat=4/ fstat=5/80 lstat=6/ lseek=8/62 access=21/ creat=85/ readv=19/65
 writev=20/66 pread64=17/67 pwrite64=18/68 dup=32/23 dup2=33/ dup3=292/24 pipe=22/ pipe2=293/59 getcwd=79/17

@@ -119,7 +119,7 @@ def describe_task(options: BuildReasoning) -> ReasoningInfo:
 
 
 def _span(text: str, option: str, most: int, possible: str) -> tuple[int, int]:
-    """Parse a difficulty such as "8" or "1-8". `possible` is the error message for values above `most`."""
+    """Parse a difficulty such as "8" or "1-8". For values above `most`, raise UsageError with text `possible`."""
     parts = text.split("-")
     if len(parts) > 2 or not all(part.isdecimal() for part in parts) or not 1 <= int(parts[0]) <= int(parts[-1]):
         raise UsageError(f"{option[2:]}={text!r}: must be a positive integer or a range, such as 8 or 1-8", option)

@@ -187,7 +187,7 @@ def interleave(sides: dict, turns: int) -> dict[str, float]:
 
 
 def differences(folder: str | Path, data: str | Path, args, scratch: Path) -> dict[str, Any]:
-    """Compare both exports of a causal language model with eager torch on held-out rows."""
+    """Compare a causal language model's torch.export and ONNX files with eager torch on held-out rows."""
     model = load_exportable(str(folder))
     subject = SUBJECTS[model.config.model_type](folder, data, args)
     outputs = graphs(model)["model"].outputs

@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 
-# to import preemption_worker, which builds the four trainers
+# Makes preemption_worker, which builds the four trainers, importable.
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 import torch

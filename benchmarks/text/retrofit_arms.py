@@ -100,7 +100,7 @@ def parse():
     parser.add_argument("--train_file", help="text (plain UTF-8 or gzip); the books in shared/data by default")
     parser.add_argument("--valid_file")
     parser.add_argument("--train_bytes", type=int, default=5_900_000, help="use only the first N bytes of the text")
-    parser.add_argument("--eval_rows", type=int, default=1024, help="rows of held-out text; an eighth of it per K")
+    parser.add_argument("--eval_rows", type=int, default=1024, help="held-out rows: N of text, N / 8 for each K")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--processes", type=int, default=3, help="arms that train at the same time")
@@ -141,13 +141,13 @@ def run_workers(args, arms: list[str], deadline: float) -> None:
 
 
 def affordable_steps(args, deadline: float) -> int:
-    """Return the steps of `plain` that all arms can afford in the time left, from the speed of the pretraining."""
+    """Return the number of steps of `plain` that fits the time left for all arms, given the pretraining's speed."""
     path = args.runs / "arm_steps.json"
     if not path.is_file():
         steps, runs, arms = args.pretrain_steps, args.seeds.split(","), args.arms.split(",")
         if args.budget_seconds:
             first = json.loads(run_path(args, "pretrained", runs[0]).read_text())
-            left = deadline - time.time() - 45  # start of the first process and evaluation of the last
+            left = deadline - time.time() - 45  # reserved to start the first process and to evaluate the last
             steps = int(0.75 * left / (first["seconds"] / first["steps"] * len(runs) * len(arms)))
             steps = min(max(steps, 300), 3 * args.pretrain_steps)
         path.write_text(json.dumps(steps))
@@ -158,7 +158,7 @@ def affordable_steps(args, deadline: float) -> int:
 
 
 def task_rows(count: int, generator: torch.Generator, steps: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows [count, LENGTH] of questions and the answers to predict, -100 elsewhere. K is random or `steps`."""
+    """Return rows [count, LENGTH] of questions, and labels (-100 outside answers). K is `steps` or else random."""
     device = generator.device
     table = torch.arange(ITEMS).repeat(ITEMS, 1)  # for each rearrangement, the previous position of each item
     for place in range(ITEMS - 1):
@@ -210,7 +210,7 @@ def make_llama(args, seed: str, layers: int) -> LlamaForCausalLM:
 
 
 def make_model(args, arm: str, seed: str):
-    """Build an arm's model before its training."""
+    """Build the model with which an arm's training starts."""
     before, inside, after = split(args)
     llama = make_llama(args, seed, before + inside + after)
     if arm not in ("pretrained", "scratch"):
@@ -333,7 +333,7 @@ class Run:
     def capture(self) -> None:
         """Capture one graph per number of passes; steps without a graph run eagerly."""
         numbers = sorted(set(self.passes), reverse=True)
-        for passes in {numbers[0], numbers[-1]}:  # a learning rate of 0: only creates the optimizer's state, etc.
+        for passes in {numbers[0], numbers[-1]}:  # at learning rate 0, a step only creates the optimizer's state
             self.compute_step(passes)
         for state in self.optimizer.state.values():
             for value in state.values():
@@ -351,7 +351,7 @@ class Run:
             self.graphs[passes] = graph
 
     def step(self, number: int) -> None:
-        """Train step `number`, counted from 0, if this run has so many."""
+        """Train step `number`, counted from 0. Do nothing if this run has fewer steps."""
         if number >= len(self.passes):
             return
         with self.context():
@@ -368,7 +368,7 @@ class Run:
 
 
 def training_flops(args, arm: str) -> float:
-    """Return the training FLOPs of each of an arm's runs: those of a number of steps of the plain Llama."""
+    """Return the training FLOPs of one run of an arm, which are those of a number of steps of the plain Llama."""
     config = make_llama(args, "0", sum(split(args))).config
     steps = {"pretrained": args.pretrain_steps, "scratch": args.pretrain_steps + (args.arm_steps or 0)}
     return steps.get(arm, args.arm_steps) * args.rows * LENGTH * flops_per_token(config, LENGTH)
@@ -454,7 +454,7 @@ def mean_loss(run: Run, rows: torch.Tensor, passes: int) -> float:
 
 
 def accuracy(run: Run, ids: torch.Tensor, labels: torch.Tensor, passes: int) -> dict[str, list[float]]:
-    """Return, for each K, the fraction of right items and of answers with only right items."""
+    """Return, for each K, the fractions of correct items and of completely correct answers."""
     right = torch.cat([run.logits(part, passes).argmax(-1) for part in ids.split(512)]) == labels
     right = right[labels != -100].view(MOST, -1, ITEMS).float()
     return {"items": right.mean(dim=(1, 2)).tolist(), "answers": right.amin(dim=2).mean(dim=1).tolist()}
@@ -502,7 +502,7 @@ def summary(args) -> dict:
 
 
 def at_depth(run: dict, passes: int | None = None) -> dict[str, float]:
-    """Return a run's measures at a number of passes, by default the trained mean: K up to and beyond N."""
+    """Return a run's measures, for K up to N and above N, at a number of passes (by default the trained mean)."""
     found = run["by_passes"][(passes or max(1, len(run["by_passes"]) // 2)) - 1]
     layers = sum(int(number) for number in run["settings"]["layers"].split(","))
     measures = {"bits_per_byte": found["bits_per_byte"]}

@@ -409,7 +409,7 @@ class HrmLmForCausalLM(RetrofitMixin, PromptsMixin, HrmLmPreTrainedModel, Genera
         num_items_in_batch: divisor of the sums over tokens; by default the number of labeled tokens in this call.
     """
 
-    _keep_in_fp32_modules = ["model.q_head"]  # with "model.", because transformers matches prefixes of names
+    _keep_in_fp32_modules = ["model.q_head"]  # needs "model.", because transformers matches prefixes of names
     _generation_options = ("num_segments", "exit_criterion", "exit_threshold")
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}

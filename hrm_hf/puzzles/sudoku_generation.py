@@ -25,7 +25,7 @@ MAX_TRIES = 1000  # attempts without a new puzzle before the number of clues is 
 # Attempts in each of the first portions. They are small to yield a few puzzles quickly; larger ones are faster.
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
-POOL_PAYS = 2 * PORTION  # with more expected attempts than this, worker processes repay their start-up of seconds
+POOL_PAYS = 2 * PORTION  # expected attempts above which worker processes save more time than they take to start
 
 
 class Puzzles(NamedTuple):

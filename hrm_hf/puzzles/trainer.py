@@ -139,7 +139,7 @@ class PuzzleTrainer(HrmTrainer):
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Run one ACT step and its backward pass, and check that loss and gradients are finite."""
-        if self._resume_from is not None:  # as late as possible, so nothing else draws random numbers before the step
+        if self._resume_from is not None:  # late, so that nothing else draws random numbers before the step
             self._load_rng_state(self._resume_from)
             self._resume_from = None
         elif self.carry is None:  # each process explores with different random numbers

@@ -219,7 +219,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         self.lm_head = CastedLinear(*sizes, bias=False)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # otherwise, freezing weights would change the rounding
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # or else the rounding depends on what is frozen
         if self.config.equivariant_symbols:
             logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
             specials = self.config.vocab_size - self.config.state_symbols

@@ -105,7 +105,7 @@ def damp_every_pass(model, factor: float) -> None:
 
 
 def untrained(args, source, documents: torch.Tensor, report: dict, save) -> None:
-    """Measure how loops without training change the loss, for each window, step and number of passes."""
+    """Measure how loops without training change the loss, for each window and each variant in STEPS."""
     total = source.config.num_hidden_layers
     base = losses(source, documents)
     table = report["table"] = {"base": base.mean().item(), "tokens": documents.numel(), "rows": []}
@@ -189,7 +189,7 @@ def build(arm: dict, source, seed: int):
 
 
 def train(args, arm: dict, source, data: torch.Tensor, documents: torch.Tensor, seed: int, cost_of_run: float, save):
-    """Train one arm until it has spent `cost_of_run`; returns its evaluations."""
+    """Train one arm until it has spent `cost_of_run`, and return its evaluations."""
     model, cost = build(arm, source, seed)
     inner = model.get_base_model() if arm["trained"] == "lora" else model
     steps = max(1, round(cost_of_run / cost))

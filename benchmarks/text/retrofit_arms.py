@@ -277,7 +277,7 @@ def drawn_passes(args, arm: str, seed: str, model, flops: float) -> tuple[list[i
 
 
 class Run:
-    """One run of an arm: model, optimizer, and on a GPU a stream and one graph per number of passes."""
+    """One run of an arm: model, optimizer and, on a GPU, a stream and one graph per number of passes."""
 
     def __init__(self, args, arm: str, seed: str, text: torch.Tensor):
         self.args, self.text, self.seed = args, text, seed
@@ -288,7 +288,7 @@ class Run:
             self.model = make_model(args, arm, seed).to(device).train()
             self.looped = isinstance(self.model, HrmLmForCausalLM)
             if self.looped and self.model.model.q_head is not None:
-                self.model.model.q_head.requires_grad_(False)  # the gate is not trained
+                self.model.model.q_head.requires_grad_(False)  # do not train the halting gate
             self.passes, self.flops = drawn_passes(args, arm, seed, self.model, training_flops(args, arm))
             if arm == "pretrained":
                 self.rate = args.pretrain_rate
@@ -345,7 +345,7 @@ class Run:
             try:
                 with torch.cuda.graph(graph, pool=pool, stream=self.stream):
                     self.compute_step(passes)
-            except Exception as error:  # any failure to capture: run this step eagerly
+            except Exception as error:  # if capturing fails for any reason, run such steps eagerly
                 print(f"seed {self.seed}, {passes} passes: no graph: {error!r:.300}", flush=True)
                 return
             self.graphs[passes] = graph
@@ -474,7 +474,7 @@ def state_norms(run: Run):
 
 
 def summary(args) -> dict:
-    """Collect all finished runs. Compare each arm with `plain` of the same seeds."""
+    """Collect all finished runs. Compare each arm with `plain` for the same seeds."""
     paths = sorted(args.runs.glob("*_seed*.json"))
     runs = [json.loads(path.read_text(), parse_float=lambda value: round(float(value), 4)) for path in paths]
     report = {"settings": {name: getattr(args, name) for name in (*SHARED, "arm_steps", "train_bytes")}}

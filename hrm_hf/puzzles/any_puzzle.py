@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 2000  # consecutive draws without a new puzzle after which the supply counts as exhausted
 PADDING = "_-~^"  # characters that can represent padding; the first one that is not a symbol of the task is used
-MOST_SYMBOLS = 126  # tokens are saved as int8
+MOST_SYMBOLS = 126  # because tokens are saved as int8
 
 
 def describe(
@@ -46,7 +46,7 @@ def describe(
 def generated_puzzles(
     task: PuzzleTask, num_train: int = 1000, num_test: int = 1000, seed: int = 0
 ) -> "datasets.DatasetDict":
-    """Generate a data set of all difficulties. Train and test share no solutions and no symmetric copies of them.
+    """Generate a data set of all difficulties. Train and test share no solutions, not even symmetric copies.
 
     The hash of a solution's canonical form determines its split, so a task needs enough different solutions.
 
@@ -112,7 +112,7 @@ def puzzles_from_source(
 
 
 def _symbols_of(boards: list[str]) -> list[str]:
-    """Return padding and the boards' symbols. Cells are words if all lines have equally many, else characters."""
+    """Return padding and the boards' symbols. Cells are words if all lines have the same number, else characters."""
     counts = {len(line.split()) for board in boards for line in board.splitlines()}
     split = str.split if len(counts) == 1 and counts != {1} else lambda board: cells_of(board, (" ",))
     symbols = sorted({cell for board in boards for cell in split(board)}, key=lambda symbol: (len(symbol), symbol))

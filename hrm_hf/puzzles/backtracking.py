@@ -1,4 +1,4 @@
-"""Solve by search, and generate, puzzles of any task that states its rules as `allowed(board)`.
+"""Search for solutions, and generate puzzles, for any task that states its rules as `allowed(board)`.
 
 `allowed(board)` returns bool [S, V]: which tokens each cell may have, given all *other* filled cells of a board [S].
 The search fills cells that have only one possible token, and guesses in a cell with the fewest.

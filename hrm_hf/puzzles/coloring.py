@@ -17,7 +17,7 @@ EDGE_SHARE = (0.7, 1.0)  # least and greatest fraction of edges between nodes of
 
 
 class ColoringTask(PuzzleTask):
-    """Task "coloring" for graphs of any number of nodes and four colors."""
+    """Task "coloring" for graphs with any number of nodes and four colors."""
 
     name = "coloring"
     title = plural = "Graph coloring"
@@ -49,7 +49,7 @@ class ColoringTask(PuzzleTask):
         return result
 
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
-        """Draw colors, then edges between nodes of different colors, and blank colors while the solution is unique."""
+        """Draw colors, draw edges between different colors, and blank colors while the solution stays unique."""
         n = self.grid_shape[0]
         colors = rng.permutation(np.arange(n) % COLORS)
         edges = (rng.random((n, n)) < rng.uniform(*EDGE_SHARE)) & (colors[:, None] != colors)
@@ -62,7 +62,7 @@ class ColoringTask(PuzzleTask):
         return self.grid_shape[0] + COLORS
 
     def random_symmetries(self, keys: np.ndarray) -> Grids:
-        """Permute the nodes and the colors."""
+        """Return the cells and symbols of views with permuted nodes and colors."""
         n = self.grid_shape[0]
         order = keys[:, :n].argsort(axis=1)
         cells = order[:, :, None] * n + order[:, None, :]

@@ -39,7 +39,7 @@ class LightUpTask(PuzzleTask):
         could = (board == OPEN) & ~lit  # open cells that could get a bulb
         count, most = beside @ bulbs, beside @ (bulbs | could)  # number of bulbs beside each wall: current, maximum
 
-        def near(wrong):  # cells beside a numbered wall in `wrong`
+        def near(wrong):  # cells beside a numbered wall that is marked in `wrong`
             return beside.T @ (wrong & (numbers >= 0)) > 0
 
         result = np.zeros((self.seq_len, self.vocab_size), dtype=bool)

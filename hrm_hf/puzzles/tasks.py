@@ -21,7 +21,7 @@ from .readers import COLUMN_NAMES
 
 
 QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
-SHIPPED_TASKS = {  # modules of this package
+SHIPPED_TASKS = {  # name of each task, and its module in this package
     "sudoku": "sudoku_task", "maze": "maze_task", "arc": "arc_pipeline", "light_up": "light_up",
     "coloring": "coloring",
 }  # fmt: skip
@@ -296,11 +296,11 @@ class PuzzleTask:
         return problems
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Check which `answers` to `questions` (both tokens [N, S]) obey all rules, bool [N]."""
+        """Return bool [N]: whether each of `answers` to `questions` (both tokens [N, S]) obeys all rules."""
         return np.array([not self.violations(*pair) for pair in zip(questions, answers)], dtype=bool)
 
     def wrong_cells(self, question: np.ndarray, answer: np.ndarray) -> np.ndarray:
-        """Return the cells of `answer` that violate the rules, bool [S], for plots and the app."""
+        """Return bool [S], True for the cells of `answer` that violate the rules, for plots and the app."""
         if not self._overrides("allowed"):
             return np.zeros(len(answer), dtype=bool)
         legal = self.legal(answer)

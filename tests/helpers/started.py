@@ -1,13 +1,9 @@
-"""Processes for tests that call a function or run a script, alone or as a gloo group.
-
-They are forks of a server that has only imported the libraries (`preloaded.py`), so each starts at once, and shares
-nothing with the test process.
+"""Processes for tests: clean interpreters that call a function or run a script, alone or as a gloo group.
 
 Tests of the launchers' own processes are in tests/hpc, tests/launch and trainer/test_accelerate_configs.py.
 """
 
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import runpy
 import socket
@@ -16,20 +12,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from unittest import mock
 
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["preloaded"])
-# Libraries read some variables when they are imported, so the server gets those of the test run, not of a test.
-_variables = dict(os.environ)
+_context = multiprocessing.get_context("spawn")
 
 
 def process(function, *args, environment: dict[str, str] | None = None, output: Path | None = None):
     """Return an unstarted process that calls `function` in this process's folder and environment."""
     environment = dict(os.environ if environment is None else environment)
-    with mock.patch.dict(os.environ, {**_variables, "PYTHONPATH": os.pathsep.join(sys.path)}, clear=True):
-        multiprocessing.forkserver.ensure_running()
     return _context.Process(target=_call, args=(environment, os.getcwd(), output, function, args))
 
 
@@ -110,6 +100,8 @@ def _call(environment: dict[str, str], folder: str, output: Path | None, functio
     if output is not None:
         for number, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    # Hide these packages: importing them takes transformers a quarter of its import time.
+    sys.modules.update(bitsandbytes=None, torchao=None)
     import torch  # the test process imports this module too, sometimes before torch
 
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 
-# transformers imports these if they are installed; hiding them makes its import ten times faster.
+# transformers imports these packages if they are installed; without them, its import is ten times faster.
 NOT_NEEDED_FOR_HELP = ("torch", "accelerate", "datasets", "peft", "bitsandbytes", "torchao", "kernels")
 BAR_DELAY_SECONDS = "1"  # no progress bar for work that takes less than a second, such as loading a dozen tensors
 

@@ -92,7 +92,7 @@ def plain_dig(board: list[int], order: list[int], target: int) -> list[int] | No
         if len(found) == 1:
             board, position, surplus = trial, position + len(cells), surplus - len(cells)
         elif len(cells) == 1:
-            position, block = position + 1, 1  # uniqueness requires this clue
+            position, block = position + 1, 1  # keep this clue: without it, there are several solutions
         else:
             block = len(cells) // 2
     return None if surplus else board

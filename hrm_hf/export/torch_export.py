@@ -63,7 +63,7 @@ def _where(condition: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -
 
 
 REPLACED = {
-    torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # so that loading the file does not require this package
+    torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # needs this package, which a reader of the file may lack
     torch.ops.aten.cummax.default: _running_maximum,  # not an ONNX operator
     torch.ops.aten.where.self: _where,  # ONNX Runtime does not implement it for booleans
 }

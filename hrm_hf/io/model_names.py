@@ -11,7 +11,7 @@ from pathlib import Path
 from .usage import UsageError
 
 
-CONFIG, ADAPTER_CONFIG = CONFIGS = ("config.json", "adapter_config.json")  # one of these is in every model folder
+CONFIG, ADAPTER_CONFIG = CONFIGS = ("config.json", "adapter_config.json")  # every model folder has one of them
 HUB_SECONDS = 5.0  # timeout of the request that checks whether a model exists on the Hub
 EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
 

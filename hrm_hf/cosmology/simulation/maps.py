@@ -162,7 +162,7 @@ def survey_mask(
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
-    for centre in rng.permutation(size * size):  # enough centers, because each hole hides at least its center
+    for centre in rng.permutation(size * size):  # never runs out, since a hole hides its center
         if not left:
             break
         row, column = divmod(centre, size)

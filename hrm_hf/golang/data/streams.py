@@ -420,7 +420,7 @@ class GoCoderCollator:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    if not row[f"{PLAIN}input_ids"]:  # the record has no attempts, so its stream is already plain
+    if not row[f"{PLAIN}input_ids"]:  # without attempts, the stream itself is the plain one
         return row
     ids, labels = row[f"{PLAIN}input_ids"], row[f"{PLAIN}labels"]
     return {"input_ids": ids, "labels": labels, "decision_positions": [], "decision_labels": [], "feedback_ids": []}

@@ -124,7 +124,7 @@ def epoch_steps(epochs: int, eval_interval: int | None, groups: int, examples: f
         raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest divisor is {nearest}")
     between = int(interval * groups * examples / batch)
     if between < 1:
-        raise ValueError(f"eval_interval={interval}: shorter than one step of global_batch_size={batch}; raise it")
+        raise ValueError(f"eval_interval={interval}: less than one step at global_batch_size={batch}; raise it")
     return int(epochs * groups * examples / batch), between
 
 

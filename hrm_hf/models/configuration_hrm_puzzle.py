@@ -155,6 +155,11 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         """Whether two runs on the same board can give different results."""
         return False
 
+    @property
+    def solves_any_size(self) -> bool:
+        """Whether no weight depends on the size of the board or on the number of symbols."""
+        return False
+
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of z_H and z_L for B rows, [B, T, D] each."""
         shape = (batch_size, self.max_position_embeddings, self.hidden_size)

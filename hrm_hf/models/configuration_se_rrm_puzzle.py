@@ -49,6 +49,8 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
             ours.
         pooling (`str`, defaults to "mean"): with "softmax" (only for "units"), the means over units and symbols are
             weighted by scores of the cells. Each of the `num_attention_heads` parts of a state has its own scores.
+        pooling_size (`int`, *optional*): most symbols of a board in training. With more symbols V, the scores of
+            softmax pooling are multiplied by log(V) / log(pooling_size), because larger units dilute the weights.
         two_states (`bool`, defaults to False): use z_H and z_L, updated as in TRM: z_L L_cycles times, then z_H once.
         intermediate_size, position_intermediate_size (`int`, *optional*): widths of the SwiGLUs over channels and over
             positions ("mlp_t"); by default given by `expansion`.
@@ -77,6 +79,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
     special_symbols: bool = True
     mixing: str = "attention"
     pooling: str = "mean"
+    pooling_size: int | None = bounded(None, whole(2, 2**30))
     two_states: bool = False
     intermediate_size: int | None = bounded(None, COUNT)
     position_intermediate_size: int | None = bounded(None, COUNT)
@@ -114,6 +117,11 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
         if self.mixing != "attention" and not self.equivariant_symbols:
             return 1
         return self.vocab_size - (0 if self.special_symbols else SPECIAL_SYMBOLS)
+
+    @property
+    def solves_any_size(self) -> bool:
+        fixed = self.mixing == "mlp_t" or self.pos_encodings == "learned" or self.puzzle_emb_ndim or self.units
+        return self.equivariant_symbols and not fixed
 
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of z_H and z_L, [B, V, T, D]. In models with one state, z_L is empty."""

@@ -24,6 +24,7 @@ Difference from the original code: the halves of a head that are rotated by row 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -142,12 +143,14 @@ class SymbolPoolingBlock(SymbolMeanBlock):
         self.num_heads = config.num_attention_heads
         self.kinds = len(self.positions.counts) + 1  # kinds of units, plus one for symbols
         self.scores = PoolingScores(config.hidden_size, self.kinds * self.num_heads)
+        V = config.state_symbols
+        self.sharpness = max(1.0, math.log(V) / math.log(config.pooling_size or V)) if V > 1 else 1.0
 
     def forward(self, hidden_states, rotary, num_queries=None):
         V = hidden_states.shape[1]
         scores = self.scores(hidden_states).unflatten(-1, (self.kinds, self.num_heads))
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        weights = (MAX_SCORE * torch.tanh(scores / MAX_SCORE)).exp()  # [B, V, S, kinds, heads]
+        weights = (MAX_SCORE * torch.tanh(scores * self.sharpness / MAX_SCORE)).exp()  # [B, V, S, kinds, heads]
         of_units = self.positions(hidden_states.flatten(0, 1), weights[..., :-1, :].flatten(0, 1)).unflatten(
             0, (-1, V)
         )
@@ -217,6 +220,26 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         V, D = config.state_symbols, config.hidden_size
         sizes = (D, 1) if config.equivariant_symbols else (V * D, config.vocab_size)
         self.lm_head = CastedLinear(*sizes, bias=False)
+
+    def for_board(
+        self, grid_shape: Sequence[int], box_shape: Sequence[int] | None, vocab_size: int
+    ) -> "SeRrmPuzzleForSolving":
+        """Return a model for boards of another size, which shares this model's weights.
+
+        Raises:
+            ValueError: a weight depends on the size of the board or on the number of symbols.
+        """
+        if not self.config.solves_any_size:
+            raise ValueError(
+                f"grid_shape={list(grid_shape)}: this model's weights fit only {self.config.grid_shape}; other "
+                "sizes need mixing='attention', 'units' or 'neighbours', equivariant_symbols=True, no puzzle table, "
+                "and no learned positions"
+            )
+        fields = self.config.to_dict() | {"grid_shape": list(grid_shape), "vocab_size": vocab_size}
+        fields |= {"seq_len": math.prod(grid_shape), "box_shape": None if box_shape is None else list(box_shape)}
+        model = type(self)(type(self.config).from_dict(fields)).to(self.device)
+        model.load_state_dict(self.state_dict(), assign=True)
+        return model.train(self.training)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
         z_H = z_H[:, :, : self.config.seq_len].contiguous()  # or else the rounding depends on what is frozen

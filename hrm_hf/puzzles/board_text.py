@@ -2,10 +2,13 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 
-BOX_SHAPES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # (rows, columns) of a box by board size
+SMALL_BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}  # (rows, columns) of a box by board size
+LARGE_BOXES = {12: (3, 4), 16: (4, 4), 25: (5, 5)}
+BOX_SHAPES = SMALL_BOXES | LARGE_BOXES
+SYMBOLS = "123456789ABCDEFGHIJKLMNOP"  # text of digits 1 to 25
 
 CELLS = frozenset("0123456789.")
 _FRAME = re.compile(r"[\s\ufeff\u200b|¦‖+=:;!,'\"`~<>/\\(){}\[\]\u2500-\u257f]")
@@ -14,6 +17,9 @@ _BLANKS = "_?xX·□*-"  # symbols for a blank in texts that use neither `.` nor
 _SEPARATOR, _DIGIT = re.compile(r"[\s,;:|\"'#]+"), re.compile(r"\d")
 _LETTERS = re.compile(r"(?!xxx)[a-z]{3}", re.IGNORECASE)
 _NOTHING = re.compile(r"\b(null|None|nan)\b")  # blanks in JSON and Python
+_LARGE_FRAME = re.compile(r"[\s|¦‖,;:\"'(){}\[\]│┃║]+")
+_LARGE_CELLS = frozenset("0123456789.ABCDEFGHIJKLMNOPQRSTUVWXY")
+_NO_BLANKS = str.maketrans("_?*-·□", "......")  # the other signs in `_BLANKS` are symbols of large boards
 _PROGRESS = re.compile(r"^\s*\[(state|pencilmarks)\][^\[]*", re.IGNORECASE | re.MULTILINE)  # .sdk sections to skip
 
 
@@ -22,10 +28,12 @@ def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str
 
     A board is a single line, optionally followed by its solution and other words, or several lines of cells. Frames,
     comments and empty lines between bands are skipped. An empty line elsewhere ends an incomplete board. Without
-    `size`, all lines with cells form one board.
+    `size`, all lines with cells form one board. Boards of size 12, 16 and 25 are returned as words, one per cell.
     """
+    if size not in SMALL_BOXES and (large := list(_large_boards(text, size))):
+        return large
     text = _NOTHING.sub(".", _PROGRESS.sub("", unicodedata.normalize("NFKC", text)))
-    cells_of_board = {rows * rows for rows in BOX_SHAPES} if size is None else {size * size}
+    cells_of_board = {rows * rows for rows in SMALL_BOXES} if size is None else {size * size}
     band = size * BOX_SHAPES[size][0] if size else 1
     boards, rows = [], []
 
@@ -48,6 +56,54 @@ def split_boards(text: str, size: int | None = None) -> list[str | dict[str, str
     return boards
 
 
+def _large_boards(text: str, size: int | None) -> Iterator[str | dict[str, str]]:
+    """Yield the boards of size 12, 16 or 25 (or of `size`) in a text, or nothing if it does not hold such boards.
+
+    A cell is a number or one of `SYMBOLS`, which may touch if every cell in the row has one character. Letters alone
+    count from A = 1.
+    """
+    sizes = LARGE_BOXES if size is None else (size,)
+    squares = [n * n for n in sizes]
+    rows: list[list[str]] = []
+    for line in unicodedata.normalize("NFKC", _NOTHING.sub(".", text)).splitlines():
+        words = [] if line.startswith(("#", "//")) else _LARGE_FRAME.sub(" ", line).upper().split()
+        boards = [cells for each in [words, *([word] for word in words)] if (cells := _large_cells(each, squares))]
+        if boards:
+            names = ("puzzle", "solution")
+            texts = [" ".join(_as_numbers(cells)) for cells in boards[-2:]]
+            yield dict(zip(names, texts)) if len(texts) == 2 and "." not in texts[1] else texts[0]
+        elif row := _large_cells(words, sizes):
+            rows.append(row)
+            if len(rows) == len(row) and all(len(each) == len(row) for each in rows):
+                cells = _as_numbers([cell for each in rows for cell in each])
+                if size or max(map(int, set(cells) - {"."}), default=0) > 4:  # otherwise, 16 boards of size 4
+                    yield " ".join(cells)
+                rows.clear()
+
+
+def _large_cells(words: list[str], lengths: Collection[int]) -> list[str] | None:
+    """Return the cells in the words of a line, "." for blanks, or None if their number is not in `lengths`."""
+    size = next((n for n in (len(words), sum(map(len, words))) if n in lengths), None)
+    if size is None:
+        return None
+    cells = [each if each.isdecimal() else each.translate(_NO_BLANKS) for each in words]
+    cells = cells if len(cells) == size else list("".join(cells))
+    is_row = any(map(str.isalnum, cells)) and all(cell.isdecimal() or len(cell) == 1 for cell in cells)
+    return cells if is_row and all(cell in _LARGE_CELLS or cell.isdecimal() for cell in cells) else None
+
+
+def _as_numbers(cells: list[str]) -> list[str]:
+    """Return the cells of a board as decimal numbers, "." for blanks.
+
+    Raises:
+        ValueError: If both 0 and another sign are used for blanks, as in hexadecimal boards with the digit 0.
+    """
+    if "0" in cells and "." in cells:
+        raise ValueError("the board has both 0 and '.'; use one of them for blanks, and 1 to 9, A to G for symbols")
+    start = 64 if not any(cell.isdecimal() and int(cell) for cell in cells) else 55  # A is 1, or A is 10
+    return ["." if cell in (".", "0") else cell if cell.isdecimal() else str(ord(cell) - start) for cell in cells]
+
+
 def _rows(text: str) -> list[str]:
     """Return each line's cells, with `.` for blanks, and "" for frame and comment lines."""
     lines, blank, rows = ["" if _is_comment(line) else line for line in text.splitlines()], ".", []
@@ -57,7 +113,7 @@ def _rows(text: str) -> list[str]:
         blank = max(counts, key=counts.get) if any(counts.values()) else "."
     for line in lines:
         row = "".join(cell for cell in _FRAME.sub("", line) if cell == blank or cell not in "*-")
-        is_rule = blank != "." and not _DIGIT.search(row) and len(row) not in BOX_SHAPES
+        is_rule = blank != "." and not _DIGIT.search(row) and len(row) not in SMALL_BOXES
         rows.append("" if is_rule else row.replace(blank, "."))
     return rows
 
@@ -65,10 +121,11 @@ def _rows(text: str) -> list[str]:
 def _fill_empty_fields(lines: list[str]) -> Iterator[str]:
     """Yield the lines, filling empty fields with `.` in rows with separators and in grids of single characters."""
     wide = max(map(len, lines), default=0)
-    is_grid = (wide in BOX_SHAPES and len(lines) == wide) or (len(lines) == 1 and wide in {n * n for n in BOX_SHAPES})
+    is_line = len(lines) == 1 and wide in {n * n for n in SMALL_BOXES}
+    is_grid = is_line or (wide in SMALL_BOXES and len(lines) == wide)
     for line in lines:
         fields = [field.strip() or "." for field in _COLUMN.split(_EDGES.sub(r"\1", line))]
-        is_row = len(fields) in BOX_SHAPES and all(len(field) == 1 for field in fields)
+        is_row = len(fields) in SMALL_BOXES and all(len(field) == 1 for field in fields)
         yield "".join(fields) if is_row else line.ljust(wide).replace(" ", ".") if is_grid else line
 
 

@@ -12,6 +12,7 @@ Three options spend more compute on a puzzle at inference time:
 `search`, for Sudoku, is different: its answer is not the model's own.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -43,7 +44,8 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
 
     `model.config` determines the task, board and vocabulary. A puzzle is given as
 
-    - Sudoku: a string of 16, 36 or 81 cells (`.` or `0` for a blank), rows of digits, or a flat list;
+    - Sudoku: a string of 16, 36, 81, 144, 256 or 625 cells (`.` or `0` for a blank, A for 10), rows of digits, or a
+      flat list; if no weight depends on the size (`config.solves_any_size`), of any of these sizes;
     - maze: a string (one or several lines), a list of lines, or tokens;
     - ARC: a dict `{"train": [...], "test": [...], "name": "007bbfb7"}`, or the path of its JSON file;
     - generic: token ids;
@@ -81,6 +83,14 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         if identifiers is None and task_class(model.config.task).named_puzzles:
             identifiers = load_identifiers(model.name_or_path)
         self.puzzle_task = puzzle_task(model.config, identifiers)
+        self._fitted = {model.config.seq_len: (model, self.puzzle_task)}
+
+    def fitted(self, seq_len: int) -> tuple[Any, PuzzleTask]:
+        """Return the model and the task for boards with this number of cells. All models share their weights."""
+        if seq_len not in self._fitted:
+            model = self.model.for_board(**self.puzzle_task.board_fields(seq_len))
+            self._fitted[seq_len] = model, puzzle_task(model.config)
+        return self._fitted[seq_len]
 
     def _sanitize_parameters(self, return_trajectory: bool | None = None, **options: Any) -> tuple[dict, dict, dict]:
         options = {name: value for name, value in options.items() if value is not None}
@@ -114,7 +124,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     def preprocess(self, input_: Any, votes: int = 1, seed: int = 0) -> dict[str, Any]:
         """Read a puzzle and return its views as "input_ids", int64 [views * Q, S], and "puzzle_identifiers"."""
         puzzle = self.read_puzzle(input_)
-        views = self.puzzle_task.views(puzzle, votes, np.random.default_rng(seed))
+        views = self.fitted(puzzle.questions.shape[1])[1].views(puzzle, votes, np.random.default_rng(seed))
         shown = np.concatenate([view.show(puzzle.questions) for view in views])
         identifiers = np.repeat([view.identifier for view in views], len(puzzle.questions))
         return {"puzzle": puzzle, "views": views, "input_ids": shown, "puzzle_identifiers": identifiers}
@@ -125,22 +135,24 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         options = SolveOptions(**params)
         if options.search:
             self.puzzle_task.validate_searchable()
-        arguments = options.solve_arguments(self.puzzle_task, options.prefer_valid)
-        arguments |= {"return_trajectory": with_trajectory, "with_probabilities": options.search}
-        names = ("input_ids", "puzzle_identifiers")
-        rows = {name: torch.from_numpy(np.concatenate([item[name] for item in batch])) for name in names}
-        with seeded(self.device, options.seed, NOISE_STREAM):
-            solved = self._solve_rows(rows, arguments)
-        start = 0
+        by_size: dict[int, list[dict]] = {}
         for item in batch:
-            stop = start + len(item["input_ids"])
-            outputs = {"puzzle": item["puzzle"], "views": item["views"], "candidates": solved[start:stop]}
-            yield self.postprocess(outputs, options.prefer_valid, options.search)
-            start = stop
+            by_size.setdefault(item["input_ids"].shape[1], []).append(item)
+        for seq_len, items in by_size.items():
+            arguments = options.solve_arguments(self.fitted(seq_len)[1], options.prefer_valid)
+            arguments |= {"return_trajectory": with_trajectory, "with_probabilities": options.search}
+            names = ("input_ids", "puzzle_identifiers")
+            rows = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in names}
+            with seeded(self.device, options.seed, NOISE_STREAM):
+                solved = iter(self._solve_rows(rows, arguments))
+            for item in items:
+                item["candidates"] = list(itertools.islice(solved, len(item["input_ids"])))
+        for item in batch:
+            yield self.postprocess(item, options.prefer_valid, options.search)
 
     def _solve_rows(self, rows: dict[str, torch.Tensor], arguments: dict[str, Any]) -> list[Candidate]:
         """Solve the views in chunks that run fast and fit into memory."""
-        count = self.model.boards_per_call
+        count = self.fitted(rows["input_ids"].shape[1])[0].boards_per_call
         candidates: list[Candidate] = []
         for start in range(0, len(rows["input_ids"]), count):
             piece = {name: values[start : start + count] for name, values in rows.items()}
@@ -158,7 +170,8 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     def _forward(
         self, input_tensors: dict[str, torch.Tensor], with_probabilities: bool = False, **forward_params: Any
     ) -> dict[str, torch.Tensor]:
-        solution = self.model.solve(**input_tensors, **forward_params)
+        solver, _ = self.fitted(input_tensors["input_ids"].shape[1])
+        solution = solver.solve(**input_tensors, **forward_params)
         output = {"predictions": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
         if solution.trajectory is not None:
             output |= {"trajectory": solution.trajectory, "q_trajectory": solution.q_trajectory.float()}
@@ -171,6 +184,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     ) -> dict[str, Any]:
         """Map the answers back to the original puzzle and count votes. With `search`, order guesses by probability."""
         puzzle, views = model_outputs["puzzle"], model_outputs["views"]
+        task = self.fitted(puzzle.questions.shape[1])[1]
         num_questions = len(puzzle.questions)
         chosen: list[list[Candidate]] = [[] for _ in range(num_questions)]
         for row, candidate in enumerate(model_outputs["candidates"]):
@@ -181,10 +195,10 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             if candidate.probabilities is not None:
                 candidate.probabilities = view.undo_scores(candidate.probabilities)
             chosen[row % num_questions].append(candidate)
-        result = self.puzzle_task.result(puzzle, chosen, prefer_valid)
+        result = task.result(puzzle, chosen, prefer_valid)
         if search:
             scores = np.mean([candidate.probabilities for candidate in chosen[0]], axis=0)
-            result |= search_answer(self.puzzle_task, puzzle, scores)
+            result |= search_answer(task, puzzle, scores)
         return result
 
 

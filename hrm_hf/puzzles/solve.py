@@ -49,7 +49,7 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PuzzleTa
 
         puzzle, result = inputs[0], results[0]
         plot_trajectory(
-            puzzle.questions[0], result["trajectory"], solver.puzzle_task, options.plot,
+            puzzle.questions[0], result["trajectory"], solver.fitted(puzzle.questions.shape[1])[1], options.plot,
             confidences=result["confidences"], solution=puzzle.solutions[0],
         )  # fmt: skip
     return results, solver.puzzle_task

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
+from .board_text import SMALL_BOXES
 from .dataset import PuzzleInfo
 from .options import DEFAULT_CLUES
 from .readers import HeldOut, PuzzleRules, PuzzleSplit, PuzzleTable, make_split, read_unique
 from .sudoku_generation import Puzzles, all_grids_4x4, canonical_forms, generate_portions, rng_of
-from .sudoku_rules import BOX_SHAPES, DIGIT_OFFSET, SudokuShape, obey_rules, sudoku_shape, validate_solution
+from .sudoku_rules import DIGIT_OFFSET, SudokuShape, obey_rules, sudoku_shape, validate_solution
 from .sudoku_solver import rate_boards
 
 
@@ -169,7 +170,7 @@ def sudoku_from_source(
 
 
 def _board_size(table: PuzzleTable) -> int:
-    text, sizes = table.questions[0], {n**2: n for n in BOX_SHAPES}
+    text, sizes = table.questions[0], {n**2: n for n in SMALL_BOXES}
     if len(text) not in sizes:
         raise ValueError(
             f"{table.place(0, 0)}: {len(text)} characters {text!r:.100}; expected {' or '.join(map(str, sizes))}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .board_text import BOX_SHAPES, CELLS, split_boards
+from .board_text import BOX_SHAPES, CELLS, LARGE_BOXES, SYMBOLS, split_boards
 
 
 PAD, BLANK, DIGIT_OFFSET = 0, 1, 1
@@ -21,7 +21,7 @@ Puzzle = str | Sequence | np.ndarray
 
 
 class SudokuShape:
-    """Geometry of a `size` x `size` board (4, 6 or 9), with cells numbered row by row.
+    """Geometry of a `size` x `size` board (4, 6, 9, 12, 16 or 25), with cells numbered row by row.
 
     Attributes:
         units: Name and cells of each row, column and box; 3 * size entries.
@@ -47,22 +47,23 @@ class SudokuShape:
 
 @lru_cache
 def sudoku_shape(size: int) -> SudokuShape:
-    """Return the cached geometry for `size` (4, 6 or 9)."""
+    """Return the cached geometry for `size`."""
     return SudokuShape(size)
 
 
 def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
     """Read a board from a string (`.` or `0` is blank, frames are skipped), rows of digits, or a flat list.
 
-    Return uint8 [size * size], 0 for a blank. Raise ValueError if the number of cells is not 16, 36 or 81 (or that of
-    `size`), a character is illegal, or a digit exceeds the size.
+    Digits above 9 are numbers or letters (A is 10). Return uint8 [size * size], 0 for a blank. Raise ValueError if no
+    size in `BOX_SHAPES` (or not `size`) has this number of cells, a character is illegal, or a digit exceeds the size.
     """
     if isinstance(puzzle, (list, tuple)) and puzzle and all(isinstance(row, str) and len(row) > 1 for row in puzzle):
         puzzle = "\n".join(puzzle)
     if isinstance(puzzle, str):
         boards = [puzzle] if CELLS.issuperset(puzzle) else split_boards(puzzle, size)
         board = boards[0] if len(boards) == 1 else puzzle
-        cells: list[Any] = list("".join((board["puzzle"] if isinstance(board, dict) else board).split()))
+        words = (board["puzzle"] if isinstance(board, dict) else board).split()
+        cells: list[Any] = words if len(words) in {n**2 for n in LARGE_BOXES} else list("".join(words))
     elif not isinstance(puzzle, (Sequence, np.ndarray)):
         raise ValueError(f"puzzle={puzzle!r:.60}: must be a string or a list of cells")
     else:
@@ -79,6 +80,8 @@ def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
 def _to_digit(cell: Any, index: int, size: int) -> int:
     place = sudoku_shape(size).name(index)
     text = "0" if cell is None or cell in (".", "", " ") else str(cell)
+    if len(text) == 1 and text.upper() in SYMBOLS[9:size]:
+        return SYMBOLS.index(text.upper()) + 1
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{place}: {cell!r} is not a digit; expected 1 to {size}, or '.' or 0 for a blank")
     if int(text) > size:
@@ -104,7 +107,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> str:
     shape = sudoku_shape(sizes[flat.size])
     for cell in np.flatnonzero((flat < PAD) | (flat >= shape.vocab_size))[:1]:
         raise ValueError(f"{shape.name(cell)}: token {flat[cell]}; expected 0 to {shape.vocab_size - 1}")
-    return "".join("." if token <= BLANK else str(token - DIGIT_OFFSET) for token in flat.tolist())
+    return "".join("." if token <= BLANK else SYMBOLS[token - DIGIT_OFFSET - 1] for token in flat.tolist())
 
 
 def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
@@ -127,8 +130,8 @@ def obey_rules(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
     Numbers that are not digits count as blanks.
     """
     shape = sudoku_shape(int(boards.shape[1] ** 0.5))
-    digits = np.where((solutions > 0) & (solutions <= shape.size), solutions, 0).astype(np.uint16)
-    bits = np.uint16(1) << digits
+    digits = np.where((solutions > 0) & (solutions <= shape.size), solutions, 0).astype(np.uint32)
+    bits = np.uint32(1) << digits
     valid = ((boards <= 0) | (boards == solutions)).all(axis=1)
     for cells in shape.cells_of_unit.T:
         valid &= np.bitwise_or.reduce(bits[:, cells], axis=1) == (1 << (shape.size + 1)) - 2

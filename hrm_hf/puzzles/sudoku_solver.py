@@ -1,8 +1,8 @@
 """Batched Sudoku solver in numpy. It solves, rates and generates puzzles with a unique solution.
 
-Candidates are bit masks (bit d - 1 is digit d), uint16 [cells, boards], so one numpy call advances all boards. A round
-of `propagate` applies naked and hidden singles; `Lanes` guesses and backtracks. All arithmetic uses integers, so
-results are the same on every machine.
+Candidates are bit masks (bit d - 1 is digit d), uint16 [cells, boards], so one numpy call advances all boards; boards
+with more than 16 digits have uint32 masks. A round of `propagate` applies naked and hidden singles; `Lanes` guesses
+and backtracks. All arithmetic uses integers, so results are the same on every machine.
 """
 
 from typing import NamedTuple
@@ -83,11 +83,11 @@ def search(
 
 
 def _first_digit(masks: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
-    """Return the bit of the next digit to try, uint16 [k]: the lowest digit or the one with the highest score."""
+    """Return the bit of the next digit to try [k]: the lowest digit or the one with the highest score."""
     if scores is None:
         return masks & -masks
-    allowed = (masks[:, None] >> np.arange(scores.shape[1], dtype=np.uint16)) & 1
-    return np.uint16(1) << np.where(allowed, scores, -np.inf).argmax(axis=1).astype(np.uint16)
+    allowed = (masks[:, None] >> np.arange(scores.shape[1], dtype=masks.dtype)) & 1
+    return masks.dtype.type(1) << np.where(allowed, scores, -np.inf).argmax(axis=1).astype(masks.dtype)
 
 
 def rate_boards(boards: np.ndarray) -> np.ndarray:
@@ -97,10 +97,10 @@ def rate_boards(boards: np.ndarray) -> np.ndarray:
 
 
 def candidates(boards: np.ndarray) -> np.ndarray:
-    """Convert boards, uint8 [boards, cells], to candidate masks, uint16 [cells, boards]."""
+    """Convert boards, uint8 [boards, cells], to candidate masks [cells, boards]."""
     size = int(boards.shape[1] ** 0.5)
     masks = np.where(boards == 0, (1 << size) - 1, 1 << (boards.astype(np.int64) - 1).clip(0))
-    return np.ascontiguousarray(masks.T.astype(np.uint16))
+    return np.ascontiguousarray(masks.T.astype(np.uint16 if size <= 16 else np.uint32))
 
 
 def to_digits(masks: np.ndarray) -> np.ndarray:
@@ -109,7 +109,7 @@ def to_digits(masks: np.ndarray) -> np.ndarray:
 
 
 def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Apply one round of naked and hidden singles to candidate masks, uint16 [cells, boards].
+    """Apply one round of naked and hidden singles to candidate masks [cells, boards].
 
     Return the remaining candidates, which boards are contradictory, and which had undecided cells, bool [boards] each.
     """
@@ -127,9 +127,9 @@ def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.nda
 
 
 def _once_and_twice(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
-    """Return the digits that occur at least once and at least twice in each unit, uint16 [units, boards]."""
+    """Return the digits that occur at least once and at least twice in each unit, as masks [units, boards]."""
     units = shape.cells_of_unit
-    once, twice = masks[units[0]], np.zeros((units.shape[1], masks.shape[1]), dtype=np.uint16)
+    once, twice = masks[units[0]], np.zeros((units.shape[1], masks.shape[1]), dtype=masks.dtype)
     for cells in units[1:]:
         more = masks[cells]
         twice |= once & more
@@ -144,7 +144,7 @@ class Lanes:
     another board or retire the lane. These decisions differ between searching, filling and digging.
 
     Attributes:
-        masks: Candidates, uint16 [cells, lanes].
+        masks: Candidates [cells, lanes].
         board: Index of each lane's board, int64 [lanes].
         busy: False for a lane with a finished board; such lanes are removed when there are many.
         depth: Number of guesses on the lane's current branch.
@@ -157,7 +157,7 @@ class Lanes:
         self.board, self.busy = np.arange(lanes), np.ones(lanes, dtype=bool)
         self.depth = np.zeros(lanes, dtype=np.intp)
         self.guessed = np.empty((cells, lanes), dtype=np.intp)  # each guess fills a cell, so depth <= cells
-        self.stack = np.empty((cells, lanes, cells), dtype=np.uint16)
+        self.stack = np.empty((cells, lanes, cells), dtype=masks.dtype)
 
     def advance(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Propagate once, and return the indices of contradictory, solved and undecided lanes."""

@@ -1,4 +1,4 @@
-"""Task "sudoku" on boards of size 4, 6 or 9."""
+"""Task "sudoku" on boards of size 4, 6, 9, 12, 16 or 25."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ import numpy as np
 
 from . import sudoku, sudoku_generation, sudoku_rules
 from .backtracking import SearchResult
-from .board_text import split_boards
+from .board_text import BOX_SHAPES, SYMBOLS, split_boards
 from .candidates import Puzzle, View
 from .sudoku_rules import BLANK, DIGIT_OFFSET
 from .sudoku_solver import search
@@ -16,11 +16,15 @@ from .tasks import MAX_NODES, Grids, PuzzleTask
 
 
 PUBLISHED = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"  # a well-known Sudoku
+LARGEST_BOARD = 625  # cells
 EXAMPLE_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}  # clues in the app's examples, by size and level
 
 
 class SudokuTask(PuzzleTask):
-    """Task "sudoku", with views that permute digits, rows, columns, bands and stacks."""
+    """Task "sudoku", with views that permute digits, rows, columns, bands and stacks.
+
+    If the model's config has `solves_any_size`, boards of other sizes are read, too.
+    """
 
     name = "sudoku"
     title = plural = "Sudoku"
@@ -43,11 +47,33 @@ class SudokuTask(PuzzleTask):
         if config.box_shape and tuple(config.box_shape) != self.board.box_shape:
             raise ValueError(f"box_shape={config.box_shape}: must be {list(self.board.box_shape)}; correct the config")
 
+    def is_single(self, item: Any) -> bool:
+        single = super().is_single(item)
+        if not self.config.solves_any_size or not isinstance(item, (list, tuple)) or len(item) > LARGEST_BOARD:
+            return single
+        if any(isinstance(part, dict) for part in item):
+            return False
+        return _size(item) is not None or (single and not any(_size(part) for part in item if isinstance(part, str)))
+
     def split(self, text: str) -> list[Any]:
-        return split_boards(text, self.board.size)
+        boards = split_boards(text, self.board.size)
+        if not self.config.solves_any_size or {*map(_size, boards)} == {self.board.size}:
+            return boards
+        others = ((size, split_boards(text, size)) for size in BOX_SHAPES)
+        return next((found for size, found in others if {*map(_size, found)} == {size}), boards)
 
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
-        return sudoku_rules.encode(cells, self.board.size).astype(np.int64)
+        try:
+            return sudoku_rules.encode(cells, self.board.size).astype(np.int64)
+        except ValueError:
+            size = _size(cells) if self.config.solves_any_size else None
+            if size in (None, self.board.size):
+                raise
+            return sudoku_rules.encode(cells, size).astype(np.int64)
+
+    def board_fields(self, seq_len: int) -> dict[str, Any]:
+        board = sudoku_rules.sudoku_shape(round(seq_len**0.5))
+        return {"grid_shape": (board.size,) * 2, "box_shape": board.box_shape, "vocab_size": board.vocab_size}
 
     def grid(self, tokens: np.ndarray) -> list[list]:
         return sudoku_rules.to_board(self.text(tokens)).reshape(self.grid_shape).tolist()
@@ -56,7 +82,7 @@ class SudokuTask(PuzzleTask):
         return sudoku_rules.decode(self.legal(tokens))
 
     def answer_text(self, result: dict[str, Any]) -> str:
-        return "\n".join("".join(map(str, row)) for row in result["grid"])
+        return "\n".join("".join(SYMBOLS[digit - 1] if digit else "0" for digit in row) for row in result["grid"])
 
     def read_cell(self, text: str, cell: int) -> int | str:
         """Convert a number to an int, since `encode` reads a string of several digits as a row."""
@@ -68,15 +94,16 @@ class SudokuTask(PuzzleTask):
         return text
 
     def label(self, token: int) -> str:
-        return str(token - DIGIT_OFFSET) if BLANK < token < self.board.vocab_size else ""
+        return SYMBOLS[token - DIGIT_OFFSET - 1] if BLANK < token < self.board.vocab_size else ""
 
     def board_text(self, grid: list[list]) -> str:
         """Format a board with box lines."""
-        (box_rows, box_columns), size = self.box_shape, self.board.size
+        size = len(grid)
+        box_rows, box_columns = sudoku_rules.sudoku_shape(size).box_shape
         rule = "+" + "+".join(["-" * (2 * box_columns + 1)] * (size // box_columns)) + "+"
         lines = [rule]
         for i, row in enumerate(grid):
-            cells = [str(digit) if digit else "." for digit in row]
+            cells = [SYMBOLS[digit - 1] if digit else "." for digit in row]
             boxes = [" ".join(cells[start : start + box_columns]) for start in range(0, size, box_columns)]
             lines.append("| " + " | ".join(boxes) + " |")
             lines += [rule] if (i + 1) % box_rows == 0 else []
@@ -152,6 +179,15 @@ class SudokuTask(PuzzleTask):
         tokens[:, first : first + n] = digits.argsort(axis=1) + first
         transposed = (turn[:, 0] >> np.uint64(63)).astype(bool) & (box_rows == box_columns)
         return sudoku.moved_cells(_lines(band, row, box_rows), _lines(stack, column, box_columns), transposed), tokens
+
+
+def _size(cells: Any) -> int | None:
+    """Return the size of a board in any form, or None if it is not a board."""
+    try:
+        board = cells["puzzle"] if isinstance(cells, dict) else cells
+        return round(len(sudoku_rules.to_board(board)) ** 0.5)
+    except ValueError:
+        return None
 
 
 def _lines(blocks: np.ndarray, lines: np.ndarray, size: int) -> np.ndarray:

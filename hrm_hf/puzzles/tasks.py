@@ -173,6 +173,10 @@ class PuzzleTask:
                 raise ValueError(f"{where}: {cell!r:.40} is not a symbol; expected one of {' '.join(known)!r}")
         return np.array([known[cell] for cell in found], dtype=np.int64)
 
+    def board_fields(self, seq_len: int) -> dict[str, Any]:
+        """Return grid_shape, box_shape and vocab_size of boards with `seq_len` cells, for a model of any size."""
+        raise ValueError(f"seq_len={seq_len}: task={self.name!r} has only boards of {self.seq_len} cells")
+
     # showing
 
     def grid(self, tokens: np.ndarray) -> list[list]:

@@ -1,5 +1,7 @@
 """SE-RRM. Referees: tensors of the original code (tests/fixtures/README.md), and the symmetry in the paper."""
 
+import math
+
 import pytest
 import tiny
 import torch
@@ -243,6 +245,29 @@ def test_softmax_pooling_equals_the_plain_network(size):
     with torch.no_grad():
         logits = net(x, *net.fresh(x))[2].transpose(1, 2)
         torch.testing.assert_close(model(boards + 1).logits[..., 2:].float(), logits, rtol=0, atol=1e-5)
+
+
+def test_a_model_for_another_board_shares_its_weights(tmp_path):
+    model = cheap("softmax", pooling_size=4)
+    model.save_pretrained(tmp_path)
+    board = {"grid_shape": [6, 6], "box_shape": [2, 3], "vocab_size": 8}
+    larger, loaded = model.for_board(**board), type(model).from_pretrained(tmp_path, seq_len=36, **board).eval()
+    boards = torch.randint(1, 8, (2, 36))
+    assert torch.equal(larger(boards).logits, loaded(boards).logits)
+    assert larger.lm_head.weight.data_ptr() == model.lm_head.weight.data_ptr()
+    with pytest.raises(ValueError, match=r"grid_shape=\[6, 6\].* \[4, 4\]"):
+        cheap("mlp_t").for_board(**board)
+
+
+def test_scores_grow_with_the_logarithm_of_the_size_beyond_training():
+    """Referee: weights whose scores are multiplied in advance."""
+    plain, sharper = (cheap("softmax", pooling_size=size).double() for size in (None, 2))
+    boards = tiny.batch(3, settings=plain.config)["input_ids"]
+    assert not torch.allclose(plain(boards).logits, sharper(boards).logits)
+    for block in plain.model.L_level.layers:
+        for values in block.scores.parameters():
+            values.data *= math.log(plain.config.state_symbols) / math.log(2)
+    torch.testing.assert_close(plain(boards).logits, sharper(boards).logits, rtol=0, atol=1e-9)
 
 
 def test_softmax_pooling_starts_as_the_mean():

@@ -114,6 +114,59 @@ def test_boards_with_frames_and_comments_are_read(name):
     assert {sudoku_rules.decode(sudoku_rules.encode(board)) for board in boards} == {BOARD}
 
 
+def large_board(size, share=0.5):
+    """Return a board with cells emptied at random and its solution, uint8 [cells]."""
+    (rows, columns), line = sudoku_rules.BOX_SHAPES[size], np.arange(size)
+    solution = ((columns * (line % rows) + line // rows)[:, None] + line) % size + 1
+    blank = np.random.default_rng(size).random(size**2) < share
+    return np.where(blank, 0, solution.reshape(-1)).astype(np.uint8), solution.reshape(-1).astype(np.uint8)
+
+
+def large_forms(board, size):
+    """Write a board in all notations, in which its digits are numbers or letters."""
+    rows = board.reshape(size, size).tolist()
+    text = sudoku_rules.decode(board.astype(int) + 1)
+    lines = [text[i : i + size] for i in range(0, size**2, size)]
+    width = sudoku_rules.sudoku_shape(size).box_shape[1]
+    boxes = ["| " + " | ".join(" ".join(line[i : i + width]) for i in range(0, size, width)) + " |" for line in lines]
+    letters = "".join(chr(64 + digit) if digit else "." for digit in board)
+    return {
+        "line": text, "lower case": text.lower(), "rows": "\n".join(lines), "list of rows": lines,
+        "underscores": "\n".join(lines).replace(".", "_"), "frames": "\n".join([*boxes, "-" * 4 * size]),
+        "letters": letters, "rows of letters": "\n".join(letters[i : i + size] for i in range(0, size**2, size)),
+        "numbers": "\n".join(" ".join(str(cell or ".") for cell in row) for row in rows),
+        "CSV": "\n".join(",".join(map(str, row)) for row in rows), "Python": str(rows),
+        "nested list": rows, "flat list": board.tolist(), "array": board,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [12, 16, 25])
+def test_large_boards_are_read_in_every_notation(size):
+    board, solution = large_board(size)
+    for name, form in large_forms(board, size).items():
+        for given in (None, size):
+            assert (sudoku_rules.to_board(form, given) == board).all(), name
+        if isinstance(form, str):
+            two = sudoku_rules.split_boards(f"{form}\n16 steps, confidence 0.998\n\n{form}\n", size)
+            assert [sudoku_rules.to_board(each).tolist() for each in two] == [board.tolist()] * 2, name
+    texts = [sudoku_rules.decode(each.astype(int) + 1) for each in (board, solution)]
+    assert sudoku_rules.split_boards(",".join(texts), size)[0].keys() == {"puzzle", "solution"}
+    assert not sudoku_rules.validate_solution(*texts)
+    assert sudoku_rules.obey_rules(board[None].astype(int), solution[None].astype(int)).all()
+
+
+def test_a_large_board_with_two_signs_for_blanks_is_rejected():
+    with pytest.raises(ValueError, match=r"0 and '\.'"):
+        sudoku_rules.to_board("0.A" + "1" * 253)
+
+
+@pytest.mark.parametrize("size, share", [(12, 0.5), (16, 0.4), (25, 0.3)])
+def test_large_boards_are_searched(size, share):
+    board, _ = large_board(size, share)
+    found = search(board[None], scores=np.random.default_rng(0).random((1, size**2, size)))
+    assert found.counts[0] and sudoku_rules.obey_rules(board[None].astype(int), found.solutions[0].astype(int)).all()
+
+
 @pytest.mark.parametrize("last, message", [("l", "row 9, column 9: 'l'"), ("x", "'x'"), ("", "got 80")])
 def test_error_names_the_invalid_board_in_a_file(last, message):
     wrong, right = sudoku_rules.split_boards(f"{BOARD[:-1]}{last}\n\n{BOARD},{'1' * 81}", 9)
@@ -125,7 +178,7 @@ def test_error_names_the_invalid_board_in_a_file(last, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("123", "16 or 36 or 81 cells; .*3"),
+        ("123", "16 or 36 or 81 or 144 or 256 or 625 cells; .*3"),
         ("12x4" + "." * 12, "row 1, column 3: 'x' .*1 to 4"),
         ("...." * 3 + "...5", "row 4, column 4: digit 5 .*4"),
     ],

@@ -1,0 +1,187 @@
+"""Measure a Sudoku model on boards of 4x4 to 25x25, and whether it helps a search.
+
+    python -m benchmarks.puzzles.sizes MODEL [--sets 16:120 25:320] [--boards 100] [--steps 8 16 32] [--search 20]
+    python -m benchmarks.puzzles.sizes --quick
+
+MODEL is a checkpoint with `config.solves_any_size`. A set is SIZE:CLUES. Its boards start from random solved grids;
+cells are emptied in random order while a SAT solver (`pip install python-sat`) proves that the solution is unique. The
+seed determines the boards. A board runs until the model is sure of every cell, at most max(--steps) steps;
+"ever" counts the boards with the right answer after any step, which the rules recognize. Without
+MODEL, --quick uses a random model, only to check that the script works.
+
+With --search N, the script also searches the first N boards of each set, with digits in ascending order and in the
+order of the model's probabilities, and solves them with the SAT solver. Times are CPU seconds of one thread.
+"""
+
+import argparse
+import itertools
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
+from hrm_hf.puzzles.evaluation import wilson_interval
+from hrm_hf.puzzles.sudoku_generation import rng_of
+from hrm_hf.puzzles.sudoku_rules import DIGIT_OFFSET, sudoku_shape
+from hrm_hf.puzzles.sudoku_solver import search
+from hrm_hf.trainer.recipes import library_versions
+
+from ..report import machine, make_parser, write_report
+
+
+SETS = ("4:5", "6:9", "6:12", "9:25", "12:56", "12:45", "16:120", "16:105", "16:95", "25:360", "25:320")
+MAX_NODES = 5000  # of each search: minutes for a board of 25x25
+
+
+class BoardMaker:
+    """Makes boards of one size with a SAT solver. Literal cell * size + digit means that the cell has the digit."""
+
+    def __init__(self, size: int):
+        from pysat.solvers import Glucose4
+
+        self.shape, self.size, self.solver = sudoku_shape(size), size, Glucose4()
+        pairs = list(itertools.combinations(range(size), 2))
+        groups = [[(cell, digit) for digit in range(1, size + 1)] for cell in range(self.shape.cells)]
+        groups += [[(cell, digit) for cell in cells] for _, cells in self.shape.units for digit in range(1, size + 1)]
+        for group in groups:  # exactly one of each
+            literals = [self.literal(*each) for each in group]
+            self.solver.add_clause(literals)
+            for one, other in pairs:
+                self.solver.add_clause([-literals[one], -literals[other]])
+
+    def literal(self, cell: int, digit: int) -> int:
+        return int(cell) * self.size + int(digit)
+
+    def solve(self, literals: list[int]) -> np.ndarray | None:
+        """Return a solution, uint8 [cells], in which the literals hold, or None."""
+        if not self.solver.solve(assumptions=literals):
+            return None
+        model = np.array(self.solver.get_model()[: self.size**3]).reshape(-1, self.size)
+        return (model > 0).argmax(1).astype(np.uint8) + 1
+
+    def random_grid(self, rng: np.random.Generator) -> np.ndarray:
+        """Return a solved grid with random boxes on the diagonal and up to 2 * size more random cells."""
+        size, (rows, columns) = self.size, self.shape.box_shape
+        grid = np.zeros((size, size), dtype=int)
+        for box in range(min(size // rows, size // columns)):
+            digits = rng.permutation(size).reshape(rows, columns) + 1
+            grid[box * rows : (box + 1) * rows, box * columns : (box + 1) * columns] = digits
+        flat = grid.reshape(-1)
+        chosen = [self.literal(cell, flat[cell]) for cell in np.flatnonzero(flat)]
+        for cell in rng.permutation(np.flatnonzero(flat == 0))[: min(2 * size, 32)]:
+            literal = self.literal(cell, rng.integers(1, size + 1))
+            if self.solver.solve(assumptions=[*chosen, literal]):
+                chosen.append(literal)
+        return self.solve(chosen)
+
+    def board(self, clues: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return a board with a unique solution and the solution, or None if it has more than `clues` clues."""
+        solution = self.random_grid(rng)
+        literals = [self.literal(cell, digit) for cell, digit in enumerate(solution)]
+        kept = set(range(self.shape.cells))
+        for cell in rng.permutation(self.shape.cells).tolist():
+            if len(kept) == clues:
+                break
+            kept.remove(cell)
+            if self.solver.solve(assumptions=[*(literals[each] for each in sorted(kept)), -literals[cell]]):
+                kept.add(cell)
+        board = np.where(np.isin(np.arange(len(solution)), list(kept)), solution, 0).astype(np.uint8)
+        return (board, solution) if len(kept) == clues else None
+
+
+def make_boards(size: int, clues: int, count: int, seed: int) -> np.ndarray:
+    """Return `count` boards and their solutions, uint8 [count, 2, cells]."""
+    maker, rng = BoardMaker(size), rng_of(seed, size, clues)
+    made = (maker.board(clues, rng) for _ in itertools.count())
+    return np.stack([np.stack(pair) for pair in itertools.islice(filter(None, made), count)])
+
+
+@torch.no_grad()
+def measure(model, boards: np.ndarray, steps: list[int]) -> tuple[dict[str, Any], torch.Tensor]:
+    """Solve boards [N, 2, cells] until the model halts. Return the metrics of the set and the probabilities."""
+    shape = sudoku_shape(round(boards.shape[2] ** 0.5))
+    solver = model.for_board((shape.size, shape.size), shape.box_shape, shape.vocab_size).eval()
+    questions, labels = torch.from_numpy(boards.astype(np.int64) + DIGIT_OFFSET).unbind(1)
+    start, parts = time.process_time(), []
+    for rows in torch.arange(len(boards)).split(solver.boards_per_call):
+        parts.append(solver.solve(questions[rows].to(solver.device), max_steps=max(steps), return_trajectory=True))
+    seconds = (time.process_time() - start) / len(boards)
+    blank, sure = questions == DIGIT_OFFSET, torch.cat([part.q_halt.cpu().sigmoid() for part in parts]) >= 0.9
+    report: dict[str, Any] = {"boards": len(boards), "exact": {}, "interval": {}, "ever": {}, "blank_cells": {}}
+    for step in steps:
+        answer = torch.cat([part.trajectory[:step][-1].cpu() for part in parts])
+        right = answer == labels
+        exact = report["exact"][step] = int(right.all(1).sum())
+        report["interval"][step] = wilson_interval(exact, len(boards))
+        report["blank_cells"][step] = float((right & blank).sum() / blank.sum())
+        histories = [part.trajectory[:step].cpu().transpose(0, 1) for part in parts]
+        pairs = zip(histories, labels.split([history.shape[0] for history in histories]))
+        report["ever"][step] = sum(int((each == truth[:, None]).all(2).any(1).sum()) for each, truth in pairs)
+    report |= {"sure": int(sure.sum()), "sure_and_wrong": int((sure & ~right.all(1)).sum()), "seconds": seconds}
+    report["steps"] = float(torch.cat([part.steps.cpu() for part in parts]).float().mean())
+    return report, torch.cat([part.logits.float().softmax(-1).cpu() for part in parts])
+
+
+def compare_search(boards: np.ndarray, probabilities: torch.Tensor, size: int) -> dict[str, Any]:
+    """Search boards with and without the model's probabilities, and solve them with the SAT solver."""
+    maker, rows = BoardMaker(size), []
+    scores = probabilities[..., 1 + DIGIT_OFFSET :].numpy()
+    for (board, solution), score in zip(boards, scores):
+        row = {}
+        for name, order in (("plain", None), ("guided", score[None])):
+            start = time.process_time()
+            found = search(board[None], scores=order, max_nodes=MAX_NODES)
+            row[f"{name}_seconds"] = time.process_time() - start
+            row[f"{name}_nodes"], row[f"{name}_solved"] = int(found.nodes[0]), bool(found.counts[0])
+            assert not found.counts[0] or (found.solutions[0, 0] == solution).all()
+        start = time.process_time()
+        maker.solve([maker.literal(cell, board[cell]) for cell in np.flatnonzero(board)])
+        rows.append(row | {"sat_seconds": time.process_time() - start})
+    report = {name: statistics.median(row[name] for row in rows) for name in rows[0] if "solved" not in name}
+    solved = {name: sum(row[name] for row in rows) for name in rows[0] if "solved" in name}
+    return {"boards": len(rows), **report, **solved, "rows": rows}
+
+
+def main() -> None:
+    parser = make_parser(__doc__, quick="a few boards of 4x4, 6x6 and 12x12; a random model if none is given")
+    parser.add_argument("model", nargs="?", help="checkpoint folder")
+    parser.add_argument("--sets", nargs="+", default=SETS, metavar="SIZE:CLUES")
+    parser.add_argument("--boards", type=int, default=100, help="boards per set")
+    parser.add_argument("--steps", type=int, nargs="+", default=[8, 16, 32])
+    parser.add_argument("--search", type=int, default=0, help="boards per set to search")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.quick:
+        args.sets, args.boards, args.steps, args.search = ("4:5", "6:12", "12:70"), 3, [1, 2], 2
+    if args.model is None and not args.quick:
+        parser.error("pass MODEL, or --quick")
+    write_report(args, "puzzle_sizes", tabulate(args))
+
+
+def tabulate(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure and print every set; return the report."""
+    if args.model is None:
+        config = SeRrmPuzzleConfig.from_preset("symbol-pooling", hidden_size=16, intermediate_size=32)
+        model = SeRrmPuzzleForSolving(config)
+    else:
+        model = AutoModelForPuzzleSolving.from_pretrained(args.model)
+    model, sets = model.to(args.device), {}
+    for name in args.sets:
+        size, clues = map(int, name.split(":"))
+        boards = make_boards(size, clues, args.boards, args.seed)
+        sets[name], probabilities = measure(model, boards, args.steps)
+        print("sizes", name, sets[name], flush=True)
+        if args.search:
+            sets[name]["search"] = compare_search(boards[: args.search], probabilities, size)
+            print("sizes", {key: value for key, value in sets[name]["search"].items() if key != "rows"}, flush=True)
+    report = {"model": args.model, "parameters": model.num_parameters(), "seed": args.seed, "sets": sets}
+    return report | {"machine": machine(), "versions": library_versions()}
+
+
+if __name__ == "__main__":
+    main()

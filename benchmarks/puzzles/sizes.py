@@ -5,9 +5,9 @@
 
 MODEL is a checkpoint with `config.solves_any_size`. A set is SIZE:CLUES. Its boards start from random solved grids;
 cells are emptied in random order while a SAT solver (`pip install python-sat`) proves that the solution is unique. The
-seed determines the boards. A board runs until the model is sure of every cell, at most max(--steps) steps;
-"ever" counts the boards with the right answer after any step, which the rules recognize. Without
-MODEL, --quick uses a random model, only to check that the script works.
+seed determines the boards. A board runs until the model is sure of every cell, at most max(--steps) steps. The value
+"ever" counts the boards with the right answer after any step, which the rules recognize. Without MODEL, --quick uses a
+random model, only to check that the script works.
 
 With --search N, the script also searches the first N boards of each set, with digits in ascending order and in the
 order of the model's probabilities, and solves them with the SAT solver. Times are CPU seconds of one thread.
@@ -17,6 +17,7 @@ import argparse
 import itertools
 import statistics
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.quick:
+        if find_spec("pysat") is None:
+            print("sizes: skipped; pip install python-sat")
+            return
         args.sets, args.boards, args.steps, args.search = ("4:5", "6:12", "12:70"), 3, [1, 2], 2
     if args.model is None and not args.quick:
         parser.error("pass MODEL, or --quick")

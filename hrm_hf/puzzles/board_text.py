@@ -88,7 +88,8 @@ def _large_cells(words: list[str], lengths: Collection[int]) -> list[str] | None
         return None
     cells = [each if each.isdecimal() else each.translate(_NO_BLANKS) for each in words]
     cells = cells if len(cells) == size else list("".join(cells))
-    is_row = any(map(str.isalnum, cells)) and all(cell.isdecimal() or len(cell) == 1 for cell in cells)
+    is_rule = not any(sign.isalnum() or sign in "._" for sign in "".join(words))
+    is_row = not is_rule and all(cell.isdecimal() or len(cell) == 1 for cell in cells)
     return cells if is_row and all(cell in _LARGE_CELLS or cell.isdecimal() for cell in cells) else None
 
 

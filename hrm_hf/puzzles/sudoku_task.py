@@ -51,9 +51,10 @@ class SudokuTask(PuzzleTask):
         single = super().is_single(item)
         if not self.config.solves_any_size or not isinstance(item, (list, tuple)) or len(item) > LARGEST_BOARD:
             return single
-        if any(isinstance(part, dict) for part in item):
+        sizes = {_size(part) for part in item if isinstance(part, str)}  # a row of a 16x16 board may be a 4x4 board
+        if any(isinstance(part, dict) for part in item) or sizes - {None, 4} or sizes == {4}:
             return False
-        return _size(item) is not None or (single and not any(_size(part) for part in item if isinstance(part, str)))
+        return single or _size(item) is not None
 
     def split(self, text: str) -> list[Any]:
         boards = split_boards(text, self.board.size)

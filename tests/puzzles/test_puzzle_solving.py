@@ -290,6 +290,27 @@ def test_an_invalid_sudoku_is_rejected(puzzle, message):
         solve(puzzle)
 
 
+def test_a_model_without_weights_of_the_size_solves_boards_of_any_size(tmp_path):
+    """Referee: the same weights in a model of each size."""
+    torch.manual_seed(0)
+    fields = {"hidden_size": 8, "intermediate_size": 16, "task": "sudoku", "halt_max_steps": 2}
+    model = hrm_hf.SeRrmPuzzleForSolving(hrm_hf.SeRrmPuzzleConfig.from_preset("symbol-pooling", **fields)).eval()
+    solve, boards = PuzzleSolvingPipeline(model), ["1" + "." * 15, PUZZLE_9, "G" + "." * 255, "4" + "." * 15]
+    for board, result in zip(boards, solve(boards)):
+        tokens = torch.from_numpy(sudoku_rules.encode(board)).long()
+        shape = sudoku_rules.sudoku_shape(round(len(board) ** 0.5))
+        expected = model.for_board([shape.size] * 2, shape.box_shape, shape.vocab_size).solve(tokens[None])
+        assert result["text"] == sudoku_rules.decode(expected.predictions[0]) and len(result["grid"]) == shape.size
+        assert (result["text"] == solve(board)["text"]) and result["valid"] == (not result["violations"])
+    rows = ["G" + "." * 15, *["." * 16] * 15]
+    assert solve(rows)["text"] == solve(boards[2])["text"]
+    for name, lines, count in (("large", [*rows, "", *rows], 2), ("small", ["1" + "." * 15] * 3, 3)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+        assert len(solve(str(tmp_path / f"{name}.txt"))) == count
+    with pytest.raises(ValueError, match="81 cells; got 80"):
+        solve(PUZZLE_9[:-1])
+
+
 def test_an_error_in_a_list_names_the_puzzle():
     solve, _ = solver_of(SUDOKU_4, solve_sudoku)
     with pytest.raises(ValueError, match=r"puzzle 1: .*'y'"):

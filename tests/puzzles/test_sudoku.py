@@ -119,6 +119,7 @@ def large_board(size, share=0.5):
     (rows, columns), line = sudoku_rules.BOX_SHAPES[size], np.arange(size)
     solution = ((columns * (line % rows) + line // rows)[:, None] + line) % size + 1
     blank = np.random.default_rng(size).random(size**2) < share
+    blank[size : 2 * size] = True
     return np.where(blank, 0, solution.reshape(-1)).astype(np.uint8), solution.reshape(-1).astype(np.uint8)
 
 

@@ -66,14 +66,14 @@ def test_the_wiener_filter_is_the_posterior_mean_of_dense_matrices(problem):
 
 def test_draws_of_the_wiener_error_have_the_posterior_covariance(problem):
     settings, spectra, _, mask = problem
-    errors = WienerFilter(settings, spectra).draw_errors(mask, torch.Generator().manual_seed(0), 400)
+    errors = WienerFilter(settings, spectra).draw_errors(mask, torch.Generator().manual_seed(0), 200)
     for row in range(2):
         _, covariance = dense(settings, spectra[row], mask[row])
         expected = covariance.diagonal().sqrt()
         found = errors[:, row].flatten(1).square().mean(0).sqrt()
-        # With 400 draws, a standard deviation has an error of 3.5 %, and the mean of all has a smaller one.
-        assert (found / expected - 1).abs().max() < 5 * 0.0354
-        assert abs((found / expected).mean() - 1) < 0.02
+        # With 200 draws, a standard deviation has an error of 5 %, and the mean of all has a smaller one.
+        assert (found / expected - 1).abs().max() < 5 * 0.05
+        assert abs((found / expected).mean() - 1) < 0.03
 
 
 def test_without_a_mask_every_mode_is_scaled_independently():

@@ -15,6 +15,7 @@ from hrm_hf.models.processing_hrm_go_coder import PAD, SPECIAL_TOKENS, TOKEN_IDS
 
 VOCAB_SIZE = 400
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "max_position_embeddings": 512}
+BUDGETS = {"plan_budget": 32, "code_budget": 64}  # tokens; a random model rarely ends a plan
 
 
 @functools.cache
@@ -80,7 +81,7 @@ def model(seed: int = 0, awake: bool = False, **overrides) -> HrmGoCoderForCausa
     torch.manual_seed(seed)
     built = HrmGoCoderForCausalLM(
         HrmGoCoderConfig(
-            **{"vocab_size": VOCAB_SIZE, "planner_layers": 1, "generator_layers": 1, **SIZES, **overrides}
+            **{"vocab_size": VOCAB_SIZE, "planner_layers": 1, "generator_layers": 1, **SIZES, **BUDGETS, **overrides}
         )
     ).eval()
     if awake:

@@ -5,6 +5,7 @@ stays fast. `load_config` registers the architectures when the first model is lo
 """
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -76,6 +77,8 @@ def start_script(extra: str | None = None) -> None:
             sys.exit(f"{os.path.basename(sys.argv[0])}: error: {error}")
     if os.name == "posix":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    # Python's last garbage collection would take seconds. `run_and_leave` would also end a program that runs a script.
+    atexit.register(gc.freeze)
     start_program()
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.modules.update(dict.fromkeys(NOT_NEEDED_FOR_HELP))  # None makes a package look uninstalled

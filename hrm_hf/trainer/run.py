@@ -175,7 +175,10 @@ def run_training(run: TrainingRun) -> None:
 
     run.before_saving(trainer)
     is_complete = save_trained(trainer, tuning_args)
-    metrics = run.evaluate(trainer)
+    try:
+        metrics = run.evaluate(trainer)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"training is complete, and its model is saved in {run.out}") from None
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return

@@ -92,6 +92,16 @@ def held_out_loss(out: Path) -> tuple[float, float]:
     return total / count, len("".join(texts).encode()) / len(tokens)
 
 
+def test_interrupt_in_the_final_evaluation_names_the_saved_model(run, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hrm_hf.text.trainer.CausalLMTrainer.evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=f"saved in {tmp_path}/run"):
+        run("run", max_steps=1, validation_split_percentage=5)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").num_parameters() > 0
+
+
 @pytest.mark.parametrize("model_type", MODELS)
 def test_run_saves_the_model_and_all_result_files(run, model_type):
     out, results = run("run", model_type, prompt="Doc", prompt_new_tokens=8)

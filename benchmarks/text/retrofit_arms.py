@@ -1,6 +1,6 @@
 """Compare ways to train a pretrained Llama further, plain or looped, at equal training FLOPs.
 
-    python -m benchmarks.text.retrofit_arms --device cuda --budget_seconds 300
+    python -m benchmarks.text.retrofit_arms --device cuda
     python -m benchmarks.text.retrofit_arms --quick
 
 For each seed, a small byte-level Llama is pretrained on rows of text and rows of an iterated task, one of each. Every
@@ -76,8 +76,6 @@ def main() -> None:
     deadline = time.time() + (args.budget_seconds or 1e9)
     args.runs.mkdir(parents=True, exist_ok=True)
     run_workers(args, ["pretrained"], deadline)
-    if args.arm_steps is None:
-        args.arm_steps = affordable_steps(args, deadline)
     run_workers(args, args.arms.split(","), deadline)
     report = summary(args)
     write_report(args, "lm_retrofit_arms", report)
@@ -92,9 +90,7 @@ def parse():
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--rows", type=int, default=48, help="rows per step, half of them text")
     parser.add_argument("--pretrain_steps", type=int, default=3000)
-    parser.add_argument(
-        "--arm_steps", type=int, help="steps of `plain`; by default, as many as --budget_seconds allows for all arms"
-    )
+    parser.add_argument("--arm_steps", type=int, default=1107, help="steps of `plain`")
     parser.add_argument("--learning_rate", type=float, default=1.5e-3, help="peak learning rate of the arms")
     parser.add_argument("--pretrain_rate", type=float, default=2e-3)
     parser.add_argument("--train_file", help="text (plain UTF-8 or gzip); the books in shared/data by default")
@@ -138,20 +134,6 @@ def run_workers(args, arms: list[str], deadline: float) -> None:
         time.sleep(0.2)
         for arm in [arm for arm, process in running.items() if process.poll() is not None]:
             print(f"{arm}: exit status {running.pop(arm).returncode}", flush=True)
-
-
-def affordable_steps(args, deadline: float) -> int:
-    """Return the number of steps of `plain` that fits the time left for all arms, given the pretraining's speed."""
-    path = args.runs / "arm_steps.json"
-    if not path.is_file():
-        steps, runs, arms = args.pretrain_steps, args.seeds.split(","), args.arms.split(",")
-        if args.budget_seconds:
-            first = json.loads(run_path(args, "pretrained", runs[0]).read_text())
-            left = deadline - time.time() - 45  # reserved to start the first process and to evaluate the last
-            steps = int(0.75 * left / (first["seconds"] / first["steps"] * len(runs) * len(arms)))
-            steps = min(max(steps, 300), 3 * args.pretrain_steps)
-        path.write_text(json.dumps(steps))
-    return json.loads(path.read_text())
 
 
 # ---- data, made on the device ----
@@ -290,10 +272,7 @@ class Run:
             if self.looped and self.model.model.q_head is not None:
                 self.model.model.q_head.requires_grad_(False)  # do not train the halting gate
             self.passes, self.flops = drawn_passes(args, arm, seed, self.model, training_flops(args, arm))
-            if arm == "pretrained":
-                self.rate = args.pretrain_rate
-            else:
-                self.rate = args.pretrain_rate if arm == "scratch" else args.learning_rate
+            self.rate = args.pretrain_rate if arm in ("pretrained", "scratch") else args.learning_rate
             self.lr = torch.tensor(0.0, device=device)
             groups = parameter_groups(self.model, 0.1)
             self.optimizer = torch.optim.AdamW(groups, lr=self.lr, betas=(0.9, 0.95), fused=True, capturable=self.cuda)
@@ -370,7 +349,7 @@ class Run:
 def training_flops(args, arm: str) -> float:
     """Return the training FLOPs of one run of an arm, which are those of a number of steps of the plain Llama."""
     config = make_llama(args, "0", sum(split(args))).config
-    steps = {"pretrained": args.pretrain_steps, "scratch": args.pretrain_steps + (args.arm_steps or 0)}
+    steps = {"pretrained": args.pretrain_steps, "scratch": args.pretrain_steps + args.arm_steps}
     return steps.get(arm, args.arm_steps) * args.rows * LENGTH * flops_per_token(config, LENGTH)
 
 
@@ -434,11 +413,16 @@ def evaluate(args, run: Run, valid: torch.Tensor) -> list[dict]:
     count = max(1, args.eval_rows // 8)
     by_steps = [task_rows(count, generator, steps) for steps in range(1, MOST + 1)]
     ids, labels = (torch.cat(parts) for parts in zip(*by_steps))
-    found = []
+    found, norms = [], []
+    if run.looped:  # the coda reads the state after the last pass
+        run.model.model.coda.register_forward_pre_hook(lambda _, given: norms.append(given[0].norm(dim=-1).mean()))
     for passes in range(1, 1 + (2 * run.model.config.halt_max_steps if run.looped else 1)):
-        with state_norms(run) as norms:
-            nats = mean_loss(run, valid, passes)
-        result = {"passes": passes, "bits_per_byte": nats / math.log(2), "state_norm": norms[-1] if norms else None}
+        nats = mean_loss(run, valid, passes)
+        result = {
+            "passes": passes,
+            "bits_per_byte": nats / math.log(2),
+            "state_norm": norms[-1].item() if norms else None,
+        }
         result |= accuracy(run, ids, labels, passes)
         found.append(result)
     return found
@@ -458,19 +442,6 @@ def accuracy(run: Run, ids: torch.Tensor, labels: torch.Tensor, passes: int) -> 
     right = torch.cat([run.logits(part, passes).argmax(-1) for part in ids.split(512)]) == labels
     right = right[labels != -100].view(MOST, -1, ITEMS).float()
     return {"items": right.mean(dim=(1, 2)).tolist(), "answers": right.amin(dim=2).mean(dim=1).tolist()}
-
-
-@contextlib.contextmanager
-def state_norms(run: Run):
-    """Collect the mean norm of the state after each pass of the next forward pass."""
-    norms: list[float] = []
-    if not run.looped:
-        yield norms
-        return
-    coda = run.model.model.coda
-    handle = coda.register_forward_pre_hook(lambda _, given: norms.append(given[0].norm(dim=-1).mean().item()))
-    yield norms
-    handle.remove()
 
 
 def summary(args) -> dict:

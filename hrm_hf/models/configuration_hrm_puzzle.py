@@ -1,5 +1,6 @@
 """HRM's config, from which all puzzle configs inherit, and a base class with the fields of EqR."""
 
+import re
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -9,6 +10,7 @@ from .bounds import COUNT, PROBABILITY, SOME, BoundedFields, bounded, number, wh
 from .modeling_utils import PresetsMixin
 
 
+RESERVED_KINDS = ("units", "names", "counts", "members", "training", "forward")  # of `config.units`
 SMALL = {"H_layers": 1, "L_layers": 1, "num_attention_heads": 1, "expansion": 2}
 
 
@@ -40,8 +42,9 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         task (`str`, defaults to "generic"): name of a task; decides how answers are decoded and checked.
         symbols (`list[str]`, *optional*): text of each token, from token 0, padding; None for tasks that know it.
         grid_shape, box_shape (`list[int]`, *optional*): rows and columns of the board and of a Sudoku box.
-        units (`list[list[list[int]]]`, *optional*): cells of each unit of each kind, for models that mix by units;
-            None for rows, columns and boxes.
+        units (`dict[str, list[list[int]]]`, *optional*): cells of each unit by kind, for models that mix by units;
+            None for kinds "row", "column" and "box". Weights belong to a kind, so models can be trained further with
+            more kinds.
     """
 
     model_type = "hrm_puzzle"
@@ -76,7 +79,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     symbols: list[str] | None = None
     grid_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
     box_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
-    units: list[list[list[int]]] | None = bounded(None, whole(0, 2**20, lists=(1, 2**16)))
+    units: dict[str, list[list[int]]] | None = None
 
     # Presets define only the architecture; training hyperparameters are in training/recipes.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -108,9 +111,13 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             raise ValueError("pos_encodings='rope2d': set grid_shape to the rows and columns of the board")
         self._validate_choice("loss_type", ("stablemax", "softmax"))
         self._validate_choice("forward_dtype", (None, "float32", "bfloat16", "float16"))
-        cells = (cell for kind in self.units or () for unit in kind for cell in unit)
-        if (last := max(cells, default=0)) >= self.seq_len:
-            raise ValueError(f"units: has cell {last}; cells must be < seq_len={self.seq_len}")
+        for kind, units in (self.units or {}).items():
+            if not re.fullmatch("[a-z]+", kind) or kind in RESERVED_KINDS:
+                raise ValueError(
+                    f"units: kind {kind!r} must be a word of the letters a to z, other than {RESERVED_KINDS}"
+                )
+            for cell in (cell for unit in units for cell in unit if not 0 <= cell < self.seq_len):
+                raise ValueError(f"units: {kind!r} has cell {cell}; cells must be in [0, {self.seq_len - 1}]")
         if self.symbols is not None and len(self.symbols) > self.vocab_size:
             raise ValueError(f"symbols={self.symbols}: must be at most vocab_size={self.vocab_size} strings")
         self.validate_puzzle_row()

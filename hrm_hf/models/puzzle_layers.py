@@ -308,11 +308,10 @@ class PuzzleInputEmbedding(nn.Module):
 # residual that is added to the states. `PositionSwiGLU` is TRM's mlp_t; the other mixers are ours.
 
 
-GRID_KINDS = ("row", "column", "box")
 TINY = 1e-30  # minimum total weight, to avoid dividing by 0 for cells that no unit contains
 
 
-def grid_units(grid_shape: list[int], box_shape: list[int]) -> list[list[list[int]]]:
+def grid_units(grid_shape: list[int], box_shape: list[int]) -> dict[str, list[list[int]]]:
     """Return the cells of each row, column and box of a board."""
     (rows, columns), (box_rows, box_columns) = grid_shape, box_shape
     lines = [[row * columns + column for column in range(columns)] for row in range(rows)]
@@ -321,7 +320,7 @@ def grid_units(grid_shape: list[int], box_shape: list[int]) -> list[list[list[in
         for row in range(0, rows, box_rows)
         for column in range(0, columns, box_columns)
     ]
-    return [lines, [list(line) for line in zip(*lines)], boxes]
+    return {"row": lines, "column": [list(line) for line in zip(*lines)], "box": boxes}
 
 
 class UnitMeans(nn.Module):
@@ -335,16 +334,15 @@ class UnitMeans(nn.Module):
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
         self.units = config.units or grid_units(config.grid_shape, config.box_shape)
-        self.counts = [len(kind) for kind in self.units]
-        self.names = GRID_KINDS if config.units is None else [f"kind_{number}" for number in range(len(self.units))]
-        for name in self.names:
-            self.add_module(name, linear_class(config)(config.hidden_size, config.hidden_size, bias=False))
+        self.counts = [len(cells) for cells in self.units.values()]
+        for kind in self.units:
+            self.add_module(kind, linear_class(config)(config.hidden_size, config.hidden_size, bias=False))
         self.members = nn.Buffer(torch.empty(sum(self.counts), config.seq_len), persistent=False)
 
     def member_table(self) -> torch.Tensor:
         """Return a float32 table [units, S], 1 where a cell belongs to a unit."""
         table = torch.zeros(self.members.shape)
-        for row, cells in zip(table, (cells for kind in self.units for cells in kind)):
+        for row, cells in zip(table, (cells for kind in self.units.values() for cells in kind)):
             row[cells] = 1
         return table
 
@@ -359,7 +357,7 @@ class UnitMeans(nn.Module):
                 @ scaled_heads(hidden_states, weight / (part.T @ (part @ weight)).clamp_min(TINY))
                 for part, weight in zip(self.members.to(weights.dtype).split(self.counts), weights.unbind(2))
             ]
-        parts = zip((self.get_submodule(name) for name in self.names), means)
+        parts = zip((getattr(self, kind) for kind in self.units), means)
         return members.T @ torch.cat([linear(part) for linear, part in parts], dim=1)
 
 

@@ -39,7 +39,7 @@ def describe(
         raise ValueError(f"task={kind.name!r}: has no symbols; define `symbols`, or read puzzles with --source FILE")
     info = PuzzleInfo(kind.name, shape, len(symbols), symbols=symbols)
     task = kind(SimpleNamespace(**info.config_fields(), puzzle_emb_ndim=0))
-    info.units = list(task.units().values()) or None
+    info.units = task.units() or None
     return info, task
 
 

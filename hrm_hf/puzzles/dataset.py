@@ -42,7 +42,7 @@ class PuzzleInfo:
         grid_shape: Rows and columns of the board; `seq_len` is their product.
         vocab_size: Number of token ids, padding (id 0) included.
         box_shape: Rows and columns of a Sudoku box; None for other tasks.
-        units: Cells of each unit of each kind, for models that mix by units; None for rows, columns and boxes.
+        units: Cells of each unit by kind, for models that mix by units; None for rows, columns and boxes.
         symbols: Text of each token, from token 0, padding; None for tasks that know it.
         identifiers: Name of each puzzle identifier; entry 0 is "<blank>".
         options: Options of the build (source, seed, counts), for the data card.
@@ -54,7 +54,7 @@ class PuzzleInfo:
     vocab_size: int
     box_shape: tuple[int, int] | None = None
     symbols: list[str] | None = None
-    units: list[list[list[int]]] | None = None
+    units: dict[str, list[list[int]]] | None = None
     identifiers: list[str] = field(default_factory=lambda: [BLANK_IDENTIFIER])
     options: dict[str, Any] = field(default_factory=dict)
     repeated: dict[str, int] = field(default_factory=dict)

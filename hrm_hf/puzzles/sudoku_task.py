@@ -122,6 +122,10 @@ class SudokuTask(PuzzleTask):
     def given(self, question: np.ndarray) -> np.ndarray:
         return question > BLANK
 
+    def units(self) -> dict[str, list[list[int]]]:
+        size, cells = self.board.size, [cells for _, cells in self.board.units]
+        return {kind: cells[at * size : (at + 1) * size] for at, kind in enumerate(("row", "column", "box"))}
+
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
         return sudoku_rules.validate_solution(self.text(question), self.text(answer))
 

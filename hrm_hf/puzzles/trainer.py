@@ -304,7 +304,9 @@ class PuzzleRun(TrainingRun):
             config = build_config(self.model_args, **self.info.config_fields())
             model = AutoModelForPuzzleSolving.from_config(config, attn_implementation=attention)
         else:
-            changes = checked_overrides(type(load_config(weights)), self.model_args.config_overrides)
+            given, overrides = self.info.config_fields(), self.model_args.config_overrides
+            names = ("task", "symbols", "units") if self.info.symbols else ()  # of another task on such boards
+            changes = {name: given[name] for name in names} | checked_overrides(type(load_config(weights)), overrides)
             model = AutoModelForPuzzleSolving.from_pretrained(
                 weights, attn_implementation=attention, quantization_config=quantized, **changes
             )

@@ -270,6 +270,25 @@ def test_scores_grow_with_the_logarithm_of_the_size_beyond_training():
     torch.testing.assert_close(plain(boards).logits, sharper(boards).logits, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("heads", [None, 4])
+def test_units_of_the_config_replace_rows_columns_and_boxes(heads):
+    """Referee: the default units of another model with the same weights. Cells without a unit stay finite."""
+    config = SeRrmPuzzleConfig.from_preset("symbol-units-small", seq_len=36, grid_shape=[6, 6], box_shape=[2, 3])
+    default, states = UnitMeans(config), torch.randn(2, 36, 32)
+    default.members.copy_(default.member_table())
+    given = UnitMeans(SeRrmPuzzleConfig.from_dict({**config.to_dict(), "units": default.units, "box_shape": None}))
+    given.members.copy_(given.member_table())
+    given.load_state_dict(default.state_dict())
+    weights = None if heads is None else torch.rand(2, 36, 3, heads) + 0.1
+    assert torch.equal(given(states, weights), default(states, weights))
+    partly = UnitMeans(
+        SeRrmPuzzleConfig.from_dict({**config.to_dict(), "units": {"row": [[0, 1]], "a": [[2, 3]], "b": [[4, 5]]}})
+    )
+    partly.members.copy_(partly.member_table())
+    mixed = partly(states, weights)
+    assert mixed.isfinite().all() and mixed[:, :6].all() and not mixed[:, 6:].any()
+
+
 def test_softmax_pooling_starts_as_the_mean():
     torch.manual_seed(0)
     pooled = SeRrmPuzzleForSolving(SeRrmPuzzleConfig.from_preset("symbol-pooling")).eval()
@@ -353,6 +372,8 @@ def test_a_position_free_mixer_loads_for_another_size(mixing, tmp_path):
         ({"pooling": "softmax", "mixing": "mlp_t"}, "pooling='softmax', mixing='mlp_t'"),
         ({"mixing": "units", "add_tokens": 4}, "mixing='units', add_tokens=4, "),
         ({"mixing": "units", "box_shape": None}, "mixing='units'.* box_shape.*grid_shape="),
+        ({"units": {"row": [[0, 81]]}}, "units: 'row' has cell 81.* 80"),
+        ({"units": {"forward": [[0]]}}, "units: kind 'forward'"),
         ({"mixing": "neighbours", "grid_shape": None}, "mixing='neighbours'.* grid_shape"),
         ({"special_symbols": False, "equivariant_symbols": False}, "special_symbols=False, equivariant_symbols=False"),
     ],

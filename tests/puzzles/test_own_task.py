@@ -14,13 +14,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolvingPipeline
+from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolvingPipeline
 from hrm_hf.cli import app
 from hrm_hf.models.pipeline_puzzle import PuzzlePipeline
 from hrm_hf.puzzles import task_registry
 from hrm_hf.puzzles.any_puzzle import describe, generated_puzzles
 from hrm_hf.puzzles.backtracking import find
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
+from hrm_hf.puzzles.options import shipped_model
 from hrm_hf.puzzles.plots import plot_trajectory
 from hrm_hf.puzzles.readers import read_table
 from hrm_hf.puzzles.task_registry import puzzle_task, task_class
@@ -252,6 +253,18 @@ def test_the_pipeline_reads_and_writes_symbols_with_and_without_the_package(solv
     assert (travelling["text"], travelling["grid"]) == (plain[0]["text"], plain[0]["grid"])
     states = solver(puzzle, return_trajectory=True)["trajectory"]
     assert plot_trajectory(task.encode(puzzle), states, task, tmp_path / "a.png").exists()
+
+
+def test_shipped_weights_load_with_other_units():
+    board = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+    units = puzzle_task(HrmPuzzleConfig(task="sudoku")).units()
+    diagonal = {**units, "box": [*units["box"], list(range(0, 81, 10))]}
+    answers = []
+    for given in (None, units, diagonal):
+        model = AutoModelForPuzzleSolving.from_pretrained(shipped_model("sudoku"), units=given)
+        answers.append(PuzzleSolvingPipeline(model)(board))
+    assert answers[0] == answers[1] and answers[0]["valid"]
+    assert answers[2]["confidence"] != answers[0]["confidence"]
 
 
 def test_the_command_needs_the_task_of_a_checkpoint(solver, file, tmp_path, monkeypatch):

@@ -199,7 +199,7 @@ def test_valid_values_are_answered(page):
 
 def test_deeply_nested_task_is_rejected():
     from hrm_hf import HrmPuzzleConfig
-    from hrm_hf.puzzles.tasks import puzzle_task
+    from hrm_hf.puzzles.task_registry import puzzle_task
 
     with pytest.raises(ValueError, match="nested too deep"):
         puzzle_task(HrmPuzzleConfig(task="arc", seq_len=900, vocab_size=12)).read_typed("[" * 90_000 + "]" * 90_000)

@@ -5,9 +5,9 @@
 
 MODEL is a checkpoint with `config.solves_any_size`. A set is SIZE:CLUES. Its boards start from random solved grids;
 cells are emptied in random order while a SAT solver (`pip install python-sat`) proves that the solution is unique. The
-seed determines the boards. A board runs until the model is sure of every cell, at most max(--steps) steps. The value
-"ever" counts the boards with the right answer after any step, which the rules recognize. Without MODEL, --quick uses a
-random model, only to check that the script works.
+seed determines the boards. A board runs until its answer obeys the rules, at most max(--steps) steps. The value
+"sure_and_wrong" counts the boards whose answer is wrong at the first step with a confidence of `halt_confidence`.
+Without MODEL, --quick uses a random model, only to check that the script works.
 
 With --search N, the script also searches the first N boards of each set, with digits in ascending order and in the
 order of the model's probabilities, and solves them with the SAT solver. Times are CPU seconds of one thread.
@@ -25,9 +25,11 @@ import torch
 
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
 from hrm_hf.puzzles.evaluation import wilson_interval
+from hrm_hf.puzzles.options import BoardOptions
 from hrm_hf.puzzles.sudoku_generation import rng_of
 from hrm_hf.puzzles.sudoku_rules import DIGIT_OFFSET, sudoku_shape
 from hrm_hf.puzzles.sudoku_solver import search
+from hrm_hf.puzzles.task_registry import puzzle_task
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report
@@ -102,27 +104,30 @@ def make_boards(size: int, clues: int, count: int, seed: int) -> np.ndarray:
 
 @torch.no_grad()
 def measure(model, boards: np.ndarray, steps: list[int]) -> tuple[dict[str, Any], torch.Tensor]:
-    """Solve boards [N, 2, cells] until the model halts. Return the metrics of the set and the probabilities."""
+    """Solve boards [N, 2, cells] until an answer obeys the rules. Return the metrics and the probabilities."""
     shape = sudoku_shape(round(boards.shape[2] ** 0.5))
     solver = model.for_board((shape.size, shape.size), shape.box_shape, shape.vocab_size).eval()
     questions, labels = torch.from_numpy(boards.astype(np.int64) + DIGIT_OFFSET).unbind(1)
+    options = BoardOptions(max_steps=max(steps), halt="fixed", choose="rules")
+    arguments = options.solve_arguments(puzzle_task(solver.config))
     start, parts = time.process_time(), []
     for rows in torch.arange(len(boards)).split(solver.boards_per_call):
-        parts.append(solver.solve(questions[rows].to(solver.device), max_steps=max(steps), return_trajectory=True))
-    seconds = (time.process_time() - start) / len(boards)
-    blank, sure = questions == DIGIT_OFFSET, torch.cat([part.q_halt.cpu().sigmoid() for part in parts]) >= 0.9
-    report: dict[str, Any] = {"boards": len(boards), "exact": {}, "interval": {}, "ever": {}, "blank_cells": {}}
+        parts.append(solver.solve(questions[rows].to(solver.device), return_trajectory=True, **arguments))
+    report: dict[str, Any] = {"boards": len(boards), "seconds": (time.process_time() - start) / len(boards)}
+    report |= {"steps": torch.cat([part.steps.cpu() for part in parts]).float().mean().item()}
+    report |= {"exact": {}, "interval": {}, "blank_cells": {}, "sure": 0, "sure_and_wrong": 0}
+    blank = questions == DIGIT_OFFSET
     for step in steps:
-        answer = torch.cat([part.trajectory[:step][-1].cpu() for part in parts])
-        right = answer == labels
+        right = torch.cat([part.trajectory[:step][-1].cpu() for part in parts]) == labels
         exact = report["exact"][step] = int(right.all(1).sum())
         report["interval"][step] = wilson_interval(exact, len(boards))
         report["blank_cells"][step] = float((right & blank).sum() / blank.sum())
-        histories = [part.trajectory[:step].cpu().transpose(0, 1) for part in parts]
-        pairs = zip(histories, labels.split([history.shape[0] for history in histories]))
-        report["ever"][step] = sum(int((each == truth[:, None]).all(2).any(1).sum()) for each, truth in pairs)
-    report |= {"sure": int(sure.sum()), "sure_and_wrong": int((sure & ~right.all(1)).sum()), "seconds": seconds}
-    report["steps"] = float(torch.cat([part.steps.cpu() for part in parts]).float().mean())
+    for part, truth in zip(parts, labels.split(solver.boards_per_call)):
+        sure = part.q_trajectory.cpu().sigmoid() >= solver.config.halt_confidence  # [steps, rows]
+        first = sure.to(torch.uint8).argmax(0)
+        answers = part.trajectory.cpu()[first, torch.arange(len(truth))]
+        report["sure"] += int(sure.any(0).sum())
+        report["sure_and_wrong"] += int((sure.any(0) & (answers != truth).any(1)).sum())
     return report, torch.cat([part.logits.float().softmax(-1).cpu() for part in parts])
 
 
@@ -170,7 +175,7 @@ def main() -> None:
 def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and print every set; return the report."""
     if args.model is None:
-        config = SeRrmPuzzleConfig.from_preset("symbol-pooling", hidden_size=16, intermediate_size=32)
+        config = SeRrmPuzzleConfig.from_preset("symbol-pooling", hidden_size=16, intermediate_size=32, task="sudoku")
         model = SeRrmPuzzleForSolving(config)
     else:
         model = AutoModelForPuzzleSolving.from_pretrained(args.model)

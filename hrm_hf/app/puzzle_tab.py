@@ -157,6 +157,8 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
     if task.has_rules and not problems:
         parts.append(task.praise)
     if step == board.last_step:
+        if (sure := board.result.get("sure")) is not None:
+            parts.append("sure" if sure else "not sure")
         votes = board.result["votes"]
         parts += [f"{votes['agree']} of {votes['of']} votes"] if votes["of"] > 1 else []
         if "correct" in board.result:

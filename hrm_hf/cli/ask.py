@@ -33,7 +33,8 @@ def solve(options: SolvePuzzles, as_json: bool):
 
     Example: hrm-hf solve runs/sudoku_demo --file puzzles.csv --votes 8 --max-steps 32
 
-    With --search, a rule-based solver finds the answer, and the model only guides the solver's guesses.
+    With --search, a rule-based solver finds the answer, and the model only guides the solver's guesses. With
+    --until-valid, restarts and then search are tried only where the model's own answer breaks the rules.
     """
     validate_model(options.model, "PUZZLE_SOLVER")
     _spare_cpu(options.model)
@@ -79,6 +80,8 @@ def _puzzle_text(board: Callable[[list[list]], str], result: dict[str, Any]) -> 
 
 def _status(answer: dict[str, Any]) -> str:
     parts = [counted(answer["steps"], "step"), f"confidence {answer['confidence']:.3f}"]
+    if answer["sure"] is not None:
+        parts.append("sure" if answer["sure"] else "not sure")
     if answer["votes"]["of"] > 1:
         parts.append(f"{answer['votes']['agree']} of {answer['votes']['of']} votes")
     if answer["valid"] and "attempts" not in answer:
@@ -87,6 +90,8 @@ def _status(answer: dict[str, Any]) -> str:
         how = "search found that there is no solution" if search["complete"] else "search was stopped"
         nodes = f"{counted(search['nodes'], 'node')}, {search['nodes_without_model']:,} without the model"
         parts.append(f"{'found by search' if search['solved'] else how} ({nodes})")
+    elif found_by := answer.get("found_by"):
+        parts.append(f"found by {'the model' if found_by == 'model' else found_by}")
     if "correct" in answer:
         parts.append("correct" if answer["correct"] else "not the given solution")
     return ", ".join(parts)
@@ -95,7 +100,7 @@ def _status(answer: dict[str, Any]) -> str:
 def _summary(results: list[dict[str, Any]]) -> str:
     steps = sum(result["steps"] for result in results) / len(results)
     parts = [counted(len(results), "puzzle"), f"{steps:.2f} steps on average"]
-    for name in ("valid", "correct"):
+    for name in ("sure", "valid", "correct"):
         known = [result[name] for result in results if result.get(name) is not None]
         if known:
             parts.append(f"{sum(known)} of {len(known)} {name}")

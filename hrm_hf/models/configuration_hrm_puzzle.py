@@ -45,6 +45,8 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         units (`dict[str, list[list[int]]]`, *optional*): cells of each unit by kind, for models that mix by units;
             None for kinds "row", "column" and "box". Weights belong to a kind, so models can be trained further with
             more kinds.
+        sure_confidence (`float`, *optional*): confidence from which `solve` calls an answer sure, calibrated on
+            held-out puzzles (`hrm-hf eval puzzles` computes it); None if it was not calibrated.
     """
 
     model_type = "hrm_puzzle"
@@ -80,6 +82,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     grid_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
     box_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
     units: dict[str, list[list[int]]] | None = None
+    sure_confidence: float | int | None = bounded(None, PROBABILITY)
 
     # Presets define only the architecture; training hyperparameters are in training/recipes.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {

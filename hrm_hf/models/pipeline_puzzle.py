@@ -39,7 +39,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         batch_size (`int`): number of puzzles per batch.
 
     Returns, per puzzle, a dict: grid (rows of the answer), text (the same as a string), steps (ACT steps), confidence
-    (sigmoid of q_halt).
+    (sigmoid of q_halt), sure (see `PuzzleSolution`; None without a calibrated `config.sure_confidence`).
     """
 
     def __init__(self, model, *args: Any, **kwargs: Any):
@@ -121,7 +121,8 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
     def _forward(self, input_tensors: dict[str, torch.Tensor], seed: int = 0, **settings: Any):
         with seeded(self.device, seed, NOISE_STREAM):
             solution = self.model.solve(**input_tensors, **settings)
-        return {"tokens": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
+        found = {"tokens": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
+        return found if solution.sure is None else {**found, "sure": solution.sure}
 
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> dict[str, Any]:
         """Return the answer as rows and as a string, plus the number of steps and the confidence."""
@@ -133,4 +134,5 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         else:
             text = "\n".join(self.separator.join(map(str, row)) for row in grid)
         steps, confidence = int(model_outputs["steps"]), model_outputs["q_halt"].sigmoid().item()
-        return {"grid": grid, "text": text, "steps": steps, "confidence": confidence}
+        sure = bool(model_outputs["sure"]) if "sure" in model_outputs else None
+        return {"grid": grid, "text": text, "steps": steps, "confidence": confidence, "sure": sure}

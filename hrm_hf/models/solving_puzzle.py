@@ -36,6 +36,9 @@ class PuzzleSolution:
         logits: [B, S, V] of the answer.
         trajectory, q_trajectory: predictions [steps, B, S] and q_halt [steps, B] after each step, if requested; a
             finished row repeats its answer.
+        sure: bool [B], if the config has `sure_confidence`: whether sigmoid(q_halt) is at least that, and if the run
+            used all its steps, whether the last one left the answer unchanged. None for quantized weights, because
+            the confidence was calibrated without rounding.
         residual: [B], mean of ||z_t - z_{t-1}|| / ||z_t|| over the last 3 steps (z = z_H), if a setting needs it.
         steps_of_all_runs: total ACT steps [B] over all runs, if boards were restarted.
     """
@@ -46,6 +49,7 @@ class PuzzleSolution:
     logits: torch.Tensor
     trajectory: torch.Tensor | None = None
     q_trajectory: torch.Tensor | None = None
+    sure: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     steps_of_all_runs: torch.Tensor | None = None
 
@@ -54,7 +58,7 @@ class PuzzleSolution:
         """Return an empty solution for boards [B, S]. Its logits have the dtype and device of the embedding x."""
         numbers = x.new_zeros(len(boards), dtype=torch.float32)
         logits = x.new_empty((*boards.shape, vocab_size))
-        predictions = torch.empty_like(boards, dtype=torch.long)
+        predictions = boards.long().clone()
         return cls(predictions, numbers.int(), numbers, logits, residual=numbers.clone() if residual else None)
 
     def select(self, rows: torch.Tensor) -> "PuzzleSolution":
@@ -251,7 +255,7 @@ class PuzzleSolverMixin:
         solution = PuzzleSolution.empty(input_ids, x, self.config.vocab_size, with_residual)
         active = torch.arange(len(input_ids), device=x.device)
         moves = torch.empty(len(input_ids), 0, device=x.device)  # state changes over the last steps, [active, steps]
-        after_steps = []
+        changed, after_steps = torch.ones_like(active, dtype=torch.bool), []
         for step in range(1, settings.max_steps + 1):
             if settings.noise and settings.noise_at == "every_step" and step > 1:  # fresh states already have noise
                 z_H, z_L = (z + settings.noise * torch.randn_like(z) for z in (z_H, z_L))
@@ -260,6 +264,7 @@ class PuzzleSolverMixin:
             logits = self.read_out(z_H)
             q_halt, q_continue = self.q_values(z_H, logits)
             answers = logits.argmax(-1)
+            changed[active] = (answers != solution.predictions[active]).any(dim=1)
             solution.logits[active], solution.predictions[active] = logits, answers
             solution.q_halt[active], solution.steps[active] = q_halt, step
             if with_residual:
@@ -278,6 +283,9 @@ class PuzzleSolverMixin:
                 x, z_H, z_L, active, moves = (value[~done] for value in (x, z_H, z_L, active, moves))
         if return_trajectory:
             solution.trajectory, solution.q_trajectory = map(torch.stack, zip(*after_steps))
+        if self.config.sure_confidence is not None and getattr(self.config, "quantization_config", None) is None:
+            unsettled = changed & (solution.steps == settings.max_steps)
+            solution.sure = (torch.sigmoid(solution.q_halt) >= self.config.sure_confidence) & ~unsettled
         return solution
 
     def _stops(self, settings, step: int, q_halt, q_continue, moves) -> torch.Tensor:

@@ -60,6 +60,7 @@ class Candidate:
         tokens: int [S]. steps: ACT steps used. q_halt: Logit for the answer being correct.
         trajectory: Tokens [steps, S] after each step, if requested. q_trajectory: q_halt [steps], if requested.
         probabilities: Probabilities of the tokens [S, V], if a search needs them.
+        sure: Whether the model is sure (see `PuzzleSolution`), or None.
     """
 
     tokens: np.ndarray
@@ -68,6 +69,7 @@ class Candidate:
     trajectory: np.ndarray | None = None
     q_trajectory: np.ndarray | None = None
     probabilities: np.ndarray | None = None
+    sure: bool | None = None
 
     @property
     def confidence(self) -> float:

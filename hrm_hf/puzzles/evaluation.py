@@ -50,6 +50,7 @@ DIFFICULTY_COLUMNS = ("rating", "path_length")
 ALWAYS_REPORTED = ("max_steps", "min_steps", "min_confidence", "halt")
 MOST_VALUES = 36  # a difficulty measure with at most this many distinct values has one bin per value
 NUM_BINS = 8  # number of bins for other measures, with about equally many puzzles in each
+MOST_WRONG = 1 / 1000  # of the answers that a model is sure of
 CALIBRATION_BINS = 10  # number of confidence bins
 
 # Callback that receives a batch's input_ids and puzzle_identifiers (int64, on the CPU) and the model's answers.
@@ -88,6 +89,8 @@ def evaluate_puzzles(
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], number of puzzles by steps;
         q_halt_accuracy: fraction of puzzles for which q_halt >= 0 correctly tells whether the answer is correct;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
+        confidence_auroc, and with exit_when_still or choose="residual" stillness_auroc (see `auroc`);
+        sure_confidence: the confidence from which answers can be trusted, and sure_fraction (see `trusted`);
         with restarts: average_steps_of_all_runs;
         for tasks with rules: valid_fraction, the fraction of answers that obey the rules;
         with search: search_exact_accuracy, and the mean and maximum number of nodes with and without the model;
@@ -150,6 +153,7 @@ def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: Puzz
         "steps": solution.steps,
         "q_halt": solution.q_halt.float(),
         "steps_of_all_runs": solution.steps_of_all_runs,
+        "residual": solution.residual,
     }
     columns = {name: value.cpu().numpy() for name, value in columns.items() if value is not None}
     if task.has_rules and task.reports_valid:
@@ -194,7 +198,11 @@ def _metrics(columns: dict[str, np.ndarray], seconds: float, difficulty: Mapping
         "steps_histogram": np.bincount(steps, minlength=len(per_step) + 1)[1:].tolist(),
         **share_of("q_halt_accuracy", (columns["q_halt"] >= 0) == right),
         **calibration(sigmoid(columns["q_halt"]), right),
+        **trusted(sigmoid(columns["q_halt"]), right),
+        "confidence_auroc": auroc(columns["q_halt"], right),
     }
+    if "residual" in columns:
+        result["stillness_auroc"] = auroc(-columns["residual"], right)
     if "valid" in columns:
         result |= share_of("valid_fraction", columns["valid"])
     if "steps_of_all_runs" in columns:
@@ -306,6 +314,32 @@ def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = CALIB
         table.append(row)
         error += abs(means[0] - means[1]) * row["count"] if inside.any() else 0.0
     return {"reliability": table, "ece": error / len(confidence)}
+
+
+def auroc(score: np.ndarray, right: np.ndarray) -> float | None:
+    """Compute the probability that a correct answer has a higher score [N] than a wrong one (ties count half).
+
+    Return None if all answers are correct or all are wrong.
+    """
+    wrong, good = np.sort(score[~right]), score[right]
+    if not len(wrong) or not len(good):
+        return None
+    below = np.searchsorted(wrong, good, "left") + np.searchsorted(wrong, good, "right")
+    return float(below.mean() / 2 / len(wrong))
+
+
+def trusted(confidence: np.ndarray, right: np.ndarray) -> dict[str, Any]:
+    """Find the lowest confidence from which at most 1 answer in 1,000 is wrong, by Wilson's upper bound (95 %).
+
+    Return `{"sure_confidence", "sure_fraction": fraction of answers from there}`, or None and 0 if there is no such
+    confidence; that needs at least 3,838 puzzles. Set it as `config.sure_confidence` of the model.
+    """
+    order = np.argsort(-confidence, kind="stable")
+    wrong, ranked = np.cumsum(~right[order]), confidence[order]
+    for last in np.flatnonzero(np.append(ranked[1:] < ranked[:-1], True))[::-1].tolist():
+        if 1 - wilson_interval(int(last + 1 - wrong[last]), last + 1)[0] <= MOST_WRONG:
+            return {"sure_confidence": float(ranked[last]), "sure_fraction": (last + 1) / len(right)}
+    return {"sure_confidence": None, "sure_fraction": 0.0}
 
 
 # ---- a checkpoint on a data set ----

@@ -19,6 +19,7 @@ from ..resources import ROOT
 if TYPE_CHECKING:
     import torch
 
+RESTARTS = 8  # of `until_valid`
 PICTURES = (".png", ".gif")
 SHIPPED = {"sudoku": "pretrained/sudoku-9x9", "maze": "pretrained/maze-15x15"}
 # `hrm-hf solve` treats an argument as a puzzle, not a model, if it looks like a puzzle file name or is mostly cells.
@@ -65,15 +66,29 @@ class SolveOptions(BoardOptions):
         prefer_valid, choose="rules": These *use the rules* of the task, which the model does not know; mention this in
             reports.
         search: An answer found by search is always correct, but it is *not the model's answer*.
+        until_valid: Only for tasks whose rules prove an answer (Sudoku, mazes). A puzzle whose answer violates a rule
+            is solved again with restarts and noise at every step, then (Sudoku) by search.
     """
 
     votes: int = option("Number of symmetric views of each puzzle that vote on the answer.", 1, min=1)
     prefer_valid: bool = option("Prefer answers that obey the rules of the task.", False)
+    until_valid: bool = option("If an answer breaks the rules, go on with restarts, then with search.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise and self.restarts == 1:
             raise UsageError(f"noise={self.noise}: needs restarts > 1, as the first run has no noise", "--noise")
+
+    def attempts(self, task: Any) -> dict[str, "SolveOptions"]:
+        """Return the options of each attempt of `until_valid` by name, cheapest first."""
+        if not task.rules_prove:
+            raise ValueError(f"until_valid=True: the task {task.name!r} has no rules that prove an answer; remove it")
+        plain = self.replace(search=False)
+        attempts = {
+            "model": plain,
+            "restarts": plain.replace(restarts=max(self.restarts, RESTARTS), noise_at="every_step", choose="rules"),
+        }
+        return attempts | ({"search": self.replace(search=True)} if task.searchable else {})
 
 
 def is_file_name(text: str) -> bool:

@@ -9,7 +9,7 @@ Three options spend more compute on a puzzle at inference time:
 - `votes` solves several symmetric views of the puzzle, maps the answers back, and lets them vote.
 - `restarts` repeats the run with noise on the latent states; `choose` selects the best run (of each view).
 
-`search`, for Sudoku, is different: its answer is not the model's own.
+`search`, for Sudoku, is different: its answer is not the model's own. `until_valid` tries one after the other.
 """
 
 import itertools
@@ -67,13 +67,17 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     Returns a dict for each puzzle:
         grid: Rows of the answer (digits, 0 for a blank; characters; colors; tokens). text: The same as a string.
         steps: ACT steps of the winning candidate. confidence: Mean sigmoid(q_halt) of the votes for it.
+        sure: Whether the model is sure of it: a sure view (see `PuzzleSolution`) and most of the votes, and no rule is
+            violated. None if the model has no calibrated `config.sure_confidence`.
         valid: Whether the answer obeys the rules (ARC: is a grid); None for task "generic", which has no rules.
         violations: Violated rules, as a list of sentences: changed clues, repeated digits, a disconnected path.
         votes: {"agree": votes for the answer, "of": all votes, "answers": number of different answers}.
         attempts: For ARC, the two best grids. tests: For ARC tasks with several test inputs, a dict for each input.
         correct: Whether the answer is correct, if a solution was given (ARC: whether one of the attempts is).
         search: With `search`, {"solved", "complete", "nodes", "nodes_without_model"}: the number of boards visited,
-            and by the same search with digits in ascending order. Steps and confidence refer to the model's answer.
+            and by the same search with digits in ascending order. Steps, confidence and sure refer to the model's
+            answer.
+        found_by: With `until_valid`, what found the valid answer: "model", "restarts", "search" or None.
     """
 
     def __init__(self, model, *args: Any, identifiers: list[str] | str | Path | None = None, **kwargs: Any):
@@ -133,6 +137,22 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         params = dict(forward_params)
         with_trajectory = params.pop("return_trajectory", False)
         options = SolveOptions(**params)
+        if not options.until_valid:
+            yield from self._attempt(batch, options, with_trajectory)
+            return
+        left, results = list(range(len(batch))), {}
+        for name, attempt in options.attempts(self.puzzle_task).items():
+            found = self._attempt([batch[index] for index in left], attempt, with_trajectory)
+            results |= {
+                index: {**result, "found_by": name if result["valid"] else None} for index, result in zip(left, found)
+            }
+            left = [index for index in left if not results[index]["valid"]]
+            if not left:
+                break
+        yield from (results[index] for index in range(len(batch)))
+
+    def _attempt(self, batch: list[dict], options: SolveOptions, with_trajectory: bool) -> list[dict[str, Any]]:
+        """Solve each puzzle of a batch, and return the results."""
         if options.search:
             self.puzzle_task.validate_searchable()
         by_size: dict[int, list[dict]] = {}
@@ -147,8 +167,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
                 solved = iter(self._solve_rows(rows, arguments))
             for item in items:
                 item["candidates"] = list(itertools.islice(solved, len(item["input_ids"])))
-        for item in batch:
-            yield self.postprocess(item, options.prefer_valid, options.search)
+        return [self.postprocess(item, options.prefer_valid, options.search) for item in batch]
 
     def _solve_rows(self, rows: dict[str, torch.Tensor], arguments: dict[str, Any]) -> list[Candidate]:
         """Solve the views in chunks that run fast and fit into memory."""
@@ -162,6 +181,8 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
                 if "trajectory" in found:
                     candidate.trajectory = found["trajectory"][:steps, row]
                     candidate.q_trajectory = found["q_trajectory"][:steps, row]
+                if "sure" in found:
+                    candidate.sure = bool(found["sure"][row])
                 if "probabilities" in found:
                     candidate.probabilities = found["probabilities"][row]
                 candidates.append(candidate)
@@ -175,6 +196,8 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         output = {"predictions": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
         if solution.trajectory is not None:
             output |= {"trajectory": solution.trajectory, "q_trajectory": solution.q_trajectory.float()}
+        if solution.sure is not None:
+            output["sure"] = solution.sure
         if with_probabilities:
             output["probabilities"] = solution.logits.float().softmax(-1)
         return output

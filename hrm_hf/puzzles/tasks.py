@@ -434,6 +434,7 @@ class PuzzleTask:
             "text": self.text(best.tokens),
             "steps": best.steps,
             "confidence": winner.weight / len(winner.members),
+            "sure": best.sure and not problems and 2 * len(winner.members) > len(candidates),
             "valid": not problems if self.has_rules else None,
             "violations": problems,
             "votes": {"agree": len(winner.members), "of": len(candidates), "answers": len(ranked)},

@@ -140,6 +140,9 @@ def test_caption_lists_broken_rules(solver):
     said = caption(solver.puzzle_task, board, board.last_step)
     assert sudoku_rules.validate_solution("11..............", board.result["text"])[0] in said
     assert re.search(r"; and \d+ more", said)
+    assert "sure" not in said  # the model is not calibrated
+    board.result["sure"] = False
+    assert "not sure" in caption(solver.puzzle_task, board, board.last_step)
 
 
 def test_the_chart_has_one_bar_for_each_step_and_marks_the_shown_one():

@@ -68,6 +68,15 @@ def test_solve_prints_the_board_and_rule_violations(model):
     assert "breaks the rules: " in result.output and " more" in result.output
 
 
+def test_solve_says_that_it_is_not_sure_and_searches_when_asked(model):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "sure_confidence": 0.9}))
+    result = run("solve", model, PUZZLE, "--until-valid")
+    assert result.exit_code == 0, result.output
+    assert "not sure, obeys the rules, found by search" in result.output
+    assert "breaks the rules" not in result.output
+
+
 def test_solve_reads_stdin_and_prints_json(model):
     result = run("solve", model, "-", "--json", "--votes", 3, input=f"{PUZZLE}\n{PUZZLE}\n")
     answers = json.loads(result.stdout)

@@ -28,7 +28,7 @@ PUZZLES = {
     "restarts": ("trm_puzzle", {"task": "sudoku"}, [SUDOKU]),
 }  # fmt: skip
 SETTINGS = {"restarts": {"restarts": 3, "noise": 0.5, "seed": 7, "choose": "residual"}}
-SAID = ("grid", "text", "steps", "confidence")
+SAID = ("grid", "text", "steps", "confidence", "sure")
 
 # Runs where `import hrm_hf` fails; argv: a folder of checkpoints, each with asked.json; answers go beside it.
 SCRIPT = """

@@ -411,3 +411,15 @@ def test_a_row_stops_at_the_first_step_at_which_every_cell_is_confident(confiden
     expected = 1 + sure.to(torch.uint8).argmax(0)
     assert len(expected.unique()) > 1
     assert model.solve(boards, max_steps=8).steps.tolist() == expected.tolist()
+
+
+def test_sure_answers_are_confident_and_no_longer_change():
+    model = cheap("units", update_rate=0.2, sure_confidence=0.0)  # with this rate, some states converge
+    boards = tiny.batch(32, settings=model.config)["input_ids"]
+    model.config.sure_confidence = model.solve(boards, max_steps=6, halt="fixed").q_halt.sigmoid().median().item()
+    found = model.solve(boards, max_steps=6, halt="fixed", return_trajectory=True)
+    confident = found.q_halt.sigmoid() >= model.config.sure_confidence
+    settled = (found.trajectory[-1] == found.trajectory[-2]).all(dim=1)
+    assert found.sure.tolist() == (confident & settled).tolist()
+    assert found.sure.any() and (confident & ~settled).any() and (settled & ~confident).any()
+    assert tiny.se_rrm(puzzle_emb_ndim=0).solve(boards, max_steps=1).sure is None

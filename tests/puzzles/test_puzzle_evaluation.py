@@ -17,9 +17,11 @@ from hrm_hf.puzzles import sudoku_generation
 from hrm_hf.puzzles.evaluation import (
     accuracies,
     accuracy_by_difficulty,
+    auroc,
     calibration,
     correct_cells,
     evaluate_puzzles,
+    trusted,
     wilson_interval,
 )
 from hrm_hf.trainer.plots import plot_evaluation
@@ -210,6 +212,23 @@ def test_the_result_is_json(data):
 def test_invalid_data_are_rejected(change, message, data):
     with pytest.raises(ValueError, match=message):
         evaluate_puzzles(Scripted(data[1]), *change(*data, np.arange(10)))
+
+
+def test_auroc_counts_pairs_of_right_and_wrong_answers():
+    assert auroc(np.array([0.9, 0.2, 0.5, 0.5]), np.array([True, False, True, False])) == 3.5 / 4
+    assert auroc(np.array([0.9, 0.2]), np.array([True, True])) is None
+
+
+def test_at_most_one_trusted_answer_in_a_thousand_is_wrong():
+    """Referee: with 0 errors, Wilson's upper bound is z^2 / (n + z^2), which is 1 / 1,000 at n = 3,838."""
+    confidence = np.linspace(1, 0.5, 5000)
+    for wrong, expected in (([], 5000), ([4999], 4999), ([3838], 3838), ([3837], 0), ([1000, 4000], 0)):
+        right = np.ones(5000, dtype=bool)
+        right[wrong] = False
+        found = trusted(confidence, right)
+        assert found["sure_fraction"] == expected / 5000, wrong
+        assert found["sure_confidence"] == (confidence[expected - 1] if expected else None)
+    assert trusted(np.ones(3838), np.arange(3838) < 3837)["sure_confidence"] is None  # equal confidences stay together
 
 
 def test_calibration_of_confident_errors_is_bad():

@@ -14,6 +14,7 @@ from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, PuzzleSolvingPipeline, TrmPuzzleForSolving
 from hrm_hf.puzzles import maze, sudoku_generation, sudoku_rules
 from hrm_hf.puzzles.arc_grids import FRAME, SEQ_LEN, crop_prediction, encode_grid
+from hrm_hf.puzzles.candidates import Candidate
 from hrm_hf.puzzles.task_registry import puzzle_task
 
 
@@ -77,7 +78,8 @@ def test_pipeline_loads_a_folder_by_task_name_without_a_tokenizer(saved):
     solve = pipeline("puzzle-solving", model=str(saved))
     result = solve("1...............")
     assert isinstance(solve, PuzzleSolvingPipeline)
-    assert set(result) == {"grid", "text", "steps", "confidence", "valid", "violations", "votes"}
+    assert set(result) == {"grid", "text", "steps", "confidence", "sure", "valid", "violations", "votes"}
+    assert result["sure"] is None  # not calibrated
     assert result["valid"] is (not result["violations"])
     assert np.shape(result["grid"]) == (4, 4)
 
@@ -215,6 +217,36 @@ def test_each_choose_option_picks_its_restart():
         solve, _ = run_of(answers, [0.0, 3.0, 1.0, -1.0])
         result = solve(puzzle, restarts=4, noise=0.5, **options)
         assert result["text"] == sudoku_rules.decode(expected), options
+
+
+@pytest.mark.parametrize("right_run, found_by, runs", [(0, "model", 1), (4, "restarts", 9), (None, "search", 10)])
+def test_until_valid_goes_on_with_restarts_and_then_search(right_run, found_by, runs):
+    puzzle, runs_made = puzzles_4x4(1)[0], []
+
+    def answer(tokens):
+        runs_made.append(tokens)
+        return solve_sudoku(tokens) if len(runs_made) - 1 == right_run else np.full(16, 2)
+
+    solve, _ = solver_of(SUDOKU_4, answer)
+    result = solve(puzzle, until_valid=True)
+    assert (result["valid"], result["found_by"], len(runs_made)) == (True, found_by, runs)
+    assert result["text"] == sudoku_rules.decode(solve_sudoku(sudoku_rules.encode(puzzle)))
+    assert ("search" in result) is (found_by == "search")
+
+
+def test_until_valid_needs_rules_that_prove_an_answer():
+    solve, _ = solver_of(config("generic", 2, 3, 5), lambda tokens: tokens)
+    with pytest.raises(ValueError, match=r"until_valid=True.*'generic'"):
+        solve([0, 1, 2, 3, 4, 0], until_valid=True)
+
+
+@pytest.mark.parametrize("sure_votes, invalid, expected", [(3, False, True), (1, False, False), (3, True, False)])
+def test_an_answer_is_sure_if_most_votes_agree_and_no_rule_is_violated(sure_votes, invalid, expected):
+    task = puzzle_task(SUDOKU_4)
+    puzzle = task.read(puzzles_4x4(1)[0])
+    right, other = (np.full(16, 2) if invalid else solve_sudoku(puzzle.questions[0])), np.full(16, 3)
+    found = [Candidate(right, 1, 5.0, sure=True)] * sure_votes + [Candidate(other, 1, -5.0, sure=False)] * 2
+    assert task.result(puzzle, [found], prefer_valid=False)["sure"] is expected
 
 
 def test_q_chooses_restarts_of_tasks_without_rules():

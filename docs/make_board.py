@@ -11,7 +11,7 @@ import hrm_hf  # noqa: F401 - registers the pipeline
 from hrm_hf.puzzles.plots import plot_trajectory
 
 
-BOARD = "1..5...6..9.8..4.74...2..8.7.3..48......6..25..5.............4.........9...27.3.."  # generated, 23 clues
+BOARD = "1....7.9..3..2...8..96..5....53..9...1..8...26....4...3......1..4......7..7...3.."  # AI Escargot, 23 clues
 PICTURE = Path(__file__).parent / "images" / "board.gif"
 
 

@@ -28,7 +28,12 @@ from typing import Any
 
 import torch
 import transformers
-from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    PerAxis,
+)
 from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
 from hrm_hf.trainer.recipes import library_versions
@@ -45,6 +50,9 @@ SCHEMES = {
     "bnb int8": lambda: {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)},
     "bnb nf4": lambda: {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")},
     "torchao int8 weights": lambda: {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())},
+    "torchao int4 weights": lambda: {
+        "quantization_config": TorchAoConfig(IntxWeightOnlyConfig(torch.int4, PerAxis(0)))  # a scale per channel
+    },
     "torchao int8 both": lambda: {"quantization_config": TorchAoConfig(Int8DynamicActivationInt8WeightConfig())},
 }
 LIBRARIES = ("bitsandbytes", "torchao")

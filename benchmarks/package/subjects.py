@@ -235,8 +235,8 @@ class Regressor:
 
 
 SUBJECTS = {
-    "hrm_puzzle": Puzzles, "trm_puzzle": Puzzles, "hrm_lm": CausalLm, "rlm_mhc": CausalLm, "hrm_go_coder": GoCoder,
-    "hrm_cosmo": Regressor, "cosmo_cnn": Regressor,
+    "hrm_puzzle": Puzzles, "trm_puzzle": Puzzles, "se_rrm_puzzle": Puzzles, "hrm_lm": CausalLm, "rlm_mhc": CausalLm,
+    "hrm_go_coder": GoCoder, "hrm_cosmo": Regressor, "cosmo_cnn": Regressor,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ generated ones; each gets a random symmetry. As in the package's trainer, every 
 optimizer step; a board runs 8 to 15 steps, three in ten of them 16 to 48, and a solved board leaves early.
 
 The averaged weights are saved as a checkpoint of the package in --models, and accuracies on held-out boards in
-`hard_sudoku.json`. `training/recipes/sudoku_pooling.yaml` trains the same model with the package's trainer.
+`hard_sudoku_WIDTH.json`. `training/recipes/sudoku_pooling.yaml` trains the same model with the package's trainer.
 """
 
 import argparse
@@ -200,13 +200,13 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     boards, held_out = read_boards(args)
-    net, curve = train(args, boards, held_out)
+    net, steps, curve = train(args, boards, held_out)
     model = package_model(net.cpu(), math.isqrt(held_out.shape[2]))
     model.save_pretrained(args.models)
     exact = accuracy(net.to(args.device), held_out, (8, 16, 32, 64, 128), args)
-    report = {"arguments": {name: str(value) for name, value in vars(args).items()}, "curve": curve, "exact": exact}
-    report |= {"boards": len(held_out), "parameters": model.num_parameters(), "machine": machine()}
-    write_report(args, "hard_sudoku", report)
+    report = {"arguments": {name: str(value) for name, value in vars(args).items()}, "steps": steps, "curve": curve}
+    report |= {"exact": exact, "boards": len(held_out), "parameters": model.num_parameters(), "machine": machine()}
+    write_report(args, f"hard_sudoku_{args.width}", report)
     print("hard_sudoku", exact, flush=True)
 
 
@@ -225,8 +225,8 @@ def read_boards(args: argparse.Namespace) -> tuple[Boards, torch.Tensor]:
     return Boards(train_pairs[num_generated:], train_pairs[:num_generated]), test_pairs
 
 
-def train(args: argparse.Namespace, boards: Boards, held_out: torch.Tensor) -> tuple[Net, list[dict[str, Any]]]:
-    """Train for --seconds with a cosine decay over time; return the averaged weights and the learning curve."""
+def train(args: argparse.Namespace, boards: Boards, held_out: torch.Tensor) -> tuple[Net, int, list[dict[str, Any]]]:
+    """Train for --seconds with a cosine decay over time; return the averaged weights, the steps and the curve."""
     device, B = torch.device(args.device), args.batch
     net, average = Net(args.width).to(device), Net(args.width).to(device)
     average.load_state_dict(net.state_dict())
@@ -269,7 +269,7 @@ def train(args: argparse.Namespace, boards: Boards, held_out: torch.Tensor) -> t
             seconds, reported = round(time.time() - start, 1), time.time()
             curve.append({"step": number, "seconds": seconds, "loss": (losses / number).item(), "exact": exact})
             print("hard_sudoku", curve[-1], flush=True)
-    return average, curve
+    return average, number, curve
 
 
 @torch.no_grad()

@@ -302,7 +302,7 @@ def test_tab_describes_its_model_and_runs_its_example_once(browser, served):
     open_tab(page, "Sudoku · sudoku-9x9")
     page.locator(ANSWER).wait_for()
     about = page.locator(".hrm-about:visible").inner_text()
-    assert "Trained on hrm-hf data sudoku" in about and "82,176 parameters" in about
+    assert "Trained on hrm-hf data sudoku" in about and "84,256 parameters" in about
     page.locator(".hrm-about summary:visible").click()
     expect(page.get_by_role("heading", name="Results").filter(visible=True)).to_have_count(1)
     typed = "".join(digit or "." for digit in page.evaluate(TYPED))

@@ -226,7 +226,7 @@ def test_animated_board_shows_the_packaged_solver(tmp_path):
     with Image.open(script.PICTURE) as committed, Image.open(tmp_path / "board.gif") as drawn:
         assert answer["valid"] and committed.n_frames == drawn.n_frames == answer["steps"] + 1
     bar = AutoConfig.from_pretrained(shipped_model("sudoku")).halt_confidence
-    assert answer["confidences"][-2] < bar - 0.05 and answer["confidences"][-1] > bar + 0.05
+    assert answer["confidences"][-2] < bar - 0.05 and answer["confidences"][-1] > (1 + bar) / 2
     assert script.PICTURE.stat().st_size < 300_000
     for page in ("README.md", "docs/index.md"):
         text = (ROOT / page).read_text()

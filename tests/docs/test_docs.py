@@ -75,7 +75,9 @@ def checkpoints(tmp_path_factory) -> Path:
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     every.model("hrm_lm", **ids).save_pretrained(folder / "runs" / "hrm_lm_shakespeare")
     tokenizer.save_pretrained(folder / "runs" / "hrm_lm_shakespeare")
-    (folder / "queens.py").write_text(docs_pages.blocks("docs/your_own_puzzle.md", "python")[0].text)
+    guide = [block.text for block in docs_pages.blocks("docs/your_own_puzzle.md", "python")]
+    (folder / "queens.py").write_text(guide[0])
+    (folder / "x_sudoku.py").write_text(guide[3])
     (folder / "input.txt").write_text("To be, or not to be: that is the question.\n" * 200)
     fits = pytest.importorskip("astropy.io.fits")
     fits.writeto(folder / "map.fits", np.random.default_rng(0).normal(0, 1, (16, 16)).astype(np.float32))
@@ -184,16 +186,18 @@ def test_the_commands_of_the_retrofit_guide_run_in_order_in_fresh_processes(chec
 
 @pytest.mark.slow
 def test_the_commands_of_the_puzzle_guide_run_in_order_in_fresh_processes(checkpoints, tmp_path):
-    """From the task's file, or pairs, to a push; only training and data are shortened."""
+    """From a task's file or pairs to a push; only training and data are shortened."""
     page = "docs/your_own_puzzle.md"
     shutil.copy(checkpoints / "queens.py", tmp_path)
     (tmp_path / "queens.yaml").write_text(docs_pages.blocks(page, "yaml")[0].text)
-    write_pairs = docs_pages.blocks(page, "python")[-1].text
-    for block, first in zip(docs_pages.blocks(page, "bash"), ([], [("python", "-c", write_pairs)])):
-        text = block.text.replace(" training/", f" {ROOT}/training/").replace("--num-train 4000", "--num-train 40")
-        commands = docs_pages.shell_commands(text.replace("--num-test 400", "--num-test 20"))
+    run_commands([("python", "-c", docs_pages.blocks(page, "python")[-1].text)], tmp_path)  # writes the pairs
+    for block in docs_pages.blocks(page, "bash"):
+        text = re.sub(
+            r"--num-(train|test) \d+", r"--num-\1 20", block.text.replace(" training/", f" {ROOT}/training/")
+        )
+        commands = docs_pages.shell_commands(text)
         commands[1] += ("--max_steps", "2", "--warmup_steps", "1", "--torch_compile", "false")
-        assert "modeling_se_rrm_puzzle.py" in run_commands([*first, *commands], tmp_path)
+        assert "modeling_se_rrm_puzzle.py" in run_commands(commands, tmp_path)
 
 
 def test_every_recipe_is_named_in_some_page():

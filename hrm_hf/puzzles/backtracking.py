@@ -72,8 +72,8 @@ def _propagate(task: Any, board: np.ndarray) -> tuple[np.ndarray | None, np.ndar
 def dig(task: Any, solution: np.ndarray, level: float, rng: np.random.Generator) -> np.ndarray:
     """Empty cells of a solution in random order, each only if the solution stays unique.
 
-    Level 1 tries all cells, level 0 four tenths of them. A cell can be emptied if and only if no other token in it
-    leads to a solution.
+    Level 1 tries all cells, level 0 four tenths of them. A cell is emptied only if a complete search proves that no
+    other token in it leads to a solution.
     """
     board = solution.astype(np.int64)
     fillable = np.flatnonzero(task.fillable(solution))
@@ -82,7 +82,8 @@ def dig(task: Any, solution: np.ndarray, level: float, rng: np.random.Generator)
         others = np.flatnonzero(task.allowed(board)[cell])
         for other in others[(others > task.blank) & (others != token)]:
             board[cell] = other
-            if find(task, board).boards:
+            found = find(task, board)
+            if found.boards or not found.complete:
                 board[cell] = token
                 break
         else:

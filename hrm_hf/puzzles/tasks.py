@@ -341,12 +341,14 @@ class PuzzleTask:
     def generate(self, level: float, rng: np.random.Generator) -> Grids:
         """Draw a puzzle with a unique solution, as tokens [S] each. Level 0 is the easiest, level 1 the hardest.
 
-        By default, a solution is found by a search that guesses at random, and cells are emptied while the solution
-        stays unique.
+        By default, a search that guesses at random finds a solution (ValueError if it finds none), and cells are
+        emptied while the solution stays unique.
         """
         blank = np.full(self.seq_len, self.blank)
-        solution = find(self, blank, rng.random((self.seq_len, self.vocab_size))).boards[0]
-        return dig(self, solution, level, rng), solution
+        found = find(self, blank, rng.random((self.seq_len, self.vocab_size)))
+        if not found.boards:
+            raise ValueError(f"task={self.name!r}: no filled board found in {found.nodes:,} nodes; define `generate`")
+        return dig(self, found.boards[0], level, rng), found.boards[0]
 
     def canonical_form(self, board: np.ndarray) -> bytes:
         """Return a key that identifies a board up to its symmetries."""

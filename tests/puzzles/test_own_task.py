@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolvingPipeline
 from hrm_hf.cli import app
 from hrm_hf.models.pipeline_puzzle import PuzzlePipeline
-from hrm_hf.puzzles import task_registry
+from hrm_hf.puzzles import backtracking, task_registry
 from hrm_hf.puzzles.any_puzzle import describe, generated_puzzles
 from hrm_hf.puzzles.backtracking import find
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
@@ -176,6 +176,13 @@ def test_the_search_is_complete_and_uses_scores(task):
     assert guided.tokens.tolist() == right.tolist() and guided.nodes < 20
     assert task.search(np.where(np.arange(16) < 2, 2, 1)).tokens is None
     assert not task.search(blank, max_nodes=1).complete
+
+
+def test_a_cell_stays_filled_if_its_search_was_cut_off(task, monkeypatch):
+    solution = find(task, np.full(task.seq_len, task.blank)).boards[0]
+    monkeypatch.setattr(backtracking, "find", lambda *args: backtracking.Solutions([], 1, complete=False))
+    puzzle = backtracking.dig(task, solution, 1.0, np.random.default_rng(0))
+    assert len(find(task, puzzle, limit=2).boards) == 1
 
 
 def test_violations_name_cells(task):

@@ -182,8 +182,8 @@ class WeightAverage(TrainerCallback):
 
     def load(self, shadow: dict[str, torch.Tensor]) -> None:
         """Restore a saved average. Raise ValueError if tensors are missing or unknown."""
-        if shadow.keys() != self.shadow.keys():
-            raise ValueError(f"tensors of average and model differ: {sorted(shadow.keys() ^ self.shadow.keys())[:8]}")
+        if differing := sorted(shadow.keys() ^ self.shadow.keys()):
+            raise ValueError(f"saved average: tensors differ from the model's: {differing[:8]}")
         for name, value in shadow.items():
             self.shadow[name].copy_(value)
 

@@ -139,7 +139,7 @@ def earlier_runs(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def settings_of(run: dict[str, Any], args: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the current settings for the row of an earlier run, or None if the row no longer exists."""
+    """Return the current settings of the ablation that an earlier run measured, or None if it has been removed."""
     for row in ROWS[args.task]:
         if row.name == run["row"]:
             options = {"seconds": args.seconds, "compile": args.compile, "threads": args.threads}

@@ -347,7 +347,7 @@ class Run:
 
 
 def training_flops(args, arm: str) -> float:
-    """Return the training FLOPs of one run of an arm, which are those of a number of steps of the plain Llama."""
+    """Return the training FLOPs that an arm may use: the cost of a fixed number of steps of the plain Llama."""
     config = make_llama(args, "0", sum(split(args))).config
     steps = {"pretrained": args.pretrain_steps, "scratch": args.pretrain_steps + args.arm_steps}
     return steps.get(arm, args.arm_steps) * args.rows * LENGTH * flops_per_token(config, LENGTH)

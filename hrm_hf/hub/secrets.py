@@ -166,7 +166,7 @@ def _texts_in(metadata: dict[str, str]) -> Iterator[str]:
 
 @cache
 def _detectors() -> list[tuple[str, list[str], Any]]:
-    """Return (kind of secret, words, detector) tuples. A detector with words needs one of them in the text."""
+    """Return (kind of secret, words, detector) tuples. A detector with words runs only if the text has one of them."""
     if not find_spec("detect_secrets"):
         return []
     from detect_secrets.plugins.base import RegexBasedDetector

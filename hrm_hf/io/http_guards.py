@@ -1,4 +1,4 @@
-"""ASGI middleware for the server and the web page that checks hosts and limits the size of requests."""
+"""ASGI middleware that checks hosts and limits request sizes, for the server and the app."""
 
 import asyncio
 import ipaddress

@@ -208,7 +208,7 @@ class mHCLayer(HyperConnection):
 
 
 def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return fn RMSNorm(flatten(x)), [rows of fn, tokens], for streams x [B, S, n, C] in at least float32."""
+    """Return fn @ RMSNorm(flatten(x)) [rows of fn, tokens] for streams x [B, S, n, C], in at least float32."""
     dtype = torch.promote_types(streams.dtype, torch.float32)
     x, fn = streams.flatten(2).flatten(0, 1).to(dtype), fn.to(dtype)
     return _NormedProjection.apply(x, fn, eps) if torch.is_grad_enabled() else _project(x, fn, eps)[0]

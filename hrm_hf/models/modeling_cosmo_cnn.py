@@ -72,7 +72,7 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
 
 
 class CosmoCnnPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
-    """Base class that adds saving, and He initialization of convolutions (fan-out, as in ResNet)."""
+    """Base class that supports saving and initializes convolutions as in ResNet (He initialization, fan-out)."""
 
     config_class = CosmoCnnConfig
     base_model_prefix = "model"

@@ -10,7 +10,7 @@ LOOP = {
     "exit_criterion": "fixed",
 }  # fmt: skip
 
-# Additional fields that make a loop compute the same as an architecture in llama.cpp (docs/gguf.md)
+# Additional fields that make a loop equivalent to an architecture of llama.cpp (docs/gguf.md)
 NANBEIGE = {"input_injection": "none", "attention_gate": False, "norm_affine": True}
 HRM_TEXT = {"coda_input": "state+input"}  # requires no prelude, and a coda as deep as the loop
 

@@ -285,7 +285,7 @@ class ArcTaskSolving(PuzzleTask):
         return ""
 
     def window(self, states: np.ndarray) -> tuple[int, int]:
-        """Return the rows and columns used by any state. Boards are cropped to them, which enlarges the grids."""
+        """Return the rows and columns that at least one state uses. Pictures show only these."""
         used = ((states != PAD_ID) & (states != EOS_ID) & (states < COLOR_OFFSET + NUM_COLORS)).any(axis=0)
         if not used.any():
             return self.grid_shape

@@ -329,7 +329,7 @@ def auroc(score: np.ndarray, right: np.ndarray) -> float | None:
 
 
 def trusted(confidence: np.ndarray, right: np.ndarray) -> dict[str, Any]:
-    """Find the lowest confidence from which at most 1 answer in 1,000 is wrong, by Wilson's upper bound (95 %).
+    """Find the lowest confidence at or above which at most 1 answer in 1,000 is wrong (Wilson's upper bound, 95 %).
 
     Return `{"sure_confidence", "sure_fraction": fraction of answers from there}`, or None and 0 if there is no such
     confidence; that needs at least 3,838 puzzles. Set it as `config.sure_confidence` of the model.

@@ -47,7 +47,7 @@ READ_ELSEWHERE = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
-# Bounds of numbers that our config lacks or that are used before it is validated. Those in NULLABLE may be null.
+# Bounds of numeric fields that our config lacks, or that we use before validating it. NULLABLE fields may be null.
 NULLABLE = ("head_dim", "board_height", "board_width", "seq_len", "vocab_size")
 BOUNDS = dict.fromkeys(("hidden_size", "num_heads", *NULLABLE), COUNT)
 BOUNDS |= {"puzzle_emb_ndim": SOME, "puzzle_emb_len": SOME, "rope_theta": number(1e-6)}
@@ -275,7 +275,7 @@ def find_sizes(
 
 
 def _sizes_of_weights(state: State, fields: dict[str, Any], architecture: str) -> tuple[int | None, int | None, str]:
-    """Return seq_len, vocab_size (None if no tensor has the size) and the name of the tensor that gives seq_len."""
+    """Return seq_len, vocab_size (None if no tensor reveals it) and the name of the tensor that determines seq_len."""
 
     def size(name: str, axis: int) -> int | None:
         return state[name].shape[axis] if name in state else None

@@ -149,7 +149,7 @@ class SudokuTask(PuzzleTask):
     def search(
         self, question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES
     ) -> SearchResult:
-        board, first = sudoku_rules.to_board(self.text(question)), 1 + DIGIT_OFFSET  # first is the token of digit 1
+        board, first = sudoku_rules.to_board(self.text(question)), 1 + DIGIT_OFFSET  # `first` is the token of digit 1
         digits = None if scores is None else scores[None, :, first : first + self.board.size]
         found = search(board[None], scores=digits, max_nodes=max_nodes)
         tokens = found.solutions[0, 0].astype(np.int64) + DIGIT_OFFSET if found.counts[0] else None
@@ -168,7 +168,7 @@ class SudokuTask(PuzzleTask):
 
     @property
     def _key_lengths(self) -> tuple[int, ...]:
-        """Return the number of random keys for digits, bands, rows, stacks, columns and transposition."""
+        """Return how many random keys order the digits, bands, rows, stacks and columns, and choose transposition."""
         n, (box_rows, box_columns) = self.board.size, self.box_shape
         return n, n // box_rows, n, n // box_columns, n, 1
 

@@ -63,7 +63,7 @@ class PostTraining(CompleteCheckpoints):
     def create_model_card(
         self, license: str | None = None, tags: str | list[str] | None = None, **kwargs: Any
     ) -> None:
-        """Write our card once a model is saved, instead of TRL's card at every checkpoint."""
+        """Write our card when the final model is saved, instead of TRL's card at every checkpoint."""
         if type(self.model.config) not in ARCHITECTURES:
             super(CompleteCheckpoints, self).create_model_card(tags=tags, **kwargs)
         elif Path(self.args.output_dir, "config.json").exists():  # an adapter is saved without config.json

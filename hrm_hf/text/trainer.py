@@ -242,7 +242,7 @@ class CausalLMTrainer(HrmTrainer):
 
     @staticmethod
     def _token_means(sums: dict[str, float], tokens: float, smoothed: bool) -> dict[str, float]:
-        """Convert sums to means, and add `lm_loss` and `perplexity` if the terms determine them.
+        """Convert sums to means, and add `lm_loss` and `perplexity` if they can be computed from the terms.
 
         `lm_loss` is the model's own if it returns one, else the mean over all components with token counts, else (for
         a model without components) the loss.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Guide(NamedTuple):
-    """Mapping from the option names in one guide, written with underscores, to our names."""
+    """Mapping from the option names that one training guide uses (with underscores) to the names of our options."""
 
     page: str  # page in docs/coming_from
     option: str  # option that identifies the scripts for this guide's models

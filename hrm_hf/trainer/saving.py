@@ -330,7 +330,7 @@ class CompleteCheckpoints:
         revision: str | None = None,
         **card: Any,
     ) -> PushResult | None:
-        """Save and push the model, passing `card` to `create_model_card`. Other processes return None."""
+        """Save and push the model, passing `card` to `create_model_card`. Return None except on the main process."""
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
         self._save_final(self.args.output_dir)

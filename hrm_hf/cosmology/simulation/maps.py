@@ -136,7 +136,7 @@ def survey_maps(
 def observe_shear(
     shear: np.ndarray, settings: SurveySettings, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Add shape noise to shear [2 planes, size, size] and mask it; returns float32 shear and a bool mask."""
+    """Add shape noise to shear [2 planes, size, size] and mask it. Return float32 shear and a bool mask."""
     if settings.sigma_e:
         shear = shear + settings.pixel_noise * rng.standard_normal(shear.shape)
     shape = settings.mask_edge_share, settings.hole_arcmin

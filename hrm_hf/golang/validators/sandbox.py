@@ -64,7 +64,7 @@ exec "$@"
 
 
 class SandboxError(RuntimeError):
-    """Raised if a sandbox cannot be created, so that nothing ran, or if it does not end."""
+    """Raised if a sandbox cannot be created, in which case nothing was run, or if it fails to terminate."""
 
 
 @dataclass(frozen=True)

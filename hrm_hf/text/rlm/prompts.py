@@ -62,7 +62,7 @@ MAX_KEYS, MAX_LENGTHS = 20, 50  # limits on keys and item lengths in the descrip
 MAX_CONTEXT_VALUES = 10_000_000
 MAX_CHARS = 1_000_000  # limit for an answer, and for the value of a block's last line
 MAX_PROMPT_CHARS = 20_000_000  # limit for a sub-call's prompts; tokenization needs 100 times their memory
-MAX_ERROR_CHARS, SHOWN = 4000, 80  # limits for an error, and for a value in an error message
+MAX_ERROR_CHARS, SHOWN = 4000, 80  # limits for an error message, and for a value that it quotes
 
 
 def parse_reply(text: str) -> tuple[str | None, str]:

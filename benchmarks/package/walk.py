@@ -100,7 +100,7 @@ def layer_of(file: str) -> int:
 
 
 def walk(root: Path, words: list[str]) -> dict[str, Any]:
-    """Trace one command. Return the files it visits, the number of calling pairs, and the calls into a higher layer."""
+    """Trace one command. Return its files, the number of caller-callee pairs, and the calls into a higher layer."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "walk.json")
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

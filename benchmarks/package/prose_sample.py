@@ -4,8 +4,9 @@
 
 The population is the text that users and maintainers read in `hrm_hf/`, `hrm_hf_start.py`, `training/` and
 `benchmarks/`: the first paragraph of each docstring, each block of comments, each help text, and the text of each
-error, warning, log line and printed line. Each text is printed with its kind and location; expressions in f-strings
-stay in braces. The script needs only the standard library, so it runs on any commit. It does not rate the texts.
+error, warning, log line and printed line. Each text is printed with its kind and location: the file, the line, and the
+class, function or variable that it belongs to. Expressions in f-strings stay in braces. The script needs only the
+standard library, so it runs on any commit. It does not rate the texts.
 """
 
 import argparse
@@ -35,6 +36,7 @@ class Item(NamedTuple):
     line: int
     kind: str
     text: str
+    owner: str = ""
 
 
 def text_of(node: ast.AST) -> str:
@@ -104,6 +106,25 @@ def spoken(file: Path, tree: ast.AST) -> Iterator[Item]:
             yield from (Item(file, value.lineno, "message", text_of(value)) for value in node.args)
 
 
+def named_spans(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
+    """Yield the first line, the last line and the name of classes, functions and assignments, outer ones first."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            yield start, node.end_lineno, node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            yield node.lineno, node.end_lineno, ast.unparse(target)
+
+
+def owner_of(item: Item, spans: list[tuple[int, int, str]], source: list[str]) -> str:
+    """Return the dotted name of the classes, function and variable that a text belongs to."""
+    line = item.line
+    while item.kind == "comment" and source[line - 1].lstrip().startswith("#"):
+        line += 1  # a comment above a statement belongs to that statement
+    return ".".join(name for start, end, name in spans if start <= line and item.line <= end)
+
+
 def items(root: Path) -> list[Item]:
     """List every text of at least three words in a checkout, in a fixed order."""
     found: list[Item] = []
@@ -111,8 +132,10 @@ def items(root: Path) -> list[Item]:
         for file in [root / place] if (root / place).is_file() else sorted((root / place).rglob("*.py")):
             source = file.read_text()
             tree = ast.parse(source)
+            lines, spans = source.splitlines(), list(named_spans(tree))
             for one in (*docstrings(file, tree), *comments(file, source), *spoken(file, tree)):
-                found.append(one._replace(file=file.relative_to(root)))
+                owner = owner_of(one, spans, lines)
+                found.append(one._replace(file=file.relative_to(root), owner=owner))
     return sorted(item for item in set(found) if is_sentence(item.text))
 
 
@@ -128,7 +151,8 @@ def main() -> None:
         parser.error(f"--root {args.root}: no texts found; pass the root of a checkout")
     sample = random.Random(args.seed).sample(population, min(args.count, len(population)))
     for number, item in enumerate(sample, 1):
-        print(f"{number}. [{item.kind}] {item.file}:{item.line}\n   {item.text}\n")
+        owner = f" {item.owner}" if item.owner else ""
+        print(f"{number}. [{item.kind}] {item.file}:{item.line}{owner}\n   {item.text}\n")
     print(f"{len(sample)} of {len(population):,} texts, seed {args.seed}")
 
 
